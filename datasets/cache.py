@@ -1,0 +1,111 @@
+"""Folders in which PyG and OGB keep a data set: nothing half-written stays, no file is lost."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from datasets.errors import DatasetError, first_line
+from datasets.graph import Graph
+
+NETWORK_TIMEOUT = 30.0  # seconds without an answer
+
+
+def load_cached(
+    name: str, home: Path, raw: Sequence[str], processed: str, read: Callable[[Path], Graph]
+) -> Graph:
+    r"""Loads a data set through a PyG class that downloads and processes by itself.
+
+    Where both steps have been done the class reads its folder in place. Else it works in a folder
+    of its own beside it, and what it made moves over, file by file, only once the graph has been
+    read: an error, Ctrl-C or a full disk leaves the cache as it was. Files that are already there
+    are never overwritten or removed.
+
+    Args:
+        name (str): Name of the data set, for messages.
+        home (Path): The folder of this data set.
+        raw (Sequence[str]): Every file below :obj:`home` that reading needs.
+        processed (str): The file below :obj:`home` that the class makes of them.
+        read (callable): Builds the class in the folder it is given, and a graph from it.
+
+    Raises:
+        DatasetError: If files are missing and cannot be downloaded, or cannot be read.
+    """
+    missing = [file for file in raw if not (home / file).is_file()]
+    done = not missing and (home / processed).is_file()
+    try:
+        with _well_behaved():
+            return read(home) if done else _read_staged(home, bool(missing), read)
+    # OGB leaves by exit() when its question about a download is answered with no.
+    except (Exception, SystemExit) as error:
+        got = first_line(error)
+        instead = f"use FILE.npz, 'synthetic:{name}' or the bundled 'digits'"
+        if missing:
+            line = (
+                f"Expected the files of {name} in {home} (got no {', '.join(missing)}), and "
+                f"downloading failed ({got}); put them there, or {instead}"
+            )
+        elif done:
+            line = (
+                f"Expected a readable cache of {name} (got {got}); delete {home / processed} "
+                f"to have it made again, or {instead}"
+            )
+        else:
+            line = (
+                f"Expected whole raw files of {name} in {home} (got {got}); replace them, "
+                f"or {instead}"
+            )
+        raise DatasetError(line) from error
+
+
+def _read_staged(home: Path, download: bool, read: Callable[[Path], Graph]) -> Graph:
+    # On the disk of `home`, so that moving over is a rename; not inside it before it must exist.
+    anchor = next(folder for folder in home.parents if folder.is_dir())
+    with TemporaryDirectory(prefix=f".partial-{home.name}-", dir=anchor) as stage:
+        staged_home = Path(stage) / home.name
+        if not download:
+            _link(home, staged_home)
+        graph = read(staged_home)
+        _adopt(staged_home, home)
+        return graph
+
+
+def _link(home: Path, staged_home: Path) -> None:
+    staged_home.mkdir()
+    for entry in home.iterdir():
+        # The folder that the class is to write into must be the stage's own.
+        if entry.name != "processed":
+            (staged_home / entry.name).symlink_to(entry.resolve())
+
+
+def _adopt(staged_home: Path, home: Path) -> None:
+    for folder, _, files in os.walk(staged_home):
+        for file in files:
+            made = Path(folder) / file
+            target = home / made.relative_to(staged_home)
+            if not made.is_symlink() and not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                made.replace(target)
+
+
+@contextmanager
+def _well_behaved() -> Iterator[None]:
+    """Keeps the libraries from hanging on a dead network, from chatter, and from unsafe pickles."""
+    timeout = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(NETWORK_TIMEOUT)
+    try:
+        with redirect_stdout(sys.stderr), warnings.catch_warnings():
+            # Theirs are about code that is not ours, and must not stop a run under -W error. But
+            # with these words PyG announces that it loads a refused file without weights_only,
+            # and as an error that stops it.
+            warnings.simplefilter("ignore")
+            warnings.filterwarnings("error", message="Weights only load failed")
+            yield
+    finally:
+        socket.setdefaulttimeout(timeout)

@@ -1,0 +1,20 @@
+"""The one error that a loader raises."""
+
+from __future__ import annotations
+
+
+class DatasetError(ValueError):
+    """A graph that cannot be loaded: unknown name, missing file, or content that breaks the schema.
+
+    The message is a single line that says what was expected, what was found and the way out, so
+    that a command line may print it as it is.
+    """
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the kind of :obj:`error` and the first line of its message."""
+    text = str(error).strip().partition("\n")[0]
+    # The kind of our own error says nothing that its words do not.
+    if isinstance(error, DatasetError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,154 @@
+"""The main job's command line: flags in, checked :class:`Options` out."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from experiments.errors import UsageError
+from experiments.recipes import MODELS, Recipe, recipe_for
+from experiments.values import (
+    FP32_BITS,
+    parse_bits,
+    parse_count,
+    parse_device,
+    parse_not_negative,
+    parse_positive,
+    parse_seeds,
+    parse_share,
+)
+
+LEVELS = ("L0", "L1")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line, checked and completed; see ``--help`` for each field's meaning.
+
+    ``bits`` is ``None`` only with ``compare``, which runs widths of its own; ``level`` is the
+    level that ``bits`` runs at. ``recipe`` holds the overrides already.
+    """
+
+    model: str
+    dataset: str
+    recipe: Recipe
+    bits: int | None
+    level: str
+    fixed: bool
+    seeds: tuple[int, ...]
+    device: torch.device
+    data_root: str
+    out: Path | None
+    compare: bool
+
+
+def parse(argv: list[str] | None = None) -> Options:
+    """Read the command line.
+
+    Args:
+        argv: Arguments without the program's name; ``None`` takes the process's own.
+
+    Raises:
+        UsageError: For whatever is wrong with them, in one line.
+        SystemExit: After ``--help``.
+    """
+    args = _parser().parse_args(argv)
+    if args.bits is None and not args.compare:
+        raise UsageError("Expected --bits B, or --compare for the paper's widths (got neither)")
+    if args.heads is not None and args.model != "gat":
+        raise UsageError(f"Expected --heads with --model gat only (got --model {args.model})")
+    recipe = recipe_for(
+        args.model,
+        args.dataset,
+        epochs=args.epochs,
+        hidden=args.hidden,
+        layers=args.layers,
+        heads=args.heads,
+        dropout=args.dropout,
+        lr=args.lr,
+        weight_decay=args.weight_decay,
+    )
+    return Options(
+        model=args.model,
+        dataset=args.dataset,
+        recipe=recipe,
+        bits=args.bits,
+        level=_level(args.level, args.bits, args.compare),
+        fixed=args.fixed,
+        seeds=args.seeds,
+        device=parse_device(args.device),
+        data_root=args.data_root,
+        out=args.out,
+        compare=args.compare,
+    )
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises :class:`~experiments.errors.UsageError` instead of leaving."""
+
+    def error(self, message: str) -> NoReturn:
+        # argparse would print its usage, many lines long, and end the process.
+        raise UsageError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="python -m experiments.node_cls",
+        description="Train a graph network with compressed contexts; tell its score and memory.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--model", choices=MODELS, required=True)
+    parser.add_argument(
+        "--bits",
+        type=parse_bits,
+        metavar="B",
+        help="bits of a saved element: 1 to 16, or 32 for fp32",
+    )
+    parser.add_argument(
+        "--dataset",
+        default="digits",
+        metavar="D",
+        help="digits, cora, citeseer, pubmed, ogbn-arxiv, flickr, reddit, yelp, FILE.npz or "
+        "synthetic:NAME[@SCALE] (default: digits)",
+    )
+    parser.add_argument(
+        "--level", choices=LEVELS, help="default: L1, at 32 bits L0 (nothing compressed)"
+    )
+    parser.add_argument(
+        "--fixed", action="store_true", help="the same bits everywhere, no adaptive allocator"
+    )
+    parser.add_argument(
+        "--seeds", type=parse_seeds, default=tuple(range(10)), help="default: 0-9; also 0,3,5"
+    )
+    recipe = parser.add_argument_group("recipe", "default: the data set's, see recipes.py")
+    for name in ("epochs", "hidden", "layers", "heads"):
+        recipe.add_argument(f"--{name}", type=parse_count, metavar="N")
+    recipe.add_argument("--dropout", type=parse_share, metavar="P")
+    recipe.add_argument("--lr", type=parse_positive, metavar="LR")
+    recipe.add_argument("--weight-decay", type=parse_not_negative, metavar="W")
+    parser.add_argument("--device", help="default: cuda where there is one, else cpu")
+    parser.add_argument("--data-root", default="data", metavar="DIR", help="default: data")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="keep results here, and go on from what is there"
+    )
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="run fp32, fixed 4 bit and adaptive 4, 3, 2 bit; print the paper's Table 2 row",
+    )
+    return parser
+
+
+def _level(level: str | None, bits: int | None, compare: bool) -> str:
+    if level is None:
+        return "L0" if bits == FP32_BITS and not compare else "L1"
+    if level == "L0" and (compare or bits != FP32_BITS):
+        got = "--compare" if compare else f"--bits {bits}"
+        raise UsageError(
+            f"Expected --bits 32 with --level L0, which compresses nothing (got {got})"
+        )
+    return level

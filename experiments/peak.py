@@ -1,0 +1,81 @@
+"""Peak memory of a stretch of work: CUDA's allocator, or the resident set of the process."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+_STATM = Path("/proc/self/statm")
+_INTERVAL = 0.005  # seconds between two looks at the resident set
+
+
+class PeakMeter:
+    """Measure the most memory held at once inside a ``with`` block.
+
+    On CUDA it is the allocator's maximum in bytes, everything on the device included. On CPU it is
+    the resident set *over its value at the start*, looked at every 5 ms by a thread, so that a
+    spike shorter than that may be missed. Where the system has no ``/proc`` it is unknown.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._start = 0
+        self._most = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The peak so far, in bytes; ``None`` where it cannot be known."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        if not _STATM.exists():
+            return None
+        return max(self._most - self._start, 0)
+
+    def __enter__(self) -> PeakMeter:
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        elif _STATM.exists():
+            _return_free_pages()
+            self._start = self._most = _resident_bytes()
+            self._thread = threading.Thread(target=self._watch, name="PeakMeter", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+            self._most = max(self._most, _resident_bytes())
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_INTERVAL):
+            self._most = max(self._most, _resident_bytes())
+
+
+def _resident_bytes() -> int:
+    return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _return_free_pages() -> None:
+    """Hand freed heap back to the system; what an earlier run left there would hide in the start.
+
+    Only glibc has the call; elsewhere the start may be a little high and the peak a little low.
+    """
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        return

@@ -1,0 +1,44 @@
+// The noise of stochastic rounding: a pure function of (seed, element index), the same on every
+// backend. The global generators are never drawn from, so quantizing changes no dropout mask.
+#pragma once
+
+#include <cstdint>
+
+namespace gact_graph {
+
+struct NoiseKey {
+  uint32_t first;
+  uint32_t second;
+};
+
+// The counter of the hash has 32 bits; the bits above it go into the key, so that tensors of more
+// than 2^32 elements do not repeat their noise. The mix is SplitMix64's finaliser (Steele et al.,
+// "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014).
+inline NoiseKey noise_key(uint64_t seed, uint64_t index) {
+  uint64_t z = seed + ((index >> 32) + 1) * 0x9E3779B97F4A7C15ull;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  z ^= z >> 31;
+  return {static_cast<uint32_t>(z), static_cast<uint32_t>(z >> 32)};
+}
+
+// One hash serves two elements, 16 bits each: of every 32 consecutive elements, element j takes
+// the low half and element j + 16 the high half of the hash of counter j. The vector kernels load
+// 16 floats at a time, so a pair of loads shares one hash.
+inline uint32_t noise_counter(uint32_t index) { return index & ~16u; }
+
+inline uint32_t noise_hash(uint32_t counter, NoiseKey key) {
+  uint32_t h = (counter ^ key.first) * 0x9E3779B1u;
+  h ^= h >> 15;
+  h = (h + key.second) * 0x85EBCA77u;
+  h ^= h >> 13;
+  h *= 0xC2B2AE3Du;
+  return h ^ (h >> 16);
+}
+
+inline uint32_t noise16(uint32_t index, NoiseKey key) {
+  const uint32_t h = noise_hash(noise_counter(index), key);
+  return (index & 16u) ? h >> 16 : h & 0xFFFFu;
+}
+
+}  // namespace gact_graph

@@ -1,0 +1,1 @@
+"""The backends of the quantizer: a pure-torch oracle and compiled kernels that agree with it."""

@@ -1,0 +1,139 @@
+"""pack and unpack in pure torch: the oracle of the compiled kernels, and what serves without them.
+
+The format is told in :mod:`gact_graph.quantizer`. Everything is computed with single IEEE float32
+operations and integers, so every backend can give the same bytes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+TILE = 64
+"""Elements a tile: one 64-bit word for each bit of the code."""
+
+# Groups are worked off in slices of about this many elements, so that the int64 temporaries stay
+# small beside the tensor.
+_SLICE = 1 << 22
+_LOW32 = 0xFFFFFFFF
+_FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+def fraction_bits(bits: int) -> int:
+    """Bits of noise below the code: what a float32's 24 bits leave, at most 16."""
+    return 16 if bits <= 8 else 8
+
+
+def pack(x: Tensor, bits: int, group_size: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Codes [ceil(numel / 64), bits] (int64) and stats [ceil(numel / group_size), 2] (bfloat16)."""
+    flat = x.detach().contiguous().view(-1)
+    n = flat.numel()
+    codes = torch.empty(-(-n // TILE), bits, dtype=torch.int64, device=x.device)
+    stats = torch.empty(-(-n // group_size), 2, dtype=torch.bfloat16, device=x.device)
+    stride = max(1, _SLICE // group_size) * group_size
+    for start in range(0, n, stride):
+        part = flat[start : start + stride]
+        words, pairs = _pack_slice(part, bits, group_size, seed, start)
+        codes[start // TILE : start // TILE + len(words)] = words
+        stats[start // group_size : start // group_size + len(pairs)] = pairs
+    return codes, stats
+
+
+def unpack(
+    codes: Tensor, stats: Tensor, shape: list[int], bits: int, group_size: int, dtype: torch.dtype
+) -> Tensor:
+    """The decoded tensor of ``shape`` and ``dtype``, contiguous."""
+    out = torch.empty(shape, dtype=dtype, device=codes.device)
+    flat = out.view(-1)
+    n = flat.numel()
+    stride = max(1, _SLICE // group_size) * group_size
+    for start in range(0, n, stride):
+        part = flat[start : start + stride]
+        words = codes[start // TILE : -(-(start + len(part)) // TILE)]
+        pairs = stats[start // group_size : -(-(start + len(part)) // group_size)]
+        part.copy_(_unpack_slice(words, pairs, len(part), bits, group_size, dtype))
+    return out
+
+
+def noise16(index: Tensor, seed: int) -> Tensor:
+    """16 random bits for each element index (int64), as ``csrc/noise.h`` defines them."""
+    high = index >> 32
+    first, second = torch.empty_like(index), torch.empty_like(index)
+    for part in high.unique().tolist():  # one, or two at a multiple of 2^32
+        k = _noise_key(seed, part)
+        first[high == part], second[high == part] = k & _LOW32, k >> 32
+    h = (((index & _LOW32 & ~16) ^ first) * 0x9E3779B1) & _LOW32
+    h = h ^ (h >> 15)
+    h = ((h + second) * 0x85EBCA77) & _LOW32
+    h = h ^ (h >> 13)
+    h = (h * 0xC2B2AE3D) & _LOW32
+    h = h ^ (h >> 16)
+    return torch.where((index & 16) != 0, h >> 16, h & 0xFFFF)
+
+
+def _noise_key(seed: int, high: int) -> int:
+    mask = (1 << 64) - 1
+    z = (seed + (high + 1) * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
+
+
+def _pack_slice(
+    x: Tensor, bits: int, group_size: int, seed: int, start: int
+) -> tuple[Tensor, Tensor]:
+    n, top, fraction = len(x), 2**bits - 1, fraction_bits(bits)
+    groups = -(-n // group_size)
+    # The last group is filled up with its own last element, which widens no range.
+    filled = torch.cat([x, x[-1:].expand(groups * group_size - n)]).view(groups, group_size)
+    values = filled.to(torch.float32)
+    minimum, maximum = values.amin(1), values.amax(1)
+    low = _round_to_bf16(minimum + 0.0, up=False)  # -0 counts as +0
+    step = _round_to_bf16((maximum - low) / top, up=True)
+    finite = values.isfinite().all(1) & step.isfinite()
+    constant = finite & (minimum == maximum)
+    # A step below the smallest normal number is raised to it: its reciprocal would overflow.
+    step = step.clamp(min=torch.finfo(torch.float32).tiny).masked_fill(constant, 0.0)
+    low, step = low.masked_fill(~finite, torch.nan), step.masked_fill(~finite, torch.nan)
+
+    scale = (1.0 / step) * (1 << fraction)
+    fine = ((values - low[:, None]) * scale[:, None]).round()
+    plain = (finite & ~constant)[:, None]
+    index = torch.arange(start, start + groups * group_size, device=x.device)
+    noise = noise16(index, seed).view(groups, group_size) >> (16 - fraction)
+    code = (torch.where(plain, fine, 0.0).to(torch.int64) + noise) >> fraction
+    code = (code.clamp(max=top) * plain).view(-1)
+    code[n:] = 0
+
+    lane = torch.arange(TILE, device=x.device)
+    plane = torch.arange(bits, device=x.device)
+    # The bits of a word are disjoint, so their sum is their union, also when it wraps at the sign.
+    words = (((code.view(-1, TILE, 1) >> plane) & 1) << lane[:, None]).sum(1)
+    words[torch.arange(groups, device=x.device)[constant] * (group_size // TILE), 0] = (
+        filled[constant, 0].to(torch.float64).view(torch.int64)
+    )
+    return words[: -(-n // TILE)], torch.stack([low, step], 1).to(torch.bfloat16)
+
+
+def _unpack_slice(
+    words: Tensor, stats: Tensor, n: int, bits: int, group_size: int, dtype: torch.dtype
+) -> Tensor:
+    lane = torch.arange(TILE, device=words.device)
+    code = torch.zeros(len(words), TILE, dtype=torch.int64, device=words.device)
+    for p in range(bits):
+        code |= ((words[:, p, None] >> lane) & 1) << p
+    group = torch.arange(n, device=words.device) // group_size
+    low, step = stats.to(torch.float32).unbind(1)
+    x = code.view(-1)[:n].to(torch.float32) * step[group] + low[group]
+    limit = min(_FLOAT32_MAX, torch.finfo(dtype).max)
+    constant = (step == 0)[group]
+    first = words[:: group_size // TILE, 0].contiguous().view(torch.float64)[group].to(dtype)
+    # A step that was rounded up must not turn a finite value into infinity.
+    return torch.where(constant, first, x.clamp(-limit, limit).to(dtype))
+
+
+def _round_to_bf16(x: Tensor, up: bool) -> Tensor:
+    """Float32 ``x`` rounded to bfloat16's grid, up or down; kept as float32."""
+    raw = x.view(torch.int32)
+    away = (raw >= 0) if up else (raw < 0)
+    return ((raw + away * 0xFFFF) & ~0xFFFF).view(torch.float32)

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments import node_cls
+from experiments.node_cls import main
+
+
+def test_end_to_end_on_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", "gat", "--bits", "4", "--seeds", "0-1", "--epochs", "3", "--hidden", "8"]
+    assert main([*flags, "--out", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "adaptive allocator does not exist yet" in text
+    for words in ("seed 0", "seed 1", "GAT on digits, 4 bit (L1)", "compression rate", "Peak"):
+        assert words in text
+    content = json.loads((tmp_path / "result.json").read_text())
+    assert (content["config"]["adaptive"], content["config"]["bits"]) == (False, 4)
+    assert [len(run["loss"]) for run in content["runs"]] == [3, 3]
+    assert all(run["stored_bytes"] < run["raw_bytes"] for run in content["runs"])
+
+    assert main([*flags, "--out", str(tmp_path)]) == 0
+    assert "2 of 2 seeds are in" in capsys.readouterr().out
+
+    assert main([*flags, "--out", str(tmp_path), "--lr", "0.5"]) == 1
+    caught = capsys.readouterr()
+    assert "got lr 0.01 instead of 0.5" in caught.err
+    assert caught.err.count("\n") == 1
+
+
+def test_fixed_bits_on_purpose_need_no_remark(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", "gcn", "--bits", "4", "--fixed", "--seeds", "0", "--epochs", "1"]
+    assert main(flags) == 0
+    assert "adaptive" not in capsys.readouterr().out
+
+
+def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", "gcn", "--compare", "--seeds", "0", "--epochs", "2", "--bits", "4"]
+    assert main([*flags, "--out", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "--bits 4 is not used" in text
+    assert text.count("not yet") == 6  # three adaptive rows, score and rate
+    report = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "| adaptive 2 bit | not yet | - | not yet | 9.0-17.6x |" in report
+    configs = {
+        name: json.loads((tmp_path / name / "result.json").read_text())["config"]
+        for name in ("fp32", "fixed-4")
+    }
+    assert [(c["bits"], c["level"]) for c in configs.values()] == [(32, "L0"), (4, "L1")]
+
+    assert main([*flags, "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("1 of 1 seeds are in") == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("--model gcn --bits 17", 2, "Expected a whole number 1 to 16, or 32"),
+        ("--model gcn", 2, "Expected --bits B"),
+        ("--model gcn --bits 4 --dataset nosuch", 1, "nosuch"),
+        ("--model gcn --bits 4 --dataset nosuch.npz", 1, "nosuch.npz"),
+    ],
+)
+def test_mistakes_end_in_one_line(
+    line: str, code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line.split()) == code
+    text = capsys.readouterr().err
+    assert text.startswith("node_cls: ")
+    assert words in text
+    assert text.count("\n") == 1
+
+
+def test_interruption_ends_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(job, console):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(node_cls, "run", interrupted)
+    flags = ["--model", "gcn", "--bits", "32"]
+    assert main([*flags, "--out", str(tmp_path)]) == 130
+    caught = capsys.readouterr()
+    assert f"every finished seed is in {tmp_path}" in caught.err
+    assert main(flags) == 130
+    assert "nothing is kept without --out DIR" in capsys.readouterr().err
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    assert "--compare" in capsys.readouterr().out

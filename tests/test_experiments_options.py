@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments.errors import UsageError
+from experiments.options import parse
+from experiments.recipes import recipe_for
+
+
+def test_defaults() -> None:
+    options = parse(["--model", "gat", "--bits", "4"])
+    assert options.dataset == "digits"
+    assert options.recipe == recipe_for("gat", "digits")
+    assert options.seeds == tuple(range(10))
+    assert (options.level, options.fixed, options.compare) == ("L1", False, False)
+    assert (options.out, options.data_root) == (None, "data")
+
+
+def test_flags_override_the_recipe() -> None:
+    line = (
+        "--model gat --bits 8 --epochs 7 --hidden 16 --layers 3 --heads 2 --dropout 0.25 "
+        "--lr 0.1 --weight-decay 0.5 --out DIR --fixed"
+    )
+    options = parse(line.split())
+    recipe = options.recipe
+    assert (recipe.epochs, recipe.hidden, recipe.layers, recipe.heads) == (7, 16, 3, 2)
+    assert (recipe.dropout, recipe.lr, recipe.weight_decay) == (0.25, 0.1, 0.5)
+    assert (options.out, options.fixed) == (Path("DIR"), True)
+
+
+def test_zero_is_a_value_and_not_a_missing_flag() -> None:
+    recipe = parse(
+        ["--model", "gcn", "--bits", "4", "--dropout", "0", "--weight-decay", "0"]
+    ).recipe
+    assert (recipe.dropout, recipe.weight_decay) == (0.0, 0.0)
+
+
+def test_level_follows_bits() -> None:
+    assert parse(["--model", "gcn", "--bits", "32"]).level == "L0"
+    assert parse(["--model", "gcn", "--bits", "32", "--level", "L1"]).level == "L1"
+    assert parse(["--model", "gcn", "--compare"]).level == "L1"
+    assert parse(["--model", "gcn", "--compare", "--bits", "32"]).level == "L1"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--bits 4", "--model"),
+        ("--model gin --bits 4", "gin"),
+        ("--model gcn", r"Expected --bits B, or --compare"),
+        ("--model gcn --bits 17", r"--bits: Expected a whole number 1 to 16, or 32 \(got '17'\)"),
+        ("--model gcn --bits 4 --heads 2", r"Expected --heads with --model gat only"),
+        ("--model gcn --bits 4 --level L0", r"Expected --bits 32 with --level L0"),
+        ("--model gcn --compare --level L0", r"\(got --compare\)"),
+        ("--model gcn --bits 4 --level L9", "L9"),
+        ("--model gcn --bits 4 --seeds 9-0", "--seeds: Expected seeds"),
+        ("--model gcn --bits 4 --epoch 3", "--epoch"),
+    ],
+)
+def test_bad_flags_are_told_in_one_line(line: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        parse(line.split())
+    assert "\n" not in str(caught.value)
