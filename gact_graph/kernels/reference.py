@@ -21,7 +21,7 @@ _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 def fraction_bits(bits: int) -> int:
     """Bits of noise below the code: what a float32's 24 bits leave, at most 16."""
-    return 16 if bits <= 8 else 8
+    return 16 if bits <= 8 else 24 - bits
 
 
 def pack(x: Tensor, bits: int, group_size: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -27,16 +27,16 @@ constexpr int kLanes = 16;
 using Floats = __m512;
 using Codes = __m512i;
 
-inline Floats load(const float* p) { return _mm512_loadu_ps(p); }
-inline Floats load(const double* p) {
+inline Floats read(const float* p) { return _mm512_loadu_ps(p); }
+inline Floats read(const double* p) {
   const __m256 low = _mm512_cvtpd_ps(_mm512_loadu_pd(p));
   const __m256 high = _mm512_cvtpd_ps(_mm512_loadu_pd(p + 8));
   return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
 }
-inline Floats load(const c10::Half* p) {
+inline Floats read(const c10::Half* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-inline Floats load(const c10::BFloat16* p) {
+inline Floats read(const c10::BFloat16* p) {
   const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
 }
@@ -47,19 +47,19 @@ inline Floats clamp(Floats x, float limit) {
   x = _mm512_min_ps(_mm512_set1_ps(limit), x);
   return _mm512_max_ps(_mm512_set1_ps(-limit), x);
 }
-inline void store(float* p, Floats x) {
+inline void write(float* p, Floats x) {
   _mm512_storeu_ps(p, clamp(x, std::numeric_limits<float>::max()));
 }
-inline void store(double* p, Floats x) {
+inline void write(double* p, Floats x) {
   x = clamp(x, std::numeric_limits<float>::max());
   _mm512_storeu_pd(p, _mm512_cvtps_pd(_mm512_castps512_ps256(x)));
   _mm512_storeu_pd(p + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)));
 }
-inline void store(c10::Half* p, Floats x) {
+inline void write(c10::Half* p, Floats x) {
   const __m256i raw = _mm512_cvtps_ph(clamp(x, 65504.f), _MM_FROUND_TO_NEAREST_INT);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), raw);
 }
-inline void store(c10::BFloat16* p, Floats x) {
+inline void write(c10::BFloat16* p, Floats x) {
   // 0x7F7F0000, the largest bfloat16.
   __m512i bits = _mm512_castps_si512(clamp(x, 3.3895313892515355e38f));
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -146,7 +146,7 @@ struct Codes {
 };
 
 template <typename T>
-inline Floats load(const T* p) {
+inline Floats read(const T* p) {
   Floats x;
   for (int i = 0; i < kLanes; ++i) x.lane[i] = static_cast<float>(p[i]);
   return x;
@@ -155,7 +155,7 @@ inline Floats load(const T* p) {
 // infinity. NaN fails both comparisons and stays.
 inline float clamp(float x, float limit) { return x > limit ? limit : (x < -limit ? -limit : x); }
 template <typename T>
-inline void store(T* p, const Floats& x) {
+inline void write(T* p, const Floats& x) {
   const float limit = sizeof(T) > 2 ? std::numeric_limits<float>::max()
                                     : static_cast<float>(std::numeric_limits<T>::max());
   for (int i = 0; i < kLanes; ++i) p[i] = static_cast<T>(clamp(x.lane[i], limit));

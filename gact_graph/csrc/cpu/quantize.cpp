@@ -20,11 +20,10 @@ namespace {
 
 constexpr int64_t kTile = 64;
 
-// A float32 has 24 bits of significand. Widths up to 8 leave 16 of them for the noise, width 16
-// leaves 8.
+// A float32 has 24 bits of significand: what the code leaves of them, at most 16, is for the noise.
 template <int kBits>
 struct Width {
-  static constexpr int kFraction = kBits <= 8 ? 16 : 8;
+  static constexpr int kFraction = kBits <= 8 ? 16 : 24 - kBits;
   static constexpr int kTop = (1 << kBits) - 1;
 };
 
@@ -78,7 +77,7 @@ void pack_group(const T* x, int64_t count, int64_t index, uint64_t seed, uint64_
   Extent extent;
   for (int64_t t = 0; t < count; t += kTile) {
     const T* tile = whole_tile(x + t, std::min(kTile, count - t), buffer);
-    for (int lane = 0; lane < kTile; lane += kLanes) extent.add(load(tile + lane));
+    for (int lane = 0; lane < kTile; lane += kLanes) extent.add(read(tile + lane));
   }
   const Stats s = stats_of(extent, kTop);
   stats[0] = at::BFloat16(s.low);
@@ -101,10 +100,10 @@ void pack_group(const T* x, int64_t count, int64_t index, uint64_t seed, uint64_
     const NoiseKey key = noise_key(seed, static_cast<uint64_t>(index + t));
     for (int lane = 0; lane < kTile; lane += 2 * kLanes) {
       const NoisePair noise(static_cast<uint32_t>(index + t + lane), key);
-      put_planes<kBits>(encode<kFraction>(load(from + lane), s.low, scale, noise.first, kTop), lane,
+      put_planes<kBits>(encode<kFraction>(read(from + lane), s.low, scale, noise.first, kTop), lane,
                         planes);
       put_planes<kBits>(
-          encode<kFraction>(load(from + lane + kLanes), s.low, scale, noise.second, kTop),
+          encode<kFraction>(read(from + lane + kLanes), s.low, scale, noise.second, kTop),
           lane + kLanes, planes);
     }
     const uint64_t used = left == kTile ? ~uint64_t{0} : (uint64_t{1} << left) - 1;
@@ -127,7 +126,7 @@ void unpack_group(const uint64_t* words, const at::BFloat16* stats, int64_t coun
     const bool whole = count - t >= kTile;
     T* to = whole ? x + t : buffer;
     for (int lane = 0; lane < kTile; lane += kLanes) {
-      store(to + lane, decode(get_planes<kBits>(words, lane), low, step));
+      write(to + lane, decode(get_planes<kBits>(words, lane), low, step));
     }
     if (!whole) std::copy_n(buffer, count - t, x + t);
   }
@@ -148,10 +147,17 @@ void for_width(int64_t bits, F&& run) {
     GACT_WIDTH(6)
     GACT_WIDTH(7)
     GACT_WIDTH(8)
+    GACT_WIDTH(9)
+    GACT_WIDTH(10)
+    GACT_WIDTH(11)
+    GACT_WIDTH(12)
+    GACT_WIDTH(13)
+    GACT_WIDTH(14)
+    GACT_WIDTH(15)
     GACT_WIDTH(16)
 #undef GACT_WIDTH
     default:
-      TORCH_CHECK_VALUE(false, "Expected bits to be 1 to 8 or 16 (got ", bits, ")");
+      TORCH_CHECK_VALUE(false, "Expected bits from 1 to 16 (got ", bits, ")");
   }
 }
 

@@ -1,0 +1,138 @@
+"""What a user calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from torch import nn
+
+from gact_graph.config import Config
+from gact_graph.controller import CompressedForward, Controller, should_compress
+from gact_graph.report import Report
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def wrap(
+    model: Model,
+    bits: int = 4,
+    *,
+    level: str = "L1",
+    adaptive: bool = False,
+    group_size: int = 256,
+    seed: int = 0,
+) -> Model:
+    """Makes ``model`` keep what it saves for backward in a few bits an element.
+
+    Activation compressed training as in `GACT <https://arxiv.org/abs/2206.11357>`_ (ICML 2022). The
+    training loop stays as it is. In evaluation mode and under ``no_grad`` nothing changes.
+
+    Args:
+        model: Any module with parameters. It is changed in place: same object, class and
+            ``state_dict``.
+        bits: Bits an element of a quantized context: 1 to 16, or 32 for none quantized.
+        level: ``"L0"`` keeps every context as PyTorch does and only takes account of them;
+            ``"L1"`` quantizes them.
+        adaptive: Bits by measured sensitivity instead of the same everywhere; not available yet.
+        group_size: Elements that share a minimum and a step: a multiple of 64.
+        seed: Seed of the quantization noise, which never touches torch's generators.
+
+    Returns:
+        The same ``model``.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: An argument is out of range, the model has no parameters, or it is wrapped.
+    """
+    _check_module(model)
+    if adaptive:
+        raise ValueError(
+            "Expected adaptive=False (got True): bits by sensitivity are not in this version; "
+            "adaptive=False gives the same bits to every context"
+        )
+    config = Config(bits=bits, level=level, group_size=group_size, seed=seed)
+    if next(model.parameters(), None) is None:
+        raise ValueError(f"Expected a model with parameters (got {type(model).__name__} with none)")
+    for name, module in model.named_modules():
+        if _stand_in(module) is not None:
+            where = f"its submodule {name!r} is wrapped" if name else "it is wrapped already"
+            raise ValueError(
+                f"Expected a model that is not wrapped (got {type(model).__name__}: {where}); "
+                "call gact_graph.unwrap on it first"
+            )
+    model.forward = CompressedForward(model, Controller(config, model))
+    return model
+
+
+def unwrap(model: Model) -> Model:
+    """Undoes :func:`wrap` and returns the same ``model``; graphs made before still work.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: ``model`` is not wrapped.
+    """
+    stand_in = _wrapped(model)
+    stand_in.controller.remove_hooks()
+    del model.forward
+    if stand_in.previous is not None:
+        model.forward = stand_in.previous  # type: ignore[method-assign]
+    return model
+
+
+def report(model: nn.Module) -> Report:
+    """Where the memory of the last compressed forward went: print it, or take ``to_dict()``.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: ``model`` is not wrapped.
+    """
+    return _wrapped(model).controller.report
+
+
+@contextmanager
+def compress(model: nn.Module) -> Iterator[None]:
+    """Compresses what autograd saves inside the block, for a loop that calls parts of a model.
+
+    .. code-block:: python
+
+        with gact_graph.compress(model):
+            z = model.encode(x, edge_index)
+            out = model.decode(z, pairs)
+
+    The inputs are not known here, so tensors without history that are handed to a submodule count
+    as inputs and are kept by reference. In evaluation mode and under ``no_grad`` nothing happens.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: ``model`` is not wrapped.
+    """
+    controller = _wrapped(model).controller
+    if not should_compress(model) or controller.session is not None:
+        yield
+        return
+    with controller.capture(model, adopt_inputs=True) as session:
+        yield
+        session.settle(model, ())
+
+
+def _stand_in(model: nn.Module) -> CompressedForward | None:
+    forward = vars(model).get("forward")
+    return forward if isinstance(forward, CompressedForward) else None
+
+
+def _wrapped(model: nn.Module) -> CompressedForward:
+    _check_module(model)
+    stand_in = _stand_in(model)
+    if stand_in is None:
+        raise ValueError(
+            f"Expected a wrapped model (got a plain {type(model).__name__}); "
+            "call gact_graph.wrap on it first"
+        )
+    return stand_in
+
+
+def _check_module(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"Expected model to be a torch.nn.Module (got {type(model).__name__})")

@@ -1,0 +1,47 @@
+"""``keep``: the tensor itself, by reference, guarded against in-place changes."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gact_graph.codecs.base import Codec, Encoded, Request
+from gact_graph.storage import parts_of, version_of
+
+
+class Kept(Encoded):
+    """A reference to a tensor, and the version that it had."""
+
+    codec = "keep"
+
+    def __init__(self, tensor: Tensor, slot: str) -> None:
+        self.tensor = tensor.detach()
+        self.version = version_of(tensor)
+        self.slot = slot
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.untyped_storage().nbytes() for part in parts_of(self.tensor))
+
+    def decode(self) -> Tensor:
+        # Autograd makes this check for what it saves itself, and leaves it to us for what passes
+        # through hooks: without it an in-place change gives a wrong gradient without a word.
+        now = version_of(self.tensor)
+        if now != self.version:
+            kind, shape = self.tensor.type(), list(self.tensor.shape)
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: [{kind} {shape}], saved at {self.slot}, is at version {now}; "
+                f"expected version {self.version} instead. Change it out of place, or after "
+                "backward."
+            )
+        return self.tensor
+
+
+class Keep(Codec):
+    """Takes everything: the last of the list."""
+
+    def accepts(self, request: Request) -> bool:
+        return True
+
+    def encode(self, request: Request) -> Kept:
+        return Kept(request.tensor, request.slot)

@@ -1,0 +1,43 @@
+"""What a user may set, and the levels as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gact_graph.quantizer import check_bits, check_group_size
+
+
+@dataclass(frozen=True)
+class Level:
+    """What a level does to the contexts that autograd saves."""
+
+    quantize: bool
+
+
+LEVELS = {
+    "L0": Level(quantize=False),
+    "L1": Level(quantize=True),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of one wrapped model; see :func:`gact_graph.wrap` for their meaning."""
+
+    bits: int = 4
+    level: str = "L1"
+    group_size: int = 256
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_bits(self.bits)
+        check_group_size(self.group_size)
+        if self.level not in LEVELS:
+            names = ", ".join(repr(name) for name in LEVELS)
+            raise ValueError(f"Expected level to be one of {names} (got {self.level!r})")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise TypeError(f"Expected seed to be an int (got {type(self.seed).__name__})")
+
+    @property
+    def quantize(self) -> bool:
+        return LEVELS[self.level].quantize and self.bits < 32

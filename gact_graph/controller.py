@@ -1,0 +1,125 @@
+"""One controller a wrapped model: it opens a session for each training forward."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import uuid
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.hooks import RemovableHandle
+
+from gact_graph import capture
+from gact_graph.config import Config
+from gact_graph.report import Report
+from gact_graph.session import Session
+
+
+class Controller:
+    """The state of one wrapped model: settings, seed counter, last report, hooks.
+
+    It holds no tensor and no reference to the model, so that it is copied and pickled with it.
+    """
+
+    def __init__(self, config: Config, model: nn.Module) -> None:
+        self.config = config
+        self.owner = uuid.uuid4().hex
+        self.forwards = 0
+        self.report = Report(empty=True)
+        self._handles: list[RemovableHandle] = []
+        for name, module in model.named_modules():
+            if module is not model:
+                enter = capture.EnterModule(self.owner, name)
+                leave = capture.LeaveModule(self.owner)
+                self._handles += [
+                    module.register_forward_pre_hook(enter, with_kwargs=True),
+                    module.register_forward_hook(leave, always_call=True),
+                ]
+
+    def remove_hooks(self) -> None:
+        """Takes the hooks off the submodules."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    @property
+    def session(self) -> Session | None:
+        """The session of this model that captures on this thread."""
+        session = capture.current()
+        return session if session is not None and session.owner == self.owner else None
+
+    @contextmanager
+    def capture(
+        self, model: nn.Module, inputs: Any = (), adopt_inputs: bool = False
+    ) -> Iterator[Session]:
+        """Compresses what autograd saves inside, and reports if it ends without an exception."""
+        session = Session(self.config, self.owner, self.forwards, model, inputs, adopt_inputs)
+        self.forwards += 1
+        outer = capture.current()
+        with ExitStack() as stack:
+            stack.callback(session.close)
+            stack.callback(capture.set_current, outer)
+            capture.set_current(session)
+            stack.enter_context(saved_tensors_hooks(session.pack, session.unpack))
+            stack.enter_context(session.trace)
+            yield session
+        self.report = Report(session.rows)
+
+
+class CompressedForward:
+    """Stands in for ``model.forward`` as an attribute of the instance; the class stays as it is.
+
+    A stand-in and not a pair of hooks, because only ``with`` survives a KeyboardInterrupt.
+    """
+
+    def __init__(self, model: nn.Module, controller: Controller) -> None:
+        self.controller = controller
+        self.previous: Callable[..., Any] | None = vars(model).get("forward")
+        # A strong reference would make a cycle, and keep a deleted model until the next collection.
+        self._model = weakref.ref(model)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model = self._model()
+        assert model is not None  # whoever calls this attribute holds the model
+        if not should_compress(model):
+            return self.inner(*args, **kwargs)
+        session = self.controller.session
+        if session is not None:  # called from within, or inside gact_graph.compress
+            session.own_leaves((args, kwargs))
+            return self.inner(*args, **kwargs)
+        with self.controller.capture(model, (args, kwargs)) as session:
+            output = self.inner(*args, **kwargs)
+            session.settle(model, output)
+        return output
+
+    @property
+    def inner(self) -> Callable[..., Any]:
+        """The forward that was there before."""
+        if self.previous is not None:
+            return self.previous
+        model = self._model()
+        assert model is not None
+        return functools.partial(type(model).forward, model)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.inner)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"controller": self.controller, "previous": self.previous, "model": self._model()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.controller = state["controller"]
+        self.previous = state["previous"]
+        self._model = weakref.ref(state["model"])
+
+
+def should_compress(model: nn.Module) -> bool:
+    """Contexts are saved for training alone. Compilers trace operations, not hooks."""
+    return model.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()

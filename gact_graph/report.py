@@ -1,0 +1,156 @@
+"""Where the memory went: the contexts of the last compressed forward, slot by slot."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+
+_SHOWN = 20
+"""Contexts that the table and the plot name one by one, the largest first."""
+
+
+@dataclass
+class Row:
+    """One context: what stock autograd would hold for it and what is held instead, in bytes."""
+
+    slot: str
+    role: str
+    codec: str
+    shape: tuple[int, ...]
+    numel: int
+    bits: int | None
+    raw_bytes: int
+    stored_bytes: int
+    sensitivity: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The account of one forward. ``print`` it, or take :meth:`to_dict` or :meth:`plot`.
+
+    ``raw_bytes`` are the unique storages that stock autograd would keep for backward, without
+    parameters, buffers and the inputs of forward; ``stored_bytes`` are those kept now.
+    """
+
+    contexts: list[Row] = field(default_factory=list)
+    empty: bool = False
+
+    @property
+    def raw_bytes(self) -> int:
+        return sum(row.raw_bytes for row in self.contexts)
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(row.stored_bytes for row in self.contexts)
+
+    @property
+    def rate(self) -> float | None:
+        """raw_bytes / stored_bytes; None where nothing is stored."""
+        return self.raw_bytes / self.stored_bytes if self.stored_bytes else None
+
+    @property
+    def average_bits(self) -> float | None:
+        """Bits an element over the quantized contexts; None where there is none."""
+        widths = [(row.bits, row.numel) for row in self.contexts if row.bits is not None]
+        numel = sum(n for _, n in widths)
+        return sum(bits * n for bits, n in widths) / numel if numel else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and lists, ready for JSON."""
+        keys = ("slot", "role", "codec", "bits", "sensitivity", "raw_bytes", "stored_bytes")
+        return {
+            "raw_bytes": self.raw_bytes,
+            "stored_bytes": self.stored_bytes,
+            "rate": self.rate,
+            "average_bits": self.average_bits,
+            "contexts": [
+                {key: getattr(row, key) for key in keys} | {"shape": list(row.shape)}
+                for row in self.contexts
+            ],
+        }
+
+    def plot(self, path: str | Path) -> None:
+        """Writes a bar chart of raw and stored bytes by slot; the suffix tells the format."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError(
+                "Expected matplotlib for a plot (got none): pip install matplotlib"
+            ) from error
+        if not self.contexts:
+            raise ValueError(f"Expected a report with contexts (got none). {_NOTHING_YET}")
+        rows = self._largest()[:_SHOWN][::-1]
+        figure = Figure(figsize=(9, 1.5 + 0.35 * len(rows)), layout="constrained")
+        axes = figure.add_subplot()
+        places = range(len(rows))
+        for shift, name, color in ((0.2, "raw", "#9aa5b1"), (-0.2, "stored", "#d1495b")):
+            widths = [getattr(row, f"{name}_bytes") / 2**20 for row in rows]
+            axes.barh([p + shift for p in places], widths, height=0.4, label=name, color=color)
+        axes.set_yticks(list(places), [_escape(row.slot) for row in rows], fontsize=8)
+        axes.set_xlabel("MiB saved for backward")
+        axes.set_title(self._headline(), fontsize=10)
+        axes.legend(loc="lower right")
+        figure.savefig(path, dpi=120)
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=120).print(self)
+        return text.getvalue().rstrip("\n")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.empty:
+            yield _NOTHING_YET
+            return
+        table = Table(title=self._headline(), caption="saved for backward in the last forward")
+        for name in ("slot", "role", "codec"):
+            table.add_column(name, overflow="fold")
+        for name in ("bits", "raw", "stored", "share"):
+            table.add_column(name, justify="right")
+        rows = self._largest()
+        for row in rows[:_SHOWN]:
+            bits = "" if row.bits is None else str(row.bits)
+            table.add_row(_escape(row.slot), row.role, row.codec, bits, *self._bytes([row]))
+        if rows[_SHOWN:]:
+            label = f"{len(rows) - _SHOWN} smaller contexts"
+            table.add_row(label, "", "", "", *self._bytes(rows[_SHOWN:]))
+        table.add_section()
+        bits = "" if self.average_bits is None else f"{self.average_bits:.2f}"
+        table.add_row("total", "", "", bits, *self._bytes(rows))
+        yield table
+
+    def _largest(self) -> list[Row]:
+        return sorted(self.contexts, key=lambda row: -max(row.raw_bytes, row.stored_bytes))
+
+    def _bytes(self, rows: list[Row]) -> tuple[str, str, str]:
+        raw, stored = sum(r.raw_bytes for r in rows), sum(r.stored_bytes for r in rows)
+        share = stored / self.stored_bytes if self.stored_bytes else 0.0
+        return format_bytes(raw), format_bytes(stored), f"{share:.1%}"
+
+    def _headline(self) -> str:
+        rate = "" if self.rate is None else f" ({self.rate:.1f}x less)"
+        return f"{format_bytes(self.raw_bytes)} -> {format_bytes(self.stored_bytes)}{rate}"
+
+
+_NOTHING_YET = (
+    "No forward was compressed yet: call the model once in training mode with gradients enabled."
+)
+
+
+def format_bytes(count: int) -> str:
+    """Bytes in the unit that fits, 1 KiB being 1024 bytes."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.2f} GiB"
+
+
+def _escape(slot: str) -> str:
+    # Rich reads square brackets as markup, and matplotlib a pair of dollars as mathematics.
+    return slot.replace("[", r"\[").replace("$", r"\$")
