@@ -136,4 +136,4 @@ def _round_to_bf16(x: Tensor, up: bool) -> Tensor:
     """Float32 ``x`` rounded to bfloat16's grid, up or down; kept as float32."""
     raw = x.view(torch.int32)
     away = (raw >= 0) if up else (raw < 0)
-    return ((raw + away * 0xFFFF) & ~0xFFFF).view(torch.float32)
+    return ((raw + away.to(torch.int32) * 0xFFFF) & ~0xFFFF).view(torch.float32)
