@@ -1,0 +1,37 @@
+"""Trains a PyG model for a few steps with the installed wheel, and prints where the memory went."""
+
+import importlib.util
+import warnings
+
+import torch
+
+warnings.simplefilter("error")
+# PyG scripts a class while it is imported, and torch has deprecated that.
+warnings.filterwarnings("ignore", r".*torch\.jit\.script.*", DeprecationWarning)
+
+from torch_geometric.nn import GAT  # noqa: E402
+
+import gact_graph  # noqa: E402
+
+for name in ("datasets", "experiments"):
+    assert importlib.util.find_spec(name) is None, f"{name} is in the wheel"
+assert "site-packages" in gact_graph.__file__, gact_graph.__file__
+
+torch.manual_seed(0)
+x = torch.randn(2000, 32)
+edge_index = torch.randint(2000, (2, 16000))
+y = (x[:, 0] > 0).long()
+model = gact_graph.wrap(GAT(32, 64, num_layers=2, out_channels=2, heads=4), bits=4)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+losses = []
+for _ in range(10):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(x, edge_index), y)
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+report = gact_graph.report(model)
+print(report)
+assert losses[-1] < losses[0], losses
+assert report.stored_bytes < report.raw_bytes
+print(f"trained from the wheel: loss {losses[0]:.3f} -> {losses[-1]:.3f}")

@@ -1,0 +1,58 @@
+PYTHON ?= python3
+VENV := .venv
+WHAT := -e ".[experiments,dev]"
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+TORCH := torch==2.13.0
+# Where no GPU is, take torch's CPU build: PyPI's build for Linux brings the CUDA packages along.
+# A machine that cannot reach that index tells so in a warning and takes what its own one has.
+CPU_INDEX := --extra-index-url https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?= $(shell nvidia-smi -L >/dev/null 2>&1 || echo "$(CPU_INDEX)")
+
+CSRC = $(shell find gact_graph/csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+
+.PHONY: help install demo test lint format wheel clean
+
+help:
+	@echo "make demo    train GAT with compressed contexts beside fp32"
+	@echo "make test    run the tests"
+	@echo "make lint    ruff, mypy, clang-format"
+	@echo "make format  let ruff and clang-format rewrite the sources"
+	@echo "make wheel   build dist/*.whl"
+	@echo "make clean   remove .venv and what was built"
+
+install: $(STAMP)
+
+# The stamp is written last: an installation that broke off is taken up again. torch comes without
+# its own requirements, so that the index of its CPU build serves torch and nothing else; the second
+# command brings them.
+$(STAMP): pyproject.toml Makefile
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --no-deps --retries 1 $(TORCH_INDEX) "$(TORCH)"
+	$(BIN)/python -m pip install $(WHAT)
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/python -m experiments.node_cls --model gat --compare --seeds 0-2 --epochs 20
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CSRC)
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CSRC)
+
+wheel: $(STAMP)
+	rm -rf build dist
+	$(BIN)/python -m build --wheel
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

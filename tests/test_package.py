@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import gact_graph
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(code: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs ``code`` in a fresh interpreter that finds the working tree from another folder."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("gact_graph", "datasets", "experiments", "tests"):
+        shutil.copytree(ROOT / name, source / name)
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
+    done = subprocess.run([*build, str(source)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = folder.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_the_wheel_holds_the_library_alone(wheel: zipfile.ZipFile) -> None:
+    top = {name.split("/")[0] for name in wheel.namelist()}
+    assert top == {"gact_graph", f"gact_graph-{gact_graph.__version__}.dist-info"}
+
+
+def test_the_wheel_holds_every_source(wheel: zipfile.ZipFile) -> None:
+    kinds = (".py", ".h", ".cpp", ".cu")
+    sources = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "gact_graph").rglob("*")
+        if path.suffix in kinds
+    }
+    assert "gact_graph/csrc/noise.h" in sources
+    assert sources <= set(wheel.namelist())
+
+
+def test_import_compiles_nothing_and_writes_nothing(tmp_path: Path) -> None:
+    # No compiler is on the path, and whoever opens a socket or starts a process fails.
+    code = """
+import sys
+def refuse(event, args):
+    if event in ("socket.connect", "socket.getaddrinfo", "subprocess.Popen", "os.system"):
+        raise AssertionError(f"{event} {args}")
+import torch, torch_geometric, torch_geometric.nn
+sys.addaudithook(refuse)
+import gact_graph
+assert "torch.utils.cpp_extension" not in sys.modules
+"""
+    cache = tmp_path / "cache"
+    done = run(code, tmp_path, PATH="", TORCH_EXTENSIONS_DIR=str(cache))
+    assert done.returncode == 0, done.stderr
+    assert not cache.exists()
+
+
+def test_the_public_names_are_there() -> None:
+    assert {"compress", "report", "unwrap", "wrap"} <= set(gact_graph.__all__)
+    for name in gact_graph.__all__:
+        assert hasattr(gact_graph, name), name
+
+
+def test_the_readme_example_runs(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(example.strip().splitlines()) <= 10
+    done = run(example, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "quantize" in done.stdout
+
+
+def test_the_changelog_tells_of_this_version() -> None:
+    versions = re.findall(r"^## \[(\d[^\]]*)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[0] == gact_graph.__version__
+
+
+def test_the_installed_version_is_this_one() -> None:
+    try:
+        installed = metadata.version("gact-graph")
+    except metadata.PackageNotFoundError:
+        pytest.skip("not installed: run from the source tree")
+    assert installed == gact_graph.__version__
+
+
+def test_make_installs_a_torch_that_the_package_takes(wheel: zipfile.ZipFile) -> None:
+    (pinned,) = re.findall(
+        r"^TORCH := torch==(\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    (text,) = (n for n in wheel.namelist() if n.endswith("/METADATA"))
+    fields = wheel.read(text).decode().splitlines()
+    requirements = [
+        Requirement(line.removeprefix("Requires-Dist: "))
+        for line in fields
+        if line.startswith("Requires-Dist: ")
+    ]
+    assert "Requires-Python: >=3.10" in fields
+    (torch,) = (r for r in requirements if r.name == "torch")
+    assert pinned in torch.specifier
+    assert {r.name for r in requirements if r.marker is None} == {
+        "torch",
+        "torch-geometric",
+        "ninja",
+        "numpy",
+        "rich",
+    }
