@@ -77,7 +77,7 @@ def unwrap(model: Model) -> Model:
     stand_in.controller.remove_hooks()
     del model.forward
     if stand_in.previous is not None:
-        model.forward = stand_in.previous  # type: ignore[method-assign]
+        model.forward = stand_in.previous
     return model
 
 

@@ -81,10 +81,10 @@ class Trace(TorchFunctionMode):
         self._steps.append(module.removeprefix(parent))
         self._modules.append(module)
 
-    def leave(self) -> None:
-        """The submodule entered last has ended."""
-        # An exception in another hook may have kept us from entering.
-        if self._modules:
+    def leave(self, module: str) -> None:
+        """The submodule has ended."""
+        # An exception in another hook may have kept us from entering it.
+        if self._modules and self._modules[-1] == module:
             self._steps.pop()
             self._modules.pop()
 
@@ -140,26 +140,34 @@ def set_current(session: Any) -> None:
     _local.session = session
 
 
-class EnterModule:
-    """Forward pre-hook on a submodule. Holds names only, so that modules stay picklable."""
+class Owner:
+    """Tells the hooks of one wrapped model from those of others, by identity.
 
-    def __init__(self, owner: str, module: str) -> None:
+    A copy of the model, pickled or deep-copied, has another one, and its hooks share it.
+    """
+
+
+class EnterModule:
+    """Forward pre-hook on a submodule. Holds no session, so that modules stay picklable."""
+
+    def __init__(self, owner: Owner, module: str) -> None:
         self.owner = owner
         self.module = module
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         session = current()
-        if session is not None and session.owner == self.owner:
+        if session is not None and session.owner is self.owner:
             session.enter(self.module, (args, kwargs))
 
 
 class LeaveModule:
     """Forward hook on a submodule, called also when its forward raises."""
 
-    def __init__(self, owner: str) -> None:
+    def __init__(self, owner: Owner, module: str) -> None:
         self.owner = owner
+        self.module = module
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         session = current()
-        if session is not None and session.owner == self.owner:
-            session.leave()
+        if session is not None and session.owner is self.owner:
+            session.leave(self.module)

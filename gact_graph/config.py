@@ -32,6 +32,8 @@ class Config:
     def __post_init__(self) -> None:
         check_bits(self.bits)
         check_group_size(self.group_size)
+        if not isinstance(self.level, str):
+            raise TypeError(f"Expected level to be a str (got {type(self.level).__name__})")
         if self.level not in LEVELS:
             names = ", ".join(repr(name) for name in LEVELS)
             raise ValueError(f"Expected level to be one of {names} (got {self.level!r})")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -29,14 +28,14 @@ class Controller:
 
     def __init__(self, config: Config, model: nn.Module) -> None:
         self.config = config
-        self.owner = uuid.uuid4().hex
+        self.owner = capture.Owner()
         self.forwards = 0
         self.report = Report(empty=True)
         self._handles: list[RemovableHandle] = []
         for name, module in model.named_modules():
             if module is not model:
                 enter = capture.EnterModule(self.owner, name)
-                leave = capture.LeaveModule(self.owner)
+                leave = capture.LeaveModule(self.owner, name)
                 self._handles += [
                     module.register_forward_pre_hook(enter, with_kwargs=True),
                     module.register_forward_hook(leave, always_call=True),
@@ -52,7 +51,7 @@ class Controller:
     def session(self) -> Session | None:
         """The session of this model that captures on this thread."""
         session = capture.current()
-        return session if session is not None and session.owner == self.owner else None
+        return session if session is not None and session.owner is self.owner else None
 
     @contextmanager
     def capture(

@@ -15,8 +15,9 @@ with :math:`lo = m` rounded down to bfloat16, :math:`step` rounded up to bfloat1
 Format: ``codes`` [ceil(numel / 64), bits] int64 holds, for each tile of 64 elements, one word a
 bit plane (bit i of word p is bit p of element i's code); ``stats`` [ceil(numel / group_size), 2]
 bfloat16 holds lo and step of each group. A group of equal elements has step 0 and keeps its value,
-as a float64, in its first word: it comes back exactly. A group that holds NaN or Inf, or whose range
-overflows float32, has NaN for both and comes back as NaN. float64 is coded through float32.
+as a float64, in its first word: it comes back exactly. A step below 2^-110 is raised to it. A
+group that holds NaN or Inf, or whose lo or step is beyond the largest bfloat16, has NaN for both
+and comes back as NaN. float64 is coded through float32.
 """
 
 from __future__ import annotations
@@ -88,7 +89,10 @@ class Packed:
         return self.codes.nbytes + (0 if self.stats is None else self.stats.nbytes)
 
     def unpack(self) -> Tensor:
-        """The decoded tensor, contiguous, of the shape, dtype and device that was packed."""
+        """The decoded tensor, of the shape, dtype and device that was packed.
+
+        It is new and contiguous, except where the tensor was kept: then it is that one.
+        """
         if self.stats is None:
             return self.codes
         unpacked: Tensor = torch.ops.gact_graph.unpack(
@@ -123,14 +127,22 @@ def pack(x: Tensor, bits: int, *, group_size: int = 256, seed: int = 0) -> Packe
             One that is not contiguous is copied first. It is not changed.
         bits: 1 to 16, or 32. A width that is no narrower than the element itself keeps the tensor.
         group_size: Elements that share lo and step; a multiple of 64.
-        seed: The noise is a function of this number and the element's index alone.
+        seed: Any int; it counts modulo 2^64. The noise is a function of it and the element's index
+            alone.
 
     Raises:
-        TypeError: ``x`` is no floating-point tensor, or ``bits`` or ``group_size`` no int.
+        TypeError: ``x`` is no dense floating-point tensor, or ``bits``, ``group_size`` or ``seed``
+            no int.
         ValueError: ``bits`` or ``group_size`` is out of range.
     """
     check_bits(bits)
     check_group_size(group_size)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"Expected seed to be an int (got {type(seed).__name__})")
+    if not isinstance(x, Tensor):
+        raise TypeError(f"Expected a tensor (got {type(x).__name__})")
+    if x.layout != torch.strided:
+        raise TypeError(f"Expected a strided tensor (got {x.layout})")
     if x.dtype not in DTYPES:
         raise TypeError(f"Expected a float16, bfloat16, float32 or float64 tensor (got {x.dtype})")
     x = x.detach()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
 from rich.table import Table
 
 _SHOWN = 20
@@ -91,7 +92,9 @@ class Report:
         for shift, name, color in ((0.2, "raw", "#9aa5b1"), (-0.2, "stored", "#d1495b")):
             widths = [getattr(row, f"{name}_bytes") / 2**20 for row in rows]
             axes.barh([p + shift for p in places], widths, height=0.4, label=name, color=color)
-        axes.set_yticks(list(places), [_escape(row.slot) for row in rows], fontsize=8)
+        # Matplotlib reads a pair of dollars as mathematics.
+        labels = [row.slot.replace("$", r"\$") for row in rows]
+        axes.set_yticks(list(places), labels, fontsize=8)
         axes.set_xlabel("MiB saved for backward")
         axes.set_title(self._headline(), fontsize=10)
         axes.legend(loc="lower right")
@@ -114,7 +117,7 @@ class Report:
         rows = self._largest()
         for row in rows[:_SHOWN]:
             bits = "" if row.bits is None else str(row.bits)
-            table.add_row(_escape(row.slot), row.role, row.codec, bits, *self._bytes([row]))
+            table.add_row(escape(row.slot), row.role, row.codec, bits, *self._bytes([row]))
         if rows[_SHOWN:]:
             label = f"{len(rows) - _SHOWN} smaller contexts"
             table.add_row(label, "", "", "", *self._bytes(rows[_SHOWN:]))
@@ -149,8 +152,3 @@ def format_bytes(count: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.2f} GiB"
-
-
-def _escape(slot: str) -> str:
-    # Rich reads square brackets as markup, and matplotlib a pair of dollars as mathematics.
-    return slot.replace("[", r"\[").replace("$", r"\$")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gact_graph.capture import Trace
+from gact_graph.capture import Owner, Trace
 from gact_graph.codecs import Encoded, Keep, Kept, Request, codec_for
 from gact_graph.config import Config
 from gact_graph.report import Row
@@ -57,7 +57,10 @@ class Saved:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a context lies, for the case that after forward somebody else holds that memory."""
+    """Where a context comes from: for the account that is made when forward has ended.
+
+    Its row starts with the bytes of the whole storage as ``raw_bytes``.
+    """
 
     key: StorageWeakRef
     version: int | None
@@ -67,11 +70,8 @@ class Source:
     context: weakref.ref[Context]
     row: Row
 
-    def adopt(self, tensor: Tensor) -> bool:
+    def adopt(self, context: Context, tensor: Tensor) -> bool:
         """Drops the encoded form for a reference into the storage of ``tensor``, if it can."""
-        context = self.context()
-        if context is None:
-            return False
         if isinstance(context.encoded, Kept):
             return True
         if not self.dense or version_of(tensor) != self.version:
@@ -86,7 +86,7 @@ class Session:
 
     Args:
         config: The model's settings.
-        owner: The name that the hooks on the model's submodules carry.
+        owner: What the hooks on the model's submodules carry.
         number: How many forwards were compressed before this one: part of the noise's seed.
         model: Its parameters, buffers and cached tensors are kept by reference.
         inputs: The arguments of forward, nested as they come; kept by reference.
@@ -97,7 +97,7 @@ class Session:
     def __init__(
         self,
         config: Config,
-        owner: str,
+        owner: Owner,
         number: int,
         model: nn.Module,
         inputs: Any,
@@ -113,8 +113,6 @@ class Session:
         self._owned |= {key_of(t) for t in tensors_in(inputs)}
         self._contexts: weakref.WeakValueDictionary[Any, Context] = weakref.WeakValueDictionary()
         self._sources: list[Source] = []
-        self._counted_raw: set[StorageWeakRef] = set()
-        self._counted_kept: set[StorageWeakRef] = set()
 
     def enter(self, module: str, inputs: Any) -> None:
         """A submodule starts."""
@@ -122,9 +120,9 @@ class Session:
             self.own_leaves(inputs)
         self.trace.enter(module)
 
-    def leave(self) -> None:
+    def leave(self, module: str) -> None:
         """A submodule has ended."""
-        self.trace.leave()
+        self.trace.leave(module)
 
     def own_leaves(self, inputs: Any) -> None:
         """Takes tensors that no operation of the graph made for inputs of the model."""
@@ -136,9 +134,11 @@ class Session:
         slot, operation = self.trace.name(tensor)
         tensor = tensor.detach()
         if not is_plain(tensor):
+            whole = Context(Kept(tensor, slot))
             for part in parts_of(tensor):
-                self._keep(part, slot)
-            return Saved(Context(Kept(tensor, slot)))
+                if key_of(part) not in self._owned:
+                    self._account(part, slot, whole, part.numel())
+            return Saved(whole)
         key = key_of(tensor)
         if key in self._owned:
             return Saved(Context(Kept(tensor, slot)))
@@ -155,16 +155,18 @@ class Session:
         if not (small or isinstance(codec, Keep) or any(loss in operation for loss in _LOSSES)):
             span = span_of(tensor)
         if span is None:
-            return Saved(self._keep(tensor, slot))
+            whole = Context(Kept(tensor, slot))
+            self._account(tensor, slot, whole, tensor.numel())
+            return Saved(whole)
         flat, layout = span
         geometry = None if layout.dense else (layout.shape, layout.stride)
         place = (tensor.storage_offset(), flat.numel(), geometry)
-        identity = (key, version_of(tensor), tensor.dtype, place)
+        identity = (key, version_of(tensor), tensor.dtype, tensor.is_neg(), place)
         context = self._contexts.get(identity)
         if context is None:
             context = Context(codec.encode(dataclasses.replace(request, tensor=flat)))
             self._contexts[identity] = context
-            self._account(tensor, slot, context, layout.dense, flat.numel())
+            self._account(tensor, slot, context, flat.numel(), layout.dense)
         return Saved(context, layout)
 
     @staticmethod
@@ -180,53 +182,53 @@ class Session:
         """
         held = {key_of(p): p for t in tensors_held_by(model) for p in parts_of(t)}
         given = {key_of(t): t for t in tensors_in(output)}
-        dropped = []
+        raw, kept = set(held), set()
         for source in self._sources:
-            if source.key in held:
-                if source.adopt(held[source.key]):
-                    dropped.append(id(source.row))
-            elif source.key in given and source.adopt(given[source.key]):
-                row = source.row
+            key, row, context = source.key, source.row, source.context()
+            if context is None:
+                # Its graph is gone already: a branch that led nowhere. Inside gact_graph.compress
+                # it may as well be that backward has run.
+                if not self._adopt_inputs:
+                    continue
+            elif key in held:
+                if source.adopt(context, held[key]):
+                    continue
+            elif key in given and source.adopt(context, given[key]):
                 row.codec, row.bits, row.stored_bytes = Kept.codec, None, row.raw_bytes
-        self.rows = [row for row in self.rows if id(row) not in dropped]
+            # Stock autograd holds a storage once, and so does a reference.
+            if row.codec == Kept.codec:
+                row.stored_bytes *= key not in kept
+                kept.add(key)
+            row.raw_bytes *= key not in raw
+            raw.add(key)
+            if row.raw_bytes or row.stored_bytes:
+                self.rows.append(row)
 
     def close(self) -> None:
         """Lets go of everything but what autograd holds."""
         self._owned.clear()
-        self._counted_raw.clear()
-        self._counted_kept.clear()
         self._sources.clear()
 
-    def _keep(self, tensor: Tensor, slot: str) -> Context:
-        context = Context(Kept(tensor, slot))
-        key = key_of(tensor)
-        if key not in self._owned and key not in self._counted_kept:
-            self._account(tensor, slot, context, False, tensor.numel())
-            self._counted_kept.add(key)
-        return context
-
     def _account(
-        self, tensor: Tensor, slot: str, context: Context, dense: bool, numel: int
+        self, tensor: Tensor, slot: str, context: Context, numel: int, dense: bool = False
     ) -> None:
-        key = key_of(tensor)
-        raw = 0 if key in self._counted_raw else tensor.untyped_storage().nbytes()
-        self._counted_raw.add(key)
+        storage = tensor.untyped_storage().nbytes()
+        encoded = context.encoded
         row = Row(
             slot=slot,
             role=_role_of(tensor),
-            codec=context.encoded.codec,
+            codec=encoded.codec,
             shape=tuple(tensor.shape),
             numel=numel,
-            bits=context.encoded.bits,
-            raw_bytes=raw,
-            stored_bytes=context.encoded.nbytes,
+            bits=encoded.bits,
+            raw_bytes=storage,
+            stored_bytes=storage if isinstance(encoded, Kept) else encoded.nbytes,
         )
-        self.rows.append(row)
         self._sources.append(
             Source(
-                key=key,
+                key=key_of(tensor),
                 version=version_of(tensor),
-                offset=tensor.storage_offset(),
+                offset=int(tensor.storage_offset()),
                 numel=numel,
                 dense=dense,
                 context=weakref.ref(context),

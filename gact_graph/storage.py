@@ -78,13 +78,22 @@ def _walk(value: Any, seen: set[int], into_objects: bool) -> Iterator[Tensor]:
         children = value
     elif isinstance(value, nn.Module) or callable(value):
         return
-    elif hasattr(value, "__dict__") and (into_objects or isinstance(value, SparseTensor)):
-        children, into_objects = vars(value).values(), True
+    elif into_objects or isinstance(value, SparseTensor):
+        children, into_objects = _attributes(value), True
     else:
         return
-    # A list of numbers can be long and holds no tensor.
     for child in children:
         yield from _walk(child, seen, into_objects)
+
+
+def _attributes(value: Any) -> list[Any]:
+    slots = [name for cls in type(value).__mro__ for name in _slots(cls) if hasattr(value, name)]
+    return [*getattr(value, "__dict__", {}).values(), *(getattr(value, name) for name in slots)]
+
+
+def _slots(cls: type) -> tuple[str, ...]:
+    slots = vars(cls).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 @dataclass(frozen=True)
@@ -130,7 +139,9 @@ def span_of(tensor: Tensor) -> tuple[Tensor, Layout] | None:
     if dense:
         flat = tensor.as_strided((numel,), (1,))
         return flat, Layout(tensor.shape, tensor.stride(), dense=True)
-    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)):
+    if any(
+        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    ):
         return None  # expanded and with holes: no operation saves such a thing as its own memory
     return tensor.reshape(-1), Layout(tensor.shape, tensor.stride(), dense=False)
 

@@ -17,6 +17,8 @@ TILE = 64
 _SLICE = 1 << 22
 _LOW32 = 0xFFFFFFFF
 _FLOAT32_MAX = torch.finfo(torch.float32).max
+# The smallest step: its reciprocal, times the noise's 2^16 grains, is in float32's range.
+_SMALLEST_STEP = 2.0**-110
 
 
 def fraction_bits(bits: int) -> int:
@@ -90,10 +92,11 @@ def _pack_slice(
     minimum, maximum = values.amin(1), values.amax(1)
     low = _round_to_bf16(minimum + 0.0, up=False)  # -0 counts as +0
     step = _round_to_bf16((maximum - low) / top, up=True)
-    finite = values.isfinite().all(1) & step.isfinite()
+    finite = values.isfinite().all(1)
     constant = finite & (minimum == maximum)
-    # A step below the smallest normal number is raised to it: its reciprocal would overflow.
-    step = step.clamp(min=torch.finfo(torch.float32).tiny).masked_fill(constant, 0.0)
+    # Near the largest numbers lo or step may have been rounded to infinity.
+    finite &= constant | step.isfinite()
+    step = step.clamp(min=_SMALLEST_STEP).masked_fill(constant, 0.0)
     low, step = low.masked_fill(~finite, torch.nan), step.masked_fill(~finite, torch.nan)
 
     scale = (1.0 / step) * (1 << fraction)
@@ -112,7 +115,10 @@ def _pack_slice(
     words[torch.arange(groups, device=x.device)[constant] * (group_size // TILE), 0] = (
         filled[constant, 0].to(torch.float64).view(torch.int64)
     )
-    return words[: -(-n // TILE)], torch.stack([low, step], 1).to(torch.bfloat16)
+    # Both are on bfloat16's grid: their upper halves, and no conversion, since torch's own gives NaN
+    # one bit pattern or another.
+    pairs = torch.stack([low, step], 1).view(torch.int32) >> 16
+    return words[: -(-n // TILE)], pairs.to(torch.int16).view(torch.bfloat16)
 
 
 def _unpack_slice(

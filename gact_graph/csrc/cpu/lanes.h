@@ -1,12 +1,14 @@
-// Sixteen floats at a time: the little that quantize.cpp needs, with AVX-512 or as plain loops.
+// What quantize.cpp does with a tile of 64 floats, with AVX-512 or as plain loops.
 // Both give the same bits: single IEEE operations, rounding to nearest even, nothing contracted.
 #pragma once
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
@@ -20,210 +22,266 @@
 
 namespace gact_graph {
 
-constexpr int kLanes = 16;
+constexpr int kTile = 64;
+
+// A float32 has 24 bits of significand: what the code leaves of them, at most 16, is for the noise.
+constexpr int fraction_bits(int bits) { return bits <= 8 ? 16 : 24 - bits; }
+constexpr int top_code(int bits) { return (1 << bits) - 1; }
 
 #if GACT_AVX512
 
-using Floats = __m512;
-using Codes = __m512i;
+constexpr int kLanes = 16;
 
-inline Floats read(const float* p) { return _mm512_loadu_ps(p); }
-inline Floats read(const double* p) {
+inline __m512i set1(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+
+inline __m512 read(const float* p) { return _mm512_loadu_ps(p); }
+inline __m512 read(const double* p) {
   const __m256 low = _mm512_cvtpd_ps(_mm512_loadu_pd(p));
   const __m256 high = _mm512_cvtpd_ps(_mm512_loadu_pd(p + 8));
   return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
 }
-inline Floats read(const c10::Half* p) {
+inline __m512 read(const c10::Half* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-inline Floats read(const c10::BFloat16* p) {
+inline __m512 read(const c10::BFloat16* p) {
   const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
 }
 
-// Clamps to the range of the type: a step that was rounded up must not turn a finite value into
-// infinity. The operand order lets NaN through.
-inline Floats clamp(Floats x, float limit) {
-  x = _mm512_min_ps(_mm512_set1_ps(limit), x);
-  return _mm512_max_ps(_mm512_set1_ps(-limit), x);
-}
-inline void write(float* p, Floats x) {
-  _mm512_storeu_ps(p, clamp(x, std::numeric_limits<float>::max()));
-}
-inline void write(double* p, Floats x) {
-  x = clamp(x, std::numeric_limits<float>::max());
+inline void write(double* p, __m512 x) {
   _mm512_storeu_pd(p, _mm512_cvtps_pd(_mm512_castps512_ps256(x)));
   _mm512_storeu_pd(p + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)));
 }
-inline void write(c10::Half* p, Floats x) {
-  const __m256i raw = _mm512_cvtps_ph(clamp(x, 65504.f), _MM_FROUND_TO_NEAREST_INT);
+inline void write(c10::Half* p, __m512 x) {
+  const __m256i raw = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), raw);
 }
-inline void write(c10::BFloat16* p, Floats x) {
-  // 0x7F7F0000, the largest bfloat16.
-  __m512i bits = _mm512_castps_si512(clamp(x, 3.3895313892515355e38f));
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+// NaN must be the quiet one without a payload, as decode makes it, to survive the addition.
+inline void write(c10::BFloat16* p, __m512 x) {
+  __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), set1(1));
+  bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, set1(0x7FFF)));
   const __m256i raw = _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), raw);
 }
 
-struct Extent {
-  Floats low = _mm512_set1_ps(std::numeric_limits<float>::infinity());
-  Floats high = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-  __m512i magnitude = _mm512_setzero_si512();
+template <typename T>
+inline void widen_tile(const T* from, float* to) {
+  for (int i = 0; i < kTile; i += kLanes) _mm512_storeu_ps(to + i, read(from + i));
+}
+template <typename T>
+inline void narrow_tile(const float* from, T* to) {
+  for (int i = 0; i < kTile; i += kLanes) write(to + i, read(from + i));
+}
 
-  void add(Floats x) {
-    low = _mm512_min_ps(low, x);
-    high = _mm512_max_ps(high, x);
-    const __m512i bits = _mm512_castps_si512(x);
-    magnitude = _mm512_max_epu32(magnitude, _mm512_slli_epi32(bits, 1));
+// The least and the greatest of the tiles added, and whether all were finite.
+class Extent {
+ public:
+  void add(const float* tile) {
+    for (int i = 0; i < kTile; i += kLanes) {
+      const __m512 x = read(tile + i);
+      low_ = _mm512_min_ps(low_, x);
+      high_ = _mm512_max_ps(high_, x);
+      // Zero times Inf or NaN is NaN, and stays so in the sum: cheaper than a look at each.
+      poison_ = _mm512_fmadd_ps(x, _mm512_setzero_ps(), poison_);
+    }
   }
-  // Shifting the sign out leaves 0xFF000000 and more for Inf and NaN.
-  bool finite() const { return _mm512_reduce_max_epu32(magnitude) < 0xFF000000u; }
-  float min() const { return _mm512_reduce_min_ps(low); }
-  float max() const { return _mm512_reduce_max_ps(high); }
+  bool finite() const { return _mm512_cmp_ps_mask(poison_, poison_, _CMP_UNORD_Q) == 0; }
+  float min() const { return _mm512_reduce_min_ps(low_); }
+  float max() const { return _mm512_reduce_max_ps(high_); }
+
+ private:
+  __m512 low_ = _mm512_set1_ps(std::numeric_limits<float>::infinity());
+  __m512 high_ = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  __m512 poison_ = _mm512_setzero_ps();
 };
 
-// 32 hashes' worth of noise for two consecutive vectors, as noise16 in noise.h defines it.
-struct NoisePair {
-  Codes first;
-  Codes second;
-  NoisePair(uint32_t index, NoiseKey key) {
-    const __m512i ramp = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    __m512i h = _mm512_add_epi32(ramp, _mm512_set1_epi32(static_cast<int>(index)));
-    h = _mm512_xor_si512(h, _mm512_set1_epi32(static_cast<int>(key.first)));
-    h = _mm512_mullo_epi32(h, _mm512_set1_epi32(static_cast<int>(0x9E3779B1u)));
-    h = _mm512_xor_si512(h, _mm512_srli_epi32(h, 15));
-    h = _mm512_add_epi32(h, _mm512_set1_epi32(static_cast<int>(key.second)));
-    h = _mm512_mullo_epi32(h, _mm512_set1_epi32(static_cast<int>(0x85EBCA77u)));
-    h = _mm512_xor_si512(h, _mm512_srli_epi32(h, 13));
-    h = _mm512_mullo_epi32(h, _mm512_set1_epi32(static_cast<int>(0xC2B2AE3Du)));
-    h = _mm512_xor_si512(h, _mm512_srli_epi32(h, 16));
-    first = _mm512_and_si512(h, _mm512_set1_epi32(0xFFFF));
-    second = _mm512_srli_epi32(h, 16);
-  }
-};
+// noise_hash of noise.h for 16 counters.
+inline __m512i noise_hash(__m512i counter, NoiseKey key) {
+  __m512i h = _mm512_xor_si512(counter, set1(key.first));
+  h = _mm512_mullo_epi32(h, set1(0x9E3779B1u));
+  h = _mm512_xor_si512(h, _mm512_srli_epi32(h, 15));
+  h = _mm512_add_epi32(h, set1(key.second));
+  h = _mm512_mullo_epi32(h, set1(0x85EBCA77u));
+  h = _mm512_xor_si512(h, _mm512_srli_epi32(h, 13));
+  h = _mm512_mullo_epi32(h, set1(0xC2B2AE3Du));
+  return _mm512_xor_si512(h, _mm512_srli_epi32(h, 16));
+}
 
-// kFraction bits of noise below the code: see Width in quantize.cpp.
-template <int kFraction>
-inline Codes encode(Floats x, float low, float scale, Codes noise, int top) {
-  const Floats y = _mm512_mul_ps(_mm512_sub_ps(x, _mm512_set1_ps(low)), _mm512_set1_ps(scale));
-  const Codes fine = _mm512_add_epi32(_mm512_cvtps_epi32(y), _mm512_srli_epi32(noise, 16 - kFraction));
-  return _mm512_min_epi32(_mm512_srli_epi32(fine, kFraction), _mm512_set1_epi32(top));
+// Codes of at most 8 bits become one vector of 64 bytes, so that one test makes a whole word.
+template <int kBits>
+inline void encode_tile(const float* x, float low, float scale, uint32_t index, NoiseKey key,
+                        uint64_t* words) {
+  constexpr int kFraction = fraction_bits(kBits);
+  const __m512i ramp = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  __m512i code[kTile / kLanes];
+#pragma GCC unroll 2
+  for (int pair = 0; pair < 2; ++pair) {
+    const __m512i h = noise_hash(_mm512_add_epi32(ramp, set1(index + 32 * pair)), key);
+    const __m512i noise[2] = {_mm512_srli_epi32(_mm512_and_si512(h, set1(0xFFFF)), 16 - kFraction),
+                              _mm512_srli_epi32(h, 32 - kFraction)};
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const int i = 2 * pair + half;
+      const __m512 shifted = _mm512_sub_ps(read(x + i * kLanes), _mm512_set1_ps(low));
+      const __m512i fine = _mm512_cvtps_epi32(_mm512_mul_ps(shifted, _mm512_set1_ps(scale)));
+      code[i] = _mm512_srli_epi32(_mm512_add_epi32(fine, noise[half]), kFraction);
+    }
+  }
+  // Packing works within quarters of 128 bits: the permutation puts the elements back in order.
+  // It saturates, so that a code that was rounded up to 2^8 or 2^16 needs no clamp of its own.
+  const __m512i low_half = _mm512_packus_epi32(code[0], code[1]);
+  const __m512i high_half = _mm512_packus_epi32(code[2], code[3]);
+  if constexpr (kBits <= 8) {
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m512i bytes = _mm512_packus_epi16(low_half, high_half);
+    bytes = _mm512_permutexvar_epi32(order, bytes);
+    bytes = _mm512_min_epu8(bytes, _mm512_set1_epi8(static_cast<char>(top_code(kBits))));
+#pragma GCC unroll 8
+    for (int p = 0; p < kBits; ++p) {
+      words[p] = _mm512_test_epi8_mask(bytes, _mm512_set1_epi8(static_cast<char>(1 << p)));
+    }
+  } else {
+    const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+    const __m512i top = _mm512_set1_epi16(static_cast<short>(top_code(kBits)));
+    const __m512i first = _mm512_min_epu16(_mm512_permutexvar_epi64(order, low_half), top);
+    const __m512i second = _mm512_min_epu16(_mm512_permutexvar_epi64(order, high_half), top);
+#pragma GCC unroll 16
+    for (int p = 0; p < kBits; ++p) {
+      const __m512i bit = _mm512_set1_epi16(static_cast<short>(1 << p));
+      const uint64_t upper = _mm512_test_epi16_mask(second, bit);
+      words[p] = upper << 32 | _mm512_test_epi16_mask(first, bit);
+    }
+  }
+}
+
+// Clamps to the range of the type: a step that was rounded up must not turn a finite value into
+// infinity. The operand order lets NaN through.
+inline __m512 decode(__m512i code, float low, float step, float limit) {
+  __m512 x = _mm512_mul_ps(_mm512_cvtepi32_ps(code), _mm512_set1_ps(step));
+  x = _mm512_add_ps(x, _mm512_set1_ps(low));
+  x = _mm512_min_ps(_mm512_set1_ps(limit), x);
+  return _mm512_max_ps(_mm512_set1_ps(-limit), x);
 }
 
 template <int kBits>
-inline void put_planes(Codes code, int lane, uint64_t* words) {
+inline void decode_tile(const uint64_t* words, float low, float step, float limit, float* x) {
+  if constexpr (kBits <= 8) {
+    __m512i bytes = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int p = 0; p < kBits; ++p) {
+      const __m512i bit = _mm512_set1_epi8(static_cast<char>(1 << p));
+      bytes = _mm512_or_si512(bytes, _mm512_maskz_mov_epi8(words[p], bit));
+    }
+    const __m128i quarter[4] = {_mm512_castsi512_si128(bytes), _mm512_extracti32x4_epi32(bytes, 1),
+                                _mm512_extracti32x4_epi32(bytes, 2),
+                                _mm512_extracti32x4_epi32(bytes, 3)};
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m512i code = _mm512_cvtepu8_epi32(quarter[i]);
+      _mm512_storeu_ps(x + i * kLanes, decode(code, low, step, limit));
+    }
+  } else {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      __m512i shorts = _mm512_setzero_si512();
 #pragma GCC unroll 16
-  for (int p = 0; p < kBits; ++p) {
-    const uint64_t mask = _mm512_test_epi32_mask(code, _mm512_set1_epi32(1 << p));
-    words[p] |= mask << lane;
+      for (int p = 0; p < kBits; ++p) {
+        const __m512i bit = _mm512_set1_epi16(static_cast<short>(1 << p));
+        const auto mask = static_cast<__mmask32>(words[p] >> (32 * half));
+        shorts = _mm512_or_si512(shorts, _mm512_maskz_mov_epi16(mask, bit));
+      }
+      const __m512i first = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(shorts));
+      const __m512i second = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(shorts, 1));
+      float* to = x + 2 * half * kLanes;
+      _mm512_storeu_ps(to, decode(first, low, step, limit));
+      _mm512_storeu_ps(to + kLanes, decode(second, low, step, limit));
+    }
   }
-}
-template <int kBits>
-inline Codes get_planes(const uint64_t* words, int lane) {
-  Codes code = _mm512_setzero_si512();
-#pragma GCC unroll 16
-  for (int p = 0; p < kBits; ++p) {
-    const __mmask16 mask = static_cast<__mmask16>(words[p] >> lane);
-    code = _mm512_mask_or_epi32(code, mask, code, _mm512_set1_epi32(1 << p));
-  }
-  return code;
-}
-inline Floats decode(Codes code, float low, float step) {
-  const Floats x = _mm512_mul_ps(_mm512_cvtepi32_ps(code), _mm512_set1_ps(step));
-  return _mm512_add_ps(x, _mm512_set1_ps(low));
 }
 
 #else  // plain loops, which the compiler may vectorise for what it targets
 
-struct Floats {
-  float lane[kLanes];
-};
-struct Codes {
-  uint32_t lane[kLanes];
+template <typename T>
+inline void widen_tile(const T* from, float* to) {
+  for (int i = 0; i < kTile; ++i) to[i] = static_cast<float>(from[i]);
+}
+template <typename T>
+inline void narrow_tile(const float* from, T* to) {
+  for (int i = 0; i < kTile; ++i) to[i] = static_cast<T>(from[i]);
+}
+
+// The least and the greatest of the tiles added, and whether all were finite.
+class Extent {
+ public:
+  void add(const float* tile) {
+    // Sixteen of each, so that the loop has no chain of dependent comparisons.
+    for (int t = 0; t < kTile; t += kLanes) {
+      for (int i = 0; i < kLanes; ++i) {
+        const float x = tile[t + i];
+        low_[i] = x < low_[i] ? x : low_[i];
+        high_[i] = x > high_[i] ? x : high_[i];
+        // Zero times Inf or NaN is NaN, and stays so in the sum.
+        poison_[i] += x * 0.f;
+      }
+    }
+  }
+  bool finite() const {
+    return std::none_of(poison_, poison_ + kLanes, [](float x) { return std::isnan(x); });
+  }
+  float min() const { return *std::min_element(low_, low_ + kLanes); }
+  float max() const { return *std::max_element(high_, high_ + kLanes); }
+
+ private:
+  static constexpr int kLanes = 16;
+  float low_[kLanes];
+  float high_[kLanes];
+  float poison_[kLanes] = {};
+
+ public:
+  Extent() {
+    std::fill_n(low_, kLanes, std::numeric_limits<float>::infinity());
+    std::fill_n(high_, kLanes, -std::numeric_limits<float>::infinity());
+  }
 };
 
-template <typename T>
-inline Floats read(const T* p) {
-  Floats x;
-  for (int i = 0; i < kLanes; ++i) x.lane[i] = static_cast<float>(p[i]);
-  return x;
+template <int kBits>
+inline void encode_tile(const float* x, float low, float scale, uint32_t index, NoiseKey key,
+                        uint64_t* words) {
+  constexpr int kFraction = fraction_bits(kBits);
+  uint32_t code[kTile];
+  for (int pair = 0; pair < kTile; pair += 32) {
+    for (int i = 0; i < 16; ++i) {
+      const uint32_t h = noise_hash(index + pair + i, key);
+      code[pair + i] = (h & 0xFFFFu) >> (16 - kFraction);
+      code[pair + i + 16] = h >> (32 - kFraction);
+    }
+  }
+  for (int i = 0; i < kTile; ++i) {
+    // lrint and not a cast: it rounds to nearest even, in one instruction.
+    const int32_t fine = static_cast<int32_t>(std::lrint((x[i] - low) * scale));
+    const int32_t whole = (fine + static_cast<int32_t>(code[i])) >> kFraction;
+    code[i] = static_cast<uint32_t>(std::min(whole, top_code(kBits)));
+  }
+  for (int p = 0; p < kBits; ++p) {
+    uint64_t word = 0;
+    for (int i = 0; i < kTile; ++i) word |= static_cast<uint64_t>((code[i] >> p) & 1u) << i;
+    words[p] = word;
+  }
 }
+
 // Clamps to the range of the type: a step that was rounded up must not turn a finite value into
 // infinity. NaN fails both comparisons and stays.
-inline float clamp(float x, float limit) { return x > limit ? limit : (x < -limit ? -limit : x); }
-template <typename T>
-inline void write(T* p, const Floats& x) {
-  const float limit = sizeof(T) > 2 ? std::numeric_limits<float>::max()
-                                    : static_cast<float>(std::numeric_limits<T>::max());
-  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<T>(clamp(x.lane[i], limit));
-}
-
-struct Extent {
-  float low = std::numeric_limits<float>::infinity();
-  float high = -std::numeric_limits<float>::infinity();
-  bool all_finite = true;
-
-  void add(const Floats& x) {
-    for (int i = 0; i < kLanes; ++i) {
-      low = x.lane[i] < low ? x.lane[i] : low;
-      high = x.lane[i] > high ? x.lane[i] : high;
-      all_finite &= std::isfinite(x.lane[i]);
-    }
-  }
-  bool finite() const { return all_finite; }
-  float min() const { return low; }
-  float max() const { return high; }
-};
-
-struct NoisePair {
-  Codes first;
-  Codes second;
-  NoisePair(uint32_t index, NoiseKey key) {
-    for (int i = 0; i < kLanes; ++i) {
-      const uint32_t h = noise_hash(index + i, key);
-      first.lane[i] = h & 0xFFFFu;
-      second.lane[i] = h >> 16;
-    }
-  }
-};
-
-template <int kFraction>
-inline Codes encode(const Floats& x, float low, float scale, const Codes& noise, int top) {
-  Codes code;
-  for (int i = 0; i < kLanes; ++i) {
-    const float y = (x.lane[i] - low) * scale;
-    const int32_t fine = static_cast<int32_t>(std::nearbyintf(y)) +
-                         static_cast<int32_t>(noise.lane[i] >> (16 - kFraction));
-    const int32_t whole = fine >> kFraction;
-    code.lane[i] = static_cast<uint32_t>(whole < top ? whole : top);
-  }
-  return code;
-}
-
 template <int kBits>
-inline void put_planes(const Codes& code, int lane, uint64_t* words) {
+inline void decode_tile(const uint64_t* words, float low, float step, float limit, float* x) {
+  uint32_t code[kTile] = {};
   for (int p = 0; p < kBits; ++p) {
-    uint64_t mask = 0;
-    for (int i = 0; i < kLanes; ++i) mask |= static_cast<uint64_t>((code.lane[i] >> p) & 1u) << i;
-    words[p] |= mask << lane;
+    for (int i = 0; i < kTile; ++i) code[i] |= static_cast<uint32_t>((words[p] >> i) & 1u) << p;
   }
-}
-template <int kBits>
-inline Codes get_planes(const uint64_t* words, int lane) {
-  Codes code = {};
-  for (int p = 0; p < kBits; ++p) {
-    const uint32_t mask = static_cast<uint32_t>(words[p] >> lane);
-    for (int i = 0; i < kLanes; ++i) code.lane[i] |= ((mask >> i) & 1u) << p;
+  for (int i = 0; i < kTile; ++i) {
+    const float y = static_cast<float>(static_cast<int32_t>(code[i])) * step + low;
+    x[i] = y > limit ? limit : (y < -limit ? -limit : y);
   }
-  return code;
-}
-inline Floats decode(const Codes& code, float low, float step) {
-  Floats x;
-  for (int i = 0; i < kLanes; ++i) x.lane[i] = static_cast<float>(code.lane[i]) * step + low;
-  return x;
 }
 
 #endif

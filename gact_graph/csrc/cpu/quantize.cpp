@@ -1,8 +1,10 @@
 // pack and unpack on the CPU: see gact_graph/quantizer.py for the format.
 // Work goes by tiles of 64 elements: b words of 64 bits, one for each bit of the code.
 
-#include <ATen/ATen.h>
+#include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #ifdef __linux__
@@ -12,20 +14,18 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 
 #include "lanes.h"
 
 namespace gact_graph {
 namespace {
 
-constexpr int64_t kTile = 64;
+constexpr int kMostBits = 16;
 
-// A float32 has 24 bits of significand: what the code leaves of them, at most 16, is for the noise.
-template <int kBits>
-struct Width {
-  static constexpr int kFraction = kBits <= 8 ? 16 : 24 - kBits;
-  static constexpr int kTop = (1 << kBits) - 1;
-};
+int64_t tiles_of(int64_t count) { return (count + kTile - 1) / kTile; }
 
 uint32_t bits_of(float x) {
   uint32_t bits;
@@ -48,7 +48,9 @@ struct Stats {
   float step;
 };
 
-// A step below the smallest normal number is raised to it: its reciprocal would overflow.
+// The smallest step, 2^-110: its reciprocal, times the noise's 2^16 grains, is in float32's range.
+constexpr float kSmallestStep = 7.70371977754894341e-34f;
+
 Stats stats_of(const Extent& extent, int top) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   if (!extent.finite()) return {nan, nan};
@@ -56,108 +58,119 @@ Stats stats_of(const Extent& extent, int top) {
   if (extent.min() == extent.max()) return {low, 0.f};
   const float step = round_up_to_bf16((extent.max() - low) / static_cast<float>(top));
   if (!std::isfinite(step)) return {nan, nan};
-  return {low, std::max(step, std::numeric_limits<float>::min())};
+  return {low, std::max(step, kSmallestStep)};
 }
 
-// The elements of one tile, the last one filled up with its own last element, which widens no range.
+// What depends on the width, behind pointers: one copy of it serves all element types.
+struct Coder {
+  void (*encode)(const float* x, int64_t tiles, Stats stats, uint64_t index, uint64_t seed,
+                 uint64_t* words);
+  void (*decode)(const uint64_t* words, int64_t tiles, Stats stats, float limit, float* x);
+};
+
+template <int kBits>
+void encode_tiles(const float* x, int64_t tiles, Stats stats, uint64_t index, uint64_t seed,
+                  uint64_t* words) {
+  const float scale = (1.f / stats.step) * static_cast<float>(1 << fraction_bits(kBits));
+  NoiseKey key = noise_key(seed, index);
+  for (int64_t t = 0; t < tiles; ++t, x += kTile, words += kBits, index += kTile) {
+    if (static_cast<uint32_t>(index) == 0) key = noise_key(seed, index);
+    encode_tile<kBits>(x, stats.low, scale, static_cast<uint32_t>(index), key, words);
+  }
+}
+
+template <int kBits>
+void decode_tiles(const uint64_t* words, int64_t tiles, Stats stats, float limit, float* x) {
+  for (int64_t t = 0; t < tiles; ++t, words += kBits, x += kTile) {
+    decode_tile<kBits>(words, stats.low, stats.step, limit, x);
+  }
+}
+
+template <int... kMinusOne>
+const Coder& coder_of(int64_t bits, std::integer_sequence<int, kMinusOne...>) {
+  static constexpr Coder kCoders[] = {
+      {&encode_tiles<kMinusOne + 1>, &decode_tiles<kMinusOne + 1>}...};
+  return kCoders[bits - 1];
+}
+const Coder& coder_of(int64_t bits) {
+  return coder_of(bits, std::make_integer_sequence<int, kMostBits>{});
+}
+
+// Elements that are worked on at once: a buffer of them stays in the fastest cache.
+constexpr int64_t kBlock = 4 * kTile;
+
+// The elements as float32 in whole tiles. A last one is filled up with its own last element, which
+// widens no range. Nothing is copied where they are that already.
 template <typename T>
-const T* whole_tile(const T* x, int64_t count, T* buffer) {
-  if (count == kTile) return x;
-  std::copy_n(x, count, buffer);
-  std::fill(buffer + count, buffer + kTile, x[count - 1]);
+const float* as_tiles(const T* x, int64_t count, float* buffer) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (count % kTile == 0) return x;
+  }
+  const int64_t whole = count / kTile * kTile;
+  for (int64_t t = 0; t < whole; t += kTile) widen_tile(x + t, buffer + t);
+  for (int64_t i = whole; i < count; ++i) buffer[i] = static_cast<float>(x[i]);
+  std::fill(buffer + count, buffer + tiles_of(count) * kTile, buffer[count - 1]);
   return buffer;
 }
 
-template <typename T, int kBits>
-void pack_group(const T* x, int64_t count, int64_t index, uint64_t seed, uint64_t* words,
-                at::BFloat16* stats) {
-  constexpr int kTop = Width<kBits>::kTop;
-  constexpr int kFraction = Width<kBits>::kFraction;
-  T buffer[kTile];
+template <typename T>
+void pack_group(const T* x, int64_t count, uint64_t index, uint64_t seed, int64_t bits,
+                const Coder& coder, uint64_t* words, at::BFloat16* stats) {
+  float buffer[kBlock];
+  const float* block = buffer;
   Extent extent;
-  for (int64_t t = 0; t < count; t += kTile) {
-    const T* tile = whole_tile(x + t, std::min(kTile, count - t), buffer);
-    for (int lane = 0; lane < kTile; lane += kLanes) extent.add(read(tile + lane));
+  for (int64_t t = 0; t < count; t += kBlock) {
+    const int64_t n = std::min(kBlock, count - t);
+    block = as_tiles(x + t, n, buffer);
+    for (int64_t i = 0; i < n; i += kTile) extent.add(block + i);
   }
-  const Stats s = stats_of(extent, kTop);
+  const Stats s = stats_of(extent, top_code(static_cast<int>(bits)));
   stats[0] = at::BFloat16(s.low);
   stats[1] = at::BFloat16(s.step);
-  const int64_t tiles = (count + kTile - 1) / kTile;
   if (!(s.step > 0.f)) {
-    std::fill_n(words, tiles * kBits, uint64_t{0});
+    std::fill_n(words, tiles_of(count) * bits, uint64_t{0});
     if (s.step == 0.f) {
       const double value = static_cast<double>(x[0]);
       std::memcpy(words, &value, sizeof value);
     }
     return;
   }
-  const float scale = (1.f / s.step) * static_cast<float>(1 << kFraction);
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    const int64_t t = tile * kTile;
-    const int64_t left = std::min(kTile, count - t);
-    const T* from = whole_tile(x + t, left, buffer);
-    uint64_t planes[kBits] = {};
-    const NoiseKey key = noise_key(seed, static_cast<uint64_t>(index + t));
-    for (int lane = 0; lane < kTile; lane += 2 * kLanes) {
-      const NoisePair noise(static_cast<uint32_t>(index + t + lane), key);
-      put_planes<kBits>(encode<kFraction>(read(from + lane), s.low, scale, noise.first, kTop), lane,
-                        planes);
-      put_planes<kBits>(
-          encode<kFraction>(read(from + lane + kLanes), s.low, scale, noise.second, kTop),
-          lane + kLanes, planes);
-    }
-    const uint64_t used = left == kTile ? ~uint64_t{0} : (uint64_t{1} << left) - 1;
-    for (int p = 0; p < kBits; ++p) words[tile * kBits + p] = planes[p] & used;
+  for (int64_t t = 0; t < count; t += kBlock) {
+    const int64_t n = std::min(kBlock, count - t);
+    if (count > kBlock) block = as_tiles(x + t, n, buffer);
+    coder.encode(block, tiles_of(n), s, index + t, seed, words + t / kTile * bits);
+  }
+  if (const int64_t used = count % kTile) {
+    uint64_t* last = words + count / kTile * bits;
+    for (int64_t p = 0; p < bits; ++p) last[p] &= (uint64_t{1} << used) - 1;
   }
 }
 
-template <typename T, int kBits>
-void unpack_group(const uint64_t* words, const at::BFloat16* stats, int64_t count, T* x) {
-  const float low = static_cast<float>(stats[0]);
-  const float step = static_cast<float>(stats[1]);
-  if (step == 0.f) {
+template <typename T>
+void unpack_group(const uint64_t* words, Stats stats, int64_t count, int64_t bits,
+                  const Coder& coder, T* x) {
+  constexpr bool kIsFloat = std::is_same_v<T, float>;
+  const float limit = sizeof(T) > 2 ? std::numeric_limits<float>::max()
+                                    : static_cast<float>(std::numeric_limits<T>::max());
+  if (stats.step == 0.f) {
     double value;
     std::memcpy(&value, words, sizeof value);
     std::fill_n(x, count, static_cast<T>(value));
     return;
   }
-  T buffer[kTile];
-  for (int64_t t = 0; t < count; t += kTile, words += kBits) {
-    const bool whole = count - t >= kTile;
-    T* to = whole ? x + t : buffer;
-    for (int lane = 0; lane < kTile; lane += kLanes) {
-      write(to + lane, decode(get_planes<kBits>(words, lane), low, step));
+  float buffer[kBlock];
+  for (int64_t t = 0; t < count; t += kBlock, words += kBlock / kTile * bits) {
+    const int64_t n = std::min(kBlock, count - t);
+    const int64_t whole = n / kTile * kTile;
+    if constexpr (kIsFloat) {
+      coder.decode(words, whole / kTile, stats, limit, x + t);
+      if (whole == n) continue;
+      coder.decode(words + whole / kTile * bits, 1, stats, limit, buffer + whole);
+    } else {
+      coder.decode(words, tiles_of(n), stats, limit, buffer);
+      for (int64_t i = 0; i < whole; i += kTile) narrow_tile(buffer + i, x + t + i);
     }
-    if (!whole) std::copy_n(buffer, count - t, x + t);
-  }
-}
-
-// Calls run with the width as a constant.
-template <typename F>
-void for_width(int64_t bits, F&& run) {
-  switch (bits) {
-#define GACT_WIDTH(b) \
-  case b:             \
-    return run(std::integral_constant<int, b>{});
-    GACT_WIDTH(1)
-    GACT_WIDTH(2)
-    GACT_WIDTH(3)
-    GACT_WIDTH(4)
-    GACT_WIDTH(5)
-    GACT_WIDTH(6)
-    GACT_WIDTH(7)
-    GACT_WIDTH(8)
-    GACT_WIDTH(9)
-    GACT_WIDTH(10)
-    GACT_WIDTH(11)
-    GACT_WIDTH(12)
-    GACT_WIDTH(13)
-    GACT_WIDTH(14)
-    GACT_WIDTH(15)
-    GACT_WIDTH(16)
-#undef GACT_WIDTH
-    default:
-      TORCH_CHECK_VALUE(false, "Expected bits from 1 to 16 (got ", bits, ")");
+    for (int64_t i = whole; i < n; ++i) x[t + i] = static_cast<T>(buffer[i]);
   }
 }
 
@@ -178,26 +191,35 @@ int64_t groups_per_task(int64_t group_size) {
   return std::max<int64_t>(1, (int64_t{1} << 15) / group_size);
 }
 
+void check(int64_t bits, int64_t group_size) {
+  TORCH_CHECK_VALUE(1 <= bits && bits <= kMostBits, "Expected bits from 1 to ", kMostBits, " (got ",
+                    bits, ")");
+  TORCH_CHECK_VALUE(group_size > 0 && group_size % kTile == 0,
+                    "Expected group_size to be a positive multiple of ", kTile, " (got ",
+                    group_size, ")");
+}
+
 std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& input, int64_t bits, int64_t group_size,
                                         int64_t seed) {
+  check(bits, group_size);
   const at::Tensor x = input.contiguous();
   const int64_t n = x.numel();
   const int64_t groups = (n + group_size - 1) / group_size;
-  at::Tensor codes = at::empty({(n + kTile - 1) / kTile, bits}, x.options().dtype(at::kLong));
+  at::Tensor codes = at::empty({tiles_of(n), bits}, x.options().dtype(at::kLong));
   at::Tensor stats = at::empty({groups, 2}, x.options().dtype(at::kBFloat16));
+  advise_huge_pages(codes);
   auto* words = reinterpret_cast<uint64_t*>(codes.data_ptr<int64_t>());
   auto* pairs = stats.data_ptr<at::BFloat16>();
+  const Coder& coder = coder_of(bits);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "pack", [&] {
     const scalar_t* from = x.const_data_ptr<scalar_t>();
-    for_width(bits, [&](auto width) {
-      at::parallel_for(0, groups, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
-        for (int64_t g = begin; g < end; ++g) {
-          const int64_t start = g * group_size;
-          pack_group<scalar_t, width>(from + start, std::min(group_size, n - start), start,
-                                      static_cast<uint64_t>(seed), words + start / kTile * width,
-                                      pairs + 2 * g);
-        }
-      });
+    at::parallel_for(0, groups, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
+      for (int64_t g = begin; g < end; ++g) {
+        const int64_t start = g * group_size;
+        pack_group(from + start, std::min(group_size, n - start), static_cast<uint64_t>(start),
+                   static_cast<uint64_t>(seed), bits, coder, words + start / kTile * bits,
+                   pairs + 2 * g);
+      }
     });
   });
   return {codes, stats};
@@ -205,22 +227,31 @@ std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& input, int64_t bits, i
 
 at::Tensor unpack(const at::Tensor& codes, const at::Tensor& stats, at::IntArrayRef shape,
                   int64_t bits, int64_t group_size, at::ScalarType dtype) {
+  check(bits, group_size);
   at::Tensor x = at::empty(shape, codes.options().dtype(dtype));
-  advise_huge_pages(x);
   const int64_t n = x.numel();
   const int64_t groups = (n + group_size - 1) / group_size;
+  const int64_t codes_shape[] = {tiles_of(n), bits};
+  const int64_t stats_shape[] = {groups, 2};
+  TORCH_CHECK_VALUE(codes.sizes() == at::IntArrayRef(codes_shape) && codes.is_contiguous(),
+                    "Expected codes of ", at::IntArrayRef(codes_shape), " for this shape (got ",
+                    codes.sizes(), ")");
+  TORCH_CHECK_VALUE(stats.sizes() == at::IntArrayRef(stats_shape) && stats.is_contiguous(),
+                    "Expected stats of ", at::IntArrayRef(stats_shape), " for this shape (got ",
+                    stats.sizes(), ")");
+  advise_huge_pages(x);
   const auto* words = reinterpret_cast<const uint64_t*>(codes.const_data_ptr<int64_t>());
   const auto* pairs = stats.const_data_ptr<at::BFloat16>();
+  const Coder& coder = coder_of(bits);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "unpack", [&] {
     scalar_t* to = x.mutable_data_ptr<scalar_t>();
-    for_width(bits, [&](auto width) {
-      at::parallel_for(0, groups, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
-        for (int64_t g = begin; g < end; ++g) {
-          const int64_t start = g * group_size;
-          unpack_group<scalar_t, width>(words + start / kTile * width, pairs + 2 * g,
-                                        std::min(group_size, n - start), to + start);
-        }
-      });
+    at::parallel_for(0, groups, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
+      for (int64_t g = begin; g < end; ++g) {
+        const int64_t start = g * group_size;
+        const Stats s = {static_cast<float>(pairs[2 * g]), static_cast<float>(pairs[2 * g + 1])};
+        unpack_group(words + start / kTile * bits, s, std::min(group_size, n - start), bits, coder,
+                     to + start);
+      }
     });
   });
   return x;

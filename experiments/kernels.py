@@ -1,0 +1,168 @@
+"""How long the CPU kernels take to pack and unpack a float32 tensor, beside copies of it.
+
+``python -m experiments.kernels --elements 43_400_000 --bits 1-8 --rounds 7 --threads 2``
+
+``copy`` is ``dst.copy_(src)`` into memory that is there already, ``clone`` is ``src.clone()``,
+which has to fetch its memory from the system as unpack has to. All are run in turn, so that they
+meet the same weather of a busy machine, after one warm-up; the medians are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from experiments.atomic import write_atomically
+from experiments.display import make_console, make_table, say
+from experiments.errors import ExperimentError
+from experiments.options import Parser
+from experiments.results import current_versions
+from experiments.values import parse_count
+from gact_graph.kernels import cpu
+from gact_graph.quantizer import pack
+
+_ELEMENTS = 43_400_000  # a float32 node tensor of some 170 MB: 169,343 nodes, 256 channels
+_MOST_BITS = 16
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Time the kernels and print the table; return the exit code as the main job does."""
+    try:
+        args = _parse(argv)
+        before = torch.get_num_threads()
+        torch.set_num_threads(args.threads)
+        try:
+            milliseconds = measure(args.elements, args.bits, args.rounds)
+        finally:
+            torch.set_num_threads(before)
+        _show(make_console(), milliseconds, args)
+        if args.out is not None:
+            _write(milliseconds, args)
+    except ExperimentError as error:
+        print(f"kernels: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def measure(elements: int, widths: tuple[int, ...], rounds: int) -> dict[str, list[float]]:
+    """Return milliseconds of every round of ``copy``, ``clone``, ``pack b`` and ``unpack b``."""
+    source = torch.randn(elements, generator=torch.Generator().manual_seed(0))
+    target = torch.empty_like(source)
+    jobs: dict[str, Callable[[], Any]] = {
+        "copy": lambda: target.copy_(source),
+        "clone": source.clone,
+    }
+    for bits in widths:
+        record = pack(source, bits)
+        jobs[f"pack {bits}"] = lambda bits=bits: pack(source, bits)
+        jobs[f"unpack {bits}"] = record.unpack
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for turn in range(rounds + 1):
+        for name, job in jobs.items():
+            start = time.perf_counter()
+            made = job()
+            elapsed = time.perf_counter() - start
+            del made  # giving the memory back is no part of the job
+            if turn > 0:
+                times[name].append(1e3 * elapsed)
+    return times
+
+
+def parse_widths(text: str) -> tuple[int, ...]:
+    """Read widths of 1 to 16: ``4``, ``1-8`` or ``2,4,8``."""
+    widths: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        ends = (first, last if dash else first)
+        if not all(end.isascii() and end.isdecimal() for end in ends):
+            raise argparse.ArgumentTypeError(
+                f"Expected widths as '1-8', '2,4' or '2' (got {text!r})"
+            )
+        low, high = (int(end) for end in ends)
+        if not 1 <= low <= high <= _MOST_BITS:
+            raise argparse.ArgumentTypeError(
+                f"Expected widths from low to high, 1 to {_MOST_BITS} (got {text!r})"
+            )
+        widths.extend(range(low, high + 1))
+    return tuple(dict.fromkeys(widths))
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="python -m experiments.kernels", description=__doc__.splitlines()[0])
+    elements = f"default: {_ELEMENTS:_}"
+    parser.add_argument("--elements", type=_parse_long_count, default=_ELEMENTS, help=elements)
+    parser.add_argument("--bits", type=parse_widths, default="1-8", help="default: 1-8")
+    parser.add_argument("--rounds", type=parse_count, default=7, metavar="R", help="default: 7")
+    parser.add_argument("--threads", type=parse_count, default=2, metavar="T", help="default: 2")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="keep all times here")
+    return parser.parse_args(argv)
+
+
+def _parse_long_count(text: str) -> int:
+    """Read a whole number of at least 1 that may hold underscores between digits."""
+    return parse_count(text.replace("_", ""))
+
+
+def _medians(milliseconds: dict[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(times) for name, times in milliseconds.items()}
+
+
+def _show(console: Console, milliseconds: dict[str, list[float]], args: argparse.Namespace) -> None:
+    median = _medians(milliseconds)
+    copy, clone = median["copy"], median["clone"]
+    rows = []
+    for bits in args.bits:
+        pack_ms, unpack_ms = median[f"pack {bits}"], median[f"unpack {bits}"]
+        rows.append(
+            (
+                str(bits),
+                f"{pack_ms:.1f}",
+                f"{pack_ms / copy:.2f}",
+                f"{unpack_ms:.1f}",
+                f"{unpack_ms / clone:.2f}",
+            )
+        )
+    head = ("bits", "pack, ms", "pack / copy", "unpack, ms", "unpack / clone")
+    console.print(make_table("Quantizer on the CPU, medians", head, rows))
+    say(console, f"copy {copy:.1f} ms, clone {clone:.1f} ms")
+    say(
+        console,
+        f"{args.elements:,} float32, {args.rounds} rounds in turn, {args.threads} threads, "
+        f"{_served_by()}",
+    )
+
+
+def _served_by() -> str:
+    if cpu.load() is None:
+        return "pure torch"
+    return f"kernels built for {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _write(milliseconds: dict[str, list[float]], args: argparse.Namespace) -> None:
+    median = _medians(milliseconds)
+    content = {
+        "elements": args.elements,
+        "bits": list(args.bits),
+        "rounds": args.rounds,
+        "threads": args.threads,
+        "kernels": _served_by(),
+        "versions": current_versions(),
+        "milliseconds": milliseconds,
+        "median_milliseconds": median,
+        "pack_over_copy": {str(b): median[f"pack {b}"] / median["copy"] for b in args.bits},
+        "unpack_over_clone": {str(b): median[f"unpack {b}"] / median["clone"] for b in args.bits},
+    }
+    write_atomically(args.out, (json.dumps(content, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
