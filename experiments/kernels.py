@@ -10,6 +10,7 @@ meet the same weather of a busy machine, after one warm-up; the medians are comp
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -63,7 +64,7 @@ def measure(elements: int, widths: tuple[int, ...], rounds: int) -> dict[str, li
     }
     for bits in widths:
         record = pack(source, bits)
-        jobs[f"pack {bits}"] = lambda bits=bits: pack(source, bits)
+        jobs[f"pack {bits}"] = functools.partial(pack, source, bits)
         jobs[f"unpack {bits}"] = record.unpack
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for turn in range(rounds + 1):

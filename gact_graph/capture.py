@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, get_testing_overrides
 
@@ -118,11 +119,16 @@ def _overrides() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 @functools.cache
 def _argument_names(func: Callable[..., Any], count: int) -> tuple[str, ...]:
-    # Builtins have no signature; torch keeps a Python stand-in with the same one for most.
-    try:
-        parameters = inspect.signature(_overrides().get(func, func)).parameters.values()
-    except (TypeError, ValueError):
-        parameters = ()  # type: ignore[assignment]
+    # Builtins have no signature; torch keeps a Python stand-in with the same one for most. A method
+    # without one (PyG replaces torch.index_select) has the arguments of the function of its name.
+    twin = getattr(torch, getattr(func, "__name__", "").strip("_"), func)
+    parameters: list[inspect.Parameter] = []
+    for candidate in (_overrides().get(func, func), _overrides().get(twin, twin)):
+        try:
+            parameters = [*inspect.signature(candidate).parameters.values()]
+            break
+        except (TypeError, ValueError):
+            continue
     names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
     return tuple(names[i] if i < len(names) else f"arg{i}" for i in range(count))
 

@@ -6,8 +6,11 @@ holding the memory, so as a key it cannot be confused with a later storage.
 
 from __future__ import annotations
 
+import inspect
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,6 +20,10 @@ from torch_geometric.typing import SparseTensor
 
 _MODULE_FIELDS = frozenset(vars(nn.Module()))
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), type, torch.dtype, torch.device)
+
+
+# Not `callable`: PyG's Data is.
+_NO_DATA = (nn.Module, weakref.ref, ModuleType)
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -76,7 +83,7 @@ def _walk(value: Any, seen: set[int], into_objects: bool) -> Iterator[Tensor]:
         children: Any = value.values()
     elif isinstance(value, (tuple, list, set, frozenset)):
         children = value
-    elif isinstance(value, nn.Module) or callable(value):
+    elif isinstance(value, _NO_DATA) or inspect.isroutine(value):
         return
     elif into_objects or isinstance(value, SparseTensor):
         children, into_objects = _attributes(value), True

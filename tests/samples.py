@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 
 NODES, FEATURES, CLASSES = 300, 32, 5
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """For files that import it: on tensors this small, threads cost more than they save."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def graph(nodes: int = NODES, arcs: int = 2000, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -30,7 +40,9 @@ class GraphNet(nn.Module):
         super().__init__()
         convs = {
             "gcn": lambda i, o: GCNConv(i, o),
-            "gat": lambda i, o: GATConv(i, o // 2 if o > CLASSES else o, heads=2, concat=o > CLASSES),
+            "gat": lambda i, o: GATConv(
+                i, o // 2 if o > CLASSES else o, heads=2, concat=o > CLASSES
+            ),
             "sage": lambda i, o: SAGEConv(i, o),
             "gin": lambda i, o: GINConv(nn.Sequential(nn.Linear(i, o), nn.ReLU(), nn.Linear(o, o))),
         }
@@ -104,18 +116,3 @@ def distance(left: list[Tensor], right: list[Tensor]) -> float:
     """Relative L2 distance of two lists of gradients."""
     a, b = (torch.cat([t.flatten() for t in side]) for side in (left, right))
     return ((a - b).norm() / b.norm()).item()
-
-
-def packed_in(root: object) -> Iterator[tuple[str, object]]:
-    """Every tensor or packed object that the graph of ``root`` saves, by attribute name."""
-    seen, queue = set(), [root.grad_fn]
-    while queue:
-        node = queue.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        queue += [n for n, _ in node.next_functions]
-        for name in dir(node):
-            if name.startswith("_raw_saved_"):
-                value = getattr(node, name)
-                yield from ((name, v) for v in (value if isinstance(value, tuple) else (value,)))

@@ -9,7 +9,16 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from samples import GraphNet, Mlp, distance, equal, graph, make, train_step
+from samples import (
+    GraphNet,
+    Mlp,
+    distance,
+    equal,
+    graph,
+    make,
+    one_thread,  # noqa: F401
+    train_step,
+)
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -47,22 +56,23 @@ class TestWrap:
     @pytest.mark.parametrize("kind", KINDS)
     def test_l1_gradients_are_near_and_differ(self, kind):
         plain = make(lambda: GraphNet(kind))
-        wrapped = gact_graph.wrap(make(lambda: GraphNet(kind)), bits=8)
+        wrapped = gact_graph.wrap(make(lambda: GraphNet(kind)), bits=12)
         expected, got = train_step(plain, *graph()), train_step(wrapped, *graph())
-        # 8 bits err by at most 1/255 of a group's range, which is some 5 standard deviations.
-        assert 0 < distance(got, expected) < 0.05
+        # 12 bits err by less than 1/4095 of a group's range, but leaky_relu's rare changes of sign
+        # count fully.
+        assert 0 < distance(got, expected) < 0.03
         assert gact_graph.report(wrapped).rate > 1.2
 
     def test_l1_gradients_are_unbiased(self):
         expected = train_step(make(Mlp), graph()[0])
         single, total = 0.0, None
-        steps = 64
+        steps = 32
         for seed in range(steps):
             got = train_step(gact_graph.wrap(make(Mlp), bits=2, seed=seed), graph()[0])
             single += distance(got, expected) / steps
             total = got if total is None else [a + b for a, b in zip(total, got, strict=True)]
         mean = distance([t / steps for t in total], expected)
-        # The error of a mean of 64 falls by 8. tanh's gradient 1 - y^2 is of second order in the
+        # The error of a mean of 32 falls by 5.6. tanh's gradient 1 - y^2 is of second order in the
         # quantized y, so a bias of about Var(y) stays: unbiased to first order, as GACT has it.
         assert single > 0.1
         assert mean < single / 2.5
@@ -73,11 +83,11 @@ class TestWrap:
 
         expected = train_step(make(net), graph()[0])
         got = [
-            train_step(gact_graph.wrap(make(net), bits=2, seed=s), graph()[0]) for s in range(64)
+            train_step(gact_graph.wrap(make(net), bits=2, seed=s), graph()[0]) for s in range(32)
         ]
         mean = [torch.stack(parts).mean(0) for parts in zip(*got, strict=True)]
-        # Here the gradient is linear in the context: the error falls as 1/sqrt(64), with a margin.
-        assert distance(mean, expected) < distance(got[0], expected) / 5
+        # Here the gradient is linear in the context: the error falls as 1/sqrt(32), with a margin.
+        assert distance(mean, expected) < distance(got[0], expected) / 4
 
     def test_the_seed_decides(self):
         runs = [
@@ -361,9 +371,8 @@ class TestCompress:
 
     def test_an_exception_leaves_no_report(self):
         model = gact_graph.wrap(make(Mlp), bits=4)
-        with pytest.raises(KeyError), gact_graph.compress(model):
-            model(graph()[0])
-            raise KeyError
+        with pytest.raises(RuntimeError, match="shapes"), gact_graph.compress(model):
+            model.last(model.first(graph()[0])[:, :7])
         assert gact_graph.report(model).empty
 
 
@@ -410,7 +419,7 @@ class TestWithOthers:
         assert distance(got, train_step(make(Mlp), graph()[0])) < 1
         assert len(got) == 6
 
-    def test_ddp_like_nesting(self):
+    def test_wrapped_models_nested(self):
         class Outer(nn.Module):
             def __init__(self, inner):
                 super().__init__()

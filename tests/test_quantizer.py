@@ -67,19 +67,20 @@ def test_unbiased_with_bounded_error_and_variance(bits: int, device: str) -> Non
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_errors_of_different_elements_and_seeds_are_uncorrelated(bits: int) -> None:
-    x, count = torch.full((128,), 0.37), 4000
-    x[0], x[1] = 0.0, 1.0
+    x, count = torch.zeros(128), 4000
+    x[1] = 1.0
+    record = pack(x, bits)
+    assert record.stats is not None
+    # A third of the way between two codes: near a code there is little noise to correlate.
+    x[2:] = record.stats[0, 1].float() * (2**bits // 3 + 1 / 3)
     y, _ = _decoded(x, bits, range(count))
-    # Where the step is a fraction that 0.37 lies on, there is no noise to correlate.
     noisy = y[:, 2:].t()
-    assert (noisy.var(1) > 0).all()
     between = torch.corrcoef(noisy) - torch.eye(126, dtype=torch.float64)
     assert between.abs().max() < 6 / count**0.5
-    centred = noisy - noisy.mean()
-    assert (
-        abs(torch.corrcoef(torch.stack([centred[:, :-1].ravel(), centred[:, 1:].ravel()]))[0, 1])
-        < 6 / (126 * count) ** 0.5
-    )
+    neighbours = torch.stack([noisy[:-1].ravel(), noisy[1:].ravel()])
+    assert abs(torch.corrcoef(neighbours)[0, 1]) < 6 / (125 * count) ** 0.5
+    seeds = torch.stack([noisy[:, :-1].ravel(), noisy[:, 1:].ravel()])
+    assert abs(torch.corrcoef(seeds)[0, 1]) < 6 / (126 * count) ** 0.5
 
 
 def test_float64_constant_keeps_every_digit() -> None:
@@ -121,7 +122,7 @@ def test_nbytes_is_what_the_format_says(n: int, group_size: int) -> None:
 
 def test_seed_decides_and_may_be_any_int() -> None:
     x = _normal(500)
-    seeds = [0, 1, -1, 2**63, 2**63 + 5, -(2**63), 2**64 - 2]
+    seeds = [0, 1, -1, 2**63, 2**63 + 5, -(2**63) + 1, 2**64 - 2]
     codes = [pack(x, 2, seed=seed).codes for seed in seeds]
     for i, a in enumerate(codes):
         assert torch.equal(a, pack(x, 2, seed=seeds[i]).codes)
@@ -226,7 +227,8 @@ def test_widths_are_those_that_check_bits_lets_through() -> None:
 @settings(max_examples=150, deadline=None)
 @given(
     values=st.lists(
-        st.floats(width=32, allow_nan=False, min_value=-1e37, max_value=1e37), max_size=300
+        st.floats(width=32, allow_nan=False, min_value=-(2.0**120), max_value=2.0**120),
+        max_size=300,
     ),
     bits=st.integers(1, 16),
     group_size=st.sampled_from([64, 128, 256]),
@@ -246,7 +248,7 @@ def test_round_trip_is_off_by_one_step_at_most(
     low = packed.stats[:, 0].double().repeat_interleave(group_size)[: len(values)]
     assert ((y.double() - x.double()).abs() <= step * (1 + 2.0**-8) + rounding).all()
     # bfloat16 has 8 bits: no step is wider than what is needed, but for its rounding.
-    for g, group in enumerate(x.split(group_size)):
+    for g, group in enumerate(x.split(group_size) if values else ()):
         need = (group.max().double() - low[g * group_size]) / (2**bits - 1)
         smallest = float(torch.finfo(torch.float32).tiny) * 2**17
         assert step[g * group_size] <= max(need * (1 + 2.0**-6), smallest)

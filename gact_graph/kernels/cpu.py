@@ -87,7 +87,8 @@ def _cpp_extension() -> ModuleType:
 
 
 def _openmp() -> list[str]:
-    # torch's parallel_for is a header: without OpenMP it runs on one thread. Apple's clang has none.
+    # torch's parallel_for is a header: without OpenMP it runs on one thread. Apple's clang has
+    # none.
     return [] if platform.system() == "Darwin" else ["-fopenmp"]
 
 

@@ -115,8 +115,8 @@ def _pack_slice(
     words[torch.arange(groups, device=x.device)[constant] * (group_size // TILE), 0] = (
         filled[constant, 0].to(torch.float64).view(torch.int64)
     )
-    # Both are on bfloat16's grid: their upper halves, and no conversion, since torch's own gives NaN
-    # one bit pattern or another.
+    # Both are on bfloat16's grid, so their upper halves will do. torch's own conversion gives NaN
+    # one bit pattern or another, by the vector width.
     pairs = torch.stack([low, step], 1).view(torch.int32) >> 16
     return words[: -(-n // TILE)], pairs.to(torch.int16).view(torch.bfloat16)
 

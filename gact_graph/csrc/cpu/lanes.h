@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
@@ -214,6 +213,10 @@ inline void narrow_tile(const float* from, T* to) {
 // The least and the greatest of the tiles added, and whether all were finite.
 class Extent {
  public:
+  Extent() {
+    std::fill_n(low_, kLanes, std::numeric_limits<float>::infinity());
+    std::fill_n(high_, kLanes, -std::numeric_limits<float>::infinity());
+  }
   void add(const float* tile) {
     // Sixteen of each, so that the loop has no chain of dependent comparisons.
     for (int t = 0; t < kTile; t += kLanes) {
@@ -237,12 +240,6 @@ class Extent {
   float low_[kLanes];
   float high_[kLanes];
   float poison_[kLanes] = {};
-
- public:
-  Extent() {
-    std::fill_n(low_, kLanes, std::numeric_limits<float>::infinity());
-    std::fill_n(high_, kLanes, -std::numeric_limits<float>::infinity());
-  }
 };
 
 template <int kBits>
