@@ -153,27 +153,33 @@ class Owner:
     """
 
 
-class EnterModule:
-    """Forward pre-hook on a submodule. Holds no session, so that modules stay picklable."""
+def session_of(owner: Owner) -> Any:
+    """The session that captures on this thread if it is this owner's, or None."""
+    session = current()
+    return session if session is not None and session.owner is owner else None
+
+
+class ModuleHook:
+    """What both hooks on a submodule know. They hold no session, so that modules stay picklable."""
 
     def __init__(self, owner: Owner, module: str) -> None:
         self.owner = owner
         self.module = module
 
+
+class EnterModule(ModuleHook):
+    """Forward pre-hook on a submodule."""
+
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        session = current()
-        if session is not None and session.owner is self.owner:
+        session = session_of(self.owner)
+        if session is not None:
             session.enter(self.module, (args, kwargs))
 
 
-class LeaveModule:
+class LeaveModule(ModuleHook):
     """Forward hook on a submodule, called also when its forward raises."""
 
-    def __init__(self, owner: Owner, module: str) -> None:
-        self.owner = owner
-        self.module = module
-
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        session = current()
-        if session is not None and session.owner is self.owner:
+        session = session_of(self.owner)
+        if session is not None:
             session.leave(self.module)

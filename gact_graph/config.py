@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gact_graph.quantizer import check_bits, check_group_size
+from gact_graph.quantizer import check_bits, check_group_size, check_int
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,7 @@ class Config:
         if self.level not in LEVELS:
             names = ", ".join(repr(name) for name in LEVELS)
             raise ValueError(f"Expected level to be one of {names} (got {self.level!r})")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise TypeError(f"Expected seed to be an int (got {type(self.seed).__name__})")
+        check_int("seed", self.seed)
 
     @property
     def quantize(self) -> bool:

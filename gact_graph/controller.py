@@ -50,8 +50,7 @@ class Controller:
     @property
     def session(self) -> Session | None:
         """The session of this model that captures on this thread."""
-        session = capture.current()
-        return session if session is not None and session.owner is self.owner else None
+        return capture.session_of(self.owner)
 
     @contextmanager
     def capture(

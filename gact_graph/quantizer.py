@@ -101,18 +101,22 @@ class Packed:
         return unpacked
 
 
-def check_bits(bits: object) -> None:
+def check_int(name: str, value: object) -> None:
+    """Raises TypeError unless ``value`` is an int; a bool is none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"Expected {name} to be an int (got {type(value).__name__})")
+
+
+def check_bits(bits: int) -> None:
     """Raises TypeError or ValueError unless ``bits`` is one of :data:`WIDTHS`."""
-    if isinstance(bits, bool) or not isinstance(bits, int):
-        raise TypeError(f"Expected bits to be an int (got {type(bits).__name__})")
+    check_int("bits", bits)
     if bits not in WIDTHS:
         raise ValueError(f"Expected bits to be 1 to 16, or 32 for no quantization (got {bits})")
 
 
-def check_group_size(group_size: object) -> None:
+def check_group_size(group_size: int) -> None:
     """Raises TypeError or ValueError unless ``group_size`` is a positive multiple of a tile."""
-    if isinstance(group_size, bool) or not isinstance(group_size, int):
-        raise TypeError(f"Expected group_size to be an int (got {type(group_size).__name__})")
+    check_int("group_size", group_size)
     if group_size < reference.TILE or group_size % reference.TILE:
         raise ValueError(
             f"Expected group_size to be a positive multiple of {reference.TILE} (got {group_size})"
@@ -137,8 +141,7 @@ def pack(x: Tensor, bits: int, *, group_size: int = 256, seed: int = 0) -> Packe
     """
     check_bits(bits)
     check_group_size(group_size)
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"Expected seed to be an int (got {type(seed).__name__})")
+    check_int("seed", seed)
     if not isinstance(x, Tensor):
         raise TypeError(f"Expected a tensor (got {type(x).__name__})")
     if x.layout != torch.strided:
