@@ -14,7 +14,6 @@ import functools
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from experiments.display import make_console, make_table, say
 from experiments.errors import ExperimentError
 from experiments.options import Parser
 from experiments.results import current_versions
+from experiments.timing import time_in_turn
 from experiments.values import parse_count
 from gact_graph.kernels import cpu
 from gact_graph.quantizer import pack
@@ -66,16 +66,8 @@ def measure(elements: int, widths: tuple[int, ...], rounds: int) -> dict[str, li
         record = pack(source, bits)
         jobs[f"pack {bits}"] = functools.partial(pack, source, bits)
         jobs[f"unpack {bits}"] = record.unpack
-    times: dict[str, list[float]] = {name: [] for name in jobs}
-    for turn in range(rounds + 1):
-        for name, job in jobs.items():
-            start = time.perf_counter()
-            made = job()
-            elapsed = time.perf_counter() - start
-            del made  # giving the memory back is no part of the job
-            if turn > 0:
-                times[name].append(1e3 * elapsed)
-    return times
+    seconds = time_in_turn(jobs, rounds)
+    return {name: [1e3 * second for second in times] for name, times in seconds.items()}
 
 
 def parse_widths(text: str) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ import copy
 import json
 import statistics
 import sys
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from experiments.errors import ExperimentError, UsageError
 from experiments.models import GAT, GCN
 from experiments.options import Parser
 from experiments.results import current_versions
+from experiments.timing import time_in_turn
 from experiments.train import seed_everything, synchronize, training_step
 from experiments.values import parse_bits, parse_count, parse_device
 
@@ -83,14 +84,7 @@ def time_model(
     stock = subject.make(task.x.size(1), task.num_classes).to(device)
     compressed = gact_graph.wrap(copy.deepcopy(stock), bits=bits, level="L1", adaptive=False)
     runners = {"fp32": _runner(stock, task), "compressed": _runner(compressed, task)}
-    seconds: dict[str, list[float]] = {name: [] for name in runners}
-    for step in range(rounds + 1):
-        for name, run in runners.items():
-            start = time.perf_counter()
-            run()
-            synchronize(device)
-            if step > 0:  # the first compiles kernels and fills caches
-                seconds[name].append(time.perf_counter() - start)
+    seconds = time_in_turn(runners, rounds)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     return {
         "seconds": seconds,
@@ -99,9 +93,14 @@ def time_model(
     }
 
 
-def _runner(model: nn.Module, task: NodeTask) -> Any:
+def _runner(model: nn.Module, task: NodeTask) -> Callable[[], None]:
     optimizer = torch.optim.Adam(model.parameters(), lr=_LR)
-    return lambda: training_step(model, optimizer, task)
+
+    def step() -> None:
+        training_step(model, optimizer, task)
+        synchronize(task.x.device)
+
+    return step
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

@@ -34,7 +34,7 @@ def test_table_and_file_hold_every_width(tmp_path: Path, capsys) -> None:
 
 def test_jobs_run_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(100))
-    monkeypatch.setattr("experiments.kernels.time.perf_counter", lambda: next(clock) ** 2)
+    monkeypatch.setattr("experiments.timing.time.perf_counter", lambda: next(clock) ** 2)
     times = measure(100, (2,), 2)
     # Four jobs a round with two looks at the clock each; look k reads k^2 seconds.
     assert times["copy"] == [1e3 * (2 * k + 1) for k in (8, 16)]
