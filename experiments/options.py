@@ -22,7 +22,10 @@ from experiments.values import (
     parse_share,
 )
 
-LEVELS = ("L0", "L1")
+EXACT_LEVELS = ("L0", "lossless")
+"""Levels that quantize nothing."""
+
+LEVELS = (*EXACT_LEVELS, "L1")
 
 
 @dataclass(frozen=True)
@@ -115,9 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         help="digits, cora, citeseer, pubmed, ogbn-arxiv, flickr, reddit, yelp, FILE.npz or "
         "synthetic:NAME[@SCALE] (default: digits)",
     )
-    parser.add_argument(
-        "--level", choices=LEVELS, help="default: L1, at 32 bits L0 (nothing compressed)"
-    )
+    parser.add_argument("--level", choices=LEVELS, help="default: L1, at 32 bits L0")
     parser.add_argument(
         "--fixed", action="store_true", help="the same bits everywhere, no adaptive allocator"
     )
@@ -146,9 +147,9 @@ def _parser() -> argparse.ArgumentParser:
 def _level(level: str | None, bits: int | None, compare: bool) -> str:
     if level is None:
         return "L0" if bits == FP32_BITS and not compare else "L1"
-    if level == "L0" and (compare or bits != FP32_BITS):
+    if level in EXACT_LEVELS and (compare or bits != FP32_BITS):
         got = "--compare" if compare else f"--bits {bits}"
         raise UsageError(
-            f"Expected --bits 32 with --level L0, which compresses nothing (got {got})"
+            f"Expected --bits 32 with --level {level}, which quantizes nothing (got {got})"
         )
     return level

@@ -114,7 +114,7 @@ def compress(model: nn.Module) -> Iterator[None]:
         return
     with controller.capture(model, adopt_inputs=True) as session:
         yield
-        session.settle(model, ())
+        session.settle(model, (), ())
 
 
 def _stand_in(model: nn.Module) -> CompressedForward | None:

@@ -9,14 +9,21 @@ from gact_graph.quantizer import check_bits, check_group_size, check_int
 
 @dataclass(frozen=True)
 class Level:
-    """What a level does to the contexts that autograd saves."""
+    """What a level does to the contexts that autograd saves.
 
+    Args:
+        exact: Masks, indices, gathers and what is never read take their small exact forms.
+        quantize: What is left takes ``bits`` an element.
+    """
+
+    exact: bool
     quantize: bool
 
 
 LEVELS = {
-    "L0": Level(quantize=False),
-    "L1": Level(quantize=True),
+    "L0": Level(exact=False, quantize=False),
+    "lossless": Level(exact=True, quantize=False),
+    "L1": Level(exact=True, quantize=True),
 }
 
 
@@ -38,6 +45,10 @@ class Config:
             names = ", ".join(repr(name) for name in LEVELS)
             raise ValueError(f"Expected level to be one of {names} (got {self.level!r})")
         check_int("seed", self.seed)
+
+    @property
+    def exact(self) -> bool:
+        return LEVELS[self.level].exact
 
     @property
     def quantize(self) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.hooks import RemovableHandle
 
-from gact_graph import capture
+from gact_graph import hooks
 from gact_graph.config import Config
 from gact_graph.report import Report
 from gact_graph.session import Session
@@ -28,18 +28,10 @@ class Controller:
 
     def __init__(self, config: Config, model: nn.Module) -> None:
         self.config = config
-        self.owner = capture.Owner()
+        self.owner = hooks.Owner()
         self.forwards = 0
         self.report = Report(empty=True)
-        self._handles: list[RemovableHandle] = []
-        for name, module in model.named_modules():
-            if module is not model:
-                enter = capture.EnterModule(self.owner, name)
-                leave = capture.LeaveModule(self.owner, name)
-                self._handles += [
-                    module.register_forward_pre_hook(enter, with_kwargs=True),
-                    module.register_forward_hook(leave, always_call=True),
-                ]
+        self._handles = [*hooks.attach(self.owner, model)]
 
     def remove_hooks(self) -> None:
         """Takes the hooks off the submodules."""
@@ -50,7 +42,7 @@ class Controller:
     @property
     def session(self) -> Session | None:
         """The session of this model that captures on this thread."""
-        return capture.session_of(self.owner)
+        return hooks.session_of(self.owner)
 
     @contextmanager
     def capture(
@@ -59,11 +51,11 @@ class Controller:
         """Compresses what autograd saves inside, and reports if it ends without an exception."""
         session = Session(self.config, self.owner, self.forwards, model, inputs, adopt_inputs)
         self.forwards += 1
-        outer = capture.current()
+        outer = hooks.current()
         with ExitStack() as stack:
             stack.callback(session.close)
-            stack.callback(capture.set_current, outer)
-            capture.set_current(session)
+            stack.callback(hooks.set_current, outer)
+            hooks.set_current(session)
             stack.enter_context(saved_tensors_hooks(session.pack, session.unpack))
             stack.enter_context(session.trace)
             yield session
@@ -93,7 +85,7 @@ class CompressedForward:
             return self.inner(*args, **kwargs)
         with self.controller.capture(model, (args, kwargs)) as session:
             output = self.inner(*args, **kwargs)
-            session.settle(model, output)
+            session.settle(model, (args, kwargs), output)
         return output
 
     @property

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch_geometric.index import Index
 from torch_geometric.typing import SparseTensor
 
 _MODULE_FIELDS = frozenset(vars(nn.Module()))
@@ -29,6 +30,11 @@ _NO_DATA = (nn.Module, weakref.ref, ModuleType)
 def is_plain(tensor: Tensor) -> bool:
     """Whether the tensor is strided memory of no special subclass."""
     return type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
+
+
+def plain_of(tensor: Tensor) -> Tensor:
+    """The plain tensor inside PyG's :class:`Index`, a row of an ``EdgeIndex``; others as they are."""
+    return tensor.as_tensor() if isinstance(tensor, Index) else tensor
 
 
 def key_of(tensor: Tensor) -> StorageWeakRef:
@@ -113,11 +119,12 @@ class Layout:
     shape: torch.Size
     stride: tuple[int, ...]
     dense: bool
+    offset: int = 0
 
     def restore(self, flat: Tensor) -> Tensor:
         """The tensor with its own shape and strides over the decoded span [numel]."""
         if self.dense:
-            return flat.as_strided(self.shape, self.stride)
+            return flat.as_strided(self.shape, self.stride, self.offset + flat.storage_offset())
         spread = torch.empty_strided(self.shape, self.stride, dtype=flat.dtype, device=flat.device)
         return spread.copy_(flat.view(self.shape))
 
@@ -151,6 +158,18 @@ def span_of(tensor: Tensor) -> tuple[Tensor, Layout] | None:
     ):
         return None  # expanded and with holes: no operation saves such a thing as its own memory
     return tensor.reshape(-1), Layout(tensor.shape, tensor.stride(), dense=False)
+
+
+def whole_of(tensor: Tensor) -> tuple[Tensor, Layout]:
+    """All elements of the tensor's storage, flat, and the tensor's layout over them."""
+    numel = tensor.untyped_storage().nbytes() // tensor.element_size()
+    layout = Layout(tensor.shape, tensor.stride(), dense=True, offset=int(tensor.storage_offset()))
+    return tensor.as_strided((numel,), (1,), 0), layout
+
+
+def sample_of(flat: Tensor, count: int = 16) -> tuple[Any, ...]:
+    """Up to ``count`` elements of a tensor [numel], evenly spread, as Python numbers."""
+    return tuple(flat[:: max(1, flat.numel() // count)][:count].tolist())
 
 
 def version_of(tensor: Tensor) -> int | None:

@@ -40,6 +40,8 @@ def test_zero_is_a_value_and_not_a_missing_flag() -> None:
 def test_level_follows_bits() -> None:
     assert parse(["--model", "gcn", "--bits", "32"]).level == "L0"
     assert parse(["--model", "gcn", "--bits", "32", "--level", "L1"]).level == "L1"
+    exact = parse(["--model", "gcn", "--bits", "32", "--level", "lossless"])
+    assert (exact.level, exact.bits) == ("lossless", 32)
     assert parse(["--model", "gcn", "--compare"]).level == "L1"
     assert parse(["--model", "gcn", "--compare", "--bits", "32"]).level == "L1"
 
@@ -53,6 +55,11 @@ def test_level_follows_bits() -> None:
         ("--model gcn --bits 17", r"--bits: Expected a whole number 1 to 16, or 32 \(got '17'\)"),
         ("--model gcn --bits 4 --heads 2", r"Expected --heads with --model gat only"),
         ("--model gcn --bits 4 --level L0", r"Expected --bits 32 with --level L0"),
+        (
+            "--model gcn --bits 4 --level lossless",
+            r"--bits 32 with --level lossless, which quantizes nothing \(got --bits 4\)",
+        ),
+        ("--model gcn --compare --level lossless", r"\(got --compare\)"),
         ("--model gcn --compare --level L0", r"\(got --compare\)"),
         ("--model gcn --bits 4 --level L9", "L9"),
         ("--model gcn --bits 4 --seeds 9-0", "--seeds: Expected seeds"),

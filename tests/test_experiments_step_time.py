@@ -8,43 +8,75 @@ import pytest
 import torch
 from experiments_samples import small_graph
 
-from experiments import step_time
-from experiments.step_time import SUBJECTS, main
+from experiments import step_time, subjects
+from experiments.step_time import main, time_model
+from experiments.subjects import SUBJECTS
 
 
-def test_times_every_model(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_times_every_model_at_every_level(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(step_time, "load", lambda spec, root: small_graph())
     out = tmp_path / "times.json"
     flags = ["--models", ",".join(SUBJECTS), "--rounds", "3", "--bits", "2", "--out", str(out)]
-    assert main(flags) == 0
+    assert main([*flags, "--levels", "lossless,L1"]) == 0
     text = capsys.readouterr().out
     assert f"{torch.get_num_threads()} threads" in text
-    assert "L1 2 bit" in text
+    assert "lossless, s" in text and "L1 2 bit, s" in text
     content = json.loads(out.read_text())
     assert (content["bits"], content["rounds"]) == (2, 3)
+    assert content["levels"] == ["lossless", "L1"]
     assert content["models"].keys() == SUBJECTS.keys()
     for timing in content["models"].values():
         seconds = timing["seconds"]
         assert {name: len(times) for name, times in seconds.items()} == {
             "fp32": 3,  # the warm-up is not among them
-            "compressed": 3,
+            "lossless": 3,
+            "L1": 3,
         }
         medians = {name: statistics.median(times) for name, times in seconds.items()}
         assert timing["median_seconds"] == medians
-        assert timing["ratio"] == medians["compressed"] / medians["fp32"]
+        assert timing["ratio"] == {
+            level: medians[level] / medians["fp32"] for level in ("lossless", "L1")
+        }
 
 
-def test_models_are_those_of_the_design() -> None:
-    gcn, gat = (SUBJECTS[name].make(128, 40) for name in ("gcn", "gat"))
-    assert [conv.out_channels for conv in gcn.convs] == [256, 256, 40]
-    assert [(conv.heads, conv.out_channels) for conv in gat.convs] == [(3, 64), (3, 64), (3, 40)]
-    assert SUBJECTS["gcn-edge_index"].make(128, 40).convs[0].normalize
+def test_level_is_l1_by_default(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(step_time, "load", lambda spec, root: small_graph())
+    assert main(["--models", "gcn", "--rounds", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "L1 4 bit, s" in text and "lossless" not in text
+
+
+def test_copies_are_wrapped_once_each_and_stock_stays_stock(monkeypatch) -> None:
+    wrapped = []
+    monkeypatch.setattr(
+        step_time,
+        "wrap_at",
+        lambda model, *how: wrapped.append((model, *how)) or subjects.wrap_at(model, *how),
+    )
+    taken = []
+    real = step_time.training_step
+    monkeypatch.setattr(
+        step_time,
+        "training_step",
+        lambda model, *rest: taken.append(model) or real(model, *rest),
+    )
+    device = torch.device("cpu")
+    time_model(SUBJECTS["gcn"], small_graph(), ["lossless", "L1"], 4, 1, device)
+    (lossless, *how), (quantized, *other) = wrapped
+    assert (how, other) == (["lossless", 4], ["L1", 4])
+    stock = taken[0]
+    assert [id(model) for model in taken] == 2 * [id(stock), id(lossless), id(quantized)]
+    assert "forward" not in vars(stock)
+    # The copies set out with equal weights, and two exact steps leave them equal.
+    for a, b in zip(stock.buffers(), lossless.buffers(), strict=True):
+        assert a.shape == b.shape and a.data_ptr() != b.data_ptr()
 
 
 @pytest.mark.parametrize(
     ("line", "code", "words"),
     [
-        ("--models gcn,gin", 2, "Expected --models of gcn, gcn-edge_index, gat (got 'gin')"),
+        ("--models gcn,gin", 2, "Expected --models of gcn, gcn-edge_index, gat, gcnii (got 'gin')"),
+        ("--levels L1,L3", 2, "Expected --levels of L0, lossless, L1 (got 'L3')"),
         ("--rounds 0", 2, "Expected a whole number of at least 1"),
         ("--dataset nosuch", 1, "nosuch"),
     ],

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
+import torch
 from torch import Tensor
 
 from gact_graph.codecs.base import Codec, Encoded, Request
-from gact_graph.storage import parts_of, version_of
+from gact_graph.storage import is_plain, parts_of, sample_of, version_of
 
 
 class Kept(Encoded):
@@ -36,12 +39,18 @@ class Kept(Encoded):
             )
         return self.tensor
 
+    def fingerprint(self) -> Hashable:
+        if not is_plain(self.tensor):
+            return None
+        return self.codec, self.tensor.dtype, self.tensor.shape, sample_of(self.tensor)
+
+    def equals(self, other: Encoded) -> bool:
+        same = isinstance(other, Kept) and version_of(other.tensor) == other.version
+        return same and torch.equal(self.tensor, other.tensor)
+
 
 class Keep(Codec):
     """Takes everything: the last of the list."""
-
-    def accepts(self, request: Request) -> bool:
-        return True
 
     def encode(self, request: Request) -> Kept:
         return Kept(request.tensor, request.slot)

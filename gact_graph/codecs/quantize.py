@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from gact_graph.codecs.base import Codec, Encoded, Request
+from gact_graph.operations import Values
 from gact_graph.quantizer import DTYPES, Packed, pack
 
 
@@ -12,6 +13,7 @@ class Quantized(Encoded):
     """A context as codes and group statistics."""
 
     codec = "quantize"
+    exact = False
 
     def __init__(self, packed: Packed) -> None:
         self.packed = packed
@@ -26,14 +28,16 @@ class Quantized(Encoded):
 
 
 class Quantize(Codec):
-    """Takes floating-point contexts wherever the width saves something."""
+    """Takes floating-point contexts that may carry noise, where the width saves something."""
 
-    def accepts(self, request: Request) -> bool:
-        tensor = request.tensor
-        return tensor.dtype in DTYPES and request.bits < min(32, 8 * tensor.element_size())
+    exact = False
 
-    def encode(self, request: Request) -> Quantized:
-        packed = pack(
-            request.tensor, request.bits, group_size=request.group_size, seed=request.seed
-        )
+    def encode(self, request: Request) -> Quantized | None:
+        x, reads = request.tensor, request.reads
+        if x.dtype not in DTYPES or not isinstance(reads, Values):
+            return None
+        bits = max(request.bits, reads.least_bits)
+        if bits >= min(32, 8 * x.element_size()):
+            return None
+        packed = pack(x, bits, group_size=request.group_size, seed=request.seed)
         return Quantized(packed)

@@ -18,7 +18,7 @@ from torch import nn
 from torch_geometric.nn import GATConv
 
 import gact_graph
-from gact_graph.capture import Call
+from gact_graph.trace import Call
 
 X, EDGES = graph()
 

@@ -1,22 +1,24 @@
 """Who saves what, and where: the name of each context while a forward runs.
 
 Autograd's saved-tensor hooks give a tensor and nothing else. A torch function mode sees each
-operation with its arguments, and hooks on the submodules see which module runs; together they
-name the context: ``convs.1/lin/linear.input`` is the argument ``input`` of the operation ``linear``
-in the submodule ``lin`` of ``convs.1``.
+operation with its arguments, and hooks on the modules see which one runs, in which phase of message
+passing; together they name the context: ``convs.1/lin/linear.input`` is the argument ``input`` of
+the operation ``linear`` in the submodule ``lin`` of ``convs.1``, and
+``convs.1/edge_update/softmax.exp.result`` what ``exp`` gave within PyG's ``softmax``.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import threading
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode, get_testing_overrides
 
 from gact_graph.storage import is_plain, key_of
@@ -32,6 +34,12 @@ class Call:
         self.kwargs = kwargs
         self.label = ""
         self.positions: Counter[str] = Counter()
+
+    def argument(self, place: int, *names: str, default: Any = None) -> Any:
+        """An argument by its place or by one of its names."""
+        if place < len(self.args):
+            return self.args[place]
+        return next((self.kwargs[name] for name in names if name in self.kwargs), default)
 
     def position_of(self, tensor: Tensor) -> str:
         """The name of the argument that shares its memory with the tensor, else ``result``."""
@@ -52,25 +60,43 @@ class Call:
                         yield f"{name}.{i}", item
 
 
-class Trace(TorchFunctionMode):
-    """Follows the operations and the submodules of one forward, and names what they save."""
+@dataclass(frozen=True)
+class Saver:
+    """Who saves a tensor: the slot's name, the operation, and the tensor's place in it."""
 
-    def __init__(self) -> None:
+    slot: str
+    call: Call
+    position: str
+    of_edges: bool
+
+
+class Trace(TorchFunctionMode):
+    """Follows operations, modules and phases of one forward, and names what they save.
+
+    Args:
+        after: Called with each operation and its result.
+    """
+
+    def __init__(self, after: Callable[[Call, Any], None]) -> None:
         super().__init__()
+        self._after = after
         self._call: Call | None = None
         self._steps: list[str] = []
-        self._modules: list[str] = []
+        # For each step the module's full name; None for a phase of message passing.
+        self._modules: list[str | None] = []
         self._operations: Counter[str] = Counter()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        outer, self._call = self._call, Call(func, args, kwargs)
+        call = Call(func, args, kwargs or {})
+        outer, self._call = self._call, call
         try:
-            return func(*args, **kwargs)
+            result = func(*call.args, **call.kwargs)
         finally:
             self._call = outer
+        self._after(call, result)
+        return result
 
     @property
     def inside_module(self) -> bool:
@@ -78,23 +104,42 @@ class Trace(TorchFunctionMode):
 
     def enter(self, module: str) -> None:
         """A submodule, by its full name, starts."""
-        parent = f"{self._modules[-1]}." if self._modules else ""
-        self._steps.append(module.removeprefix(parent))
+        outer = next((name for name in reversed(self._modules) if name is not None), None)
+        self._steps.append(module if outer is None else module.removeprefix(f"{outer}."))
         self._modules.append(module)
 
     def leave(self, module: str) -> None:
-        """The submodule has ended."""
+        """The submodule has ended, and with it a phase that an exception may have cut off."""
         # An exception in another hook may have kept us from entering it.
-        if self._modules and self._modules[-1] == module:
-            self._steps.pop()
-            self._modules.pop()
+        if module in self._modules:
+            while self._modules[-1] is None:
+                self._pop()
+            if self._modules[-1] == module:
+                self._pop()
 
-    def name(self, tensor: Tensor) -> tuple[str, str]:
-        """Slot and operation of a tensor that is being saved."""
+    def enter_phase(self, phase: str) -> None:
+        """A phase of message passing starts."""
+        self._steps.append(phase)
+        self._modules.append(None)
+
+    def leave_phase(self, phase: str) -> None:
+        """The phase has ended."""
+        if self._modules and self._modules[-1] is None and self._steps[-1] == phase:
+            self._pop()
+
+    def _pop(self) -> None:
+        self._steps.pop()
+        self._modules.pop()
+
+    def saver(self, tensor: Tensor, call: Call | None = None) -> Saver:
+        """Who is saving the tensor: the operation that runs, or the one that just ran."""
+        call = call or self._call
+        seen = call is not None
         # Functions outside torch (custom autograd functions, scripted code) are not seen.
-        call = self._call or Call(_unseen, (), {})
+        call = call or Call(_unseen, (), {})
         if not call.label:
-            label = "/".join([*self._steps, call.name])
+            helper = _helper() if seen else ""
+            label = "/".join([*self._steps, helper + call.name])
             self._operations[label] += 1
             count = self._operations[label]
             call.label = label if count == 1 else f"{label}#{count}"
@@ -102,7 +147,8 @@ class Trace(TorchFunctionMode):
         call.positions[position] += 1
         count = call.positions[position]
         suffix = "" if count == 1 else f".{count}"
-        return f"{call.label}.{position}{suffix}", call.name
+        of_edges = self._modules[-1:] == [None] and self._steps[-1] != "aggregate"
+        return Saver(f"{call.label}.{position}{suffix}", call, position, of_edges)
 
 
 def _unseen() -> None:
@@ -110,6 +156,22 @@ def _unseen() -> None:
 
 
 _unseen.__name__ = "function"
+
+
+def _helper() -> str:
+    """``softmax.`` where the operation is a step of PyG's softmax, and so on; else nothing."""
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code is not Trace.__torch_function__.__code__:
+        frame = frame.f_back
+    name = ""
+    while frame is not None:
+        frame = frame.f_back
+        module = "" if frame is None else frame.f_globals.get("__name__", "")
+        if module.startswith("torch_geometric.utils"):
+            name = frame.f_code.co_name
+        elif not module.startswith(("torch.", "torch_geometric.experimental")):
+            break
+    return f"{name.strip('_')}." if name else ""
 
 
 @functools.cache
@@ -131,55 +193,3 @@ def _argument_names(func: Callable[..., Any], count: int) -> tuple[str, ...]:
             continue
     names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
     return tuple(names[i] if i < len(names) else f"arg{i}" for i in range(count))
-
-
-_local = threading.local()
-
-
-def current() -> Any:
-    """The session that captures on this thread, or None."""
-    return getattr(_local, "session", None)
-
-
-def set_current(session: Any) -> None:
-    """Makes ``session`` (or None) the one that captures on this thread."""
-    _local.session = session
-
-
-class Owner:
-    """Tells the hooks of one wrapped model from those of others, by identity.
-
-    A copy of the model, pickled or deep-copied, has another one, and its hooks share it.
-    """
-
-
-def session_of(owner: Owner) -> Any:
-    """The session that captures on this thread if it is this owner's, or None."""
-    session = current()
-    return session if session is not None and session.owner is owner else None
-
-
-class ModuleHook:
-    """What both hooks on a submodule know. They hold no session, so that modules stay picklable."""
-
-    def __init__(self, owner: Owner, module: str) -> None:
-        self.owner = owner
-        self.module = module
-
-
-class EnterModule(ModuleHook):
-    """Forward pre-hook on a submodule."""
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        session = session_of(self.owner)
-        if session is not None:
-            session.enter(self.module, (args, kwargs))
-
-
-class LeaveModule(ModuleHook):
-    """Forward hook on a submodule, called also when its forward raises."""
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        session = session_of(self.owner)
-        if session is not None:
-            session.leave(self.module)

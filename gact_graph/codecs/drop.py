@@ -1,0 +1,37 @@
+"""``drop``: what an operation saves and its backward never reads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gact_graph.codecs.base import Codec, Encoded, Request
+from gact_graph.operations import Nothing
+from gact_graph.storage import Layout
+
+
+class Dropped(Encoded):
+    """No values, but one NaN that stands for all, so that a reader would be found out."""
+
+    codec = "drop"
+    exact = False
+    nbytes = 0
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+
+    def decode(self) -> Tensor:
+        return torch.full((1,), torch.nan, dtype=self.dtype, device=self.device)
+
+    def restore(self, layout: Layout) -> Tensor:
+        return self.decode().expand(layout.shape)
+
+
+class Drop(Codec):
+    """Takes floating-point tensors of which backward reads nothing."""
+
+    def encode(self, request: Request) -> Dropped | None:
+        if not isinstance(request.reads, Nothing) or not request.tensor.dtype.is_floating_point:
+            return None
+        return Dropped(request.tensor.dtype, request.tensor.device)

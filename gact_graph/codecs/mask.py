@@ -1,0 +1,83 @@
+"""``mask``: one bit an element, where two values are all there is or all that backward tells apart.
+
+Masks are bool; so is, in effect, the noise of dropout on the CPU, a float tensor of two values; and
+of what ``relu`` and its kin save, backward reads on which side of a bound each element lies.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gact_graph.bitmask import pack_bits, pack_pair, unpack_bits
+from gact_graph.codecs.base import Codec, Encoded, Request
+from gact_graph.operations import Side, Sign
+from gact_graph.storage import sample_of
+
+
+class Masked(Encoded):
+    """One bit an element, and the two values that the bits stand for."""
+
+    codec = "mask"
+
+    def __init__(self, words: Tensor, like: Tensor, low: float, high: float, exact: bool) -> None:
+        self.words = words
+        self.numel = like.numel()
+        self.dtype = like.dtype
+        self.low = low
+        self.high = high
+        self.exact = exact
+
+    @property
+    def nbytes(self) -> int:
+        return self.words.nbytes
+
+    def decode(self) -> Tensor:
+        return unpack_bits(self.words, (self.numel,), self.low, self.high, self.dtype)
+
+
+class Signs(Encoded):
+    """Two bits an element: whether it is positive, and whether it is negative."""
+
+    codec = "mask"
+    exact = False
+
+    def __init__(self, x: Tensor) -> None:
+        self.positive = Masked(pack_bits(x, "above"), x, 0.0, 1.0, exact=False)
+        self.negative = Masked(pack_bits(x < 0), x, 0.0, 1.0, exact=False)
+
+    @property
+    def nbytes(self) -> int:
+        return self.positive.nbytes + self.negative.nbytes
+
+    def decode(self) -> Tensor:
+        return self.positive.decode().sub_(self.negative.decode())
+
+
+class Mask(Codec):
+    """Takes bool tensors, floating-point ones of two values, and what is read as a side or sign."""
+
+    def encode(self, request: Request) -> Encoded | None:
+        x, reads = request.tensor, request.reads
+        if x.dtype == torch.bool:
+            return Masked(pack_bits(x), x, 0.0, 1.0, exact=True)
+        if not x.dtype.is_floating_point:
+            return None
+        if isinstance(reads, Side):
+            return Masked(reads.words(x), x, reads.low, reads.high, exact=False)
+        if isinstance(reads, Sign):
+            return Signs(x)
+        return _of_two_values(request)
+
+
+def _of_two_values(request: Request) -> Masked | None:
+    x = request.tensor
+    # A look at some elements rules nearly all tensors out. On a GPU even that look waits for the
+    # device, and is worth it for dropout alone.
+    if not (x.device.type == "cpu" or "dropout" in request.operation) or not x.numel():
+        return None
+    if len({*sample_of(x, 64)}) > 2:
+        return None
+    low, high = (value.item() for value in x.aminmax())
+    words, matched = pack_pair(x, low, high)
+    return Masked(words, x, low, high, exact=True) if matched else None
