@@ -47,6 +47,11 @@ GROUPS = {
 }
 _GROUP_OF_ROLE = {"node": "nodes", "edge": "attention", "index": "indices", "mask": "masks"}
 
+_REMARKS = {
+    "x_j": "$x_j$: gathered anew in backward, from a node tensor and the indices",
+    "indices": "indices: the same in every layer, so they are kept once, with the first layer",
+}
+
 _FONT = 9  # points
 _PAD = 4  # pixels of room on either side of a text
 
@@ -97,13 +102,13 @@ def draw(bars: Bars, title: str) -> Figure:
         axes.xaxis.set_major_formatter("{x:,g}")
         # Room for tick labels is made before the real limits are known.
         axes.set_xlim(0, _limit(shown))
-    lower.set_xlabel("MB held from forward to backward ($10^6$ bytes)")
+    lines = ["MB held from forward to backward ($10^6$ bytes)", *_remarks(bars)]
+    lower.set_xlabel("\n".join(lines), fontsize=_FONT)
     lower.set_title("the same, enlarged", loc="left", fontsize=_FONT)
     figure.suptitle(title, fontsize=_FONT + 2)
     used = [name for name in GROUPS if any(bar.get(name) for bar in bars.values())]
     figure.legend(
-        handles=[_patch(GROUPS[name][1]) for name in used],
-        labels=[GROUPS[name][0] for name in used],
+        handles=[_patch(*GROUPS[name][:2]) for name in used],
         loc="outside lower center",
         ncols=3,
         frameon=False,
@@ -120,6 +125,13 @@ def _sums(pairs: Any) -> dict[str, int]:
     for group, size in pairs:
         sums[group] += size
     return sums
+
+
+def _remarks(bars: Bars) -> list[str]:
+    """What became of groups that stock holds and the second bar does not."""
+    stock, exact = list(bars.values())[:2]
+    gone = [group for group in GROUPS if stock.get(group) and not exact.get(group)]
+    return [_REMARKS[group] for group in gone if group in _REMARKS]
 
 
 def _limit(bars: Bars) -> float:
@@ -173,13 +185,15 @@ def _width(axes: Axes, text: str) -> float:
     """Pixels that a text takes, with some room on both sides."""
     from matplotlib.font_manager import FontProperties
 
-    renderer = axes.figure.canvas.get_renderer()
+    canvas: Any = axes.figure.canvas
+    renderer = canvas.get_renderer()
     width, _, _ = renderer.get_text_width_height_descent(text, FontProperties(size=_FONT), False)
     return float(width) + 2 * _PAD
 
 
-def _text(axes: Axes, x: float, y: float, text: str, **style: str) -> None:
-    axes.text(x, y, text, va="center_baseline", fontsize=_FONT, **style).set_in_layout(False)
+def _text(axes: Axes, x: float, y: float, text: str, ha: str, color: str) -> None:
+    made = axes.text(x, y, text, ha=ha, va="center_baseline", color=color, fontsize=_FONT)
+    made.set_in_layout(False)
 
 
 def _mb(size: int) -> str:
@@ -196,15 +210,15 @@ def _figure(bars: int) -> Figure:
             'Expected matplotlib for the picture (got none): pip install "gact_graph[experiments]"'
         ) from None
     # A Figure of its own, not pyplot's: no display, no state shared with anybody.
-    figure = Figure(figsize=(9, 2.0 + 0.62 * bars), dpi=150, layout="constrained")
+    figure = Figure(figsize=(9, 2.3 + 0.62 * bars), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)  # measures texts
     return figure
 
 
-def _patch(color: str) -> Any:
+def _patch(name: str, color: str) -> Any:
     from matplotlib.patches import Patch
 
-    return Patch(color=color)
+    return Patch(color=color, label=name)
 
 
 def _run(argv: list[str] | None) -> None:

@@ -139,9 +139,9 @@ def _show(
     found: dict[str, dict[tuple[str, int], Report]],
     levels: Sequence[tuple[str, int]],
 ) -> None:
-    head = ["model", "stock, MB"]
+    head = ["model", "stock"]
     for pair in levels:
-        head += [f"{label(*pair)}, MB", "rate"]
+        head += [label(*pair), "rate"]
     rows = []
     for name, reports in found.items():
         row = [name, f"{reports[_STOCK, 32].raw_bytes / 1e6:.1f}"]
@@ -150,7 +150,7 @@ def _show(
             row.append(f"{reports[pair].stored_bytes / 1e6:.1f}")
             row.append("-" if rate is None else f"{rate:.2f}x")
         rows.append(row)
-    console.print(make_table("Saved for backward", head, rows))
+    console.print(make_table("Saved for backward, MB", head, rows))
 
 
 def _write(found: dict[str, dict[tuple[str, int], Report]], args: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ from samples import (
 from torch import nn
 
 import gact_graph
-from gact_graph import capture
+from gact_graph import hooks
 from gact_graph.controller import should_compress
 
 X, _ = graph()
@@ -36,10 +36,10 @@ def test_counts_training_forwards_alone():
 def test_no_session_is_current_outside():
     model = gact_graph.wrap(make(Mlp))
     seen = []
-    model.second.register_forward_hook(lambda *_: seen.append(capture.current()))
+    model.second.register_forward_hook(lambda *_: seen.append(hooks.current()))
     model(X)
     assert seen[0].owner is controller_of(model).owner
-    assert capture.current() is None
+    assert hooks.current() is None
     assert controller_of(model).session is None
 
 

@@ -77,6 +77,7 @@ def test_drawing_has_every_segment_and_no_text_over_another() -> None:
     upper, lower = figure.axes
     assert sum(patch.get_width() for patch in upper.patches) == pytest.approx(2320 + 341 + 60 + 60)
     texts = [text.get_text() for text in lower.texts]
+    assert "gathered anew" in lower.get_xlabel() and "kept once" not in lower.get_xlabel()
     assert texts[:5] == ["260", "60", "20", "341 MB (masks 1)", "33"]
     assert "2,320 MB" in " ".join(text.get_text() for text in upper.texts)
     # Zero bytes leave no mark, neither here nor in the legend.
@@ -90,6 +91,13 @@ def test_drawing_has_every_segment_and_no_text_over_another() -> None:
         boxes = [text.get_window_extent() for text in axes.texts]
         assert all(box.x1 <= right for box in boxes)
         assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+
+
+def test_indices_that_another_layer_holds_are_remarked() -> None:
+    pytest.importorskip("matplotlib")
+    report = Report([row("index", "index", 40, 0), row("node", "keep", 130, 130)])
+    words = draw(bars_of({"lossless": report}), "title").axes[1].get_xlabel()
+    assert "kept once" in words and "gathered anew" not in words
 
 
 @pytest.mark.parametrize("sizes", [(0, 0), (1, 0), (10**12, 1)])

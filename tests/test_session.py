@@ -30,6 +30,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCNConv
 
 import gact_graph
+from gact_graph.codecs import Saved
 
 X, EDGES = graph()
 
@@ -87,13 +88,19 @@ class Unique:
 
 
 def stored_tensors():
-    """Every plain tensor that the gact_graph records alive now hold."""
-    found = []
-    for thing in gc.get_objects():
-        if type(thing).__module__ == "gact_graph.quantizer" and type(thing).__name__ == "Packed":
-            found += [thing.codes, *([] if thing.stats is None else [thing.stats])]
-        elif type(thing).__module__ == "gact_graph.codecs.keep" and hasattr(thing, "tensor"):
-            found.append(thing.tensor)
+    """Every plain tensor that can be reached from what autograd now holds for gact_graph."""
+    found, seen, queue = [], set(), [t for t in gc.get_objects() if type(t) is Saved]
+    while queue:
+        thing = queue.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, torch.Tensor):
+            found.append(thing)
+        elif isinstance(thing, Saved):
+            queue.append(thing.context)
+        elif type(thing).__module__.startswith("gact_graph."):
+            queue += vars(thing).values()
     return found
 
 
@@ -363,7 +370,7 @@ class TestOwnership:
 
         model = wrapped(forward, bits=1)
         assert equal(train(model, X), train(Lambda(forward), X))
-        assert {row.codec for row in rows(model).values()} == {"keep"}
+        assert {row.codec for row in rows(model).values()} == {"keep", "index"}
         assert "index" in {row.role for row in rows(model).values()}
 
 

@@ -37,9 +37,9 @@ class TestSlots:
         model = gact_graph.wrap(make(lambda: GraphNet("gat")))
         names = after(model, X, EDGES)
         expected = {
-            "convs.0/mul#3.other",
-            "convs.0/leaky_relu.input",
-            "convs.0/exp.result",
+            "convs.0/message/mul.other",
+            "convs.0/edge_update/leaky_relu.input",
+            "convs.0/edge_update/softmax.exp.result",
             "convs.0/index_select.index",
             "norm/batch_norm.input",
             "relu.result",
@@ -132,7 +132,7 @@ class TestSlots:
                 return self.block1(self.block.inner["conv"](x, edge_index).tanh().exp())
 
         names = after(gact_graph.wrap(Outer()), X, EDGES)
-        assert "block.inner.conv/exp.result" in names
+        assert "block.inner.conv/edge_update/softmax.exp.result" in names
         assert "exp.result" in names
 
 
