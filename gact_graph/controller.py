@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.hooks import RemovableHandle
 
 from gact_graph import hooks
 from gact_graph.config import Config

@@ -44,7 +44,8 @@ class Item:
     after: tuple[Any, ...]
 
     def gather(self, source: Tensor, index: Tensor) -> Tensor:
-        return source[(*self.before, index, *self.after)]
+        key = (*self.before, index, *self.after)
+        return source[key]
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,9 @@ class Gathers:
             return
         source, index = plain_of(source), plain_of(index)
         whole = result.untyped_storage().nbytes() == result.nbytes and result.is_contiguous()
-        if not (is_plain(source) and is_plain(index) and whole and key_of(source) != key_of(result)):
+        if not (
+            is_plain(source) and is_plain(index) and whole and key_of(source) != key_of(result)
+        ):
             return
         if source.numel() > result.numel():
             return

@@ -33,7 +33,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def plain_of(tensor: Tensor) -> Tensor:
-    """The plain tensor inside PyG's :class:`Index`, a row of an ``EdgeIndex``; others as they are."""
+    """The plain tensor inside PyG's ``Index``, a row of an ``EdgeIndex``; others as they are."""
     return tensor.as_tensor() if isinstance(tensor, Index) else tensor
 
 

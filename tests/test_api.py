@@ -143,7 +143,11 @@ class TestBadInput:
             ({"bits": True}, TypeError, r"Expected bits to be an int \(got bool\)"),
             ({"bits": 2.5}, TypeError, r"Expected bits to be an int \(got float\)"),
             ({"bits": "4"}, TypeError, r"Expected bits to be an int \(got str\)"),
-            ({"level": "L9"}, ValueError, r"Expected level to be one of 'L0', 'lossless', 'L1' \(got 'L9'\)"),
+            (
+                {"level": "L9"},
+                ValueError,
+                r"Expected level to be one of 'L0', 'lossless', 'L1' \(got 'L9'\)",
+            ),
             ({"level": ["L1"]}, TypeError, r"Expected level to be a str \(got list\)"),
             ({"group_size": 100}, ValueError, r"Expected group_size .* 64 \(got 100\)"),
             ({"group_size": 0}, ValueError, r"Expected group_size .* 64 \(got 0\)"),

@@ -48,5 +48,7 @@ class Index(Codec):
         for dtype in _NARROW:
             info = torch.iinfo(dtype)
             if info.min <= least and most <= info.max:
-                return None if dtype.itemsize >= x.element_size() else Narrowed(x.to(dtype), x.dtype)
+                return (
+                    None if dtype.itemsize >= x.element_size() else Narrowed(x.to(dtype), x.dtype)
+                )
         return None

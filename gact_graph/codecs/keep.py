@@ -45,8 +45,9 @@ class Kept(Encoded):
         return self.codec, self.tensor.dtype, self.tensor.shape, sample_of(self.tensor)
 
     def equals(self, other: Encoded) -> bool:
-        same = isinstance(other, Kept) and version_of(other.tensor) == other.version
-        return same and torch.equal(self.tensor, other.tensor)
+        if not isinstance(other, Kept) or version_of(other.tensor) != other.version:
+            return False
+        return torch.equal(self.tensor, other.tensor)
 
 
 class Keep(Codec):
