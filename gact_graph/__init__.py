@@ -3,6 +3,6 @@
 from gact_graph.api import compress, report, unwrap, wrap
 from gact_graph.report import Report
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["Report", "__version__", "compress", "report", "unwrap", "wrap"]

@@ -128,9 +128,8 @@ class Account:
             elif key in held:
                 if entry.adopt(context, held[key]):
                     continue
-            elif key in given and not context.encoded.exact and row.codec == "quantize":
-                if entry.adopt(context, given[key]):
-                    row.codec, row.bits, row.stored_bytes = Kept.codec, None, row.raw_bytes
+            elif key in given and row.bits is not None and entry.adopt(context, given[key]):
+                row.codec, row.bits, row.stored_bytes = Kept.codec, None, row.raw_bytes
             # Stock autograd holds a storage once, and so does a reference.
             if row.codec == Kept.codec:
                 row.stored_bytes *= key not in kept

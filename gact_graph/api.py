@@ -33,8 +33,9 @@ def wrap(
         model: Any module with parameters. It is changed in place: same object, class and
             ``state_dict``.
         bits: Bits an element of a quantized context: 1 to 16, or 32 for none quantized.
-        level: ``"L0"`` keeps every context as PyTorch does and only takes account of them;
-            ``"L1"`` quantizes them.
+        level: ``"L0"`` keeps every context as PyTorch does and only takes account of them.
+            ``"lossless"`` keeps masks, indices, gathered tensors and what is never read in exact
+            small forms: gradients are bit-identical. ``"L1"`` also quantizes what is left.
         adaptive: Bits by measured sensitivity instead of the same everywhere; not available yet.
         group_size: Elements that share a minimum and a step: a multiple of 64.
         seed: Seed of the quantization noise, which never touches torch's generators.

@@ -167,8 +167,7 @@ def _reduction(call: Call, position: str) -> Reads:
     """``scatter_reduce`` and ``segment_reduce`` save all they have, whatever the reduction is."""
     if position in ("index", "lengths", "offsets", "indices"):
         return VALUES
-    place = 4 if call.name == "scatter_reduce" else 1
-    reduce = call.argument(place - 1 if place == 4 and "src" in call.kwargs else place, "reduce")
+    reduce = call.argument(4 if call.name == "scatter_reduce" else 1, "reduce")
     return Nothing() if reduce in ("sum", "mean") else Exact()
 
 
