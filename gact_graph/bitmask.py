@@ -1,26 +1,131 @@
-"""Temporary stand-in; being replaced."""
+r"""One bit an element: masks, sides and tensors of two values.
+
+Format: ``words`` [ceil(numel / 64)] int64; bit i of word w stands for element 64 w + i in contiguous
+order. The bits behind the last element are 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
+
+from gact_graph.kernels import bitmask_reference as reference
+from gact_graph.kernels import cpu
+from gact_graph.kernels.reference import TILE
+
+TESTS = ("nonzero", "above", "not_at_most")
+"""What a bit may tell of x: x != 0, x > threshold, or not x <= threshold (NaN included)."""
+
+torch.library.define("gact_graph::pack_bits", "(Tensor x, int test, float threshold) -> Tensor")
+torch.library.define(
+    "gact_graph::pack_pair", "(Tensor x, float low, float high) -> (Tensor, Tensor)"
+)
+torch.library.define(
+    "gact_graph::unpack_bits",
+    "(Tensor words, int[] shape, float low, float high, ScalarType dtype) -> Tensor",
+)
+torch.library.impl("gact_graph::pack_bits", "default", reference.pack_bits)
+torch.library.impl("gact_graph::pack_pair", "default", reference.pack_pair)
+torch.library.impl("gact_graph::unpack_bits", "default", reference.unpack_bits)
 
 
-def pack_bits(x, test="nonzero", threshold=0.0):
-    m = x != 0 if test == "nonzero" else (x > threshold if test == "above" else ~(x <= threshold))
-    m = m.reshape(-1)
-    n = m.numel()
-    m = torch.cat([m, m.new_zeros(-n % 64)]).view(-1, 64).long()
-    return (m << torch.arange(64)).sum(1)
+@torch.library.impl("gact_graph::pack_bits", "cpu")
+def _pack_bits_cpu(x: Tensor, test: int, threshold: float) -> Tensor:
+    return (cpu.load() or reference).pack_bits(x, test, threshold)
 
 
-def pack_pair(x, low, high):
-    ok = ((x == low) | (x == high)).all()
-    return pack_bits(x == high), bool(ok)
+@torch.library.impl("gact_graph::pack_pair", "cpu")
+def _pack_pair_cpu(x: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    return (cpu.load() or reference).pack_pair(x, low, high)
 
 
-def unpack_bits(words, shape, low, high, dtype):
-    n = 1
-    for s in shape:
-        n *= s
-    m = ((words[:, None] >> torch.arange(64)) & 1).view(-1)[:n].bool().view(shape)
-    out = torch.full(shape, low, dtype=dtype)
-    out[m] = high
-    return out
+@torch.library.impl("gact_graph::unpack_bits", "cpu")
+def _unpack_bits_cpu(
+    words: Tensor, shape: list[int], low: float, high: float, dtype: torch.dtype
+) -> Tensor:
+    return (cpu.load() or reference).unpack_bits(words, shape, low, high, dtype)
+
+
+@torch.library.register_fake("gact_graph::pack_bits")
+def _pack_bits_fake(x: Tensor, test: int, threshold: float) -> Tensor:
+    return x.new_empty((x.numel() + TILE - 1) // TILE, dtype=torch.int64)
+
+
+@torch.library.register_fake("gact_graph::pack_pair")
+def _pack_pair_fake(x: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    return _pack_bits_fake(x, 0, 0.0), x.new_empty((), dtype=torch.bool)
+
+
+@torch.library.register_fake("gact_graph::unpack_bits")
+def _unpack_bits_fake(
+    words: Tensor, shape: list[int], low: float, high: float, dtype: torch.dtype
+) -> Tensor:
+    return words.new_empty(shape, dtype=dtype)
+
+
+def pack_bits(x: Tensor, test: str = "nonzero", threshold: float = 0.0) -> Tensor:
+    """One bit for each element: whether it passes the test.
+
+    Args:
+        x: Tensor of any shape and strides; bool, integer or floating-point.
+        test: One of :data:`TESTS`.
+        threshold: What ``above`` and ``not_at_most`` compare with, as a number of x's dtype.
+
+    Returns:
+        words [ceil(numel / 64)] int64.
+
+    Raises:
+        ValueError: There is no such test.
+        TypeError: ``x`` is complex, or no floating-point tensor where it is compared.
+    """
+    if test not in TESTS:
+        names = ", ".join(map(repr, TESTS))
+        raise ValueError(f"Expected test to be one of {names} (got {test!r})")
+    if x.dtype.is_complex or (test != "nonzero" and not x.dtype.is_floating_point):
+        kind = "real" if test == "nonzero" else "floating-point"
+        raise TypeError(f"Expected a {kind} tensor for the test {test!r} (got {x.dtype})")
+    if test == "nonzero" and x.dtype != torch.bool:
+        x = x != 0
+    words: Tensor = torch.ops.gact_graph.pack_bits(x.detach(), TESTS.index(test), float(threshold))
+    return words
+
+
+def pack_pair(x: Tensor, low: float, high: float) -> tuple[Tensor, bool]:
+    """One bit for each element of a tensor of two values: whether it is the second one.
+
+    Args:
+        x: Floating-point tensor of any shape and strides.
+        low: The value of the bit 0, in x's dtype.
+        high: The value of the bit 1.
+
+    Returns:
+        words [ceil(numel / 64)] int64, and whether each element has the very bits of one of both:
+        where it is False (0 and -0 are two values, and so is NaN), the words mean nothing.
+
+    Raises:
+        TypeError: ``x`` is no floating-point tensor.
+    """
+    if not x.dtype.is_floating_point:
+        raise TypeError(f"Expected a floating-point tensor (got {x.dtype})")
+    words, matched = torch.ops.gact_graph.pack_pair(x.detach(), float(low), float(high))
+    return words, bool(matched)
+
+
+def unpack_bits(
+    words: Tensor, shape: Sequence[int], low: float, high: float, dtype: torch.dtype
+) -> Tensor:
+    """The tensor of ``shape`` and ``dtype``, contiguous: ``high`` where the bit is set, else ``low``.
+
+    Raises:
+        ValueError: The words are not those of a tensor of this shape.
+    """
+    numel = torch.Size(shape).numel()
+    expected = (numel + TILE - 1) // TILE
+    if words.shape != (expected,) or words.dtype != torch.int64:
+        raise ValueError(
+            f"Expected {expected} words of int64 for shape {[*shape]} "
+            f"(got {[*words.shape]} of {words.dtype})"
+        )
+    return torch.ops.gact_graph.unpack_bits(words, [*shape], float(low), float(high), dtype)

@@ -107,7 +107,7 @@ def test_file_names_change_with_what_is_built(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("CXX", "another")
     assert cpu._digest(cpu._FLAGS) != plain
     monkeypatch.undo()
-    for source in cpu._SOURCES:
+    for source in (*cpu._HEADERS, *cpu._SOURCES):
         (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / source).write_bytes((cpu._CSRC / source).read_bytes())
     monkeypatch.setattr(cpu, "_CSRC", tmp_path)
@@ -120,7 +120,7 @@ def test_every_source_is_part_of_the_name() -> None:
     """A header left out of the list would let a stale library live on."""
     found = {p.relative_to(cpu._CSRC).as_posix() for p in (cpu._CSRC / "cpu").iterdir()}
     shared = {p.name for p in cpu._CSRC.glob("*.h")}
-    assert found | shared == set(cpu._SOURCES)
+    assert found | shared == {*cpu._HEADERS, *cpu._SOURCES}
 
 
 # A session of its own, so that its folder, its compiler and its loaded libraries are its own.

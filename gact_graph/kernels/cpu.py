@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 _CSRC = Path(__file__).resolve().parent.parent / "csrc"
-_SOURCES = ("noise.h", "cpu/lanes.h", "cpu/quantize.cpp")
+_HEADERS = ("noise.h", "cpu/lanes.h", "cpu/memory.h")
+_SOURCES = ("cpu/quantize.cpp", "cpu/bitmask.cpp")
 
 # Floating-point contraction would round once where the other backends round twice.
 # Without errno lrint is one instruction.
@@ -70,7 +71,7 @@ def _compile_and_load(name: str, flags: list[str], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as folder:
         cpp_extension.load(
             name,
-            [str(_CSRC / "cpu" / "quantize.cpp")],
+            [str(_CSRC / source) for source in _SOURCES],
             extra_cflags=[*flags, f"-DGACT_LIBRARY={name}", *_openmp()],
             build_directory=folder,
             is_python_module=False,
@@ -101,7 +102,7 @@ def _cache() -> Path:
 
 def _digest(flags: list[str]) -> str:
     text = [torch.__version__, platform.machine(), platform.system(), os.environ.get("CXX", "")]
-    parts = [*text, *flags, *((_CSRC / source).read_text() for source in _SOURCES)]
+    parts = [*text, *flags, *((_CSRC / source).read_text() for source in (*_HEADERS, *_SOURCES))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -7,11 +7,6 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#ifdef __linux__
-#include <sys/mman.h>
-#include <unistd.h>
-#endif
-
 #include <algorithm>
 #include <cstring>
 #include <tuple>
@@ -19,6 +14,7 @@
 #include <utility>
 
 #include "lanes.h"
+#include "memory.h"
 
 namespace gact_graph {
 namespace {
@@ -172,19 +168,6 @@ void unpack_group(const uint64_t* words, Stats stats, int64_t count, int64_t bit
     }
     for (int64_t i = whole; i < n; ++i) x[t + i] = static_cast<T>(buffer[i]);
   }
-}
-
-// Fresh memory costs a page fault for every 4 KiB, which takes longer than decoding it. Large
-// results ask for huge pages; where the system has none the advice changes nothing.
-void advise_huge_pages(const at::Tensor& x) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  const size_t size = x.nbytes();
-  if (size < (size_t{4} << 20)) return;
-  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(x.data_ptr()) + page - 1) / page * page;
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(x.data_ptr()) + size) / page * page;
-  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#endif
 }
 
 int64_t groups_per_task(int64_t group_size) {

@@ -1,0 +1,54 @@
+"""pack_bits, pack_pair and unpack_bits in pure torch: see :mod:`gact_graph.bitmask`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gact_graph.kernels.reference import TILE
+
+# Words are made in slices of about this many elements, so that their int64 temporaries stay small.
+_SLICE = 1 << 22
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def pack_bits(x: Tensor, test: int, threshold: float) -> Tensor:
+    """Words [ceil(numel / 64)] int64. Tests: 0 is set (bool), 1 above, 2 not at most."""
+    if test == 0:
+        return _words(x)
+    return _words(x > threshold) if test == 1 else _words((x <= threshold).logical_not())
+
+
+def pack_pair(x: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """Words, and a bool tensor [] that tells whether all elements were one of both."""
+    raw = x.contiguous().view(_INTEGERS[x.element_size()])
+    values = torch.tensor([low, high], dtype=x.dtype, device=x.device).view(raw.dtype)
+    is_high = raw == values[1]
+    return _words(is_high), (is_high | (raw == values[0])).all()
+
+
+def unpack_bits(
+    words: Tensor, shape: list[int], low: float, high: float, dtype: torch.dtype
+) -> Tensor:
+    """The tensor of ``shape`` and ``dtype``, contiguous."""
+    out = torch.full(shape, low, dtype=dtype, device=words.device)
+    flat = out.view(-1)
+    lane = torch.arange(TILE, device=words.device)
+    for start in range(0, flat.numel(), _SLICE):
+        part = flat[start : start + _SLICE]
+        chunk = words[start // TILE : -(-(start + part.numel()) // TILE), None]
+        part.masked_fill_(((chunk >> lane) & 1).view(-1)[: part.numel()].bool(), high)
+    return out
+
+
+def _words(mask: Tensor) -> Tensor:
+    flat = mask.reshape(-1)
+    words = torch.empty(-(-flat.numel() // TILE), dtype=torch.int64, device=mask.device)
+    lane = torch.arange(TILE, device=mask.device)
+    for start in range(0, flat.numel(), _SLICE):
+        part = flat[start : start + _SLICE]
+        bits = torch.nn.functional.pad(part, (0, -part.numel() % TILE)).view(-1, TILE)
+        # The bits of a word are disjoint, so their sum is their union, also when it wraps.
+        words[start // TILE : start // TILE + len(bits)] = (bits.long() << lane).sum(1)
+    return words
