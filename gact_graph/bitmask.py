@@ -1,7 +1,7 @@
 r"""One bit an element: masks, sides and tensors of two values.
 
-Format: ``words`` [ceil(numel / 64)] int64; bit i of word w stands for element 64 w + i in contiguous
-order. The bits behind the last element are 0.
+Format: ``words`` [ceil(numel / 64)] int64; bit i of word w stands for element 64 w + i in
+contiguous order. The bits behind the last element are 0.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def pack_pair(x: Tensor, low: float, high: float) -> tuple[Tensor, bool]:
 def unpack_bits(
     words: Tensor, shape: Sequence[int], low: float, high: float, dtype: torch.dtype
 ) -> Tensor:
-    """The tensor of ``shape`` and ``dtype``, contiguous: ``high`` where the bit is set, else ``low``.
+    """The contiguous tensor of ``shape`` and ``dtype``: ``high`` where the bit is set, else ``low``.
 
     Raises:
         ValueError: The words are not those of a tensor of this shape.

@@ -23,9 +23,11 @@ class Values:
 
     Args:
         least_bits: The width below which the noise would not be zero on average any more.
+        sign: Whether the noise must not move an element across zero.
     """
 
     least_bits: int = 1
+    sign: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,10 @@ def _threshold(call: Call, position: str) -> Reads:
     return Side("not_at_most", (bound,), -math.inf, math.inf)
 
 
+def _prelu(call: Call, position: str) -> Reads:
+    return Values(sign=True) if position == "input" else VALUES
+
+
 def _abs(call: Call, position: str) -> Reads:
     return Sign()
 
@@ -185,6 +191,7 @@ _SPECIAL: dict[str, Callable[[Call, str], Reads]] = {
     "relu": _relu,
     "leaky_relu": _leaky_relu,
     "threshold": _threshold,
+    "prelu": _prelu,
     "abs": _abs,
     "absolute": _abs,
     "relu6": _relu6,

@@ -17,7 +17,8 @@ class Kept(Encoded):
     codec = "keep"
 
     def __init__(self, tensor: Tensor, slot: str) -> None:
-        self.tensor = tensor.detach()
+        # A subclass (PyG's EdgeIndex) would come out of detach as a plain tensor.
+        self.tensor = tensor.detach() if tensor.requires_grad else tensor
         self.version = version_of(tensor)
         self.slot = slot
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from gact_graph.bitmask import pack_bits, unpack_bits
 from gact_graph.codecs.base import Codec, Encoded, Request
 from gact_graph.operations import Values
 from gact_graph.quantizer import DTYPES, Packed, pack
@@ -27,6 +29,24 @@ class Quantized(Encoded):
         return self.packed.unpack()
 
 
+class QuantizedWithSign(Quantized):
+    """Codes, and one bit more an element: whether it is positive."""
+
+    def __init__(self, packed: Packed, words: Tensor) -> None:
+        super().__init__(packed)
+        self.words = words
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.words.nbytes
+
+    def decode(self) -> Tensor:
+        x = super().decode()
+        positive = unpack_bits(self.words, x.shape, 0.0, 1.0, torch.bool)
+        least = torch.finfo(x.dtype).tiny
+        return torch.where(positive, x.clamp(min=least), x.clamp(max=0.0))
+
+
 class Quantize(Codec):
     """Takes floating-point contexts that may carry noise, where the width saves something."""
 
@@ -40,4 +60,4 @@ class Quantize(Codec):
         if bits >= min(32, 8 * x.element_size()):
             return None
         packed = pack(x, bits, group_size=request.group_size, seed=request.seed)
-        return Quantized(packed)
+        return QuantizedWithSign(packed, pack_bits(x, "above")) if reads.sign else Quantized(packed)

@@ -1,0 +1,84 @@
+"""Every conv of PyG: gradients at ``lossless`` and at 32 bits are stock's, and near them at 8."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric.nn.conv
+from samples import distance, equal, gradients, make, one_thread  # noqa: F401
+from torch import Tensor, nn
+from torch_geometric.typing import WITH_TORCH_SCATTER, WITH_TORCH_SPARSE
+from zoo import AROUND, CONVS, FORMATS, LEFT_OUT, NODES, WIDTH, Net
+
+import gact_graph
+
+CASES = [(name, form) for name, case in CONVS.items() for form in case.formats]
+
+# An element is off by at most one part in 255 of the range of its group of 256, which for a bell
+# curve is some six deviations: an error of about one in a hundred for each context that a gradient
+# is a product of, and the nets here chain several.
+BOUND = 0.05
+# GMMConv divides by squared widths that start near zero, which blows up the noise on exp.
+BOUNDS = {"GMMConv": 0.4}
+
+
+def test_the_zoo_is_complete():
+    built = {name.split()[0] for name in CONVS}
+    assert built | {*LEFT_OUT} == {*torch_geometric.nn.conv.__all__}
+    assert len(built) >= 45
+
+
+def test_what_has_to_be_installed_is():
+    """CI runs the zoo once more with torch-scatter and torch-sparse, and means it."""
+    if os.environ.get("GACT_GRAPH_ZOO") == "scatter":
+        assert WITH_TORCH_SCATTER and WITH_TORCH_SPARSE
+
+
+def _inputs(form: str, with_gradient: bool) -> tuple[Tensor, Any]:
+    x = torch.randn(NODES, WIDTH, generator=torch.Generator().manual_seed(1))
+    return x.requires_grad_(with_gradient), FORMATS[form]()
+
+
+def _train(model: nn.Module, x: Tensor, adjacency: Any, steps: int) -> list[list[Tensor]]:
+    """The gradients of each step, with an update after it."""
+    found = []
+    for step in range(steps):
+        model.zero_grad()
+        x.grad = None
+        torch.manual_seed(step)
+        out = model(x, adjacency)
+        out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(2)))
+        found.append(gradients(model) + ([] if x.grad is None else [x.grad.clone()]))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter -= 0.01 * parameter.grad
+    return found
+
+
+@pytest.mark.parametrize(("name", "form"), CASES, ids=[f"{n}-{f}" for n, f in CASES])
+def test_gradients(name: str, form: str) -> None:
+    if form == "sparse" and not WITH_TORCH_SPARSE:
+        pytest.skip("torch-sparse is not installed")
+    number = zlib.crc32(f"{name}{form}".encode())
+    around = [*AROUND][number % len(AROUND)]
+    with_gradient = bool(number // 7 % 2)
+
+    def run(steps: int = 2, **options: Any) -> list[list[Tensor]]:
+        model = make(lambda: Net(CONVS[name], around))
+        if options:
+            gact_graph.wrap(model, **options)
+        return _train(model, *_inputs(form, with_gradient), steps)
+
+    stock = run()
+    assert all(equal(one, other) for one, other in zip(stock, run(), strict=True))
+    assert all(g.isfinite().all() for g in stock[0])
+    for options in ({"level": "lossless", "bits": 32}, {"level": "L1", "bits": 32}):
+        got = run(**options)
+        assert all(equal(one, other) for one, other in zip(got, stock, strict=True)), options
+    [coarse] = run(steps=1, level="L1", bits=8)
+    assert distance(coarse, stock[0]) < BOUNDS.get(name, BOUND)
