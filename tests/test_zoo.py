@@ -21,7 +21,7 @@ CASES = [(name, form) for name, case in CONVS.items() for form in case.formats]
 # An element is off by at most one part in 255 of the range of its group of 256, which for a bell
 # curve is some six deviations: an error of about one in a hundred for each context that a gradient
 # is a product of, and the nets here chain several.
-BOUND = 0.05
+BOUND = 0.03
 # GMMConv divides by squared widths that start near zero, which blows up the noise on exp.
 BOUNDS = {"GMMConv": 0.4}
 

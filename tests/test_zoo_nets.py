@@ -1,4 +1,4 @@
-"""What stands around the convs: pooling, jumping knowledge, attention, types, and no graph at all."""
+"""What stands around the convs: pooling, jumping knowledge, attention, types, and no graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
-from samples import Lambda, distance, equal, gradients, make, one_thread  # noqa: F401
+from samples import distance, equal, gradients, make, one_thread  # noqa: F401
 from test_zoo import BOUND
 from torch import Tensor, nn
 from zoo import BATCH, EDGES, NODES, WIDTH, X
@@ -75,12 +75,11 @@ class Homogeneous(nn.Module):
 class Typed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        kinds = [("a", "to", "b"), ("b", "to", "a"), ("a", "to", "a")]
-        self.inner = pyg.to_hetero(Homogeneous(), (["a", "b"], kinds))
+        self.inner = pyg.to_hetero(Homogeneous(), (["a", "b"], self.kinds()))
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
         half = NODES // 2
-        kinds = {kind: edges % half for kind in self.kinds()}
+        kinds = dict.fromkeys(self.kinds(), edges % half)
         out = self.inner({"a": x[:half], "b": x[half:]}, kinds)
         return torch.cat([out["a"], out["b"]])
 

@@ -15,11 +15,6 @@ from torch_geometric.typing import SparseTensor
 
 NODES, ARCS, WIDTH, EDGE_WIDTH, RELATIONS = 300, 2000, 32, 4, 3
 
-with warnings.catch_warnings():
-    # torch tells once that sparse CSR is beta, and that it does not check what it is given.
-    warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)
-    torch.eye(2).to_sparse_csr()
-
 
 def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
@@ -50,7 +45,10 @@ def edge_index() -> Tensor:
 def csr() -> Tensor:
     """The transposed adjacency as torch's sparse CSR, with weights."""
     indices = EDGES.flip(0)
-    return torch.sparse_coo_tensor(indices, WEIGHT, (NODES, NODES)).coalesce().to_sparse_csr()
+    with warnings.catch_warnings():
+        # torch tells that sparse CSR is beta, and that it does not check what it is given.
+        warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)
+        return torch.sparse_coo_tensor(indices, WEIGHT, (NODES, NODES)).coalesce().to_sparse_csr()
 
 
 def sparse() -> Any:
@@ -287,7 +285,8 @@ class _Hetero(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        meta = (["paper", "author"], [("paper", "cites", "paper"), ("author", "writes", "paper")])
+        kinds = [("paper", "cites", "paper"), ("author", "writes", "paper")]
+        meta = (["paper", "author"], [*kinds, ("paper", "names", "author")])
         if kind == "hgt":
             self.conv = pyg.HGTConv(W, W, meta, heads=2)
         elif kind == "han":
@@ -295,8 +294,9 @@ class _Hetero(nn.Module):
         else:
             self.conv = pyg.HeteroConv(
                 {
-                    meta[1][0]: pyg.GATConv(W, W),
-                    meta[1][1]: pyg.SAGEConv((W, W), W, aggr="max"),
+                    kinds[0]: pyg.GATConv(W, W),
+                    kinds[1]: pyg.SAGEConv((W, W), W, aggr="max"),
+                    meta[1][2]: pyg.SAGEConv((W, W), W),
                 }
             )
 
@@ -308,6 +308,7 @@ class _Hetero(nn.Module):
         edges = {
             ("paper", "cites", "paper"): adjacency[:, among],
             ("author", "writes", "paper"): adjacency[:, across] - torch.tensor([[200], [0]]),
+            ("paper", "names", "author"): adjacency[:, across].flip(0) - torch.tensor([[0], [200]]),
         }
         return self.conv(nodes, edges)["paper"]
 
