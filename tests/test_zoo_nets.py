@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from zoo import BATCH, EDGES, NODES, WIDTH, X
 import gact_graph
 
 W = WIDTH
+KINDS = [("a", "to", "b"), ("b", "to", "a"), ("a", "to", "a")]
 
 
 class Pooled(nn.Module):
@@ -83,10 +83,6 @@ class Typed(nn.Module):
         out = self.inner({"a": x[:half], "b": x[half:]}, kinds)
         return torch.cat([out["a"], out["b"]])
 
-    @staticmethod
-    def kinds() -> list[tuple[str, str, str]]:
-        return [("a", "to", "b"), ("b", "to", "a"), ("a", "to", "a")]
-
 
 class Plain(nn.Module):
     """No graph: the features alone."""
@@ -142,10 +138,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
 
 
 def _gradients(name: str, **options: Any) -> tuple[list[Tensor], nn.Module]:
-    with warnings.catch_warnings():
-        # PyG's fx transformer asks torch for a class that torch has renamed.
-        warnings.simplefilter("ignore")
-        model = make(NETS[name])
+    model = make(NETS[name])
     if options:
         gact_graph.wrap(model, **options)
     torch.manual_seed(7)
