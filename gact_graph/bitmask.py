@@ -71,7 +71,8 @@ def pack_bits(x: Tensor, test: str = "nonzero", threshold: float = 0.0) -> Tenso
     Args:
         x: Tensor of any shape and strides; bool, integer or floating-point.
         test: One of :data:`TESTS`.
-        threshold: What ``above`` and ``not_at_most`` compare with, as a number of x's dtype.
+        threshold: What ``above`` and ``not_at_most`` compare with; of a type narrower than float32
+            in float32.
 
     Returns:
         words [ceil(numel / 64)] int64.

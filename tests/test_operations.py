@@ -31,6 +31,7 @@ SIGN_ONLY = {
     "relu6": (F.relu6, 1),
     "hardtanh": (F.hardtanh, 1),
     "hardtanh bounds": (lambda h: F.hardtanh(h, min_val=-0.5, max_val=0.5), 1),
+    "hardtanh rounded": (lambda h: F.hardtanh(h, -0.1, 0.1), 1),
     "clamp": (lambda h: h.clamp(-0.5, 0.5), 1),
     "clamp min": (lambda h: torch.clamp(h, min=0.1), 1),
     "clamp max": (lambda h: h.clamp(max=0.1), 1),
@@ -99,7 +100,7 @@ ROWS = EDGES[1][:, None].expand(-1, FEATURES)
 
 
 def segments(h, reduce):
-    return torch.segment_reduce(h.sigmoid(), reduce, offsets=torch.arange(0, 301, 10), axis=0)
+    return torch.segment_reduce(h * 2, reduce, offsets=torch.arange(0, 301, 2), axis=0)
 
 
 def scattered(h, reduce):

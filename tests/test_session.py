@@ -120,12 +120,12 @@ class TestAccount:
         assert gact_graph.report(model).raw_bytes == expected > 100_000
 
     @pytest.mark.parametrize("kind", ["gcn", "gat", "sage", "gin"])
-    @pytest.mark.parametrize("bits", [2, 32])
-    def test_stored_bytes_are_what_stays_alive(self, kind, bits):
+    @pytest.mark.parametrize(("level", "bits"), [("L1", 2), ("L1", 32), ("lossless", 32)])
+    def test_stored_bytes_are_what_stays_alive(self, kind, level, bits):
         gc.collect()
         others = stored_tensors()
         before = {t.untyped_storage().data_ptr() for t in others}
-        model = gact_graph.wrap(make(lambda: GraphNet(kind)), bits=bits)
+        model = gact_graph.wrap(make(lambda: GraphNet(kind)), level=level, bits=bits)
         owned = {t.untyped_storage().data_ptr() for t in [X, EDGES, *model.parameters()]}
         owned |= before | {t.untyped_storage().data_ptr() for t in model.buffers()}
         out = model(X, EDGES)

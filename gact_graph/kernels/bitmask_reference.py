@@ -17,6 +17,8 @@ def pack_bits(x: Tensor, test: int, threshold: float) -> Tensor:
     """Words [ceil(numel / 64)] int64. Tests: 0 is set (bool), 1 above, 2 not at most."""
     if test == 0:
         return _words(x)
+    # As torch's own thresholds: types narrower than float32 are compared in float32.
+    x = x if x.dtype == torch.float64 else x.float()
     return _words(x > threshold) if test == 1 else _words((x <= threshold).logical_not())
 
 

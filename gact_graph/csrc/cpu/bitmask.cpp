@@ -114,8 +114,8 @@ at::Tensor pack_bits(const at::Tensor& input, int64_t test, double threshold) {
   }
   at::Tensor words;
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "pack_bits", [&] {
-    // The threshold as torch compares with it: a number of the tensor's type.
-    const auto bound = static_cast<float>(static_cast<scalar_t>(threshold));
+    // As torch's own thresholds: types narrower than float32 are compared in float32.
+    const auto bound = static_cast<float>(threshold);
     words = test == 1 ? pack<scalar_t>(x, Above{bound}) : pack<scalar_t>(x, NotAtMost{bound});
   });
   return words;

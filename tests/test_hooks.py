@@ -1,0 +1,130 @@
+"""The hooks on modules and on the phases of message passing."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from samples import FEATURES, GraphNet, equal, graph, make, one_thread, train_step  # noqa: F401
+from torch import nn
+from torch_geometric.nn import GATConv, MessagePassing
+
+import gact_graph
+
+X, EDGES = graph()
+LOSSLESS = {"level": "lossless", "bits": 32}
+
+
+def hooks_of(model):
+    return [
+        hook
+        for module in model.modules()
+        for name, hooks in vars(module).items()
+        if name.endswith("_hooks") and isinstance(hooks, dict)
+        for hook in hooks.values()
+    ]
+
+
+class Failing(MessagePassing):
+    """Fails in one phase, once."""
+
+    def __init__(self, phase):
+        super().__init__()
+        self.lin = nn.Linear(FEATURES, FEATURES)
+        self.phase = phase
+
+    def forward(self, x, edge_index):
+        weight = self.edge_updater(edge_index, x=x)
+        return self.propagate(edge_index, x=self.lin(x), weight=weight)
+
+    def edge_update(self, x_i, x_j):
+        self.check("edge_update")
+        return (x_i * x_j).sum(-1, keepdim=True).tanh()
+
+    def message(self, x_j, weight):
+        self.check("message")
+        return x_j * weight
+
+    def aggregate(self, inputs, index, dim_size=None):
+        self.check("aggregate")
+        return super().aggregate(inputs, index, dim_size=dim_size)
+
+    def check(self, phase):
+        if phase == self.phase:
+            self.phase = None
+            raise ValueError("on purpose")
+
+
+class Net(nn.Module):
+    """Goes on where its conv has failed."""
+
+    def __init__(self, phase):
+        super().__init__()
+        self.conv, self.last = Failing(phase), nn.Linear(FEATURES, 5)
+
+    def forward(self, x, edge_index):
+        for _ in range(2):
+            try:
+                x = self.conv(x, edge_index)
+            except ValueError:
+                continue
+        return self.last(x.tanh())
+
+
+class TestPhases:
+    def test_are_part_of_the_slot(self):
+        model = gact_graph.wrap(Failing(None), **LOSSLESS)
+        model(X, EDGES)
+        slots = {row.slot for row in gact_graph.report(model).contexts}
+        assert {"edge_update/tanh.result", "message/mul.input"} <= slots
+
+    @pytest.mark.parametrize("phase", ["edge_update", "message", "aggregate"])
+    def test_that_fail_leave_nothing_on_the_stack(self, phase):
+        model = gact_graph.wrap(make(lambda: Net(phase)), **LOSSLESS)
+        model(X, EDGES)
+        slots = {row.slot for row in gact_graph.report(model).contexts}
+        assert {"tanh.result", "conv/message/mul.input"} & slots == slots & {
+            *("tanh.result", "conv/message/mul.input", "message/mul.input")
+        }
+        assert "tanh.result" in slots
+        assert all(slot.startswith(("conv/", "tanh", "last")) for slot in slots)
+
+    def test_their_results_are_left_alone(self):
+        stock = make(lambda: Net(None))
+        model = gact_graph.wrap(copy.deepcopy(stock), **LOSSLESS)
+        assert torch.equal(model(X, EDGES), stock(X, EDGES))
+
+
+class TestHooks:
+    @pytest.mark.parametrize("kind", ["gat", "gcn", "sage", "gin"])
+    def test_unwrap_takes_all_away(self, kind):
+        model = make(lambda: GraphNet(kind))
+        before = len(hooks_of(model))
+        gact_graph.wrap(model, **LOSSLESS)
+        assert len(hooks_of(model)) > before + 10
+        gact_graph.unwrap(model)
+        assert len(hooks_of(model)) == before
+
+    def test_a_conv_may_be_the_model_itself(self):
+        model = gact_graph.wrap(GATConv(FEATURES, 32), **LOSSLESS)
+        model(X, EDGES)
+        assert "message/mul.other" in {row.slot for row in gact_graph.report(model).contexts}
+
+    @pytest.mark.parametrize("clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+    def test_a_copy_has_its_own(self, clone):
+        model = gact_graph.wrap(make(lambda: GraphNet("gat")), **LOSSLESS)
+        other = clone(model)
+        assert equal(train_step(other, X, EDGES), train_step(model, X, EDGES))
+        names = [[row.slot for row in gact_graph.report(m).contexts] for m in (model, other)]
+        assert names[0] == names[1]
+        gact_graph.unwrap(model)
+        train_step(other, X, EDGES)
+        assert any("message/" in row.slot for row in gact_graph.report(other).contexts)
+
+    def test_another_models_hooks_are_deaf(self):
+        inner = gact_graph.wrap(make(lambda: GraphNet("gat")), **LOSSLESS)
+        with gact_graph.compress(gact_graph.wrap(nn.Linear(2, 2), **LOSSLESS)) as _:
+            inner.eval()(X, EDGES)
+        assert gact_graph.report(inner).contexts == []
