@@ -36,8 +36,8 @@ class Failing(MessagePassing):
         self.phase = phase
 
     def forward(self, x, edge_index):
-        weight = self.edge_updater(edge_index, x=x)
-        return self.propagate(edge_index, x=self.lin(x), weight=weight)
+        x = self.lin(x)
+        return self.propagate(edge_index, x=x, weight=self.edge_updater(edge_index, x=x))
 
     def edge_update(self, x_i, x_j):
         self.check("edge_update")
@@ -85,9 +85,6 @@ class TestPhases:
         model = gact_graph.wrap(make(lambda: Net(phase)), **LOSSLESS)
         model(X, EDGES)
         slots = {row.slot for row in gact_graph.report(model).contexts}
-        assert {"tanh.result", "conv/message/mul.input"} & slots == slots & {
-            *("tanh.result", "conv/message/mul.input", "message/mul.input")
-        }
         assert "tanh.result" in slots
         assert all(slot.startswith(("conv/", "tanh", "last")) for slot in slots)
 
