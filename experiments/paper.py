@@ -1,4 +1,4 @@
-"""Table 2 of the GACT paper (Liu et al., ICML 2022), as far as DESIGN.md has its numbers.
+"""Table 2 of the GACT paper (Liu et al., ICML 2022), as far as its numbers are at hand.
 
 Accuracies (Yelp: micro-F1) are in per cent, means of 10 seeds. Compression rates are given as
 the range over the paper's four data sets.
@@ -33,7 +33,7 @@ _RATE_VARIANTS = ("adaptive-4", "adaptive-3", "adaptive-2")
 
 
 def paper_score(model: str, dataset: str, variant: str) -> float | None:
-    """The paper's score in per cent; ``None`` where it has none, or DESIGN.md does not tell it.
+    """The paper's score in per cent; ``None`` where it has none, or it is not at hand.
 
     ``dataset`` must be the data set itself: a file with its graph, or a made-up graph of its
     size, gives scores that do not compare.

@@ -41,7 +41,7 @@ class Recipe:
     standardize: bool = False
 
 
-# EXACT's published configurations (DESIGN.md, section 9).
+# EXACT's published configurations (Liu et al., ICLR 2022).
 _PUBLISHED = {
     ("gcn", "ogbn-arxiv"): Recipe(3, 128, 0.5, 0.01, 500),
     ("gcn", "flickr"): Recipe(2, 256, 0.3, 0.01, 400),

@@ -42,7 +42,7 @@ class Subject:
 
 _GCNII = recipe_for("gcnii", "ogbn-arxiv")  # 16 layers of 256
 
-# The set-up of DESIGN.md, section 1; GCN also as the main job runs it, on a sparse matrix.
+# GCN twice: with messages along edge_index, and as the main job runs it, on a sparse matrix.
 SUBJECTS = {
     "gcn": Subject("csr", lambda i, o: GCN(i, 256, o, 3)),
     "gcn-edge_index": Subject("edge_index", lambda i, o: GCN(i, 256, o, 3, normalize=True)),

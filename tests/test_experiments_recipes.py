@@ -4,7 +4,7 @@ import pytest
 
 from experiments.recipes import MODELS, Recipe, base_name, has_foreign_features, recipe_for
 
-# DESIGN.md, section 9: layers / hidden / dropout / lr / epochs
+# As published: layers / hidden / dropout / lr / epochs
 PUBLISHED = {
     "gcn": {
         "ogbn-arxiv": (3, 128, 0.5, 0.01, 500),
