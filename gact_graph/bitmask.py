@@ -117,7 +117,7 @@ def pack_pair(x: Tensor, low: float, high: float) -> tuple[Tensor, bool]:
 def unpack_bits(
     words: Tensor, shape: Sequence[int], low: float, high: float, dtype: torch.dtype
 ) -> Tensor:
-    """The contiguous tensor of ``shape`` and ``dtype``: ``high`` where the bit is set, else ``low``.
+    """The contiguous tensor of ``shape``: ``high`` where the bit is set, else ``low``.
 
     Raises:
         ValueError: The words are not those of a tensor of this shape.

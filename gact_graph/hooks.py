@@ -39,63 +39,52 @@ def session_of(owner: Owner) -> Any:
     return session if session is not None and session.owner is owner else None
 
 
-class EnterModule:
-    """Forward pre-hook on a submodule."""
+class Hook:
+    """What all hooks know: whose they are, and the name of their module or phase."""
 
-    def __init__(self, owner: Owner, module: str) -> None:
+    def __init__(self, owner: Owner, name: str) -> None:
         self.owner = owner
-        self.module = module
+        self.name = name
+
+
+class EnterModule(Hook):
+    """Forward pre-hook on a submodule."""
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         session = session_of(self.owner)
         if session is not None:
-            session.enter(self.module, (args, kwargs))
+            session.enter(self.name, (args, kwargs))
 
 
-class LeaveModule:
+class LeaveModule(Hook):
     """Forward hook on a submodule, called also when its forward raises."""
-
-    def __init__(self, owner: Owner, module: str) -> None:
-        self.owner = owner
-        self.module = module
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         session = session_of(self.owner)
         if session is not None:
-            session.trace.leave(self.module)
+            session.trace.leave(self.name)
 
 
-class EnterPhase:
+class EnterPhase(Hook):
     """Pre-hook on a phase of message passing, such as ``message``."""
-
-    def __init__(self, owner: Owner, phase: str) -> None:
-        self.owner = owner
-        self.phase = phase
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         session = session_of(self.owner)
         if session is not None:
-            session.trace.enter_phase(self.phase)
+            session.trace.enter_phase(self.name)
 
 
-class LeavePhase:
+class LeavePhase(Hook):
     """Hook after a phase; its result is left as it is."""
-
-    def __init__(self, owner: Owner, phase: str) -> None:
-        self.owner = owner
-        self.phase = phase
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         session = session_of(self.owner)
         if session is not None:
-            session.trace.leave_phase(self.phase)
+            session.trace.leave_phase(self.name)
 
 
-class Propagated:
+class Propagated(Hook):
     """Hook after ``propagate``, which knows how many nodes and edges there are."""
-
-    def __init__(self, owner: Owner) -> None:
-        self.owner = owner
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         session = session_of(self.owner)
@@ -112,7 +101,7 @@ def attach(owner: Owner, model: nn.Module) -> Iterator[RemovableHandle]:
             yield module.register_forward_pre_hook(enter, with_kwargs=True)
             yield module.register_forward_hook(leave, always_call=True)
         if isinstance(module, MessagePassing):
-            yield module.register_propagate_forward_hook(Propagated(owner))
+            yield module.register_propagate_forward_hook(Propagated(owner, "propagate"))
             for phase, before, after in _phases(module):
                 yield before(EnterPhase(owner, phase))
                 yield after(LeavePhase(owner, phase))

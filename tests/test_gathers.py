@@ -131,6 +131,19 @@ class TestForms:
         assert sum(row.stored_bytes for row in rows) == 2000 * 2  # the index, in 16 bits
 
 
+class Stack(nn.Module):
+    """Three layers over the same edges."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.convs = nn.ModuleList(conv(FEATURES, FEATURES) for _ in range(3))
+
+    def forward(self, x, edges):
+        for conv in self.convs:
+            x = conv(x, edges)
+        return x
+
+
 class TestLift:
     @pytest.mark.parametrize("form", ["tensor", "EdgeIndex", "csr"])
     def test_of_gat(self, form):
@@ -149,17 +162,7 @@ class TestLift:
         assert rows["mul.input"].role == "node"
 
     def test_equal_self_loops_are_stored_once(self):
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.convs = nn.ModuleList(GATConv(FEATURES, FEATURES) for _ in range(3))
-
-            def forward(self, x, edges):
-                for conv in self.convs:
-                    x = conv(x, edges)
-                return x
-
-        model = gact_graph.wrap(Net(), level="lossless", bits=32)
+        model = gact_graph.wrap(Stack(GATConv), level="lossless", bits=32)
         model(X, EDGES).sum().backward()
         rows = [row for row in gact_graph.report(model).contexts if row.role == "index"]
         loops = int((EDGES[0] == EDGES[1]).sum())
@@ -167,17 +170,7 @@ class TestLift:
         assert sum(row.raw_bytes for row in rows) >= 3 * 2 * 8 * (2000 - loops + 300)
 
     def test_equal_weights_of_gcn_are_stored_once(self):
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.convs = nn.ModuleList(GCNConv(FEATURES, FEATURES) for _ in range(3))
-
-            def forward(self, x, edges):
-                for conv in self.convs:
-                    x = conv(x, edges)
-                return x
-
-        model = gact_graph.wrap(Net(), level="lossless", bits=32)
+        model = gact_graph.wrap(Stack(GCNConv), level="lossless", bits=32)
         model(X, EDGES).sum().backward()
         rows = [r for r in gact_graph.report(model).contexts if "message/mul" in r.slot]
         assert len(rows) == 3
