@@ -69,7 +69,7 @@ def test_nothing_grows_over_200_steps(level, bits):
         after_traced, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert after_tensors == tensors
+    assert after_tensors <= tensors
     assert after_objects - objects < 100
     assert after_traced - traced < 20_000  # a hundred bytes a step
 
