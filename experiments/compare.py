@@ -31,11 +31,6 @@ VARIANTS = (
 HEAD = ("", "score, %", "paper", "rate", "paper", "saved", "peak", "s/epoch")
 
 
-def can_run(variant: Variant) -> bool:
-    """Adaptive bits wait for the library's allocator; fixed ones do not."""
-    return not variant.adaptive
-
-
 def compare_rows(model: str, dataset: str, found: Mapping[str, Results]) -> list[tuple[str, ...]]:
     """Return the comparison, one row a variant, under :data:`HEAD`.
 

@@ -56,7 +56,7 @@ def configuration(job: Job) -> dict[str, Any]:
         "multi_label": graph.multi_label,
         "level": job.setup.level,
         "bits": job.setup.bits,
-        "adaptive": False,
+        "adaptive": job.setup.adaptive,
         **asdict(job.setup.recipe),
         "device": device.type,
         # Sums over threads come in another order with another number of them.

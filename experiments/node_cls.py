@@ -64,12 +64,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def _single(options: Options, console: Console) -> None:
     assert options.bits is not None  # parse() refuses it without --compare
-    if options.bits != FP32_BITS and not options.fixed:
-        say(
-            console,
-            f"The adaptive allocator does not exist yet: every context gets {options.bits} bits, "
-            "as with --fixed.",
-        )
     job = _job(options)
     results, report = run(job, console)
     show_result(console, results, report)
@@ -83,11 +77,12 @@ def _compare(options: Options, console: Console) -> None:
     base = _job(options)
     found: dict[str, Results] = {}
     report = None
-    for variant in filter(compare.can_run, compare.VARIANTS):
+    for variant in compare.VARIANTS:
         setup = replace(
             base.setup,
             bits=variant.bits,
             level="L0" if variant.bits == FP32_BITS else options.level,
+            adaptive=variant.adaptive,
         )
         out = None if options.out is None else options.out / variant.name
         say(console, variant.label)
@@ -116,7 +111,9 @@ def _job(options: Options) -> Job:
         standardize=options.recipe.standardize,
         device=options.device,
     )
-    setup = Setup(options.model, options.recipe, options.bits or FP32_BITS, options.level)
+    bits = options.bits or FP32_BITS
+    adaptive = bits != FP32_BITS and not options.fixed
+    setup = Setup(options.model, options.recipe, bits, options.level, adaptive)
     return Job(setup, options.dataset, graph, task, options.seeds, options.out)
 
 

@@ -30,12 +30,14 @@ class Setup:
         recipe: Hyperparameters.
         bits: Bits of an element of a quantized context; 32 keeps it as it is.
         level: gact_graph's level.
+        adaptive: Whether bits are spent by sensitivity; else all contexts have the same.
     """
 
     model: str
     recipe: Recipe
     bits: int
     level: str
+    adaptive: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,9 @@ def train(
     device = task.x.device
     with PeakMeter(device) as meter:
         model = build(setup.model, setup.recipe, task.x.size(1), task.num_classes).to(device)
-        gact_graph.wrap(model, bits=setup.bits, level=setup.level, adaptive=False, seed=seed)
+        gact_graph.wrap(
+            model, bits=setup.bits, level=setup.level, adaptive=setup.adaptive, seed=seed
+        )
         optimizer = torch.optim.Adam(
             model.parameters(), lr=setup.recipe.lr, weight_decay=setup.recipe.weight_decay
         )

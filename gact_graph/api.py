@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -17,10 +17,12 @@ Model = TypeVar("Model", bound=nn.Module)
 
 def wrap(
     model: Model,
-    bits: int = 4,
+    bits: float = 4,
     *,
     level: str = "L1",
     adaptive: bool = False,
+    adapt_interval: int = 100,
+    pin: Mapping[str, int] | None = None,
     group_size: int = 256,
     seed: int = 0,
 ) -> Model:
@@ -32,11 +34,17 @@ def wrap(
     Args:
         model: Any module with parameters. It is changed in place: same object, class and
             ``state_dict``.
-        bits: Bits an element of a quantized context: 1 to 16, or 32 for none quantized.
+        bits: Bits an element of a quantized context: 1 to 16, or 32 for none quantized. With
+            ``adaptive`` it is the average over all of them, and may be a fraction.
         level: ``"L0"`` keeps every context as PyTorch does and only takes account of them.
             ``"lossless"`` keeps masks, indices, gathered tensors and what is never read in exact
             small forms: gradients are bit-identical. ``"L1"`` also quantizes what is left.
-        adaptive: Bits by measured sensitivity instead of the same everywhere; not available yet.
+        adaptive: Spend the bits where the gradient needs them, by sensitivities that are measured
+            while the model trains (paper, section 4.1): after the first step one forward and
+            backward for each quantized context, later for one of them at each interval. Without it
+            all contexts have the same bits.
+        adapt_interval: Forwards from one such refresh to the next.
+        pin: Bits for the slots whose names match a pattern, as in ``{"*.lin*": 8}``.
         group_size: Elements that share a minimum and a step: a multiple of 64.
         seed: Seed of the quantization noise, which never touches torch's generators.
 
@@ -48,12 +56,15 @@ def wrap(
         ValueError: An argument is out of range, the model has no parameters, or it is wrapped.
     """
     _check_module(model)
-    if adaptive:
-        raise ValueError(
-            "Expected adaptive=False (got True): bits by sensitivity are not in this version; "
-            "adaptive=False gives the same bits to every context"
-        )
-    config = Config(bits=bits, level=level, group_size=group_size, seed=seed)
+    config = Config(
+        bits=bits,
+        level=level,
+        adaptive=adaptive,
+        adapt_interval=adapt_interval,
+        pin=dict(pin or {}),
+        group_size=group_size,
+        seed=seed,
+    )
     if next(model.parameters(), None) is None:
         raise ValueError(f"Expected a model with parameters (got {type(model).__name__} with none)")
     for name, module in model.named_modules():
@@ -90,6 +101,48 @@ def report(model: nn.Module) -> Report:
         ValueError: ``model`` is not wrapped.
     """
     return _wrapped(model).controller.report
+
+
+def state_dict(model: nn.Module) -> dict[str, Any]:
+    """What the library itself must remember to go on: bits by slot, sensitivities, counters.
+
+    Plain numbers, to be saved beside the model's and the optimizer's. What waits to be measured is
+    measured first, so that this run and a resumed one go on alike.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: ``model`` is not wrapped.
+    """
+    stand_in = _wrapped(model)
+    controller = stand_in.controller
+    controller.measure(model, stand_in.inner)
+    adaptation = controller.adaptation
+    return {
+        "forwards": controller.forwards,
+        "scheme": controller.scheme.state_dict(),
+        "adaptation": None if adaptation is None else adaptation.state_dict(),
+    }
+
+
+def load_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Takes over what :func:`state_dict` gave, of a model that was wrapped alike.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: ``model`` is not wrapped, or ``state`` comes from an adaptive model and this one
+            is not, or the other way round.
+    """
+    controller = _wrapped(model).controller
+    adaptive = controller.adaptation is not None
+    if adaptive != (state["adaptation"] is not None):
+        raise ValueError(
+            f"Expected the state of a model with adaptive={adaptive} (got that of one with "
+            f"adaptive={not adaptive}); wrap the model as it was when the state was made"
+        )
+    controller.forwards = state["forwards"]
+    controller.scheme.load_state_dict(state["scheme"])
+    if controller.adaptation is not None:
+        controller.adaptation.load_state_dict(state["adaptation"])
 
 
 @contextmanager

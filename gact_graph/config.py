@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from gact_graph.quantizer import check_bits, check_group_size, check_int
 
@@ -31,13 +32,26 @@ LEVELS = {
 class Config:
     """The settings of one wrapped model; see :func:`gact_graph.wrap` for their meaning."""
 
-    bits: int = 4
+    bits: float = 4
     level: str = "L1"
+    adaptive: bool = False
+    adapt_interval: int = 100
+    pin: Mapping[str, int] = field(default_factory=dict)
     group_size: int = 256
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_bits(self.bits)
+        if self.adaptive:
+            _check_average(self.bits)
+        else:
+            check_bits(self.bits)  # type: ignore[arg-type]
+        check_int("adapt_interval", self.adapt_interval)
+        if self.adapt_interval < 1:
+            raise ValueError(f"Expected adapt_interval to be 1 or more (got {self.adapt_interval})")
+        for pattern, bits in self.pin.items():
+            if not isinstance(pattern, str):
+                raise TypeError(f"Expected pin's patterns to be str (got {type(pattern).__name__})")
+            check_bits(bits)
         check_group_size(self.group_size)
         if not isinstance(self.level, str):
             raise TypeError(f"Expected level to be a str (got {type(self.level).__name__})")
@@ -53,3 +67,12 @@ class Config:
     @property
     def quantize(self) -> bool:
         return LEVELS[self.level].quantize and self.bits < 32
+
+
+def _check_average(bits: float) -> None:
+    if isinstance(bits, bool) or not isinstance(bits, (int, float)):
+        raise TypeError(f"Expected bits to be a number (got {type(bits).__name__})")
+    if not (1 <= bits <= 16 or bits == 32):
+        raise ValueError(
+            f"Expected bits to be from 1 to 16, or 32 for no quantization (got {bits})"
+        )

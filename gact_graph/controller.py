@@ -14,15 +14,18 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from gact_graph import hooks
+from gact_graph.adaptation import Adaptation
 from gact_graph.config import Config
 from gact_graph.report import Report
+from gact_graph.scheme import Scheme
 from gact_graph.session import Session
 
 
 class Controller:
     """The state of one wrapped model: settings, seed counter, last report, hooks.
 
-    It holds no tensor and no reference to the model, so that it is copied and pickled with it.
+    It holds no reference to the model, and tensors only while a forward waits to be
+    measured; so it is copied and pickled with the model.
     """
 
     def __init__(self, config: Config, model: nn.Module) -> None:
@@ -30,6 +33,9 @@ class Controller:
         self.owner = hooks.Owner()
         self.forwards = 0
         self.report = Report(empty=True)
+        self.scheme = Scheme(config.bits, config.pin)
+        adaptive = config.adaptive and config.quantize
+        self.adaptation = Adaptation(self.scheme, config.adapt_interval) if adaptive else None
         self._handles = [*hooks.attach(self.owner, model)]
 
     def remove_hooks(self) -> None:
@@ -48,17 +54,42 @@ class Controller:
         self, model: nn.Module, inputs: Any = (), adopt_inputs: bool = False
     ) -> Iterator[Session]:
         """Compresses what autograd saves inside, and reports if it ends without an exception."""
-        session = Session(self.config, self.owner, self.forwards, model, inputs, adopt_inputs)
+        session = self._session(model, inputs, adopt_inputs=adopt_inputs)
         self.forwards += 1
-        outer = hooks.current()
-        with ExitStack() as stack:
-            stack.callback(session.close)
-            stack.callback(hooks.set_current, outer)
-            hooks.set_current(session)
-            stack.enter_context(saved_tensors_hooks(session.pack, session.unpack))
-            stack.enter_context(session.trace)
+        with _capturing(session):
             yield session
         self.report = Report(session.rows)
+        self.scheme.see(session.rows)
+        for row in session.rows:
+            row.sensitivity = self.scheme.sensitivity_of(row.slot)
+
+    @contextmanager
+    def replay(self, model: nn.Module, inputs: Any, reseed: str | None) -> Iterator[None]:
+        """The same without a trace: for a forward that is run again to measure."""
+        with _capturing(self._session(model, inputs, reseed=reseed)):
+            yield
+
+    def measure(self, model: nn.Module, forward: Callable[..., Any]) -> None:
+        """Finds the bits by what was recorded, if that is due."""
+        if self.adaptation is not None:
+            self.adaptation.measure(model, forward, functools.partial(self.replay, model))
+
+    def _session(self, model: nn.Module, inputs: Any, **options: Any) -> Session:
+        return Session(
+            self.config, self.scheme, self.owner, self.forwards, model, inputs, **options
+        )
+
+
+@contextmanager
+def _capturing(session: Session) -> Iterator[None]:
+    outer = hooks.current()
+    with ExitStack() as stack:
+        stack.callback(session.close)
+        stack.callback(hooks.set_current, outer)
+        hooks.set_current(session)
+        stack.enter_context(saved_tensors_hooks(session.pack, session.unpack))
+        stack.enter_context(session.trace)
+        yield
 
 
 class CompressedForward:
@@ -82,9 +113,14 @@ class CompressedForward:
         if session is not None:  # called from within, or inside gact_graph.compress
             session.own_leaves((args, kwargs))
             return self.inner(*args, **kwargs)
+        self.controller.measure(model, self.inner)
+        adaptation = self.controller.adaptation
+        recording = None if adaptation is None else adaptation.record(model, args, kwargs)
         with self.controller.capture(model, (args, kwargs)) as session:
             output = self.inner(*args, **kwargs)
             session.settle(model, (args, kwargs), output)
+        if recording is not None:
+            recording.watch(output)
         return output
 
     @property

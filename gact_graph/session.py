@@ -18,6 +18,7 @@ from gact_graph.gathers import Gathers
 from gact_graph.hooks import Owner
 from gact_graph.operations import VALUES, Reads, reads_of
 from gact_graph.report import Row
+from gact_graph.scheme import Scheme
 from gact_graph.sizes import Sizes
 from gact_graph.storage import (
     is_plain,
@@ -44,28 +45,34 @@ class Session:
 
     Args:
         config: The model's settings.
+        scheme: Bits by slot.
         owner: What the hooks on the model's submodules carry.
         number: How many forwards were compressed before this one: part of the noise's seed.
         model: Its parameters, buffers and cached tensors are kept by reference.
         inputs: The arguments of forward, nested as they come; kept by reference.
         adopt_inputs: Whether leaf tensors that are handed to a submodule from outside any count as
             inputs too: for :func:`gact_graph.compress`, which sees no arguments.
+        reseed: The slot whose noise gets another seed: for measuring what its noise does.
     """
 
     def __init__(
         self,
         config: Config,
+        scheme: Scheme,
         owner: Owner,
         number: int,
         model: nn.Module,
         inputs: Any,
-        adopt_inputs: bool,
+        adopt_inputs: bool = False,
+        reseed: str | None = None,
     ) -> None:
         self.owner = owner
         self.rows: list[Row] = []
         self.sizes = Sizes()
         self.trace = Trace(self._after)
         self._config = config
+        self._scheme = scheme
+        self._reseed = reseed
         self._number = number
         self._adopt_inputs = adopt_inputs
         self._owned = {key_of(p) for t in tensors_held_by(model) for p in parts_of(t)}
@@ -157,7 +164,7 @@ class Session:
         if known is not None:
             context, row = known
             if saved and not row.raw_bytes:
-                row.slot, row.raw_bytes = saver.slot, tensor.untyped_storage().nbytes()
+                row.raw_bytes = tensor.untyped_storage().nbytes()
             return Saved(context, layout)
         request = Request(
             tensor=flat,
@@ -167,7 +174,7 @@ class Session:
             constant=constant,
             gathered=gathered,
             keep=lambda source: self._save(source, _source_of(saver), reads, saved=False),
-            bits=self._config.bits if self._config.quantize else 32,
+            bits=self._scheme.bits_of(saver.slot) if self._config.quantize else 32,
             group_size=self._config.group_size,
             seed=self._seed_of(saver.slot),
         )
@@ -223,7 +230,8 @@ class Session:
         return None
 
     def _seed_of(self, slot: str) -> int:
-        text = f"{self._config.seed}\0{self._number}\0{slot}"
+        again = "\0again" if slot == self._reseed else ""
+        text = f"{self._config.seed}\0{self._number}\0{slot}{again}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

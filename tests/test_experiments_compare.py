@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from experiments_samples import record, results
 
-from experiments.compare import HEAD, VARIANTS, can_run, compare_notes, compare_rows
+from experiments.compare import HEAD, VARIANTS, compare_notes, compare_rows
 
 
 def test_variants_are_the_papers() -> None:
@@ -14,7 +14,6 @@ def test_variants_are_the_papers() -> None:
         ("adaptive-3", 3, True),
         ("adaptive-2", 2, True),
     ]
-    assert [variant.name for variant in filter(can_run, VARIANTS)] == ["fp32", "fixed-4"]
 
 
 def test_rows_set_the_paper_beside_ours() -> None:

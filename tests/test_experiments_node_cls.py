@@ -13,11 +13,10 @@ def test_end_to_end_on_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     flags = ["--model", "gat", "--bits", "4", "--seeds", "0-1", "--epochs", "3", "--hidden", "8"]
     assert main([*flags, "--out", str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    assert "adaptive allocator does not exist yet" in text
     for words in ("seed 0", "seed 1", "GAT on digits, 4 bit (L1)", "compression rate", "Peak"):
         assert words in text
     content = json.loads((tmp_path / "result.json").read_text())
-    assert (content["config"]["adaptive"], content["config"]["bits"]) == (False, 4)
+    assert (content["config"]["adaptive"], content["config"]["bits"]) == (True, 4)
     assert [len(run["loss"]) for run in content["runs"]] == [3, 3]
     assert all(run["stored_bytes"] < run["raw_bytes"] for run in content["runs"])
 
@@ -30,10 +29,12 @@ def test_end_to_end_on_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert caught.err.count("\n") == 1
 
 
-def test_fixed_bits_on_purpose_need_no_remark(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--model", "gcn", "--bits", "4", "--fixed", "--seeds", "0", "--epochs", "1"]
-    assert main(flags) == 0
-    assert "adaptive" not in capsys.readouterr().out
+def test_fixed_bits(tmp_path: Path) -> None:
+    flags = ["--model", "gcn", "--bits", "4", "--fixed", "--seeds", "0", "--epochs", "3"]
+    assert main([*flags, "--out", str(tmp_path)]) == 0
+    content = json.loads((tmp_path / "result.json").read_text())
+    assert content["config"]["adaptive"] is False
+    assert {c["bits"] for c in content["runs"][0]["contexts"]} <= {4, 16, None}
 
 
 def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,17 +42,18 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*flags, "--out", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "--bits 4 is not used" in text
-    assert text.count("not yet") == 6  # three adaptive rows, score and rate
+    assert "not yet" not in text
     report = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "| adaptive 2 bit | not yet | - | not yet | 9.0-17.6x |" in report
+    assert "| adaptive 2 bit |" in report and "not yet" not in report
     configs = {
         name: json.loads((tmp_path / name / "result.json").read_text())["config"]
-        for name in ("fp32", "fixed-4")
+        for name in ("fp32", "fixed-4", "adaptive-2")
     }
-    assert [(c["bits"], c["level"]) for c in configs.values()] == [(32, "L0"), (4, "L1")]
+    found = [(c["bits"], c["level"], c["adaptive"]) for c in configs.values()]
+    assert found == [(32, "L0", False), (4, "L1", False), (2, "L1", True)]
 
     assert main([*flags, "--out", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.count("1 of 1 seeds are in") == 2
+    assert capsys.readouterr().out.count("1 of 1 seeds are in") == 5
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,113 @@
+r"""Bits for each slot, by the integer program of GACT (ICML 2022), section 4.1:
+
+.. math::
+    \min_b \sum_l c_l S(b_l) \quad \text{subject to} \quad \sum_l D_l b_l \le B, \qquad
+    S(b) = (2^b - 1)^{-2},
+
+with the sensitivity :math:`c_l` and the number of elements :math:`D_l` of slot l. Numbers only: no
+tensor, no module.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Mapping, Sequence
+
+WIDTHS = (*range(1, 9), 16, 32)
+"""The widths that may be given. 32 stands for none quantized."""
+
+# With few slots one of them may be most of the budget, and the greedy way may miss by a lot. So up
+# to this many slots, that many are fixed beforehand to each width in turn.
+_FIXED = ((8, 2), (24, 1))
+
+
+def noise(bits: int) -> float:
+    """S(b), the variance of b bits in units of the group's squared range; none at 32."""
+    return 0.0 if bits >= 32 else (2.0**bits - 1) ** -2
+
+
+# What each step from one width to the next removes from S, and how many bits wide it is.
+_GAINS = [(noise(a) - noise(b), b - a) for a, b in itertools.pairwise(WIDTHS)]
+
+
+def variance(sensitivities: Sequence[float], bits: Sequence[int]) -> float:
+    """The objective: the variance that these bits add to the gradient."""
+    return sum(c * noise(b) for c, b in zip(sensitivities, bits, strict=True))
+
+
+def allocate(sensitivities: Sequence[float], sizes: Sequence[int], budget: float) -> list[int]:
+    """The width of each slot.
+
+    All slots start at the least width, and the step that removes the most variance for a bit is
+    taken again and again, from a heap, while the budget allows: O(L log L) for L slots. Where slots
+    are few this is tried with one or two of them fixed beforehand, and the best one is taken.
+
+    Args:
+        sensitivities: c_l of each slot, not negative.
+        sizes: D_l, its elements.
+        budget: B, in bits.
+
+    Returns:
+        One of :data:`WIDTHS` for each slot; all at the least one where the budget is below that.
+    """
+    depth = next((fixed for slots, fixed in _FIXED if len(sizes) <= slots), 0)
+    trials = [_greedy(sensitivities, sizes, budget, {})]
+    for slots in itertools.combinations(range(len(sizes)), min(depth, len(sizes))):
+        for steps in itertools.product(range(len(WIDTHS)), repeat=len(slots)):
+            fixed = dict(zip(slots, steps, strict=True))
+            if sum(sizes) + sum(_cost(sizes, *pair) for pair in fixed.items()) <= budget:
+                trials.append(_greedy(sensitivities, sizes, budget, fixed))
+    return min(map(_bits, trials), key=lambda bits: variance(sensitivities, bits))
+
+
+def allocate_by_name(
+    sensitivities: Mapping[str, float],
+    sizes: Mapping[str, int],
+    fixed: Mapping[str, int],
+    average: float,
+) -> dict[str, int]:
+    """An average of bits an element by slots' names, where some slots have their width already."""
+    names = [name for name in sizes if name not in fixed]
+    taken = sum(fixed[name] * size for name, size in sizes.items() if name in fixed)
+    found = allocate(
+        [sensitivities[name] for name in names],
+        [sizes[name] for name in names],
+        average * sum(sizes.values()) - taken,
+    )
+    given = dict(zip(names, found, strict=True))
+    return {name: fixed.get(name, given.get(name, 0)) for name in sizes}
+
+
+def _greedy(
+    sensitivities: Sequence[float], sizes: Sequence[int], budget: float, fixed: Mapping[int, int]
+) -> list[int]:
+    """Steps of :data:`WIDTHS` for each slot; those of ``fixed`` are not moved."""
+    steps = [fixed.get(slot, 0) for slot in range(len(sizes))]
+    left = budget - sum(sizes) - sum(_cost(sizes, slot, step) for slot, step in fixed.items())
+
+    def offer(slot: int) -> tuple[float, int]:
+        step = steps[slot]
+        gain, width = _GAINS[step]
+        return -sensitivities[slot] * gain / (width * sizes[slot]), slot
+
+    heap = [offer(slot) for slot in range(len(sizes)) if slot not in fixed and sizes[slot]]
+    heapq.heapify(heap)
+    while heap:
+        _, slot = heapq.heappop(heap)
+        price = _GAINS[steps[slot]][1] * sizes[slot]
+        # Where a step is too dear, those of smaller slots may still fit.
+        if price <= left:
+            left -= price
+            steps[slot] += 1
+            if steps[slot] + 1 < len(WIDTHS):
+                heapq.heappush(heap, offer(slot))
+    return steps
+
+
+def _cost(sizes: Sequence[int], slot: int, step: int) -> int:
+    return (WIDTHS[step] - WIDTHS[0]) * sizes[slot]
+
+
+def _bits(steps: Sequence[int]) -> list[int]:
+    return [WIDTHS[step] for step in steps]

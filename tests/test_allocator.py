@@ -1,0 +1,86 @@
+"""The integer program: against brute force, and within its budget."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gact_graph.allocator import WIDTHS, allocate, allocate_by_name, noise, variance
+
+
+@st.composite
+def programs(draw, most: int = 4):
+    count = draw(st.integers(1, most))
+    sizes = draw(st.lists(st.integers(1, 3000), min_size=count, max_size=count))
+    scales = draw(st.lists(st.floats(-6, 4), min_size=count, max_size=count))
+    average = draw(st.sampled_from([1, 1.5, 2, 2.5, 3, 4, 8, 20, 32]))
+    return [10**scale for scale in scales], sizes, average * sum(sizes)
+
+
+def taken(bits, sizes):
+    return sum(b * n for b, n in zip(bits, sizes, strict=True))
+
+
+@settings(deadline=None, max_examples=150)
+@given(programs())
+def test_is_within_one_per_cent_of_brute_force(program):
+    sensitivities, sizes, budget = program
+    best = min(
+        variance(sensitivities, bits)
+        for bits in itertools.product(WIDTHS, repeat=len(sizes))
+        if taken(bits, sizes) <= budget
+    )
+    found = allocate(sensitivities, sizes, budget)
+    assert taken(found, sizes) <= budget
+    assert variance(sensitivities, found) <= best * 1.01
+
+
+@settings(deadline=None, max_examples=100)
+@given(programs(most=60))
+def test_never_exceeds_the_budget_and_beats_uniform(program):
+    sensitivities, sizes, budget = program
+    found = allocate(sensitivities, sizes, budget)
+    assert taken(found, sizes) <= budget
+    assert {*found} <= {*WIDTHS}
+    uniform = max(width for width in WIDTHS if width * sum(sizes) <= budget)
+    bound = variance(sensitivities, [uniform] * len(sizes))
+    assert variance(sensitivities, found) <= bound * (1 + 1e-9)
+
+
+def test_bits_go_where_they_count():
+    assert allocate([1000.0, 1.0], [100, 100], 800) == [6, 2]
+    assert allocate([1.0, 1.0], [100, 100], 800) == [4, 4]
+    assert allocate([1.0, 1.0], [100, 10_000], 2.1 * 10_100)[0] > 4
+
+
+def test_too_small_a_budget_gives_the_least_width():
+    assert allocate([1.0, 5.0], [10, 10], 3) == [1, 1]
+
+
+@pytest.mark.parametrize("count", [0, 1, 25, 10_000])
+def test_any_number_of_slots(count):
+    sizes = [1 + i % 97 for i in range(count)]
+    found = allocate([math.exp(i % 13) for i in range(count)], sizes, 4 * sum(sizes))
+    assert len(found) == count
+    # What is left over would not pay for a bit of the largest slot, unless all are at the top.
+    assert taken(found, sizes) > 4 * sum(sizes) - 97 * 16 or {*found} == {32} or not count
+
+
+def test_nothing_to_lose_and_nothing_to_code():
+    assert allocate([0.0, 1.0], [10, 10], 40) == [1, 3]
+    assert allocate([1.0, 1.0], [0, 10], 40)[1] == 4
+
+
+def test_noise():
+    assert [noise(b) for b in (1, 2, 32)] == [1.0, 1 / 9, 0.0]
+    assert all(noise(a) > noise(b) for a, b in itertools.pairwise(WIDTHS))
+
+
+def test_by_name_the_fixed_ones_are_paid_first():
+    sizes = {"a": 100, "b": 100, "c": 100}
+    found = allocate_by_name({"a": 1.0, "b": 1.0}, sizes, {"c": 8}, average=4)
+    assert found == {"a": 2, "b": 2, "c": 8}
