@@ -32,6 +32,7 @@ class Adaptation:
         self._interval = interval
         self._forwards = 0
         self._turn = 0
+        self._complained = False
         self._recording: Recording | None = None
 
     def measure(
@@ -75,11 +76,12 @@ class Adaptation:
         due = not self.scheme.measured or self._forwards % self._interval == 0
         if not due:
             return None
-        if not Recording.possible(args, kwargs):
-            self._complain("its inputs come from another module's graph")
+        recording = Recording(model, args, kwargs)
+        if not recording.possible:
+            self._complain("objects among its inputs hold tensors of another module's graph")
             return None
-        self._recording = Recording(model, args, kwargs)
-        return self._recording
+        self._recording = recording
+        return recording
 
     def state_dict(self) -> dict[str, int]:
         """Counters, so that a resumed run measures when this one would."""
@@ -95,6 +97,9 @@ class Adaptation:
         return vars(self) | {"_recording": None}
 
     def _complain(self, reason: str) -> None:
+        if self._complained:
+            return
+        self._complained = True
         warnings.warn(
             "gact_graph could not measure which tensors need more bits, because a forward cannot "
             f"be run again: {reason}. Until one can, the bits stay as they are; adaptive=False "

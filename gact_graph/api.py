@@ -20,7 +20,7 @@ def wrap(
     bits: float = 4,
     *,
     level: str = "L1",
-    adaptive: bool = False,
+    adaptive: bool = True,
     adapt_interval: int = 100,
     pin: Mapping[str, int] | None = None,
     group_size: int = 256,

@@ -34,7 +34,7 @@ class Config:
 
     bits: float = 4
     level: str = "L1"
-    adaptive: bool = False
+    adaptive: bool = True
     adapt_interval: int = 100
     pin: Mapping[str, int] = field(default_factory=dict)
     group_size: int = 256

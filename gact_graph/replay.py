@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from gact_graph.storage import tensors_in, version_of
 
@@ -23,8 +24,8 @@ class Recording:
     """The arguments, random state and output gradients of one forward."""
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._args = args
-        self._kwargs = kwargs
+        # A graph before the model is gone after its backward: it is cut off here.
+        self._args, self._kwargs = tree_map_only(Tensor, _cut, (args, kwargs))
         self._versions = [version_of(t) for t in tensors_in((args, kwargs))]
         self._random = _random_state()
         self._autocast = {
@@ -33,10 +34,10 @@ class Recording:
         }
         self._gradients: dict[int, Tensor] = {}
 
-    @staticmethod
-    def possible(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether nothing before the model took part: a graph there is gone after its backward."""
-        return all(t.grad_fn is None for t in tensors_in((args, kwargs)))
+    @property
+    def possible(self) -> bool:
+        """Whether the arguments hold no graph of their own, as an object's tensors may."""
+        return all(t.grad_fn is None for t in tensors_in((self._args, self._kwargs)))
 
     def watch(self, output: Any) -> None:
         """Waits for the gradients of the outputs."""
@@ -93,6 +94,10 @@ class Recording:
         known = self._gradients.get(place)
         gradient = gradient.detach()
         self._gradients[place] = gradient if known is None else known + gradient
+
+
+def _cut(tensor: Tensor) -> Tensor:
+    return tensor if tensor.grad_fn is None else tensor.detach().requires_grad_()
 
 
 def _note(recording: weakref.ref[Recording], place: int, gradient: Tensor) -> None:

@@ -248,10 +248,31 @@ class TestAdaptation:
         with pytest.warns(RuntimeWarning, match="changed in place since"):
             model(x, EDGES)
         assert passes(model) == 0
-        model = wrapped("sage")
-        encoder = nn.Linear(FEATURES, FEATURES)
-        with pytest.warns(RuntimeWarning, match="another module's graph"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model(x, EDGES).sum().backward()
+            x.add_(1)
+            model(x, EDGES)
+
+    def test_a_part_of_a_larger_model(self):
+        encoder, model = nn.Linear(FEATURES, FEATURES), wrapped("sage")
+        for _ in range(2):
+            encoder.zero_grad()
             model(encoder(X), EDGES).sum().backward()
+        slots = widths(model)
+        assert passes(model) == len(slots) + 1
+        before = encoder.weight.grad.clone()
+        model.forward.controller.measure(model, model.forward.inner)
+        assert torch.equal(encoder.weight.grad, before)
+
+    def test_objects_that_hold_a_graph_cannot_be_replayed(self):
+        class Taking(GraphNet):
+            def forward(self, data):
+                return super().forward(data.x, data.edge_index)
+
+        encoder, model = nn.Linear(FEATURES, FEATURES), wrapped(make(lambda: Taking("sage")))
+        with pytest.warns(RuntimeWarning, match="hold tensors of another module's graph"):
+            model(Data(x=encoder(X), edge_index=EDGES)).sum().backward()
 
     def test_other_levels_measure_nothing(self):
         model = gact_graph.wrap(make(GraphNet), level="lossless", bits=32, adaptive=True)
@@ -297,13 +318,13 @@ class TestState:
         assert widths(other) == widths(model)
 
     def test_of_a_model_with_the_same_bits_everywhere(self):
-        model, other = (gact_graph.wrap(make(Mlp), bits=2) for _ in range(2))
+        model, other = (gact_graph.wrap(make(Mlp), bits=2, adaptive=False) for _ in range(2))
         train_step(model, X)
         gact_graph.load_state_dict(other, gact_graph.state_dict(model))
         assert equal(train_step(other, X), train_step(model, X))
 
     def test_of_the_other_kind_is_refused(self):
-        fixed, adaptive = gact_graph.wrap(make(Mlp)), wrapped(make(Mlp))
+        fixed, adaptive = gact_graph.wrap(make(Mlp), adaptive=False), wrapped(make(Mlp))
         with pytest.raises(ValueError, match="Expected the state of a model with adaptive=True"):
             gact_graph.load_state_dict(adaptive, gact_graph.state_dict(fixed))
 

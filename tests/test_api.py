@@ -136,12 +136,12 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "error", "words"),
         [
-            ({"bits": 0}, ValueError, r"Expected bits to be 1 to 16, or 32 .*\(got 0\)"),
+            ({"bits": 0}, ValueError, r"Expected bits to be from 1 to 16, or 32 .*\(got 0\)"),
             ({"bits": -1}, ValueError, r"\(got -1\)"),
-            ({"bits": 17}, ValueError, r"Expected bits to be 1 to 16, or 32 .*\(got 17\)"),
+            ({"bits": 17}, ValueError, r"Expected bits to be from 1 to 16, or 32 .*\(got 17\)"),
             ({"bits": 33}, ValueError, r"\(got 33\)"),
-            ({"bits": True}, TypeError, r"Expected bits to be an int \(got bool\)"),
-            ({"bits": "4"}, TypeError, r"Expected bits to be an int \(got str\)"),
+            ({"bits": True}, TypeError, r"Expected bits to be a number \(got bool\)"),
+            ({"bits": "4"}, TypeError, r"Expected bits to be a number \(got str\)"),
             (
                 {"level": "L9"},
                 ValueError,
@@ -152,7 +152,11 @@ class TestBadInput:
             ({"group_size": 0}, ValueError, r"Expected group_size .* 64 \(got 0\)"),
             ({"group_size": 64.0}, TypeError, r"Expected group_size to be an int \(got float\)"),
             ({"seed": 1.5}, TypeError, r"Expected seed to be an int \(got float\)"),
-            ({"bits": 2.5}, TypeError, r"Expected bits to be an int \(got float\)"),
+            (
+                {"bits": 2.5, "adaptive": False},
+                TypeError,
+                r"Expected bits to be an int \(got float\)",
+            ),
         ],
         ids=str,
     )
