@@ -17,6 +17,11 @@ from gact_graph.sensitivity import sensitivities
 _REFRESHED = 1
 
 
+ALARM = 0.5
+"""One warning is given where compression makes up more than this share of the gradient's mean
+square, and so more than the gradient itself and all its other variance together."""
+
+
 class Adaptation:
     """Finds the bits of one model's slots from replays of its forwards.
 
@@ -33,6 +38,7 @@ class Adaptation:
         self._forwards = 0
         self._turn = 0
         self._complained = False
+        self._alarmed = False
         self._recording: Recording | None = None
 
     def measure(
@@ -67,6 +73,7 @@ class Adaptation:
             self._turn += _REFRESHED
         if slots:
             self.scheme.measure(sensitivities(slots, self.scheme.bits_of, gradient))
+            self._warn_if_noise_dominates()
 
     def record(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -92,6 +99,23 @@ class Adaptation:
         self._forwards, self._turn = state["forwards"], state["turn"]
         self.passes = state["passes"]
         self._recording = None
+
+    def _warn_if_noise_dominates(self) -> None:
+        """The alarm of the paper's section 4.2."""
+        ratio = self.scheme.variance_ratio
+        if self._alarmed or ratio is None or ratio <= ALARM:
+            return
+        self._alarmed = True
+        cure = self.scheme.cure(ALARM / 2)
+        advice = "level='lossless'" if cure is None else f"bits={cure:g}"
+        warnings.warn(
+            f"The noise of compression dominates the gradient: its variance is {ratio:.2g} of the "
+            "gradient's mean square, which has it in it. Most of it comes from "
+            f"{', '.join(self.scheme.worst())}. "
+            f"Take more bits: by what was measured, {advice} brings it below {ALARM / 2:g}.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_recording": None}

@@ -58,7 +58,7 @@ class Controller:
         self.forwards += 1
         with _capturing(session):
             yield session
-        self.report = Report(session.rows)
+        self.report = Report(session.rows, variance_ratio=self.scheme.variance_ratio)
         self.scheme.see(session.rows)
         for row in session.rows:
             row.sensitivity = self.scheme.sensitivity_of(row.slot)

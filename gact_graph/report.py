@@ -40,6 +40,8 @@ class Report:
 
     contexts: list[Row] = field(default_factory=list)
     empty: bool = False
+    variance_ratio: float | None = None
+    """What compression adds to the gradient's variance, over the gradient's mean square."""
 
     @property
     def raw_bytes(self) -> int:
@@ -69,11 +71,40 @@ class Report:
             "stored_bytes": self.stored_bytes,
             "rate": self.rate,
             "average_bits": self.average_bits,
+            "variance_ratio": self.variance_ratio,
             "contexts": [
                 {key: getattr(row, key) for key in keys} | {"shape": list(row.shape)}
                 for row in self.contexts
             ],
         }
+
+    def log(self, writer: Any, step: int | None = None) -> None:
+        """Hands four scalars over: rate, stored MB (10^6 bytes), average bits, variance ratio.
+
+        Args:
+            writer: TensorBoard's ``SummaryWriter``, or whatever has ``add_scalar(name, value,
+                step)``; or a callable that takes these three.
+            step: The number of the step.
+
+        Raises:
+            TypeError: ``writer`` is neither.
+
+        What is not known (the ratio before anything was measured) is left out.
+        """
+        add = getattr(writer, "add_scalar", writer)
+        if not callable(add):
+            raise TypeError(
+                f"Expected a writer with add_scalar, or a callable (got {type(writer).__name__})"
+            )
+        scalars = {
+            "rate": self.rate,
+            "stored_mb": self.stored_bytes / 1e6,
+            "average_bits": self.average_bits,
+            "variance_ratio": self.variance_ratio,
+        }
+        for name, value in scalars.items():
+            if value is not None:
+                add(f"gact_graph/{name}", value, step)
 
     def plot(self, path: str | Path) -> None:
         """Writes a bar chart of raw and stored bytes by slot; the suffix tells the format."""
@@ -112,18 +143,22 @@ class Report:
         table = Table(title=self._headline(), caption="saved for backward in the last forward")
         for name in ("slot", "role", "codec"):
             table.add_column(name, overflow="fold")
-        for name in ("bits", "raw", "stored", "share"):
-            table.add_column(name, justify="right")
         rows = self._largest()
+        measured = any(row.sensitivity is not None for row in rows)
+        names = ("sensitivity",) if measured else ()
+        for name in (*names, "bits", "raw", "stored", "share"):
+            table.add_column(name, justify="right")
         for row in rows[:_SHOWN]:
             bits = "" if row.bits is None else str(row.bits)
-            table.add_row(escape(row.slot), row.role, row.codec, bits, *self._bytes([row]))
+            found = "" if row.sensitivity is None else f"{row.sensitivity:.2g}"
+            cells = (found, bits) if measured else (bits,)
+            table.add_row(escape(row.slot), row.role, row.codec, *cells, *self._bytes([row]))
         if rows[_SHOWN:]:
             label = f"{len(rows) - _SHOWN} smaller contexts"
-            table.add_row(label, "", "", "", *self._bytes(rows[_SHOWN:]))
+            table.add_row(label, *[""] * (3 + measured), *self._bytes(rows[_SHOWN:]))
         table.add_section()
         bits = "" if self.average_bits is None else f"{self.average_bits:.2f}"
-        table.add_row("total", "", "", bits, *self._bytes(rows))
+        table.add_row("total", *[""] * (2 + measured), bits, *self._bytes(rows))
         yield table
 
     def _largest(self) -> list[Row]:

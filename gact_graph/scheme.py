@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gact_graph.allocator import allocate_by_name
+from gact_graph.allocator import allocate_by_name, noise
 from gact_graph.report import Row
 
 # What a new measurement counts beside the ones before it.
@@ -66,13 +66,40 @@ class Scheme:
             old = self._sensitivities.get(slot, value)
             self._sensitivities[slot] = (1 - _NEW) * old + _NEW * value
         if all(slot in self._sensitivities for slot in self.free):
-            fixed = {slot: self._fixed(slot) for slot in self._sizes}
-            self._bits = allocate_by_name(
-                self._sensitivities,
-                self._sizes,
-                {slot: bits for slot, bits in fixed.items() if bits is not None},
-                self._average,
-            )
+            self._bits = self._allocated(self._average)
+
+    @property
+    def variance_ratio(self) -> float | None:
+        """The variance that compression adds to the gradient, over the gradient's mean square.
+
+        None before it was measured. The square has the noise in it: above a half, the noise is more
+        than the gradient and all its other variance together.
+        """
+        return self._ratio(self._bits) if self.measured else None
+
+    def worst(self, count: int = 3) -> list[str]:
+        """The slots that add most of that variance."""
+        shares = {slot: c * noise(self.bits_of(slot)) for slot, c in self._sensitivities.items()}
+        return sorted(shares, key=lambda slot: -shares[slot])[:count]
+
+    def cure(self, ratio: float) -> float | None:
+        """The least average of bits, in steps of a half, for this ratio; None if even 16 fail."""
+        for halves in range(2, 33):
+            if self._ratio(self._allocated(halves / 2)) <= ratio:
+                return halves / 2
+        return None
+
+    def _ratio(self, bits: Mapping[str, int]) -> float:
+        return sum(c * noise(bits[slot]) for slot, c in self._sensitivities.items())
+
+    def _allocated(self, average: float) -> dict[str, int]:
+        fixed = {slot: self._fixed(slot) for slot in self._sizes}
+        return allocate_by_name(
+            self._sensitivities,
+            self._sizes,
+            {slot: bits for slot, bits in fixed.items() if bits is not None},
+            average,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """What was measured and decided, as plain numbers."""

@@ -31,7 +31,7 @@ from gact_graph.sensitivity import sensitivities
 X, EDGES = graph()
 
 
-def wrapped(kind="gat", bits=2, **options):
+def wrapped(kind="gat", bits=6, **options):
     model = make(lambda: GraphNet(kind)) if isinstance(kind, str) else kind
     return gact_graph.wrap(model, bits=bits, adaptive=True, **options)
 
@@ -182,21 +182,21 @@ class TestAdaptation:
         assert counts[3:] == [slots + 1, *[slots + 3] * 4, *[slots + 5] * 4]
 
     def test_the_average_is_kept_and_spent_unevenly(self):
-        model = wrapped(bits=3)
+        model = wrapped(bits=5)
         for _ in range(2):
             train_step(model, X, EDGES)
         report = gact_graph.report(model)
-        assert 2.5 < report.average_bits <= 3
+        assert 4.5 < report.average_bits <= 5
         assert len({*widths(model).values()}) > 1
         measured = [row.sensitivity for row in report.contexts if row.bits is not None]
         assert all(c is not None and c > 0 for c in measured)
 
     def test_a_fraction_and_a_pin(self):
-        model = wrapped(bits=2.5, pin={"*linear*": 8})
+        model = wrapped(bits=5.5, pin={"*linear*": 8})
         for _ in range(2):
             train_step(model, X, EDGES)
         assert widths(model)["convs.1/lin/linear.input"] == 8
-        assert gact_graph.report(model).average_bits <= 2.5
+        assert gact_graph.report(model).average_bits <= 5.5
 
     def test_outputs_of_every_kind(self):
         class Several(GraphNet):
@@ -327,6 +327,70 @@ class TestState:
         fixed, adaptive = gact_graph.wrap(make(Mlp), adaptive=False), wrapped(make(Mlp))
         with pytest.raises(ValueError, match="Expected the state of a model with adaptive=True"):
             gact_graph.load_state_dict(adaptive, gact_graph.state_dict(fixed))
+
+
+class TestAlarm:
+    def steps(self, bits, lr, **options):
+        model = wrapped(bits=bits, adapt_interval=1, **options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        for step in range(12):
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            F.cross_entropy(model(X, EDGES), labels()).backward()
+            optimizer.step()
+        return model
+
+    def test_one_bit_and_a_high_learning_rate_provoke_it_once(self):
+        with pytest.warns(RuntimeWarning, match="noise of compression dominates") as caught:
+            model = self.steps(1, 5.0)
+        found = [w for w in caught if "dominates" in str(w.message)]
+        assert len(found) == 1
+        text = str(found[0].message)
+        assert "Most of it comes from" in text and "Take more bits" in text
+        assert any(slot in text for slot in widths(model))
+
+    def test_eight_bits_do_not(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model = self.steps(8, 0.01)
+        assert gact_graph.report(model).variance_ratio < 0.1
+
+    def test_the_cure_it_names_is_one(self):
+        model = self.steps(4, 0.01)
+        scheme = model.forward.controller.scheme
+        cure = scheme.cure(0.001)
+        assert scheme._ratio(scheme._allocated(cure)) <= 0.001
+        assert scheme._ratio(scheme._allocated(cure - 0.5)) > 0.001
+
+
+class TestLog:
+    def test_four_scalars(self):
+        model = wrapped()
+        for _ in range(2):
+            train_step(model, X, EDGES)
+        report, seen = gact_graph.report(model), []
+        report.log(lambda *scalar: seen.append(scalar), 7)
+        names = ["rate", "stored_mb", "average_bits", "variance_ratio"]
+        assert [(name, step) for name, _, step in seen] == [(f"gact_graph/{n}", 7) for n in names]
+        values = [value for _, value, _ in seen]
+        expected = [report.rate, report.stored_bytes / 1e6, report.average_bits]
+        assert values == [*expected, report.variance_ratio]
+        assert 0 < report.variance_ratio < 1
+
+    def test_a_writer_of_tensorboards_kind(self):
+        class Writer:
+            def add_scalar(self, name, value, step):
+                seen.append(name)
+
+        seen = []
+        model = gact_graph.wrap(make(Mlp), adaptive=False)
+        train_step(model, X)
+        gact_graph.report(model).log(Writer())
+        assert len(seen) == 3  # nothing was measured
+
+    def test_anything_else_is_refused(self):
+        with pytest.raises(TypeError, match=r"Expected a writer with add_scalar.*got int"):
+            gact_graph.report(wrapped()).log(3)
 
 
 def test_no_warning_in_ordinary_use():

@@ -42,6 +42,7 @@ def test_before_a_forward_it_says_so(tmp_path):
         "stored_bytes": 0,
         "rate": None,
         "average_bits": None,
+        "variance_ratio": None,
         "contexts": [],
     }
     with pytest.raises(ValueError, match=rf"Expected a report with contexts \(got none\).*{WORDS}"):
@@ -58,7 +59,8 @@ def test_a_forward_without_contexts_is_another_thing():
 
 def test_dict_has_the_keys_and_their_sums(trained):
     found = json.loads(json.dumps(trained.to_dict()))
-    assert set(found) == {"raw_bytes", "stored_bytes", "rate", "average_bits", "contexts"}
+    totals = {"raw_bytes", "stored_bytes", "rate", "average_bits", "variance_ratio"}
+    assert set(found) == totals | {"contexts"}
     keys = {"slot", "role", "codec", "shape", "bits", "sensitivity", "raw_bytes", "stored_bytes"}
     assert all(set(context) == keys for context in found["contexts"])
     for key in ("raw_bytes", "stored_bytes"):
