@@ -42,12 +42,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def losses(
-    subject: Subject, task: NodeTask, epochs: int, level: str | None, bits: int
+    subject: Subject,
+    task: NodeTask,
+    epochs: int,
+    level: str | None,
+    bits: int,
+    adaptive: bool = False,
 ) -> list[float]:
     """Return the training loss of every epoch; ``level`` ``None`` trains the stock model."""
     model = make(subject, task)
     if level is not None:
-        wrap_at(model, level, bits)
+        wrap_at(model, level, bits, adaptive)
     optimizer = torch.optim.Adam(model.parameters(), lr=subject.lr)
     return [training_step(model, optimizer, task).item() for _ in range(epochs)]
 
@@ -70,7 +75,7 @@ def _run(argv: list[str] | None) -> None:
     subject = SUBJECTS[args.model]
     task = prepare(load(args.dataset, args.data_root), subject.layout, device=args.device)
     stock = losses(subject, task, args.epochs, None, args.bits)
-    compressed = losses(subject, task, args.epochs, args.level, args.bits)
+    compressed = losses(subject, task, args.epochs, args.level, args.bits, args.adaptive)
     _show(make_console(), stock, compressed, args)
     if args.out is not None:
         _write(stock, compressed, args)
@@ -84,6 +89,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--bits", type=parse_bits, default=4, metavar="B", help="of L1 (default: 4)"
     )
+    parser.add_argument("--adaptive", action="store_true", help="spend L1's bits by sensitivity")
     parser.add_argument("--epochs", type=parse_count, default=10, metavar="N", help="default: 10")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="keep all losses here")
     args = parser.parse_args(argv)
@@ -114,6 +120,7 @@ def _write(stock: list[float], compressed: list[float], args: argparse.Namespace
         "model": args.model,
         "level": args.level,
         "bits": args.bits,
+        "adaptive": args.adaptive,
         "threads": torch.get_num_threads(),
         "device": str(args.device),
         "versions": current_versions(),

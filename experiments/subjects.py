@@ -57,11 +57,11 @@ def make(subject: Subject, task: NodeTask) -> nn.Module:
     return subject.make(task.x.size(1), task.num_classes).to(task.x.device)
 
 
-def wrap_at(model: nn.Module, level: str, bits: int) -> nn.Module:
+def wrap_at(model: nn.Module, level: str, bits: int, adaptive: bool = False) -> nn.Module:
     """Wrap the model at a level; ``bits`` are for the levels that quantize."""
     if level in EXACT_LEVELS:
         bits = FP32_BITS
-    return gact_graph.wrap(model, bits=bits, level=level, adaptive=False)
+    return gact_graph.wrap(model, bits=bits, level=level, adaptive=adaptive)
 
 
 def label(level: str, bits: int) -> str:

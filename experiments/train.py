@@ -138,16 +138,18 @@ def training_step(model: nn.Module, optimizer: torch.optim.Optimizer, task: Node
     """Forward, backward and update on the whole graph; return the loss, a detached scalar."""
     model.train()
     optimizer.zero_grad(set_to_none=True)
-    logits = model(task.x, task.adjacency)[task.train_idx]
-    y = task.y[task.train_idx]
-    loss = (
-        F.binary_cross_entropy_with_logits(logits, y)
-        if task.multi_label
-        else F.cross_entropy(logits, y)
-    )
+    loss = training_loss(model(task.x, task.adjacency), task)
     loss.backward()
     optimizer.step()
     return loss.detach()
+
+
+def training_loss(output: Tensor, task: NodeTask) -> Tensor:
+    """The loss of the training nodes, a scalar, from the model's output [N, C]."""
+    logits, y = output[task.train_idx], task.y[task.train_idx]
+    if task.multi_label:
+        return F.binary_cross_entropy_with_logits(logits, y)
+    return F.cross_entropy(logits, y)
 
 
 def synchronize(device: torch.device) -> None:

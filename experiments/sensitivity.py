@@ -1,0 +1,209 @@
+"""Which slots need bits, what adaptive bits gain, and how that changes while a model trains.
+
+``python -m experiments.sensitivity --model gat --dataset FILE.npz --bits 4 --epochs 60 --out DIR``
+
+The study of the GACT paper's Figure 3. A model trains with adaptive bits; at some epochs all
+sensitivities are measured, and at the end the variance that compression adds to the gradient, by
+repeated draws of the noise, with adaptive bits and with the same bits everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+import gact_graph
+from datasets import load
+from experiments.data import NodeTask, prepare
+from experiments.display import make_console, make_table, say
+from experiments.options import Parser
+from experiments.plot import require_matplotlib
+from experiments.results import current_versions
+from experiments.sensitivity_plots import plot_evolution, plot_sensitivities, plot_variances
+from experiments.subjects import (
+    SUBJECTS,
+    Subject,
+    add_graph_flags,
+    exit_code,
+    make,
+    wrap_at,
+    write_json,
+)
+from experiments.train import seed_everything, training_loss, training_step
+from experiments.values import parse_bits, parse_count, parse_device
+from gact_graph.replay import Recording
+from gact_graph.sensitivity import sensitivities
+
+
+class Probe:
+    """Runs one training step of a wrapped model again and again, with other noise.
+
+    Args:
+        model: A wrapped model.
+        task: What it trains on.
+    """
+
+    def __init__(self, model: nn.Module, task: NodeTask) -> None:
+        self._model = model
+        self._stand_in: Any = model.forward
+        seed_everything(0)
+        model.train()
+        self._recording = Recording(model, (task.x, task.adjacency), {})
+        output = model(task.x, task.adjacency)
+        self._recording.watch(output)
+        training_loss(output, task).backward()
+        model.zero_grad()
+        self.report = gact_graph.report(model)
+
+    def gradients(self, number: int, slot: str | None = None) -> list[Tensor]:
+        """The gradients under the noise of this number, one slot's noise changed if it is named."""
+        controller = self._stand_in.controller
+        before, controller.forwards = controller.forwards, number
+        try:
+            return self._recording.gradient(
+                self._model,
+                self._stand_in.inner,
+                lambda inputs: controller.replay(self._model, inputs, slot),
+            )
+        finally:
+            controller.forwards = before
+
+    def gradient(self, number: int) -> Tensor:
+        """The same as one vector [P]."""
+        return torch.cat([g.flatten() for g in self.gradients(number)])
+
+    def sensitivities(self, number: int = 0) -> dict[str, float]:
+        """c_l of every quantized slot, over the squared length of the gradient."""
+        bits = {row.slot: row.bits for row in self.report.contexts if row.bits is not None}
+        return sensitivities(bits, bits.__getitem__, lambda slot: self.gradients(number, slot))
+
+
+def gradient_variance(draw: Callable[[int], Tensor], draws: int, exact: Tensor) -> float:
+    """The variance of a gradient over draws of the noise, over the squared length of ``exact``.
+
+    Args:
+        draw: Gives the gradient [P] for the number of a draw.
+        draws: How many, at least 2.
+        exact: The gradient [P] without noise.
+    """
+    mean, squares = torch.zeros_like(exact), 0.0
+    for number in range(draws):
+        gradient = draw(number)
+        mean += gradient / draws
+        squares += float(gradient.double().square().sum()) / draws
+    spread = squares - float(mean.double().square().sum())
+    return spread * draws / (draws - 1) / float(exact.double().square().sum())
+
+
+def study(
+    subject: Subject, task: NodeTask, bits: int, epochs: int, points: int, draws: int
+) -> dict[str, Any]:
+    """Train, measure, and return everything that the plots show, JSON-ready."""
+    model = wrap_at(make(subject, task), "L1", bits, adaptive=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=subject.lr)
+    every = max(1, epochs // points)
+    evolution: list[dict[str, Any]] = []
+    for epoch in range(1, epochs + 1):
+        training_step(model, optimizer, task)
+        if epoch % every == 0 or epoch == 1:
+            found = Probe(_unwrapped_copy(model, bits), task).sensitivities()
+            evolution.append({"epoch": epoch, "sensitivity": found})
+    model(task.x, task.adjacency)  # so that what the last step asked for is measured
+    return {
+        "slots": [
+            {"slot": row.slot, "bits": row.bits, "elements": row.numel, "sensitivity": c}
+            for row in gact_graph.report(model).contexts
+            if row.bits is not None and (c := evolution[-1]["sensitivity"].get(row.slot))
+        ],
+        "evolution": evolution,
+        "variance": _variances(model, task, bits, draws),
+    }
+
+
+def _variances(model: nn.Module, task: NodeTask, bits: int, draws: int) -> list[dict[str, Any]]:
+    exact = Probe(_unwrapped_copy(model, None), task).gradient(0)
+    schemes: list[tuple[str, nn.Module]] = [(f"adaptive {bits} bit", _refreshed(model, task, bits))]
+    schemes += [(f"uniform {b} bit", _unwrapped_copy(model, b)) for b in (bits, 2 * bits)]
+    found = []
+    for name, candidate in schemes:
+        probe = Probe(candidate, task)
+        variance = gradient_variance(probe.gradient, draws, exact)
+        stored = sum(r.stored_bytes for r in probe.report.contexts if r.bits is not None)
+        found.append({"scheme": name, "variance": variance, "quantized_bytes": stored})
+    return found
+
+
+def _unwrapped_copy(model: nn.Module, bits: int | None) -> nn.Module:
+    """The model with the same bits everywhere, or none quantized."""
+    other = gact_graph.unwrap(copy.deepcopy(model))
+    return wrap_at(other, "lossless" if bits is None else "L1", bits or 32)
+
+
+def _refreshed(model: nn.Module, task: NodeTask, bits: int) -> nn.Module:
+    """The model with adaptive bits, measured where it stands now."""
+    other = wrap_at(gact_graph.unwrap(copy.deepcopy(model)), "L1", bits, adaptive=True)
+    for _ in range(2):  # the second forward measures what the first one recorded
+        training_loss(other(task.x, task.adjacency), task).backward()
+    return other
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the study; write three plots and a JSON; return the exit code as the main job does."""
+    return exit_code("sensitivity", lambda: _run(argv))
+
+
+def _run(argv: list[str] | None) -> None:
+    args = _parse(argv)
+    require_matplotlib()
+    subject = SUBJECTS[args.model]
+    task = prepare(load(args.dataset, args.data_root), subject.layout, device=args.device)
+    found = study(subject, task, args.bits, args.epochs, args.points, args.draws)
+    args.out.mkdir(parents=True, exist_ok=True)
+    head = {name: getattr(args, name) for name in ("model", "dataset", "bits", "epochs", "draws")}
+    write_json(args.out / "sensitivity.json", head | {"versions": current_versions()} | found)
+    plot_sensitivities(found["slots"], args.out / "sensitivities.png")
+    plot_variances(found["variance"], args.out / "variance.png")
+    plot_evolution(found["evolution"], args.out / "evolution.png")
+    _show(make_console(), found, args)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="python -m experiments.sensitivity", description=__doc__.splitlines()[0])
+    add_graph_flags(parser)
+    parser.add_argument("--model", choices=tuple(SUBJECTS), default="gat", help="default: gat")
+    parser.add_argument("--bits", type=parse_bits, default=4, metavar="B", help="default: 4")
+    parser.add_argument("--epochs", type=parse_count, default=60, metavar="N", help="default: 60")
+    parser.add_argument(
+        "--points", type=parse_count, default=6, metavar="N", help="sweeps (default: 6)"
+    )
+    parser.add_argument(
+        "--draws", type=parse_count, default=20, metavar="N", help="of the noise (default: 20)"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the results")
+    args = parser.parse_args(argv)
+    args.device = parse_device(args.device)
+    return args
+
+
+def _show(console: Console, found: dict[str, Any], args: argparse.Namespace) -> None:
+    rows = [(s["slot"], str(s["bits"]), f"{s['sensitivity']:.3g}") for s in found["slots"]]
+    console.print(make_table(f"{args.model} on {args.dataset}", ("slot", "bits", "c_l"), rows))
+    rows = [
+        (v["scheme"], f"{v['variance']:.3g}", f"{v['quantized_bytes'] / 1e6:.1f}")
+        for v in found["variance"]
+    ]
+    head = ("scheme", "variance / squared gradient", "quantized MB")
+    console.print(make_table("What compression adds to the gradient", head, rows))
+    say(console, f"{args.draws} draws, {torch.get_num_threads()} threads, {args.device}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

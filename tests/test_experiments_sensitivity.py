@@ -1,0 +1,53 @@
+"""The study of sensitivities, on a small graph."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from datasets import load
+from experiments.data import prepare
+from experiments.sensitivity import Probe, gradient_variance, main
+from experiments.subjects import SUBJECTS, make, wrap_at
+
+
+def test_variance_of_known_noise() -> None:
+    exact = torch.full((50,), 2.0)
+
+    def draw(number: int) -> torch.Tensor:
+        return exact + 0.1 * torch.randn(50, generator=torch.Generator().manual_seed(number))
+
+    # 50 elements of variance 0.01 over 50 of square 4
+    assert gradient_variance(draw, 200, exact) == pytest.approx(0.01 / 4, rel=0.1)
+    assert gradient_variance(lambda number: exact, 5, exact) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_probe_tells_noise_from_none() -> None:
+    subject = SUBJECTS["gcn"]
+    task = prepare(load("digits", "data"), subject.layout, device=torch.device("cpu"))
+    exact = Probe(wrap_at(make(subject, task), "lossless", 32), task)
+    noisy = Probe(wrap_at(make(subject, task), "L1", 4), task)
+    assert torch.equal(exact.gradient(0), exact.gradient(1))
+    assert not torch.equal(noisy.gradient(0), noisy.gradient(1))
+    assert torch.equal(noisy.gradient(1), noisy.gradient(1))
+    assert set(noisy.sensitivities()) == {r.slot for r in noisy.report.contexts if r.bits}
+
+
+def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", "gat", "--epochs", "4", "--points", "2", "--draws", "4"]
+    assert main([*flags, "--out", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "sensitivity.json").read_text())
+    assert [point["epoch"] for point in found["evolution"]] == [1, 2, 4]
+    schemes = [v["scheme"] for v in found["variance"]]
+    assert schemes == ["adaptive 4 bit", "uniform 4 bit", "uniform 8 bit"]
+    variances = [v["variance"] for v in found["variance"]]
+    assert variances[2] < variances[1]
+    sizes = [v["quantized_bytes"] for v in found["variance"]]
+    assert sizes[0] <= sizes[1] * 1.001 < sizes[2]
+    assert all(slot["sensitivity"] > 0 for slot in found["slots"])
+    for name in ("sensitivities", "variance", "evolution"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 5000
+    assert "What compression adds to the gradient" in capsys.readouterr().out
