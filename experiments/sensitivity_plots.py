@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_SHOWN = 12
+_SHOWN = 10
 """Slots in the plot of the evolution: those that were most sensitive at the end."""
 
 
