@@ -27,8 +27,8 @@ def noise(bits: int) -> float:
     return 0.0 if bits >= 32 else (2.0**bits - 1) ** -2
 
 
-# What each step from one width to the next removes from S, and how many bits wide it is.
-_GAINS = [(noise(a) - noise(b), b - a) for a, b in itertools.pairwise(WIDTHS)]
+# What each step from one width to the next removes from S, for a bit.
+_RATES = [(noise(a) - noise(b)) / (b - a) for a, b in itertools.pairwise(WIDTHS)]
 
 
 def variance(sensitivities: Sequence[float], bits: Sequence[int]) -> float:
@@ -86,22 +86,24 @@ def _greedy(
     steps = [fixed.get(slot, 0) for slot in range(len(sizes))]
     left = budget - sum(sizes) - sum(_cost(sizes, slot, step) for slot, step in fixed.items())
 
-    def offer(slot: int) -> tuple[float, int]:
-        step = steps[slot]
-        gain, width = _GAINS[step]
-        return -sensitivities[slot] * gain / (width * sizes[slot]), slot
-
-    heap = [offer(slot) for slot in range(len(sizes)) if slot not in fixed and sizes[slot]]
+    # What a bit of each slot is worth, but for the step; negative, for the heap has its least first.
+    worth = [-c / size if size else 0.0 for c, size in zip(sensitivities, sizes, strict=True)]
+    heap = [(worth[slot] * _RATES[0], slot) for slot in range(len(sizes)) if slot not in fixed]
     heapq.heapify(heap)
     while heap:
-        _, slot = heapq.heappop(heap)
-        price = _GAINS[steps[slot]][1] * sizes[slot]
+        _, slot = heap[0]
+        step = steps[slot]
+        price = (WIDTHS[step + 1] - WIDTHS[step]) * sizes[slot]
         # Where a step is too dear, those of smaller slots may still fit.
-        if price <= left:
-            left -= price
-            steps[slot] += 1
-            if steps[slot] + 1 < len(WIDTHS):
-                heapq.heappush(heap, offer(slot))
+        if price > left:
+            heapq.heappop(heap)
+            continue
+        left -= price
+        steps[slot] = step + 1
+        if step + 1 < len(_RATES):
+            heapq.heapreplace(heap, (worth[slot] * _RATES[step + 1], slot))
+        else:
+            heapq.heappop(heap)
     return steps
 
 
