@@ -86,7 +86,7 @@ def _greedy(
     steps = [fixed.get(slot, 0) for slot in range(len(sizes))]
     left = budget - sum(sizes) - sum(_cost(sizes, slot, step) for slot, step in fixed.items())
 
-    # What a bit of each slot is worth, but for the step; negative, for the heap has its least first.
+    # What a bit of each slot is worth, but for the step. Negative: the heap has its least first.
     worth = [-c / size if size else 0.0 for c, size in zip(sensitivities, sizes, strict=True)]
     heap = [(worth[slot] * _RATES[0], slot) for slot in range(len(sizes)) if slot not in fixed]
     heapq.heapify(heap)
