@@ -94,12 +94,14 @@ def gradient_variance(draw: Callable[[int], Tensor], draws: int, exact: Tensor) 
         draws: How many, at least 2.
         exact: The gradient [P] without noise.
     """
-    mean, squares = torch.zeros_like(exact), 0.0
+    # Of what is added to the exact gradient: where that is little, squares of the whole would drown
+    # it in rounding.
+    mean, squares = torch.zeros_like(exact, dtype=torch.float64), 0.0
     for number in range(draws):
-        gradient = draw(number)
-        mean += gradient / draws
-        squares += float(gradient.double().square().sum()) / draws
-    spread = squares - float(mean.double().square().sum())
+        added = (draw(number) - exact).double()
+        mean += added / draws
+        squares += float(added.square().sum()) / draws
+    spread = squares - float(mean.square().sum())
     return spread * draws / (draws - 1) / float(exact.double().square().sum())
 
 

@@ -1,4 +1,4 @@
-"""The three plots of :mod:`experiments.sensitivity`."""
+"""The plots of :mod:`experiments.sensitivity` and :mod:`experiments.variance`."""
 
 from __future__ import annotations
 
@@ -56,6 +56,35 @@ def plot_evolution(evolution: Sequence[dict[str, Any]], path: Path) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("epoch")
     axes.set_ylabel("sensitivity $c_l$ / squared gradient")
+    figure.legend(loc="outside right upper", fontsize=7)
+    figure.savefig(path, dpi=120)
+
+
+def plot_agreement(slots: Sequence[dict[str, Any]], path: Path) -> None:
+    """The variance that Algorithm 1 predicts against the true one, a point a slot."""
+    figure, axes = _figure(7, 4.5)
+    for slot in slots:
+        axes.plot(slot["true"], slot["predicted"], "o", label=slot["slot"])
+    ends = [min(s["true"] for s in slots) / 2, max(s["true"] for s in slots) * 2]
+    axes.plot(ends, ends, color="#9aa5b1", linewidth=1, zorder=0)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("variance over many draws / squared gradient")
+    axes.set_ylabel("by Algorithm 1")
+    figure.legend(loc="outside right upper", fontsize=7)
+    figure.savefig(path, dpi=120)
+
+
+def plot_sum(found: dict[str, Any], path: Path) -> None:
+    """The variance of all slots together beside the single ones, stacked."""
+    figure, axes = _figure(7, 2.6)
+    left = 0.0
+    for slot in found["slots"]:
+        axes.barh("one at a time, summed", slot["true"], left=left, label=slot["slot"])
+        left += slot["true"]
+    axes.barh("all together", found["together"], color="#9aa5b1")
+    axes.set_xlabel("variance / squared gradient")
+    axes.invert_yaxis()
     figure.legend(loc="outside right upper", fontsize=7)
     figure.savefig(path, dpi=120)
 

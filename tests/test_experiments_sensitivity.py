@@ -27,7 +27,7 @@ def test_variance_of_known_noise() -> None:
 
 def test_a_probe_tells_noise_from_none() -> None:
     subject = SUBJECTS["gcn"]
-    task = prepare(load("digits", "data"), subject.layout, device=torch.device("cpu"))
+    task = prepare(load("synthetic:ogbn-arxiv@0.003", "data"), subject.layout, device=torch.device("cpu"))
     exact = Probe(wrap_at(make(subject, task), "lossless", 32), task)
     noisy = Probe(wrap_at(make(subject, task), "L1", 4), task)
     assert torch.equal(exact.gradient(0), exact.gradient(1))
@@ -37,7 +37,8 @@ def test_a_probe_tells_noise_from_none() -> None:
 
 
 def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--model", "gat", "--epochs", "4", "--points", "2", "--draws", "4"]
+    flags = ["--model", "gcn", "--dataset", "synthetic:ogbn-arxiv@0.003", "--epochs", "4"]
+    flags += ["--points", "2", "--draws", "4"]
     assert main([*flags, "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "sensitivity.json").read_text())
     assert [point["epoch"] for point in found["evolution"]] == [1, 2, 4]
