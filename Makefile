@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml Makefile
 	touch $@
 
 demo: $(STAMP)
-	$(BIN)/python -m experiments.node_cls --model gat --compare --seeds 0-2 --epochs 20
+	$(BIN)/python -m experiments.node_cls --model gat --compare --seeds 0 --epochs 20
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
