@@ -27,7 +27,9 @@ def test_variance_of_known_noise() -> None:
 
 def test_a_probe_tells_noise_from_none() -> None:
     subject = SUBJECTS["gcn"]
-    task = prepare(load("synthetic:ogbn-arxiv@0.003", "data"), subject.layout, device=torch.device("cpu"))
+    task = prepare(
+        load("synthetic:ogbn-arxiv@0.003", "data"), subject.layout, device=torch.device("cpu")
+    )
     exact = Probe(wrap_at(make(subject, task), "lossless", 32), task)
     noisy = Probe(wrap_at(make(subject, task), "L1", 4), task)
     assert torch.equal(exact.gradient(0), exact.gradient(1))
