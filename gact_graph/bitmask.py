@@ -14,6 +14,7 @@ from torch import Tensor
 from gact_graph.kernels import bitmask_reference as reference
 from gact_graph.kernels import cpu
 from gact_graph.kernels.reference import TILE
+from gact_graph.quantizer import DTYPES
 
 TESTS = ("nonzero", "above", "not_at_most")
 """What a bit may tell of x: x != 0, x > threshold, or not x <= threshold (NaN included)."""
@@ -79,16 +80,21 @@ def pack_bits(x: Tensor, test: str = "nonzero", threshold: float = 0.0) -> Tenso
 
     Raises:
         ValueError: There is no such test.
-        TypeError: ``x`` is complex, or no floating-point tensor where it is compared.
+        TypeError: ``x`` is no dense tensor, or complex, or where it is compared none of float16,
+            bfloat16, float32 and float64; or ``threshold`` is no number.
     """
+    _check_dense(x)
     if test not in TESTS:
         names = ", ".join(map(repr, TESTS))
         raise ValueError(f"Expected test to be one of {names} (got {test!r})")
-    if x.dtype.is_complex or (test != "nonzero" and not x.dtype.is_floating_point):
-        kind = "real" if test == "nonzero" else "floating-point"
-        raise TypeError(f"Expected a {kind} tensor for the test {test!r} (got {x.dtype})")
-    if test == "nonzero" and x.dtype != torch.bool:
-        x = x != 0
+    if test == "nonzero" and x.dtype.is_complex:
+        raise TypeError(f"Expected a real tensor for the test {test!r} (got {x.dtype})")
+    if test != "nonzero" and x.dtype not in DTYPES:
+        raise TypeError(
+            f"Expected a floating-point tensor for the test {test!r}, "
+            f"of float16, bfloat16, float32 or float64 (got {x.dtype})"
+        )
+    _check_numbers(threshold=threshold)
     words: Tensor = torch.ops.gact_graph.pack_bits(x.detach(), TESTS.index(test), float(threshold))
     return words
 
@@ -106,10 +112,12 @@ def pack_pair(x: Tensor, low: float, high: float) -> tuple[Tensor, bool]:
         where it is False (0 and -0 are two values, and so is NaN), the words mean nothing.
 
     Raises:
-        TypeError: ``x`` is no floating-point tensor.
+        TypeError: ``x`` is no dense floating-point tensor, or ``low`` or ``high`` no number.
     """
+    _check_dense(x)
     if not x.dtype.is_floating_point:
         raise TypeError(f"Expected a floating-point tensor (got {x.dtype})")
+    _check_numbers(low=low, high=high)
     words, matched = torch.ops.gact_graph.pack_pair(x.detach(), float(low), float(high))
     return words, bool(matched)
 
@@ -119,9 +127,22 @@ def unpack_bits(
 ) -> Tensor:
     """The contiguous tensor of ``shape``: ``high`` where the bit is set, else ``low``.
 
+    Args:
+        words: [ceil(numel / 64)] int64, as the functions above make them.
+        shape: Any shape of that many elements.
+        low: A number that ``dtype`` holds; it is rounded to it.
+        high: The like.
+        dtype: Any real one, bool too.
+
     Raises:
         ValueError: The words are not those of a tensor of this shape.
+        TypeError: ``words`` is no dense tensor, ``low`` or ``high`` no number, or ``dtype`` complex
+            or none.
     """
+    _check_dense(words)
+    _check_numbers(low=low, high=high)
+    if not isinstance(dtype, torch.dtype) or dtype.is_complex:
+        raise TypeError(f"Expected a real dtype (got {dtype})")
     numel = torch.Size(shape).numel()
     expected = (numel + TILE - 1) // TILE
     if words.shape != (expected,) or words.dtype != torch.int64:
@@ -130,3 +151,16 @@ def unpack_bits(
             f"(got {[*words.shape]} of {words.dtype})"
         )
     return torch.ops.gact_graph.unpack_bits(words, [*shape], float(low), float(high), dtype)
+
+
+def _check_dense(x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"Expected a tensor (got {type(x).__name__})")
+    if x.layout != torch.strided:
+        raise TypeError(f"Expected a strided tensor (got {x.layout})")
+
+
+def _check_numbers(**numbers: object) -> None:
+    for name, value in numbers.items():
+        if not isinstance(value, (int, float)):
+            raise TypeError(f"Expected {name} to be a number (got {type(value).__name__})")

@@ -4,211 +4,265 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ne.h>
+#include <ATen/ops/tensor.h>
 #include <torch/library.h>
 
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
-
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <tuple>
 #include <type_traits>
 
+#include "lanes.h"
 #include "memory.h"
 
 namespace gact_graph {
 namespace {
 
-constexpr int64_t kWord = 64;
 constexpr int64_t kWordsPerTask = 512;
 
-int64_t words_of(int64_t count) { return (count + kWord - 1) / kWord; }
+int64_t words_of(int64_t count) { return (count + kTile - 1) / kTile; }
 
-// The tests. Each tells of one element, and where the machine can, of sixteen at once.
+// The tests. Each tells of one element, and where the machine can, of a vector of them at once.
 
-struct Above {
-  float threshold;
+struct Nonzero {
   template <typename T>
   bool operator()(T x) const {
-    return static_cast<float>(x) > threshold;
+    return x != 0;
   }
-#ifdef __AVX512F__
-  uint64_t sixteen(__m512 x) const {
+#if GACT_AVX512
+  __mmask16 lanes(__m512 x) const {
+    return _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+  }
+#endif
+};
+
+template <typename T>
+struct Above {
+  T threshold;
+  bool operator()(T x) const { return x > threshold; }
+#if GACT_AVX512
+  __mmask16 lanes(__m512 x) const {
     return _mm512_cmp_ps_mask(x, _mm512_set1_ps(threshold), _CMP_GT_OQ);
   }
 #endif
 };
 
+template <typename T>
 struct NotAtMost {
-  float threshold;
-  template <typename T>
-  bool operator()(T x) const {
-    return !(static_cast<float>(x) <= threshold);
-  }
-#ifdef __AVX512F__
-  uint64_t sixteen(__m512 x) const {
+  T threshold;
+  bool operator()(T x) const { return !(x <= threshold); }
+#if GACT_AVX512
+  __mmask16 lanes(__m512 x) const {
     return _mm512_cmp_ps_mask(x, _mm512_set1_ps(threshold), _CMP_NLE_UQ);
   }
 #endif
 };
 
-// float64 is compared as such.
-struct AboveDouble {
-  double threshold;
-  bool operator()(double x) const { return x > threshold; }
-};
-struct NotAtMostDouble {
-  double threshold;
-  bool operator()(double x) const { return !(x <= threshold); }
+template <typename Raw>
+struct Is {
+  Raw value;
+  bool operator()(Raw x) const { return x == value; }
+#if GACT_AVX512
+  __mmask16 lanes(__m512i x) const { return _mm512_cmpeq_epi32_mask(x, set1(value)); }
+#endif
 };
 
-struct IsSet {
-  bool operator()(bool x) const { return x; }
-};
+#if GACT_AVX512
+using gact_graph::read;
+inline __m512i read(const uint32_t* p) { return _mm512_loadu_si512(p); }
+
+template <typename T>
+constexpr bool kHasLanes = std::is_same_v<T, float> || std::is_same_v<T, at::Half> ||
+                           std::is_same_v<T, at::BFloat16> || std::is_same_v<T, uint32_t>;
+#endif
+
+// The types narrower than float32 are compared as such.
+template <typename T>
+using Compared = std::conditional_t<(sizeof(T) == 2 && !std::is_integral_v<T>), float, T>;
 
 template <typename T, typename Test>
-uint64_t word(const T* x, const Test& test) {
-#ifdef __AVX512F__
-  if constexpr (std::is_same_v<T, bool>) {
+uint64_t whole_word(const T* x, const Test& test) {
+#if GACT_AVX512
+  if constexpr (std::is_same_v<T, uint8_t> && std::is_same_v<Test, Nonzero>) {
     const __m512i bytes = _mm512_loadu_si512(x);
     return _mm512_test_epi8_mask(bytes, bytes);
-  } else if constexpr (std::is_same_v<T, float>) {
-    uint64_t bits = 0;
+  } else if constexpr (kHasLanes<T>) {
+    uint64_t word = 0;
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) bits |= test.sixteen(_mm512_loadu_ps(x + 16 * i)) << (16 * i);
-    return bits;
+    for (int i = 0; i < kTile; i += kLanes) {
+      word |= static_cast<uint64_t>(test.lanes(read(x + i))) << i;
+    }
+    return word;
   }
 #endif
-  uint64_t bits = 0;
-  for (int i = 0; i < kWord; ++i) bits |= static_cast<uint64_t>(test(x[i])) << i;
-  return bits;
+  // By way of bytes, which compilers make with vectors: bit after bit takes several times as long.
+  uint8_t passed[kTile];
+  for (int i = 0; i < kTile; ++i) passed[i] = test(static_cast<Compared<T>>(x[i]));
+  uint64_t word = 0;
+  for (int i = 0; i < kTile; i += 8) {
+    uint64_t eight = 0;
+    for (int j = 0; j < 8; ++j) eight |= static_cast<uint64_t>(passed[i + j]) << (8 * j);
+    // The product's topmost byte gathers the lowest bit of each of the eight.
+    word |= (eight * 0x0102040810204080u >> 56) << i;
+  }
+  return word;
+}
+
+template <typename T, typename Test>
+uint64_t word_of(const T* x, int64_t count, const Test& test) {
+  if (count >= kTile) return whole_word(x, test);
+  uint64_t word = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    word |= static_cast<uint64_t>(test(static_cast<Compared<T>>(x[i]))) << i;
+  }
+  return word;
+}
+
+at::Tensor empty_words(const at::Tensor& x) {
+  at::Tensor words = at::empty({words_of(x.numel())}, x.options().dtype(at::kLong));
+  advise_huge_pages(words);
+  return words;
 }
 
 template <typename T, typename Test>
 at::Tensor pack(const at::Tensor& x, const Test& test) {
   const int64_t n = x.numel();
-  at::Tensor words = at::empty({words_of(n)}, x.options().dtype(at::kLong));
+  at::Tensor words = empty_words(x);
   auto* to = reinterpret_cast<uint64_t*>(words.data_ptr<int64_t>());
-  const T* from = x.const_data_ptr<T>();
-  at::parallel_for(0, n / kWord, kWordsPerTask, [&](int64_t begin, int64_t end) {
-    for (int64_t w = begin; w < end; ++w) to[w] = word(from + w * kWord, test);
+  const T* from = static_cast<const T*>(x.const_data_ptr());
+  at::parallel_for(0, words_of(n), kWordsPerTask, [&](int64_t begin, int64_t end) {
+    for (int64_t w = begin; w < end; ++w) to[w] = word_of(from + w * kTile, n - w * kTile, test);
   });
-  if (n % kWord) {
-    uint64_t bits = 0;
-    for (int64_t i = n / kWord * kWord; i < n; ++i) {
-      bits |= static_cast<uint64_t>(test(from[i])) << (i % kWord);
-    }
-    to[n / kWord] = bits;
-  }
   return words;
+}
+
+at::Tensor pack_nonzero(const at::Tensor& input) {
+  // A bool is read as its byte: one that was made by a view may hold another than 0 and 1.
+  if (input.scalar_type() == at::kBool) return pack<uint8_t>(input.contiguous(), Nonzero{});
+  if (input.scalar_type() == at::kFloat) return pack<float>(input.contiguous(), Nonzero{});
+  return pack<uint8_t>(at::ne(input, 0).contiguous(), Nonzero{});
 }
 
 at::Tensor pack_bits(const at::Tensor& input, int64_t test, double threshold) {
+  if (test == 0) return pack_nonzero(input);
   const at::Tensor x = input.contiguous();
-  if (test == 0) return pack<bool>(x, IsSet{});
-  if (x.scalar_type() == at::kDouble) {
-    if (test == 1) return pack<double>(x, AboveDouble{threshold});
-    return pack<double>(x, NotAtMostDouble{threshold});
-  }
   at::Tensor words;
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "pack_bits", [&] {
     // As torch's own thresholds: types narrower than float32 are compared in float32.
-    const auto bound = static_cast<float>(threshold);
-    words = test == 1 ? pack<scalar_t>(x, Above{bound}) : pack<scalar_t>(x, NotAtMost{bound});
+    using T = Compared<scalar_t>;
+    const T bound = static_cast<T>(threshold);
+    words = test == 1 ? pack<scalar_t>(x, Above<T>{bound}) : pack<scalar_t>(x, NotAtMost<T>{bound});
   });
   return words;
 }
 
-template <size_t kSize>
-using Bits =
-    std::conditional_t<kSize == 2, uint16_t, std::conditional_t<kSize == 4, uint32_t, uint64_t>>;
+template <typename F>
+void with_integer_of_size(int64_t size, const F& f) {
+  switch (size) {
+    case 1:
+      return f(uint8_t{});
+    case 2:
+      return f(uint16_t{});
+    case 4:
+      return f(uint32_t{});
+    default:
+      return f(uint64_t{});
+  }
+}
+
+// Two numbers as torch itself converts them to a type, so that it may be any.
+template <typename Raw>
+struct Pair {
+  Raw values[2];
+  Pair(double low, double high, at::ScalarType dtype) {
+    const at::Tensor pair = at::tensor({low, high}, at::kDouble).to(dtype);
+    std::memcpy(values, pair.const_data_ptr(), sizeof values);
+  }
+};
 
 std::tuple<at::Tensor, at::Tensor> pack_pair(const at::Tensor& input, double low, double high) {
   const at::Tensor x = input.contiguous();
   const int64_t n = x.numel();
-  at::Tensor words = at::empty({words_of(n)}, x.options().dtype(at::kLong));
+  at::Tensor words = empty_words(x);
   at::Tensor matched = at::empty({}, x.options().dtype(at::kBool));
   auto* to = reinterpret_cast<uint64_t*>(words.data_ptr<int64_t>());
   std::atomic<bool> all{true};
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "pack_pair", [&] {
-    using Raw = Bits<sizeof(scalar_t)>;
-    const scalar_t values[2] = {static_cast<scalar_t>(low), static_cast<scalar_t>(high)};
-    Raw raw[2];
-    std::memcpy(raw, values, sizeof raw);
-    const Raw* from = reinterpret_cast<const Raw*>(x.const_data_ptr<scalar_t>());
+  with_integer_of_size(x.element_size(), [&](auto integer) {
+    using Raw = decltype(integer);
+    const Pair<Raw> pair(low, high, x.scalar_type());
+    const Is<Raw> is_low{pair.values[0]}, is_high{pair.values[1]};
+    const Raw* from = static_cast<const Raw*>(x.const_data_ptr());
     at::parallel_for(0, words_of(n), kWordsPerTask, [&](int64_t begin, int64_t end) {
-      bool good = true;
+      uint64_t strangers = 0;
       for (int64_t w = begin; w < end; ++w) {
-        const Raw* p = from + w * kWord;
-        const int64_t count = std::min(kWord, n - w * kWord);
-        uint64_t ones = 0, zeros = 0;
-#ifdef __AVX512F__
-        if constexpr (sizeof(Raw) == 4) {
-          if (count == kWord) {
-            for (int i = 0; i < 4; ++i) {
-              const __m512i v = _mm512_loadu_si512(p + 16 * i);
-              const __m512i one = _mm512_set1_epi32(static_cast<int>(raw[1]));
-              const __m512i zero = _mm512_set1_epi32(static_cast<int>(raw[0]));
-              ones |= static_cast<uint64_t>(_mm512_cmpeq_epi32_mask(v, one)) << (16 * i);
-              zeros |= static_cast<uint64_t>(_mm512_cmpeq_epi32_mask(v, zero)) << (16 * i);
-            }
-            good = good && (ones | zeros) == ~uint64_t{0};
-            to[w] = ones;
-            continue;
-          }
-        }
-#endif
-        for (int64_t i = 0; i < count; ++i) {
-          ones |= static_cast<uint64_t>(p[i] == raw[1]) << i;
-          good = good && (p[i] == raw[1] || p[i] == raw[0]);
-        }
-        to[w] = ones;
+        const Raw* p = from + w * kTile;
+        const int64_t count = n - w * kTile;
+        const uint64_t used = count >= kTile ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+        to[w] = word_of(p, count, is_high);
+        strangers |= used & ~(to[w] | word_of(p, count, is_low));
       }
-      if (!good) all = false;
+      if (strangers) all = false;
     });
   });
   *matched.data_ptr<bool>() = all;
   return {words, matched};
 }
 
-template <typename T>
-void spread(uint64_t bits, T low, T high, T* x) {
-#ifdef __AVX512F__
-  if constexpr (std::is_same_v<T, float>) {
-    for (int i = 0; i < 4; ++i) {
-      const auto mask = static_cast<__mmask16>(bits >> (16 * i));
-      _mm512_storeu_ps(x + 16 * i,
-                       _mm512_mask_mov_ps(_mm512_set1_ps(low), mask, _mm512_set1_ps(high)));
+// The values are no references: a store to x could change them then, and nothing became a vector.
+template <typename Raw>
+void spread(uint64_t word, Raw low, Raw high, Raw* x) {
+#if GACT_AVX512
+  if constexpr (sizeof(Raw) == 1) {
+    const __m512i zeros = _mm512_set1_epi8(static_cast<char>(low));
+    const __m512i ones = _mm512_set1_epi8(static_cast<char>(high));
+    _mm512_storeu_si512(x, _mm512_mask_mov_epi8(zeros, word, ones));
+    return;
+  } else if constexpr (sizeof(Raw) == 2) {
+    const __m512i zeros = _mm512_set1_epi16(static_cast<short>(low));
+    const __m512i ones = _mm512_set1_epi16(static_cast<short>(high));
+    for (int i = 0; i < kTile; i += 32) {
+      const auto mask = static_cast<__mmask32>(word >> i);
+      _mm512_storeu_si512(x + i, _mm512_mask_mov_epi16(zeros, mask, ones));
     }
     return;
-  } else if constexpr (std::is_same_v<T, bool>) {
-    const __m512i one = _mm512_set1_epi8(static_cast<char>(high));
-    const __m512i zero = _mm512_set1_epi8(static_cast<char>(low));
-    _mm512_storeu_si512(x, _mm512_mask_mov_epi8(zero, bits, one));
+  } else if constexpr (sizeof(Raw) == 4) {
+    for (int i = 0; i < kTile; i += kLanes) {
+      const auto mask = static_cast<__mmask16>(word >> i);
+      _mm512_storeu_si512(x + i, _mm512_mask_mov_epi32(set1(low), mask, set1(high)));
+    }
     return;
   }
 #endif
-  for (int i = 0; i < kWord; ++i) x[i] = (bits >> i) & 1 ? high : low;
+  // Eight at a time: their bits are constants then, and compilers make vectors of them.
+  for (int i = 0; i < kTile; i += 8) {
+    const Raw eight = static_cast<Raw>(word >> i & 0xFF);
+    for (int j = 0; j < 8; ++j) x[i + j] = eight & Raw(1 << j) ? high : low;
+  }
 }
 
-at::Tensor unpack_bits(const at::Tensor& words, at::IntArrayRef shape, double low, double high,
+at::Tensor unpack_bits(const at::Tensor& input, at::IntArrayRef shape, double low, double high,
                        at::ScalarType dtype) {
+  const at::Tensor words = input.contiguous();
   at::Tensor x = at::empty(shape, words.options().dtype(dtype));
   const int64_t n = x.numel();
-  TORCH_CHECK_VALUE(words.numel() == words_of(n) && words.is_contiguous(), "Expected ", words_of(n),
+  // Words read past their end would be a silent error, or a crash.
+  TORCH_CHECK_VALUE(words.numel() == words_of(n), "Expected ", words_of(n),
                     " words for this shape (got ", words.numel(), ")");
   advise_huge_pages(x);
   const auto* from = reinterpret_cast<const uint64_t*>(words.const_data_ptr<int64_t>());
-  AT_DISPATCH_ALL_TYPES_AND3(at::kHalf, at::kBFloat16, at::kBool, dtype, "unpack_bits", [&] {
-    const auto zero = static_cast<scalar_t>(low), one = static_cast<scalar_t>(high);
-    scalar_t* to = x.mutable_data_ptr<scalar_t>();
-    at::parallel_for(0, n / kWord, kWordsPerTask, [&](int64_t begin, int64_t end) {
-      for (int64_t w = begin; w < end; ++w) spread<scalar_t>(from[w], zero, one, to + w * kWord);
+  with_integer_of_size(x.element_size(), [&](auto integer) {
+    using Raw = decltype(integer);
+    const Pair<Raw> pair(low, high, dtype);
+    const Raw zero = pair.values[0], one = pair.values[1];
+    Raw* to = static_cast<Raw*>(x.mutable_data_ptr());
+    at::parallel_for(0, n / kTile, kWordsPerTask, [&](int64_t begin, int64_t end) {
+      for (int64_t w = begin; w < end; ++w) spread(from[w], zero, one, to + w * kTile);
     });
-    for (int64_t i = n / kWord * kWord; i < n; ++i) {
-      to[i] = (from[i / kWord] >> (i % kWord)) & 1 ? one : zero;
+    for (int64_t i = n / kTile * kTile; i < n; ++i) {
+      to[i] = from[i / kTile] >> (i % kTile) & 1 ? one : zero;
     }
   });
   return x;
