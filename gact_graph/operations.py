@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gact_graph.bitmask import pack_bits
@@ -88,8 +89,6 @@ DIVISORS = frozenset(
         ("sqrt", "result"),
         ("rsqrt", "result"),
         ("reciprocal", "result"),
-        ("norm", "result"),
-        ("vector_norm", "result"),
         ("std", "result"),
     }
 )
@@ -97,7 +96,7 @@ _DIVISOR = Values(least_bits=16)
 
 EXACT = frozenset(
     {
-        *("amax", "amin", "max", "min", "maximum", "minimum", "fmax", "fmin"),
+        *("amax", "amin", "aminmax", "max", "min", "maximum", "minimum", "fmax", "fmin"),
         *("scatter_reduce", "index_reduce", "segment_reduce", "cummax", "cummin", "cumprod"),
         *("prod", "cdist", "median", "nanmedian", "kthvalue", "mode", "renorm"),
     }
@@ -114,6 +113,19 @@ def reads_of(call: Call, position: str) -> Reads:
     return _DIVISOR if (call.name, position) in DIVISORS else VALUES
 
 
+def _norm(call: Call, position: str) -> Reads:
+    """A norm of infinity is a maximum; others divide by their result."""
+    power = call.argument(1, "p", "ord", default=2)
+    if isinstance(power, int | float) and math.isinf(power):
+        return Exact()
+    return _DIVISOR if position == "result" else VALUES
+
+
+def _distance(call: Call, position: str) -> Reads:
+    at = 2 if call.name == "dist" else 1
+    return Exact() if math.isinf(call.argument(at, "p", default=2)) else VALUES
+
+
 def _relu(call: Call, position: str) -> Reads:
     return Side("not_at_most", (0.0,), 0.0, 1.0)
 
@@ -124,6 +136,8 @@ def _leaky_relu(call: Call, position: str) -> Reads:
 
 def _threshold(call: Call, position: str) -> Reads:
     bound = call.argument(1, "threshold")
+    if _is_rounded(call, bound):
+        return Exact()
     return Side("not_at_most", (bound,), -math.inf, math.inf)
 
 
@@ -142,7 +156,25 @@ def _relu6(call: Call, position: str) -> Reads:
 def _hardtanh(call: Call, position: str) -> Reads:
     low = float(call.argument(1, "min_val", default=-1.0))
     high = float(call.argument(2, "max_val", default=1.0))
-    return Side("strictly_within", (low, high), low, (low + high) / 2)
+    if _is_rounded(call, low, high):
+        return Exact()
+    return Side("strictly_within", (low, high), low, _between(low, high))
+
+
+def _between(low: float, high: float) -> float:
+    if math.isfinite(low) and math.isfinite(high):
+        return (low + high) / 2
+    if math.isfinite(low):
+        return low + max(1.0, abs(low))
+    return high - max(1.0, abs(high)) if math.isfinite(high) else 0.0
+
+
+def _is_rounded(call: Call, *bounds: float) -> bool:
+    """Whether a narrow type cannot hold the bounds: kernels differ in what they then compare."""
+    x = call.argument(0, "input")
+    if not isinstance(x, Tensor) or x.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    return torch.tensor(bounds, dtype=x.dtype).tolist() != [float(b) for b in bounds]
 
 
 def _clamp(call: Call, position: str) -> Reads:
@@ -203,4 +235,9 @@ _SPECIAL: dict[str, Callable[[Call, str], Reads]] = {
     "scatter_reduce": _reduction,
     "segment_reduce": _reduction,
     "sparse_mm": _sparse_mm,
+    "norm": _norm,
+    "linalg_norm": _norm,
+    "linalg_vector_norm": _norm,
+    "dist": _distance,
+    "pdist": _distance,
 }

@@ -27,11 +27,10 @@ SIGN_ONLY = {
     "leaky_relu": (F.leaky_relu, 1),
     "leaky_relu slope": (lambda h: F.leaky_relu(h, negative_slope=-0.3), 1),
     "leaky_relu inplace": (lambda h: F.leaky_relu(h * 1, 0.2, inplace=True), 1),
-    "threshold": (lambda h: F.threshold(h, 0.1, 20.0), 1),
+    "threshold": (lambda h: F.threshold(h, 0.125, 20.0), 1),
     "relu6": (F.relu6, 1),
     "hardtanh": (F.hardtanh, 1),
     "hardtanh bounds": (lambda h: F.hardtanh(h, min_val=-0.5, max_val=0.5), 1),
-    "hardtanh rounded": (lambda h: F.hardtanh(h, -0.1, 0.1), 1),
     "clamp": (lambda h: h.clamp(-0.5, 0.5), 1),
     "clamp min": (lambda h: torch.clamp(h, min=0.1), 1),
     "clamp max": (lambda h: h.clamp(max=0.1), 1),
@@ -87,6 +86,24 @@ class TestSides:
             return model.weight.grad
 
         assert torch.equal(penalty(), penalty(level="lossless", bits=32))
+
+    @pytest.mark.parametrize("bounds", [(-math.inf, 0.5), (-0.5, math.inf), (-math.inf, math.inf)])
+    def test_infinite_bounds(self, bounds):
+        def function(h):
+            return F.hardtanh(h, *bounds)
+
+        assert torch.equal(run(function, level="lossless", bits=32)[0], run(function)[0])
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize(
+        "function", [lambda h: F.hardtanh(h, -0.1, 0.3), lambda h: F.threshold(h, 0.1, 20.0)]
+    )
+    def test_bounds_that_the_type_cannot_hold(self, function, dtype):
+        stock, _ = run(function, dtype)
+        got, rows = run(function, dtype, bits=1)
+        assert torch.equal(got, stock)
+        name = function(torch.zeros(1, requires_grad=True)).grad_fn.name().lower()[:8]
+        assert {row.codec for row in rows if row.slot.startswith(name)} == {"keep"}
 
     def test_bounds_that_are_tensors_are_compared_exactly(self):
         def function(h):
@@ -194,6 +211,11 @@ COMPARED = {
         h, "max", offsets=torch.arange(0, 301, 10), axis=0
     ),
     "cummax": lambda h: h.cummax(0).values,
+    "aminmax": lambda h: torch.stack(torch.aminmax(h, dim=1)),
+    "norm of infinity": lambda h: h.norm(math.inf, dim=1),
+    "vector_norm of infinity": lambda h: torch.linalg.vector_norm(h, ord=math.inf, dim=1),
+    "dist of infinity": lambda h: torch.dist(h, h.flip(0), math.inf),
+    "pdist of infinity": lambda h: F.pdist(h, math.inf),
 }
 
 
