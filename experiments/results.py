@@ -30,6 +30,8 @@ _RECORD: dict[str, type | tuple[type, ...]] = {
     "average_bits": _NUMBER,
     "peak_bytes": (int, type(None)),
     "epoch_seconds": _NUMBER,
+    "train_seconds": _NUMBER,
+    "passes": int,
     "loss": list,
     "val_curve": list,
     "contexts": list,

@@ -88,7 +88,9 @@ def train(
     1), ``rate``, ``raw_bytes``, ``stored_bytes`` and ``average_bits`` of the saved contexts,
     ``contexts`` (one dict a context), ``peak_bytes`` (see :class:`experiments.peak.PeakMeter`),
     ``epoch_seconds`` (median time of a training step: forward, backward, update; without the
-    evaluation), and the curves ``loss`` and ``val_curve``, one value an epoch.
+    evaluation), ``train_seconds`` (all of these steps together, with what measuring took in them),
+    ``passes`` (forwards with their backwards that measuring took), and the curves ``loss`` and
+    ``val_curve``, one value an epoch.
     """
     seed_everything(seed)
     device = task.x.device
@@ -127,6 +129,8 @@ def train(
         "average_bits": memory["average_bits"],
         "peak_bytes": meter.peak_bytes,
         "epoch_seconds": statistics.median(seconds),
+        "train_seconds": sum(seconds),
+        "passes": memory["passes"],
         "loss": losses,
         "val_curve": [val for val, _ in scores],
         "contexts": memory["contexts"],

@@ -58,7 +58,11 @@ class Controller:
         self.forwards += 1
         with _capturing(session):
             yield session
-        self.report = Report(session.rows, variance_ratio=self.scheme.variance_ratio)
+        self.report = Report(
+            session.rows,
+            variance_ratio=self.scheme.variance_ratio,
+            passes=0 if self.adaptation is None else self.adaptation.passes,
+        )
         self.scheme.see(session.rows)
         for row in session.rows:
             row.sensitivity = self.scheme.sensitivity_of(row.slot)

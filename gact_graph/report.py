@@ -42,6 +42,8 @@ class Report:
     empty: bool = False
     variance_ratio: float | None = None
     """What compression adds to the gradient's variance, over the gradient's mean square."""
+    passes: int = 0
+    """Forwards with their backwards that measuring has taken since the model was wrapped."""
 
     @property
     def raw_bytes(self) -> int:
@@ -72,6 +74,7 @@ class Report:
             "rate": self.rate,
             "average_bits": self.average_bits,
             "variance_ratio": self.variance_ratio,
+            "passes": self.passes,
             "contexts": [
                 {key: getattr(row, key) for key in keys} | {"shape": list(row.shape)}
                 for row in self.contexts
