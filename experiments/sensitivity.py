@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -39,7 +40,7 @@ from experiments.subjects import (
 )
 from experiments.train import seed_everything, training_loss, training_step
 from experiments.values import parse_bits, parse_count, parse_device
-from gact_graph.replay import Recording
+from gact_graph.replay import Receive, Recording
 from gact_graph.sensitivity import sensitivities
 
 
@@ -63,27 +64,30 @@ class Probe:
         model.zero_grad()
         self.report = gact_graph.report(model)
 
-    def gradients(self, number: int, slot: str | None = None) -> list[Tensor]:
-        """The gradients under the noise of this number, one slot's noise changed if it is named."""
+    def replay(self, number: int, slot: str | None, receive: Receive) -> None:
+        """Hands over gradients under the noise of this number, that of the slot named changed."""
         controller = self._stand_in.controller
         before, controller.forwards = controller.forwards, number
         try:
-            return self._recording.gradient(
+            self._recording.replay(
                 self._model,
                 self._stand_in.inner,
                 lambda inputs: controller.replay(self._model, inputs, slot),
+                receive,
             )
         finally:
             controller.forwards = before
 
     def gradient(self, number: int) -> Tensor:
-        """The same as one vector [P]."""
-        return torch.cat([g.flatten() for g in self.gradients(number)])
+        """The gradient under the noise of this number, as one vector [P]."""
+        found: dict[int, Tensor] = {}
+        self.replay(number, None, found.__setitem__)
+        return torch.cat([found[place].flatten() for place in sorted(found)])
 
     def sensitivities(self, number: int = 0) -> dict[str, float]:
         """c_l of every quantized slot, over the squared length of the gradient."""
         bits = {row.slot: row.bits for row in self.report.contexts if row.bits is not None}
-        return sensitivities(bits, bits.__getitem__, lambda slot: self.gradients(number, slot))
+        return sensitivities(bits, bits.__getitem__, functools.partial(self.replay, number))
 
 
 def gradient_variance(draw: Callable[[int], Tensor], draws: int, exact: Tensor) -> float:

@@ -9,13 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from gact_graph.replay import Recording
+from gact_graph.replay import Receive, Recording
 from gact_graph.scheme import Scheme
 from gact_graph.sensitivity import sensitivities
 
 # Slots whose sensitivity is measured again at each interval, in rotation.
 _REFRESHED = 1
-
 
 ALARM = 0.5
 """One warning is given where compression makes up more than this share of the gradient's mean
@@ -62,9 +61,9 @@ class Adaptation:
             self._complain("its inputs were changed in place since")
             return
 
-        def gradient(slot: str | None) -> list[Any]:
+        def replay(slot: str | None, receive: Receive) -> None:
             self.passes += 1
-            return recording.gradient(model, forward, lambda inputs: capture(inputs, slot))
+            recording.replay(model, forward, lambda inputs: capture(inputs, slot), receive)
 
         free = self.scheme.free
         slots = [slot for slot in free if self.scheme.sensitivity_of(slot) is None]
@@ -72,7 +71,7 @@ class Adaptation:
             slots = [free[(self._turn + i) % len(free)] for i in range(min(_REFRESHED, len(free)))]
             self._turn += _REFRESHED
         if slots:
-            self.scheme.measure(sensitivities(slots, self.scheme.bits_of, gradient))
+            self.scheme.measure(sensitivities(slots, self.scheme.bits_of, replay))
             self._warn_if_noise_dominates()
 
     def record(

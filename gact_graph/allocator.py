@@ -10,8 +10,10 @@ tensor, no module.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 WIDTHS = (*range(1, 9), 16, 32)
@@ -29,6 +31,9 @@ def noise(bits: int) -> float:
 
 # What each step from one width to the next removes from S, for a bit.
 _RATES = [(noise(a) - noise(b)) / (b - a) for a, b in itertools.pairwise(WIDTHS)]
+_LOSSES = [-rate for rate in _RATES]
+# Bits an element above the least.
+_COSTS = [width - WIDTHS[0] for width in WIDTHS]
 
 
 def variance(sensitivities: Sequence[float], bits: Sequence[int]) -> float:
@@ -83,14 +88,22 @@ def _greedy(
     sensitivities: Sequence[float], sizes: Sequence[int], budget: float, fixed: Mapping[int, int]
 ) -> list[int]:
     """Steps of :data:`WIDTHS` for each slot; those of ``fixed`` are not moved."""
-    steps = [fixed.get(slot, 0) for slot in range(len(sizes))]
     left = budget - sum(sizes) - sum(_cost(sizes, slot, step) for slot, step in fixed.items())
 
     # What a bit of each slot is worth, but for the step. Negative: the heap has its least first.
     worth = [-c / size if size else 0.0 for c, size in zip(sensitivities, sizes, strict=True)]
-    heap = [(worth[slot] * _RATES[0], slot) for slot in range(len(sizes)) if slot not in fixed]
+    steps = [0 if slot in fixed else step for slot, step in enumerate(_start(worth, sizes, left))]
+    left -= sum(_COSTS[step] * size for step, size in zip(steps, sizes, strict=True))
+    heap = [
+        (worth[slot] * _RATES[step], slot)
+        for slot, step in enumerate(steps)
+        if slot not in fixed and step < len(_RATES)
+    ]
+    for slot, step in fixed.items():
+        steps[slot] = step
     heapq.heapify(heap)
-    while heap:
+    least = min(sizes, default=0)
+    while heap and left >= least:
         _, slot = heap[0]
         step = steps[slot]
         price = (WIDTHS[step + 1] - WIDTHS[step]) * sizes[slot]
@@ -107,8 +120,27 @@ def _greedy(
     return steps
 
 
+def _start(worth: Sequence[float], sizes: Sequence[int], left: float) -> list[int]:
+    """The steps worth more than a threshold that all of them together can pay.
+
+    The heap would take just these, one by one, before any other.
+    """
+    logs = [(size, math.log(-w)) for w, size in zip(worth, sizes, strict=True) if w and size]
+    if not logs or left <= 0:
+        return [0] * len(sizes)
+    total = sum(size for size, _ in logs)
+    # Where all slots are alike this stops a bit before the budget does: a bit is a factor of four.
+    threshold = math.exp(sum(size * log for size, log in logs) / total) * 4.0 ** (1 - left / total)
+    while True:
+        steps = [bisect.bisect_left(_LOSSES, threshold / w) if w else 0 for w in worth]
+        spent = sum(_COSTS[step] * size for step, size in zip(steps, sizes, strict=True))
+        if spent <= left:
+            return steps
+        threshold *= 4
+
+
 def _cost(sizes: Sequence[int], slot: int, step: int) -> int:
-    return (WIDTHS[step] - WIDTHS[0]) * sizes[slot]
+    return _COSTS[step] * sizes[slot]
 
 
 def _bits(steps: Sequence[int]) -> list[int]:

@@ -15,9 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
 from gact_graph.storage import tensors_in, version_of
+
+Receive = Callable[[int, Tensor], None]
 
 
 class Recording:
@@ -58,19 +61,22 @@ class Recording:
         now = [version_of(t) for t in tensors_in((self._args, self._kwargs))]
         return now == self._versions
 
-    def gradient(
+    def replay(
         self,
         model: nn.Module,
         forward: Callable[..., Any],
         capture: Callable[[Any], AbstractContextManager[Any]],
-    ) -> list[Tensor]:
-        """The gradients of the parameters, once more.
+        receive: Receive,
+    ) -> None:
+        """Runs forward and backward once more.
 
         Args:
             model: The model; its parameters, buffers, ``grad`` and the random state stay as they
                 are.
             forward: What to run.
             capture: Gives the context in which forward runs, from its arguments.
+            receive: Gets each gradient as soon as backward has it, with the place of its parameter
+                among those that learn.
         """
         with ExitStack() as stack:
             parameters = stack.enter_context(_stand_ins(model))
@@ -78,16 +84,16 @@ class Recording:
             stack.enter_context(torch.enable_grad())
             for kind, (enabled, dtype) in self._autocast.items():
                 stack.enter_context(torch.autocast(kind, dtype, enabled))
+            for place, parameter in enumerate(parameters):
+                hand_over = functools.partial(_hand_over, receive, place)
+                parameter.register_post_accumulate_grad_hook(hand_over)
             with capture((self._args, self._kwargs)):
                 output = forward(*self._args, **self._kwargs)
             outputs = [*tensors_in(output)]
-            found = torch.autograd.grad(
-                [outputs[place] for place in self._gradients],
-                parameters,
-                [*self._gradients.values()],
-                allow_unused=True,
-            )
-        return [gradient for gradient in found if gradient is not None]
+            edges = [get_gradient_edge(outputs[place]) for place in self._gradients]
+            del output, outputs  # backward can do without what is in them
+            if parameters:
+                torch.autograd.backward(edges, [*self._gradients.values()], inputs=parameters)
 
     def note(self, place: int, gradient: Tensor) -> None:
         """Adds a gradient that reached an output."""
@@ -98,6 +104,12 @@ class Recording:
 
 def _cut(tensor: Tensor) -> Tensor:
     return tensor if tensor.grad_fn is None else tensor.detach().requires_grad_()
+
+
+def _hand_over(receive: Receive, place: int, parameter: Tensor) -> None:
+    assert parameter.grad is not None  # it was just accumulated
+    receive(place, parameter.grad)
+    parameter.grad = None  # all of them at once would be a second copy of the model
 
 
 def _note(recording: weakref.ref[Recording], place: int, gradient: Tensor) -> None:

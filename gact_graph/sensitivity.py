@@ -12,41 +12,57 @@ of different steps, or under a scaled loss, comparable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 
+import torch
 from torch import Tensor
 
 from gact_graph.allocator import noise
+from gact_graph.replay import Receive
 
 
 def sensitivities(
     slots: Iterable[str],
     bits_of: Callable[[str], int],
-    gradient: Callable[[str | None], list[Tensor]],
+    replay: Callable[[str | None, Receive], None],
 ) -> dict[str, float]:
     """c_l of each slot, relative to the squared length of the gradient.
 
     Args:
         slots: Names of quantized slots.
         bits_of: The width that each has.
-        gradient: The gradients of the parameters, with another seed for the noise of the slot
-            named, or for none.
+        replay: Runs forward and backward, with another seed for the noise of the slot named, or for
+            none, and hands over the gradients of the parameters.
 
     Returns:
         Nothing where the gradient is zero or not finite.
     """
-    first = gradient(None)
-    length = _squared(first)
-    if not 0 < length < float("inf"):
+    first: dict[int, Tensor] = {}
+    replay(None, first.__setitem__)
+    length = sum(map(_squared, first.values()))
+    if not 0 < length < math.inf:
         return {}
     found = {}
     for slot in slots:
-        second = gradient(slot)
-        moved = _squared([a - b for a, b in zip(first, second, strict=True)])
-        if moved < float("inf") and noise(bits_of(slot)):
-            found[slot] = 0.5 * moved / noise(bits_of(slot)) / length
+        distance = _Distance(first)
+        replay(slot, distance.receive)
+        if distance.squared < math.inf and noise(bits_of(slot)):
+            found[slot] = 0.5 * distance.squared / noise(bits_of(slot)) / length
     return found
 
 
-def _squared(gradients: Iterable[Tensor]) -> float:
-    return float(sum(g.double().square().sum().item() for g in gradients))
+class _Distance:
+    """Sums up how far gradients are from the first ones, without holding them."""
+
+    def __init__(self, first: Mapping[int, Tensor]) -> None:
+        self._first = first
+        self.squared = 0.0
+
+    def receive(self, place: int, gradient: Tensor) -> None:
+        self.squared += _squared(self._first[place] - gradient)
+
+
+def _squared(gradient: Tensor) -> float:
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2

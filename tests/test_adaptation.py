@@ -22,11 +22,14 @@ from samples import (  # noqa: F401
     train_step,
 )
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.data import Data
 
 import gact_graph
 from gact_graph.replay import Recording
 from gact_graph.sensitivity import sensitivities
+from gact_graph.storage import tensors_in
 
 X, EDGES = graph()
 
@@ -54,14 +57,30 @@ def everything(model):
     ]
 
 
-class TestReplay:
-    def gradient(self, model, recording):
-        controller = model.forward.controller
-        return recording.gradient(
+def replayer(model, recording):
+    """A function from slot and receiver, as sensitivities() takes it."""
+    controller = model.forward.controller
+
+    def replay(slot, receive):
+        recording.replay(
             model,
             model.forward.inner,
-            lambda inputs: controller.replay(model, inputs, None),
+            lambda inputs: controller.replay(model, inputs, slot),
+            receive,
         )
+
+    return replay
+
+
+def replayed(model, recording, slot):
+    found = {}
+    replayer(model, recording)(slot, found.__setitem__)
+    return [found[place] for place in sorted(found)]
+
+
+class TestReplay:
+    def gradient(self, model, recording):
+        return replayed(model, recording, None)
 
     @pytest.mark.parametrize("kind", ["gcn", "gat", "sage", "gin"])
     def test_gives_the_same_gradient_and_leaves_no_trace(self, kind):
@@ -118,13 +137,13 @@ class Noisy:
     def __init__(self, scales, bits):
         self.scales, self.bits, self.calls = scales, bits, []
 
-    def __call__(self, reseeded):
+    def __call__(self, reseeded, receive):
         self.calls.append(reseeded)
         gradient = torch.zeros(1 + len(self.scales))
         gradient[0] = 10.0
         for i, (slot, scale) in enumerate(self.scales.items()):
             gradient[1 + i] = -scale if slot == reseeded else scale
-        return [gradient]
+        receive(0, gradient)
 
 
 class TestSensitivity:
@@ -140,7 +159,10 @@ class TestSensitivity:
 
     @pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf")])
     def test_nothing_comes_of_a_gradient_that_tells_nothing(self, bad):
-        assert sensitivities(["a"], lambda slot: 2, lambda slot: [torch.full((3,), bad)]) == {}
+        def replay(slot, receive):
+            receive(0, torch.full((3,), bad))
+
+        assert sensitivities(["a"], lambda slot: 2, replay) == {}
 
     def test_agrees_with_the_variance_over_many_draws(self):
         """c_l S(b) is the variance that one slot's noise adds: here against 200 draws of it."""
@@ -151,23 +173,60 @@ class TestSensitivity:
         recording.watch(out)
         F.cross_entropy(out, labels()).backward()
 
-        def gradient(slot):
-            return recording.gradient(
-                model, model.forward.inner, lambda inputs: controller.replay(model, inputs, slot)
-            )
-
         for slot in [row.slot for row in gact_graph.report(model).contexts if row.bits]:
             single, draws = [], []
             for number in range(200):
                 controller.forwards = number  # all seeds anew
-                single.append(sensitivities([slot], lambda s: 3, gradient)[slot])
+                single.append(sensitivities([slot], lambda s: 3, replayer(model, recording))[slot])
                 first, second = (
-                    torch.cat([g.flatten() for g in gradient(s)]) for s in (None, slot)
+                    torch.cat([g.flatten() for g in replayed(model, recording, s)])
+                    for s in (None, slot)
                 )
                 draws.append((first - second).square().sum() / 2 / first.square().sum())
             truth = torch.stack(draws).mean().item() * (2**3 - 1) ** 2
             assert sum(single) / len(single) == pytest.approx(truth, rel=1e-6)
             assert min(single) > truth / 3 and max(single) < truth * 3
+
+
+class LiveBytes(TorchDispatchMode):
+    """The most bytes of storages made inside that were alive at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.peak = 0
+        self._alive = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in tensors_in(out):
+            storage = tensor.untyped_storage()
+            self._alive[StorageWeakRef(storage)] = storage.nbytes()
+        self._alive = {ref: size for ref, size in self._alive.items() if not ref.expired()}
+        self.peak = max(self.peak, sum(self._alive.values()))
+        return out
+
+
+@pytest.mark.parametrize("kind", ["gcn", "gat"])
+def test_a_replay_peaks_no_higher_than_a_step(kind):
+    """But for one gradient of the parameters, to compare with, and copies of buffers and states."""
+    model = wrapped(kind)
+    x, edges = graph(nodes=3000, arcs=20_000)
+
+    def forward_and_backward():
+        out = model(x, edges)
+        F.cross_entropy(out, labels(3000)).backward()
+        model.zero_grad()
+
+    with LiveBytes() as step:
+        forward_and_backward()
+    with LiveBytes() as sweep:
+        controller = model.forward.controller
+        controller.measure(model, model.forward.inner)
+    assert passes(model) > 2
+    assert step.peak > 1_000_000
+    copied = [*model.parameters(), *model.buffers(), *[torch.get_rng_state()] * 2]
+    assert sum(t.nbytes for t in copied) < 0.01 * step.peak
+    assert sweep.peak <= step.peak + sum(t.nbytes for t in copied)
 
 
 class TestAdaptation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -68,6 +69,29 @@ def test_any_number_of_slots(count):
     assert len(found) == count
     # What is left over would not pay for a bit of the largest slot, unless all are at the top.
     assert taken(found, sizes) > 4 * sum(sizes) - 97 * 16 or {*found} == {32} or not count
+
+
+def test_takes_the_steps_in_order_of_worth():
+    """What the heap gives for many slots, against a sorted list of all steps."""
+    generator = random.Random(0)
+    sizes = [generator.randint(1, 10**6) for _ in range(2000)]
+    sensitivities = [10 ** generator.uniform(-6, 4) for _ in sizes]
+    steps = [
+        (c * (noise(a) - noise(b)) / (b - a) / size, (b - a) * size, slot, b)
+        for slot, (c, size) in enumerate(zip(sensitivities, sizes, strict=True))
+        for a, b in itertools.pairwise(WIDTHS)
+    ]
+    for average in (1.2, 2, 4, 9, 31):
+        left = (average - 1) * sum(sizes)
+        expected = [1] * len(sizes)
+        stuck = set()
+        for _, price, slot, width in sorted(steps, reverse=True):
+            if slot not in stuck and price <= left:
+                left -= price
+                expected[slot] = width
+            else:
+                stuck.add(slot)
+        assert allocate(sensitivities, sizes, average * sum(sizes)) == expected
 
 
 def test_nothing_to_lose_and_nothing_to_code():

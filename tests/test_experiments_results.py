@@ -34,7 +34,7 @@ def test_file_has_the_promised_keys(tmp_path: Path) -> None:
     ].keys()
     promised = (
         "seed test_score val_score best_epoch rate raw_bytes stored_bytes peak_bytes "
-        "epoch_seconds loss val_curve"
+        "epoch_seconds train_seconds passes loss val_curve"
     )
     assert set(promised.split()) <= content["runs"][0].keys()
 
