@@ -24,6 +24,7 @@ def wrap(
     adapt_interval: int = 100,
     pin: Mapping[str, int] | None = None,
     group_size: int = 256,
+    blocks: int | str | None = None,
     seed: int = 0,
 ) -> Model:
     """Makes ``model`` keep what it saves for backward in a few bits an element.
@@ -46,6 +47,11 @@ def wrap(
         adapt_interval: Forwards from one such refresh to the next.
         pin: Bits for the slots whose names match a pattern, as in ``{"*.lin*": 8}``.
         group_size: Elements that share a minimum and a step: a multiple of 64.
+        blocks: Arcs that a message passing layer works on at a time, or ``"auto"``. The edge work
+            then runs for one block of destination nodes after another, in forward, in backward
+            (where each block is computed again) and in evaluation: no tensor of messages is alive
+            for more than a block. At any level; sums come in another order. ``report`` tells
+            which layers cannot.
         seed: Seed of the quantization noise, which never touches torch's generators.
 
     Returns:
@@ -63,6 +69,7 @@ def wrap(
         adapt_interval=adapt_interval,
         pin=dict(pin or {}),
         group_size=group_size,
+        blocks=blocks,
         seed=seed,
     )
     if next(model.parameters(), None) is None:

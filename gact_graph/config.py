@@ -38,6 +38,7 @@ class Config:
     adapt_interval: int = 100
     pin: Mapping[str, int] = field(default_factory=dict)
     group_size: int = 256
+    blocks: int | str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -59,6 +60,7 @@ class Config:
             names = ", ".join(repr(name) for name in LEVELS)
             raise ValueError(f"Expected level to be one of {names} (got {self.level!r})")
         check_int("seed", self.seed)
+        _check_blocks(self.blocks)
 
     @property
     def exact(self) -> bool:
@@ -67,6 +69,16 @@ class Config:
     @property
     def quantize(self) -> bool:
         return LEVELS[self.level].quantize and self.bits < 32
+
+
+def _check_blocks(blocks: object) -> None:
+    if blocks is None or blocks == "auto":
+        return
+    if isinstance(blocks, bool) or not isinstance(blocks, int):
+        got = repr(blocks) if isinstance(blocks, str) else type(blocks).__name__
+        raise TypeError(f"Expected blocks to be None, 'auto' or a number of arcs (got {got})")
+    if blocks < 1:
+        raise ValueError(f"Expected blocks of 1 arc or more (got {blocks})")
 
 
 def _check_average(bits: float) -> None:

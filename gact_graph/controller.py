@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gact_graph import hooks
 from gact_graph.adaptation import Adaptation
+from gact_graph.blocks.layers import Blocks
 from gact_graph.config import Config
 from gact_graph.report import Report
 from gact_graph.scheme import Scheme
@@ -36,7 +37,10 @@ class Controller:
         self.scheme = Scheme(config.bits, config.pin)
         adaptive = config.adaptive and config.quantize
         self.adaptation = Adaptation(self.scheme, config.adapt_interval) if adaptive else None
-        self._handles = [*hooks.attach(self.owner, model)]
+        self.blocks = None if config.blocks is None else Blocks(self.owner, config.blocks)
+        self._handles: list[Any] = [*hooks.attach(self.owner, model)]
+        if self.blocks is not None:
+            self._handles += self.blocks.attach(model)
 
     def remove_hooks(self) -> None:
         """Takes the hooks off the submodules."""
@@ -55,6 +59,7 @@ class Controller:
     ) -> Iterator[Session]:
         """Compresses what autograd saves inside, and reports if it ends without an exception."""
         session = self._session(model, inputs, adopt_inputs=adopt_inputs)
+        self.next_blocks()
         self.forwards += 1
         with _capturing(session):
             yield session
@@ -62,6 +67,7 @@ class Controller:
             session.rows,
             variance_ratio=self.scheme.variance_ratio,
             passes=0 if self.adaptation is None else self.adaptation.passes,
+            **self._of_blocks(),
         )
         self.scheme.see(session.rows)
         for row in session.rows:
@@ -77,6 +83,20 @@ class Controller:
         """Finds the bits by what was recorded, if that is due."""
         if self.adaptation is not None:
             self.adaptation.measure(model, forward, functools.partial(self.replay, model))
+
+    def next_blocks(self) -> None:
+        """Tells the layers that run in blocks that a forward starts."""
+        if self.blocks is not None:
+            self.blocks.next_forward()
+
+    def _of_blocks(self) -> dict[str, Any]:
+        if self.blocks is None:
+            return {}
+        return {
+            "blocks": [*self.blocks.rows.values()],
+            "order_bytes": self.blocks.orders.nbytes,
+            "order_seconds": self.blocks.orders.seconds,
+        }
 
     def _session(self, model: nn.Module, inputs: Any, **options: Any) -> Session:
         return Session(
@@ -112,6 +132,7 @@ class CompressedForward:
         model = self._model()
         assert model is not None  # whoever calls this attribute holds the model
         if not should_compress(model):
+            self.controller.next_blocks()
             return self.inner(*args, **kwargs)
         session = self.controller.session
         if session is not None:  # called from within, or inside gact_graph.compress

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
+from gact_graph.stand_ins import stand_ins
 from gact_graph.storage import tensors_in, version_of
+from gact_graph.surroundings import Surroundings
 
 Receive = Callable[[int, Tensor], None]
 
@@ -30,11 +32,7 @@ class Recording:
         # A graph before the model is gone after its backward: it is cut off here.
         self._args, self._kwargs = tree_map_only(Tensor, _cut, (args, kwargs))
         self._versions = [version_of(t) for t in tensors_in((args, kwargs))]
-        self._random = _random_state()
-        self._autocast = {
-            kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-            for kind in {"cpu", *(p.device.type for p in model.parameters())}
-        }
+        self._surroundings = Surroundings({p.device.type for p in model.parameters()})
         self._gradients: dict[int, Tensor] = {}
 
     @property
@@ -79,11 +77,8 @@ class Recording:
                 among those that learn.
         """
         with ExitStack() as stack:
-            parameters = stack.enter_context(_stand_ins(model))
-            stack.enter_context(_random_state_of(self._random))
-            stack.enter_context(torch.enable_grad())
-            for kind, (enabled, dtype) in self._autocast.items():
-                stack.enter_context(torch.autocast(kind, dtype, enabled))
+            parameters = stack.enter_context(stand_ins(model))
+            stack.enter_context(self._surroundings.again())
             for place, parameter in enumerate(parameters):
                 hand_over = functools.partial(_hand_over, receive, place)
                 parameter.register_post_accumulate_grad_hook(hand_over)
@@ -116,53 +111,3 @@ def _note(recording: weakref.ref[Recording], place: int, gradient: Tensor) -> No
     found = recording()
     if found is not None:
         found.note(place, gradient)
-
-
-@contextmanager
-def _stand_ins(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Puts others in place of parameters and buffers: so hooks on them, and statistics, rest.
-
-    The stand-ins of parameters share their memory; those of buffers have their own.
-    """
-    made: dict[int, Tensor] = {}
-    leaves: list[Tensor] = []
-    before = [(m, dict(m._parameters), dict(m._buffers)) for m in model.modules()]
-    try:
-        for module, parameters, buffers in before:
-            for name, parameter in parameters.items():
-                if parameter is not None:
-                    if id(parameter) not in made:
-                        alias = nn.Parameter(parameter.detach(), parameter.requires_grad)
-                        made[id(parameter)] = alias
-                        leaves += [alias] if parameter.requires_grad else []
-                    module._parameters[name] = made[id(parameter)]  # type: ignore[assignment]
-            for name, buffer in buffers.items():
-                if buffer is not None:
-                    module._buffers[name] = made.setdefault(id(buffer), buffer.clone())
-        yield leaves
-    finally:
-        for module, parameters, buffers in before:
-            module._parameters.update(parameters)
-            module._buffers.update(buffers)
-
-
-def _random_state() -> tuple[Tensor, list[Tensor]]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return torch.get_rng_state(), cuda
-
-
-@contextmanager
-def _random_state_of(state: tuple[Tensor, list[Tensor]]) -> Iterator[None]:
-    now = _random_state()
-    _set_random_state(state)
-    try:
-        yield
-    finally:
-        _set_random_state(now)
-
-
-def _set_random_state(state: tuple[Tensor, list[Tensor]]) -> None:
-    cpu, cuda = state
-    torch.set_rng_state(cpu)
-    if cuda:
-        torch.cuda.set_rng_state_all(cuda)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,15 @@ class Row:
 
 
 @dataclass(frozen=True)
+class BlockRow:
+    """What became of one call of a layer: how many blocks it ran in, or why in none."""
+
+    slot: str
+    blocks: int | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
 class Report:
     """The account of one forward. ``print`` it, or take :meth:`to_dict` or :meth:`plot`.
 
@@ -44,6 +54,13 @@ class Report:
     """What compression adds to the gradient's variance, over the gradient's mean square."""
     passes: int = 0
     """Forwards with their backwards that measuring has taken since the model was wrapped."""
+
+    blocks: list[BlockRow] = field(default_factory=list)
+    """Calls of message passing layers; empty where ``blocks`` was not asked for."""
+    order_bytes: int = 0
+    """What the sorted arcs of the graphs in use take."""
+    order_seconds: float = 0.0
+    """Spent on sorting arcs, and on finding those sorted before, since the model was wrapped."""
 
     @property
     def raw_bytes(self) -> int:
@@ -75,6 +92,9 @@ class Report:
             "average_bits": self.average_bits,
             "variance_ratio": self.variance_ratio,
             "passes": self.passes,
+            "blocks": [dataclasses.asdict(row) for row in self.blocks],
+            "order_bytes": self.order_bytes,
+            "order_seconds": self.order_seconds,
             "contexts": [
                 {key: getattr(row, key) for key in keys} | {"shape": list(row.shape)}
                 for row in self.contexts

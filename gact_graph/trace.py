@@ -14,6 +14,7 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,10 +86,13 @@ class Trace(TorchFunctionMode):
         # For each step the module's full name; None for a phase of message passing.
         self._modules: list[str | None] = []
         self._operations: Counter[str] = Counter()
+        self._pauses = 0
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if self._pauses:
+            return func(*args, **(kwargs or {}))
         call = Call(func, args, kwargs or {})
         outer, self._call = self._call, call
         try:
@@ -97,6 +101,28 @@ class Trace(TorchFunctionMode):
             self._call = outer
         self._after(call, result)
         return result
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Follows no operation meanwhile."""
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+
+    @contextmanager
+    def standing_for(self, name: str, tensors: dict[str, Tensor]) -> Iterator[None]:
+        """What is saved meanwhile is an argument, by its name, of one operation of this name."""
+
+        def function() -> None: ...
+
+        function.__name__ = name
+        outer, self._call = self._call, Call(function, (), tensors)
+        try:
+            yield
+        finally:
+            self._call = outer
 
     @property
     def inside_module(self) -> bool:

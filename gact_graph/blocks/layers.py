@@ -1,0 +1,217 @@
+"""Puts blocks between the layers of a model and their ``propagate``, and takes them out again."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric import EdgeIndex
+from torch_geometric.nn import MessagePassing
+
+from gact_graph import hooks
+from gact_graph.blocks import run
+from gact_graph.blocks.arguments import Arguments, CannotBlock, sort_out
+from gact_graph.blocks.order import Orders
+from gact_graph.blocks.probe import probe
+from gact_graph.report import BlockRow
+
+_CPU_BYTES = 12 << 20
+"""Messages of a block on the CPU: they and what is made of them stay in the cache."""
+
+_CUDA_SHARE = 1 / 256
+"""The same as a share of the device's memory; with gradients a block takes several times that."""
+
+_LEAST = 4096
+"""Arcs below which a block's overhead shows."""
+
+
+class Blocks:
+    """What the layers of one wrapped model share.
+
+    Args:
+        owner: What the hooks on the model's submodules carry.
+        size: Arcs a block, or ``"auto"``.
+    """
+
+    def __init__(self, owner: hooks.Owner, size: int | str) -> None:
+        self.owner = owner
+        self.orders = Orders()
+        self.rows: dict[str, BlockRow] = {}
+        """What the layers did in the last forward, by the name of the call."""
+        self._size = size
+
+    def next_forward(self) -> None:
+        """Starts the account anew."""
+        self.rows = {}
+        self.orders.next_forward()
+
+    def size_for(self, arguments: Arguments) -> int:
+        """Arcs a block."""
+        if isinstance(self._size, int):
+            return self._size
+        wide = [use.place for use in arguments.uses if use.level in ("source", "target", "edge")]
+        tensors = [arguments.tensors[place] for place in {*wide}] or [*arguments.tensors]
+        width = max(t.nbytes / max(1, t.size(0)) for t in tensors)
+        device = tensors[0].device
+        room: float = _CPU_BYTES
+        if device.type == "cuda":
+            room = torch.cuda.get_device_properties(device).total_memory * _CUDA_SHARE
+        size = max(_LEAST, int(room / max(1.0, width)))
+        # A power of two, so that layers of nearly the same width have the same blocks.
+        return 1 << (size.bit_length() - 1)
+
+    def attach(self, model: nn.Module) -> Iterator[Layer]:
+        """Puts a stand-in on each layer; yields them."""
+        for name, module in model.named_modules():
+            if isinstance(module, MessagePassing):
+                for function, functions, work in _CALLS:
+                    yield Layer(self, module, name, function, functions, work)
+
+
+class Layer:
+    """Stands in for ``propagate`` or ``edge_updater`` as an attribute of one layer."""
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        module: MessagePassing,
+        name: str,
+        function: str,
+        functions: tuple[str, ...],
+        work: run.Work,
+    ) -> None:
+        self._blocks = blocks
+        self._module = weakref.ref(module)
+        self._name = f"{name}/{function}" if name else function
+        self._function = function
+        self._functions = functions
+        self._work = work
+        self._kept: tuple[str, ...] | None = None
+        self._reason: str | None = None
+        self._previous: Callable[..., Any] | None = vars(module).get(function)
+        setattr(module, function, self)
+
+    def remove(self) -> None:
+        """Puts what was there before in its place."""
+        module = self._module()
+        if module is not None and vars(module).get(self._function) is self:
+            delattr(module, self._function)
+            if self._previous is not None:
+                setattr(module, self._function, self._previous)
+
+    def __call__(self, edge_index: Any, *args: Any, size: Any = None, **given: Any) -> Any:
+        module = self._module()
+        assert module is not None  # whoever calls this attribute holds the layer
+        try:
+            if args:
+                raise CannotBlock("gets its arguments by place")
+            found = self._prepare(module, edge_index, size, given)
+        except CannotBlock as reason:
+            self._blocks.rows[self._name] = BlockRow(self._name, None, str(reason))
+            inner = self._previous or getattr(type(module), self._function).__get__(module)
+            return inner(edge_index, *args, size=size, **given)
+        self._blocks.rows[self._name] = BlockRow(self._name, len(found.blocks), None)
+        session = hooks.session_of(self._blocks.owner)
+        if session is None:
+            return found()
+        session.sizes.add(edge_index, [found.arguments.columns, found.arguments.rows])
+        named = dict(zip(found.arguments.names, found.arguments.tensors, strict=True))
+        with session.trace.standing_for(self._function, named), _unseen():
+            return found()
+
+    def _prepare(
+        self, module: MessagePassing, edge_index: Any, size: Any, given: dict[str, Any]
+    ) -> run.Run:
+        if self._reason is not None:
+            raise CannotBlock(self._reason)
+        edges = _plain(module, edge_index)
+        _check_module(module)
+        arguments = sort_out(module, self._functions, edges, size, given)
+        target = 1 if module.flow == "source_to_target" else 0
+        try:
+            order = self._blocks.orders.get(edges, target, arguments.rows)
+        except (IndexError, RuntimeError) as error:
+            raise CannotBlock(f"has arcs of no node ({error})") from error
+        if order.arcs and int(order.sources.max()) >= arguments.columns:
+            raise CannotBlock("has arcs of no node")
+        blocks = order.blocks(self._blocks.size_for(arguments))
+        of_edges = self._function == "edge_updater"
+        if self._kept is None:
+            block = max(blocks[:8], key=lambda b: b.arc_end - b.arc)
+            try:
+                with _unseen():
+                    self._kept = probe(module, self._work, arguments, order, block, of_edges)
+            except CannotBlock as reason:
+                self._reason = str(reason)
+                raise
+        return run.Run(
+            module,
+            self._work,
+            arguments,
+            order,
+            self._blocks.size_for(arguments),
+            of_edges,
+            self._kept,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_module": self._module()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._module = weakref.ref(state["_module"])
+
+
+_CALLS: tuple[tuple[str, tuple[str, ...], run.Work], ...] = (
+    ("propagate", ("message", "aggregate", "update"), run.propagate),
+    ("edge_updater", ("edge_update",), run.edge_update),
+)
+
+
+def _plain(module: MessagePassing, edge_index: Any) -> Tensor:
+    if isinstance(edge_index, EdgeIndex):
+        if module.fuse and module.SUPPORTS_FUSED_EDGE_INDEX and edge_index.is_sorted_by_col:
+            raise CannotBlock("multiplies by a sparse matrix")
+        edge_index = edge_index.as_tensor()
+    if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
+        raise CannotBlock("multiplies by a sparse matrix")
+    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
+        raise CannotBlock("has no edge_index [2, E] of int64")
+    if edge_index.size(1) == 0:
+        raise CannotBlock("has no arcs")
+    return edge_index
+
+
+def _check_module(module: MessagePassing) -> None:
+    if module.explain or module.decomposed_layers > 1:
+        raise CannotBlock("is explained or decomposed")
+    for phase in ("propagate", "message", "aggregate", "edge_update"):
+        for when in ("forward_pre", "forward"):
+            registered = getattr(module, f"_{phase}_{when}_hooks").values()
+            if not all(isinstance(hook, hooks.Hook) for hook in registered):
+                raise CannotBlock(f"has other hooks on {phase}")
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """No session follows what happens for each block: it would see each anew."""
+    session = hooks.current()
+    hooks.set_current(None)
+    try:
+        with _paused(session):
+            yield
+    finally:
+        hooks.set_current(session)
+
+
+@contextmanager
+def _paused(session: Any) -> Iterator[None]:
+    if session is None:
+        yield
+    else:
+        with session.trace.paused():
+            yield

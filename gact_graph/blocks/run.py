@@ -1,0 +1,187 @@
+"""The edge work of a layer, one block of destinations at a time, in forward and in backward.
+
+Each block is computed again in backward from tensors of nodes, with the random numbers it had in
+forward: nothing with a row for each arc and the width of a message is alive for more than a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch_geometric.nn import MessagePassing
+
+from gact_graph.blocks.arguments import Arguments, Use, rows_of
+from gact_graph.blocks.order import Block, Order
+from gact_graph.stand_ins import learning, stand_ins
+from gact_graph.surroundings import Surroundings
+
+Work = Callable[[MessagePassing, dict[str, Any]], Tensor]
+
+
+def propagate(module: MessagePassing, given: dict[str, Any]) -> Tensor:
+    """``message``, ``aggregate`` and ``update``: [rows, ...]."""
+    collect = module.inspector.collect_param_data
+    out = module.message(**collect("message", given))
+    out = module.aggregate(out, **collect("aggregate", given))
+    return module.update(out, **collect("update", given))
+
+
+def edge_update(module: MessagePassing, given: dict[str, Any]) -> Tensor:
+    """``edge_update``: [arcs, ...]."""
+    return module.edge_update(**module.inspector.collect_param_data("edge_update", given))
+
+
+@dataclass
+class Run:
+    """One call of a layer's ``propagate`` or ``edge_updater``, without its tensors.
+
+    Attributes:
+        module: The layer.
+        work: What is done for each block.
+        arguments: Their uses; the tensors come separately.
+        order: Of the arcs.
+        size: Arcs and rows of a block.
+        of_edges: Whether the result has a row for each arc, else one for each destination.
+        kept: Attributes in which the layer leaves a tensor of arcs, as some do with attention.
+    """
+
+    module: MessagePassing
+    work: Work
+    arguments: Arguments
+    order: Order
+    size: int
+    of_edges: bool
+    kept: tuple[str, ...]
+    surroundings: Surroundings = field(init=False)
+
+    @property
+    def blocks(self) -> list[Block]:
+        return self.order.blocks(self.size)
+
+    def __call__(self) -> Tensor:
+        """The result, with a graph if one is needed; sets the attributes of ``kept``."""
+        tensors = self.arguments.tensors
+        self.surroundings = Surroundings({t.device.type for t in tensors})
+        parameters = learning(self.module)
+        # What autograd holds must hold no tensor past the hooks on what it saves.
+        self.arguments = replace(self.arguments, tensors=())
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *parameters)):
+            results = _Blocked.apply(self, len(tensors), *tensors, *parameters)
+        else:
+            results = self.forward(tensors)
+        for name, kept in zip(self.kept, results[1:], strict=True):
+            setattr(self.module, name, kept)
+        return results[0]
+
+    @torch.no_grad()
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The result and what is kept, without a graph."""
+        results: list[Tensor] = []
+        for block in self.blocks:
+            given, _ = self.arguments.part(tensors, self.order, block)
+            for i, part in enumerate(self._outputs(given)):
+                if len(results) == i:
+                    length = self.order.arcs if self._of_edges(i) else self.order.rows
+                    results.append(part.new_empty((length, *part.shape[1:])))
+                self._write(results[i], i, block, part)
+        return tuple(results)
+
+    def backward(
+        self,
+        tensors: Sequence[Tensor],
+        values: Sequence[Tensor],
+        learn: Sequence[bool],
+        of_parameters: Sequence[bool],
+        gradients: Sequence[Tensor | None],
+    ) -> list[Tensor | None]:
+        """The gradients of the tensors and of the parameters, where they are needed."""
+        found: list[Tensor | None] = [
+            torch.zeros_like(t, memory_format=torch.contiguous_format) if needed else None
+            for t, needed in zip((*tensors, *values), (*learn, *of_parameters), strict=True)
+        ]
+        with stand_ins(self.module, values) as parameters, self.surroundings.again():
+            wanted = [p for p, needed in zip(parameters, of_parameters, strict=False) if needed]
+            sums = [f for f, needed in zip(found[len(tensors) :], of_parameters, strict=True) if needed]
+            for block in self.blocks:
+                given, leaves = self.arguments.part(tensors, self.order, block, learn)
+                pairs = [
+                    (out, self._read(gradient, i, block))
+                    for i, (out, gradient) in enumerate(
+                        zip(self._outputs(given), gradients, strict=True)
+                    )
+                    if gradient is not None and out.requires_grad
+                ]
+                if not pairs:
+                    continue
+                added = torch.autograd.grad(
+                    [out for out, _ in pairs],
+                    [*(leaf for _, leaf in leaves), *wanted],
+                    [gradient for _, gradient in pairs],
+                    allow_unused=True,
+                )
+                for (use, _), gradient in zip(leaves, added, strict=False):
+                    if gradient is not None:
+                        self._add(found[use.place], use, block, gradient)
+                for total, gradient in zip(sums, added[len(leaves) :], strict=True):
+                    if gradient is not None and total is not None:
+                        total += gradient
+        return found
+
+    def _outputs(self, given: dict[str, Any]) -> list[Tensor]:
+        return [self.work(self.module, given), *(getattr(self.module, name) for name in self.kept)]
+
+    def _of_edges(self, output: int) -> bool:
+        return self.of_edges or output > 0
+
+    def _write(self, result: Tensor, output: int, block: Block, part: Tensor) -> None:
+        if not self._of_edges(output):
+            result[block.row : block.row_end] = part
+            return
+        places = self.order.places(block)
+        if isinstance(places, slice):
+            result[places] = part
+        else:
+            result.index_copy_(0, places.long(), part)
+
+    def _read(self, gradient: Tensor, output: int, block: Block) -> Tensor:
+        if self._of_edges(output):
+            return rows_of(gradient, self.order.places(block))
+        return gradient[block.row : block.row_end]
+
+    def _add(self, total: Tensor | None, use: Use, block: Block, gradient: Tensor) -> None:
+        assert total is not None  # only leaves that need a gradient have one
+        if use.level == "source":
+            total.index_add_(0, self.order.sources[block.arc : block.arc_end], gradient)
+        elif use.level == "edge":
+            places = self.order.places(block)
+            if isinstance(places, slice):
+                total[places] += gradient
+            else:
+                total.index_add_(0, places, gradient)
+        elif use.level == "whole":
+            total += gradient
+        else:
+            total[block.row : block.row_end] += gradient
+
+
+class _Blocked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, run: Run, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.run, ctx.count = run, count
+        ctx.set_materialize_grads(False)
+        # Through the hooks of whoever compresses what is saved.
+        ctx.save_for_backward(*tensors)
+        return run.forward(tensors[:count])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved, needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
+        n = ctx.count
+        found = ctx.run.backward(saved[:n], saved[n:], needed[:n], needed[n:], gradients)
+        return (None, None, *found)
