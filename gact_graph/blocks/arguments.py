@@ -70,13 +70,13 @@ class Arguments:
             The functions' arguments by name, and the leaves whose gradient is needed.
         """
         local = order.local(block)
-        sources = order.sources[block.arc : block.arc_end]
+        sources = order.sources[block.arc : block.arc_end].long()
         found: dict[str, Any] = dict(self.others)
         leaves: list[tuple[Use, Tensor]] = []
         for use in self.uses:
             tensor = tensors[use.place]
             if use.level == "source":
-                tensor = tensor.index_select(0, sources)
+                tensor = rows_of(tensor, sources)
             elif use.level in ("target", "row"):
                 tensor = tensor[block.row : block.row_end]
             elif use.level == "edge":
@@ -86,13 +86,13 @@ class Arguments:
                 tensor = tensor.requires_grad_()
                 leaves.append((use, tensor))
             if use.level == "target":
-                tensor = tensor.index_select(0, local)
+                tensor = rows_of(tensor, local)
             found[use.parameter] = tensor
         rows = block.row_end - block.row
         found |= {
             "index": local,
             "edge_index_i": local,
-            "edge_index_j": sources.long(),
+            "edge_index_j": sources,
             "ptr": None,
             "size_i": rows,
             "size_j": self.columns,
@@ -103,7 +103,23 @@ class Arguments:
 
 def rows_of(tensor: Tensor, places: Tensor | slice) -> Tensor:
     """Some rows of a tensor [E, ...]."""
-    return tensor[places] if isinstance(places, slice) else tensor.index_select(0, places)
+    if isinstance(places, slice):
+        return tensor[places]
+    if tensor.dim() < 3 or not tensor.is_contiguous():
+        return tensor.index_select(0, places)
+    # Of a matrix, on the CPU, this and its backward take a half to a third of the time.
+    return tensor.flatten(1).index_select(0, places).unflatten(1, tensor.shape[1:])
+
+
+def add_rows(total: Tensor, places: Tensor | slice, rows: Tensor) -> None:
+    """Adds ``rows`` to some rows of ``total`` [E, ...], which is contiguous."""
+    if isinstance(places, slice):
+        total[places] += rows
+    elif total.dim() < 2:
+        total.index_add_(0, places, rows)
+    else:
+        # Of a matrix and with long integers, on the CPU, in a third of the time.
+        total.flatten(1).index_add_(0, places.long(), rows.flatten(1))
 
 
 def sort_out(

@@ -28,6 +28,9 @@ _CUDA_SHARE = 1 / 256
 _LEAST = 4096
 """Arcs below which a block's overhead shows."""
 
+_CPU_ARCS, _CUDA_ARCS = 1 << 15, 1 << 24
+"""Arcs above which narrow messages gain nothing, and indices begin to count."""
+
 
 class Blocks:
     """What the layers of one wrapped model share.
@@ -57,12 +60,12 @@ class Blocks:
         tensors = [arguments.tensors[place] for place in {*wide}] or [*arguments.tensors]
         width = max(t.nbytes / max(1, t.size(0)) for t in tensors)
         device = tensors[0].device
-        room: float = _CPU_BYTES
+        room, most = float(_CPU_BYTES), _CPU_ARCS
         if device.type == "cuda":
             room = torch.cuda.get_device_properties(device).total_memory * _CUDA_SHARE
+            most = _CUDA_ARCS
         size = max(_LEAST, int(room / max(1.0, width)))
-        # A power of two, so that layers of nearly the same width have the same blocks.
-        return 1 << (size.bit_length() - 1)
+        return min(size, most)
 
     def attach(self, model: nn.Module) -> Iterator[Layer]:
         """Puts a stand-in on each layer; yields them."""
@@ -178,7 +181,9 @@ def _plain(module: MessagePassing, edge_index: Any) -> Tensor:
             raise CannotBlock("multiplies by a sparse matrix")
         edge_index = edge_index.as_tensor()
     if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
-        raise CannotBlock("multiplies by a sparse matrix")
+        if module.fuse:
+            raise CannotBlock("multiplies by a sparse matrix")
+        raise CannotBlock("has its arcs in a sparse matrix; edge_index can be cut into blocks")
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
         raise CannotBlock("has no edge_index [2, E] of int64")
     if edge_index.size(1) == 0:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gact_graph.storage import key_of, version_of
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 17
 """Arcs that are compared at a time."""
 
 _RESTS = 2

@@ -39,7 +39,7 @@ def probe(
         with surroundings.again(), _Guard():
             learn = [t.is_floating_point() for t in arguments.tensors]
             given, leaves = arguments.part(arguments.tensors, order, block, learn)
-            out = work(module, given)
+            out = _tried(module, work, given)
         length = (block.arc_end - block.arc) if of_edges else (block.row_end - block.row)
         if not isinstance(out, Tensor) or out.dim() == 0 or out.size(0) != length:
             raise CannotBlock("gives something else than one row for each node or arc")
@@ -50,6 +50,16 @@ def probe(
         _put_back(module, before)
     _check_separable(module, work, arguments, order, block, of_edges)
     return kept
+
+
+def _tried(module: Any, work: Work, given: dict[str, Any]) -> Tensor:
+    try:
+        return work(module, given)
+    except (CannotBlock, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        # If it is an error of the caller's, the layer will raise it again on all arcs.
+        raise CannotBlock(f"fails on a block ({type(error).__name__}: {error})") from error
 
 
 class _Guard(TorchFunctionMode):
@@ -111,7 +121,7 @@ def _check_separable(
 
     def run(part: Block) -> Tensor:
         given, _ = arguments.part(arguments.tensors, order, part)
-        return work(module, given)
+        return _tried(module, work, given)
 
     try:
         with torch.no_grad(), _evaluating(module):

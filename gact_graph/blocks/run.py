@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch_geometric.nn import MessagePassing
 
-from gact_graph.blocks.arguments import Arguments, Use, rows_of
+from gact_graph.blocks.arguments import Arguments, Use, add_rows, rows_of
 from gact_graph.blocks.order import Block, Order
 from gact_graph.stand_ins import learning, stand_ins
 from gact_graph.surroundings import Surroundings
@@ -100,13 +100,10 @@ class Run:
         gradients: Sequence[Tensor | None],
     ) -> list[Tensor | None]:
         """The gradients of the tensors and of the parameters, where they are needed."""
-        found: list[Tensor | None] = [
-            torch.zeros_like(t, memory_format=torch.contiguous_format) if needed else None
-            for t, needed in zip((*tensors, *values), (*learn, *of_parameters), strict=True)
-        ]
+        n = len(tensors)
+        found: list[Tensor | None] = [None] * (n + len(values))
         with stand_ins(self.module, values) as parameters, self.surroundings.again():
-            wanted = [p for p, needed in zip(parameters, of_parameters, strict=False) if needed]
-            sums = [f for f, needed in zip(found[len(tensors) :], of_parameters, strict=True) if needed]
+            wanted = [i for i, needed in enumerate(of_parameters) if needed]
             for block in self.blocks:
                 given, leaves = self.arguments.part(tensors, self.order, block, learn)
                 pairs = [
@@ -120,16 +117,21 @@ class Run:
                     continue
                 added = torch.autograd.grad(
                     [out for out, _ in pairs],
-                    [*(leaf for _, leaf in leaves), *wanted],
+                    [*(leaf for _, leaf in leaves), *(parameters[i] for i in wanted)],
                     [gradient for _, gradient in pairs],
                     allow_unused=True,
                 )
-                for (use, _), gradient in zip(leaves, added, strict=False):
-                    if gradient is not None:
-                        self._add(found[use.place], use, block, gradient)
-                for total, gradient in zip(sums, added[len(leaves) :], strict=True):
-                    if gradient is not None and total is not None:
-                        total += gradient
+                for (use, _), part in zip(leaves, added, strict=False):
+                    if part is not None:
+                        total = found[use.place]
+                        if total is None:
+                            total = found[use.place] = _zeros(tensors[use.place])
+                        self._add(total, use, block, given["edge_index_j"], part)
+                for i, part in zip(wanted, added[len(leaves) :], strict=True):
+                    known = found[n + i]
+                    # What no block uses has no gradient, as in stock autograd.
+                    if part is not None:
+                        found[n + i] = part if known is None else known.add_(part)
         return found
 
     def _outputs(self, given: dict[str, Any]) -> list[Tensor]:
@@ -153,16 +155,13 @@ class Run:
             return rows_of(gradient, self.order.places(block))
         return gradient[block.row : block.row_end]
 
-    def _add(self, total: Tensor | None, use: Use, block: Block, gradient: Tensor) -> None:
-        assert total is not None  # only leaves that need a gradient have one
+    def _add(
+        self, total: Tensor, use: Use, block: Block, sources: Tensor, gradient: Tensor
+    ) -> None:
         if use.level == "source":
-            total.index_add_(0, self.order.sources[block.arc : block.arc_end], gradient)
+            add_rows(total, sources, gradient)
         elif use.level == "edge":
-            places = self.order.places(block)
-            if isinstance(places, slice):
-                total[places] += gradient
-            else:
-                total.index_add_(0, places, gradient)
+            add_rows(total, self.order.places(block), gradient)
         elif use.level == "whole":
             total += gradient
         else:
@@ -185,3 +184,7 @@ class _Blocked(torch.autograd.Function):
         n = ctx.count
         found = ctx.run.backward(saved[:n], saved[n:], needed[:n], needed[n:], gradients)
         return (None, None, *found)
+
+
+def _zeros(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor, memory_format=torch.contiguous_format)
