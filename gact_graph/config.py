@@ -15,16 +15,22 @@ class Level:
     Args:
         exact: Masks, indices, gathers and what is never read take their small exact forms.
         quantize: What is left takes ``bits`` an element.
+        recompute: Message passing layers save their inputs, and are computed again in backward.
+        blocks: The edge work runs in blocks even if the user names no size.
     """
 
     exact: bool
     quantize: bool
+    recompute: bool = False
+    blocks: bool = False
 
 
 LEVELS = {
     "L0": Level(exact=False, quantize=False),
     "lossless": Level(exact=True, quantize=False),
     "L1": Level(exact=True, quantize=True),
+    "CB1": Level(exact=True, quantize=True, recompute=True),
+    "CB2": Level(exact=True, quantize=True, recompute=True, blocks=True),
 }
 
 
@@ -69,6 +75,14 @@ class Config:
     @property
     def quantize(self) -> bool:
         return LEVELS[self.level].quantize and self.bits < 32
+
+    @property
+    def recompute(self) -> bool:
+        return LEVELS[self.level].recompute
+
+    @property
+    def blocks_or_default(self) -> int | str | None:
+        return "auto" if self.blocks is None and LEVELS[self.level].blocks else self.blocks
 
 
 def _check_blocks(blocks: object) -> None:

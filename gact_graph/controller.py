@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from gact_graph import hooks
+from gact_graph import hooks, recompute
 from gact_graph.adaptation import Adaptation
 from gact_graph.blocks.layers import Blocks
 from gact_graph.config import Config
-from gact_graph.report import Report
+from gact_graph.report import LayerRow, Report
 from gact_graph.scheme import Scheme
 from gact_graph.session import Session
 
@@ -37,10 +37,14 @@ class Controller:
         self.scheme = Scheme(config.bits, config.pin)
         adaptive = config.adaptive and config.quantize
         self.adaptation = Adaptation(self.scheme, config.adapt_interval) if adaptive else None
-        self.blocks = None if config.blocks is None else Blocks(self.owner, config.blocks)
+        self.layers: dict[str, LayerRow] = {}
+        size = config.blocks_or_default
+        self.blocks = None if size is None else Blocks(self.owner, self.layers, size)
         self._handles: list[Any] = [*hooks.attach(self.owner, model)]
         if self.blocks is not None:
             self._handles += self.blocks.attach(model)
+        if config.recompute:
+            self._handles += recompute.attach(self.owner, self.layers, model)
 
     def remove_hooks(self) -> None:
         """Takes the hooks off the submodules."""
@@ -59,7 +63,7 @@ class Controller:
     ) -> Iterator[Session]:
         """Compresses what autograd saves inside, and reports if it ends without an exception."""
         session = self._session(model, inputs, adopt_inputs=adopt_inputs)
-        self.next_blocks()
+        self.next_forward()
         self.forwards += 1
         with _capturing(session):
             yield session
@@ -67,7 +71,7 @@ class Controller:
             session.rows,
             variance_ratio=self.scheme.variance_ratio,
             passes=0 if self.adaptation is None else self.adaptation.passes,
-            **self._of_blocks(),
+            **self._of_layers(),
         )
         self.scheme.see(session.rows)
         for row in session.rows:
@@ -84,19 +88,18 @@ class Controller:
         if self.adaptation is not None:
             self.adaptation.measure(model, forward, functools.partial(self.replay, model))
 
-    def next_blocks(self) -> None:
-        """Tells the layers that run in blocks that a forward starts."""
+    def next_forward(self) -> None:
+        """Tells the layers that a forward starts."""
+        self.layers.clear()
         if self.blocks is not None:
-            self.blocks.next_forward()
+            self.blocks.orders.next_forward()
 
-    def _of_blocks(self) -> dict[str, Any]:
-        if self.blocks is None:
-            return {}
-        return {
-            "blocks": [*self.blocks.rows.values()],
-            "order_bytes": self.blocks.orders.nbytes,
-            "order_seconds": self.blocks.orders.seconds,
-        }
+    def _of_layers(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"layers": [*self.layers.values()]}
+        if self.blocks is not None:
+            orders = self.blocks.orders
+            found |= {"order_bytes": orders.nbytes, "order_seconds": orders.seconds}
+        return found
 
     def _session(self, model: nn.Module, inputs: Any, **options: Any) -> Session:
         return Session(
@@ -132,7 +135,7 @@ class CompressedForward:
         model = self._model()
         assert model is not None  # whoever calls this attribute holds the model
         if not should_compress(model):
-            self.controller.next_blocks()
+            self.controller.next_forward()
             return self.inner(*args, **kwargs)
         session = self.controller.session
         if session is not None:  # called from within, or inside gact_graph.compress

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
@@ -24,6 +25,18 @@ def current() -> Any:
 def set_current(session: Any) -> None:
     """Makes ``session`` (or None) the one that captures on this thread."""
     _local.session = session
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """No session follows what happens on this thread meanwhile."""
+    session = current()
+    with ExitStack() as stack:
+        if session is not None:
+            stack.enter_context(session.trace.paused())
+        stack.callback(set_current, session)
+        set_current(None)
+        yield
 
 
 class Owner:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,18 @@ class Row:
 
 
 @dataclass(frozen=True)
-class BlockRow:
-    """What became of one call of a layer: how many blocks it ran in, or why in none."""
+class LayerRow:
+    """What became of one layer, or of one call in it.
+
+    Attributes:
+        slot: Its name.
+        way: ``blocks``, ``recomputed``, or ``stock`` where neither could be had.
+        blocks: How many.
+        reason: Why it ran as stock.
+    """
 
     slot: str
+    way: str
     blocks: int | None
     reason: str | None
 
@@ -55,8 +64,8 @@ class Report:
     passes: int = 0
     """Forwards with their backwards that measuring has taken since the model was wrapped."""
 
-    blocks: list[BlockRow] = field(default_factory=list)
-    """Calls of message passing layers; empty where ``blocks`` was not asked for."""
+    layers: list[LayerRow] = field(default_factory=list)
+    """Message passing layers; empty where neither blocks nor recomputing was asked for."""
     order_bytes: int = 0
     """What the sorted arcs of the graphs in use take."""
     order_seconds: float = 0.0
@@ -92,7 +101,7 @@ class Report:
             "average_bits": self.average_bits,
             "variance_ratio": self.variance_ratio,
             "passes": self.passes,
-            "blocks": [dataclasses.asdict(row) for row in self.blocks],
+            "layers": [dataclasses.asdict(row) for row in self.layers],
             "order_bytes": self.order_bytes,
             "order_seconds": self.order_seconds,
             "contexts": [
@@ -183,6 +192,19 @@ class Report:
         bits = "" if self.average_bits is None else f"{self.average_bits:.2f}"
         table.add_row("total", *[""] * (2 + measured), bits, *self._bytes(rows))
         yield table
+        yield from self._lines()
+
+    def _lines(self) -> Iterator[str]:
+        """What to know of the layers, one line each."""
+        cut = [row.blocks for row in self.layers if row.blocks is not None]
+        if cut:
+            yield (
+                f"{len(cut)} calls of message passing in {sum(cut)} blocks; arcs sorted in "
+                f"{self.order_seconds:.2f} s so far, {format_bytes(self.order_bytes)}"
+            )
+        for row in self.layers:
+            if row.way == "stock":
+                yield f"{escape(row.slot)} runs as PyG has it: it {escape(str(row.reason))}"
 
     def _largest(self) -> list[Row]:
         return sorted(self.contexts, key=lambda row: -max(row.raw_bytes, row.stored_bytes))

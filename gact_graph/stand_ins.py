@@ -35,13 +35,13 @@ def stand_ins(module: nn.Module, values: Sequence[Tensor] | None = None) -> Iter
     before = [(m, dict(m._parameters), dict(m._buffers)) for m in module.modules()]
     try:
         for part, parameters, buffers in before:
-            for name, parameter in parameters.items():
-                if parameter is not None:
-                    if id(parameter) not in made:
-                        alias = nn.Parameter(parameter.detach(), parameter.requires_grad)
-                        made[id(parameter)] = alias
-                        leaves += [alias] if parameter.requires_grad else []
-                    part._parameters[name] = made[id(parameter)]  # type: ignore[assignment]
+            for name, own in parameters.items():
+                if own is not None:
+                    if id(own) not in made:
+                        alias = nn.Parameter(own.detach(), own.requires_grad)
+                        made[id(own)] = alias
+                        leaves += [alias] if own.requires_grad else []
+                    part._parameters[name] = made[id(own)]  # type: ignore[assignment]
             for name, buffer in buffers.items():
                 if buffer is not None:
                     part._buffers[name] = made.setdefault(id(buffer), buffer.clone())

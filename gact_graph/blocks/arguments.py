@@ -146,7 +146,7 @@ def sort_out(
     if names & _WHOLE_GRAPH:
         raise CannotBlock(f"asks for {', '.join(sorted(names & _WHOLE_GRAPH))}")
     target = 1 if module.flow == "source_to_target" else 0
-    sizes = list(size) if size is not None else [None, None]
+    sizes: list[int | None] = list(size) if size is not None else [None, None]
     collector = _Collector(module.node_dim, target, sizes)
     plain: list[str] = []
     for name in sorted(names - MessagePassing.special_args):

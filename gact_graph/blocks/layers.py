@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from gact_graph.blocks import run
 from gact_graph.blocks.arguments import Arguments, CannotBlock, sort_out
 from gact_graph.blocks.order import Orders
 from gact_graph.blocks.probe import probe
-from gact_graph.report import BlockRow
+from gact_graph.report import LayerRow
 
 _CPU_BYTES = 12 << 20
 """Messages of a block on the CPU: they and what is made of them stay in the cache."""
@@ -37,20 +36,15 @@ class Blocks:
 
     Args:
         owner: What the hooks on the model's submodules carry.
+        rows: Gets what became of each call, by its name.
         size: Arcs a block, or ``"auto"``.
     """
 
-    def __init__(self, owner: hooks.Owner, size: int | str) -> None:
+    def __init__(self, owner: hooks.Owner, rows: dict[str, LayerRow], size: int | str) -> None:
         self.owner = owner
+        self.rows = rows
         self.orders = Orders()
-        self.rows: dict[str, BlockRow] = {}
-        """What the layers did in the last forward, by the name of the call."""
         self._size = size
-
-    def next_forward(self) -> None:
-        """Starts the account anew."""
-        self.rows = {}
-        self.orders.next_forward()
 
     def size_for(self, arguments: Arguments) -> int:
         """Arcs a block."""
@@ -114,16 +108,16 @@ class Layer:
                 raise CannotBlock("gets its arguments by place")
             found = self._prepare(module, edge_index, size, given)
         except CannotBlock as reason:
-            self._blocks.rows[self._name] = BlockRow(self._name, None, str(reason))
+            self._blocks.rows[self._name] = LayerRow(self._name, "stock", None, str(reason))
             inner = self._previous or getattr(type(module), self._function).__get__(module)
             return inner(edge_index, *args, size=size, **given)
-        self._blocks.rows[self._name] = BlockRow(self._name, len(found.blocks), None)
+        self._blocks.rows[self._name] = LayerRow(self._name, "blocks", len(found.blocks), None)
         session = hooks.session_of(self._blocks.owner)
         if session is None:
             return found()
         session.sizes.add(edge_index, [found.arguments.columns, found.arguments.rows])
         named = dict(zip(found.arguments.names, found.arguments.tensors, strict=True))
-        with session.trace.standing_for(self._function, named), _unseen():
+        with session.trace.standing_for(self._function, named), hooks.unseen():
             return found()
 
     def _prepare(
@@ -146,7 +140,7 @@ class Layer:
         if self._kept is None:
             block = max(blocks[:8], key=lambda b: b.arc_end - b.arc)
             try:
-                with _unseen():
+                with hooks.unseen():
                     self._kept = probe(module, self._work, arguments, order, block, of_edges)
             except CannotBlock as reason:
                 self._reason = str(reason)
@@ -199,24 +193,3 @@ def _check_module(module: MessagePassing) -> None:
             registered = getattr(module, f"_{phase}_{when}_hooks").values()
             if not all(isinstance(hook, hooks.Hook) for hook in registered):
                 raise CannotBlock(f"has other hooks on {phase}")
-
-
-@contextmanager
-def _unseen() -> Iterator[None]:
-    """No session follows what happens for each block: it would see each anew."""
-    session = hooks.current()
-    hooks.set_current(None)
-    try:
-        with _paused(session):
-            yield
-    finally:
-        hooks.set_current(session)
-
-
-@contextmanager
-def _paused(session: Any) -> Iterator[None]:
-    if session is None:
-        yield
-    else:
-        with session.trace.paused():
-            yield

@@ -94,7 +94,7 @@ def _check_leaves(results: Sequence[Tensor], leaves: Sequence[Tensor], module: n
         node = stack.pop()
         variable = getattr(node, "variable", None)
         if variable is not None and id(variable) not in known:
-            raise CannotBlock("takes a tensor that was not handed to propagate and needs a gradient")
+            raise CannotBlock("takes a tensor that learns and was not handed to propagate")
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
@@ -113,7 +113,10 @@ def _check_separable(
     if middle == block.row:
         return
     arc = int(order.starts[middle])
-    halves = [Block(block.row, middle, block.arc, arc), Block(middle, block.row_end, arc, block.arc_end)]
+    halves = [
+        Block(block.row, middle, block.arc, arc),
+        Block(middle, block.row_end, arc, block.arc_end),
+    ]
     if any(half.arc == half.arc_end for half in halves):
         return
     before = dict(vars(module))

@@ -1,0 +1,221 @@
+"""A layer that is computed again in backward from its inputs, which alone are saved.
+
+As activation checkpointing does, but what is saved passes through the hooks of the model, so that
+it is compressed, and its random numbers are those of forward.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch_geometric.nn import MessagePassing
+
+from gact_graph import hooks
+from gact_graph.report import LayerRow
+from gact_graph.stand_ins import learning, stand_ins
+from gact_graph.storage import tensors_in
+from gact_graph.surroundings import Surroundings
+
+
+class CannotRecompute(Exception):
+    """A layer must run as it is; the message says why."""
+
+
+def attach(owner: hooks.Owner, rows: dict[str, LayerRow], model: nn.Module) -> Iterator[Recomputed]:
+    """Puts a stand-in on each outermost message passing layer below the model; yields them."""
+    outer: list[str] = []
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{other}.") for other in outer)
+        if isinstance(module, MessagePassing) and module is not model and not inside:
+            outer.append(name)
+            yield Recomputed(owner, rows, module, name)
+
+
+class Recomputed:
+    """Stands in for ``forward`` as an attribute of one layer.
+
+    Args:
+        owner: What the hooks on the model's submodules carry.
+        rows: Gets what became of the layer.
+        module: The layer.
+        name: Its full name.
+    """
+
+    def __init__(
+        self, owner: hooks.Owner, rows: dict[str, LayerRow], module: nn.Module, name: str
+    ) -> None:
+        self._owner = owner
+        self._rows = rows
+        self._module = weakref.ref(module)
+        self._name = name
+        self._tried = False
+        self._reason: str | None = None
+        self._previous: Callable[..., Any] | None = vars(module).get("forward")
+        module.forward = self
+
+    def remove(self) -> None:
+        """Puts what was there before in its place."""
+        module = self._module()
+        if module is not None and vars(module).get("forward") is self:
+            del module.forward
+            if self._previous is not None:
+                module.forward = self._previous
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self._module()
+        assert module is not None  # whoever calls this attribute holds the layer
+        inner = self._previous or functools.partial(type(module).forward, module)
+        session = hooks.session_of(self._owner)
+        if session is None or not torch.is_grad_enabled():
+            return inner(*args, **kwargs)
+        try:
+            call = _Call(module, inner, *_flat(args, kwargs))
+            if not self._tried:
+                self._try(call)
+            if self._reason is not None:
+                raise CannotRecompute(self._reason)
+        except CannotRecompute as reason:
+            self._rows[self._name] = LayerRow(self._name, "stock", None, str(reason))
+            return inner(*args, **kwargs)
+        self._rows[self._name] = LayerRow(self._name, "recomputed", None, None)
+        named = _named(inner, args, kwargs)
+        with session.trace.standing_for("forward", named), hooks.unseen():
+            return call()
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        module = self._module()
+        assert module is not None
+        return inspect.signature(self._previous or functools.partial(type(module).forward, module))
+
+    def _try(self, call: _Call) -> None:
+        """Finds out on the first call what a layer leaves behind."""
+        self._tried = True
+        before = dict(vars(call.module))
+        surroundings = Surroundings({t.device.type for t in call.tensors})
+        with hooks.unseen(), stand_ins(call.module), surroundings.again(), torch.no_grad():
+            call.forward(call.tensors)
+        for name, value in vars(call.module).items():
+            changed = value is not before.get(name)
+            if changed and isinstance(value, Tensor) and value.is_floating_point():
+                self._reason = f"leaves a tensor in its attribute {name}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_module": self._module()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._module = weakref.ref(state["_module"])
+
+
+@dataclass
+class _Call:
+    """One call of a layer. What autograd holds of it has no tensors."""
+
+    module: nn.Module
+    inner: Callable[..., Any]
+    tensors: tuple[Tensor, ...]
+    others: list[Any]
+    spec: TreeSpec
+
+    def __call__(self) -> Any:
+        tensors = self.tensors
+        self.tensors = ()
+        self.surroundings = Surroundings({t.device.type for t in tensors})
+        results = _Recompute.apply(self, len(tensors), *tensors, *learning(self.module))
+        given = iter(results)
+        leaves = [next(given) if leaf is Tensor else leaf for leaf in self._out_leaves]
+        return tree_unflatten(leaves, self._out_spec)
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors of the result; what else is in it is remembered."""
+        given = iter(tensors)
+        leaves = [next(given) if leaf is Tensor else leaf for leaf in self.others]
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        out, self._out_spec = tree_flatten(self.inner(*args, **kwargs))
+        self._out_leaves = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in out]
+        return [leaf for leaf in out if isinstance(leaf, Tensor)]
+
+    def backward(
+        self,
+        tensors: Sequence[Tensor],
+        values: Sequence[Tensor],
+        needed: Sequence[bool],
+        gradients: Sequence[Tensor | None],
+    ) -> list[Tensor | None]:
+        """The gradients of tensors and parameters, where they are needed."""
+        with stand_ins(self.module, values) as parameters, self.surroundings.again():
+            inputs = [
+                t.detach().requires_grad_() if need else t
+                for t, need in zip(tensors, needed, strict=False)
+            ]
+            results = self.forward(inputs)
+            pairs = [
+                (out, gradient)
+                for out, gradient in zip(results, gradients, strict=True)
+                if gradient is not None and out.requires_grad
+            ]
+            del results
+            wanted = [i for i, need in enumerate(needed) if need]
+            found: list[Tensor | None] = [None] * len(needed)
+            if pairs and wanted:
+                added = torch.autograd.grad(
+                    [out for out, _ in pairs],
+                    [[*inputs, *parameters][i] for i in wanted],
+                    [gradient for _, gradient in pairs],
+                    allow_unused=True,
+                )
+                for i, gradient in zip(wanted, added, strict=True):
+                    found[i] = gradient
+        return found
+
+
+class _Recompute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: _Call, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.call, ctx.count = call, count
+        ctx.set_materialize_grads(False)
+        # Through the hooks of whoever compresses what is saved.
+        ctx.save_for_backward(*tensors)
+        results = call.forward(tensors[:count])
+        ctx.mark_non_differentiable(*(t for t in results if not _has_gradient(t)))
+        return tuple(results)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved, n = ctx.saved_tensors, ctx.count
+        found = ctx.call.backward(saved[:n], saved[n:], ctx.needs_input_grad[2:], gradients)
+        return (None, None, *found)
+
+
+def _flat(args: Any, kwargs: Any) -> tuple[tuple[Tensor, ...], list[Any], TreeSpec]:
+    leaves, spec = tree_flatten((args, kwargs))
+    tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+    others = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    for other in others:
+        if any(t.requires_grad for t in tensors_in(other)):
+            raise CannotRecompute(f"gets tensors that learn inside a {type(other).__name__}")
+    return tensors, others, spec
+
+
+def _named(inner: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Tensor]:
+    """The tensors among the arguments, each by a name."""
+    found: dict[str, Tensor] = {}
+    for name, value in inspect.signature(inner).bind(*args, **kwargs).arguments.items():
+        leaves = [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor)]
+        found |= {name if len(leaves) == 1 else f"{name}.{i}": t for i, t in enumerate(leaves)}
+    return found
+
+
+def _has_gradient(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
