@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch_geometric.nn import GATv2Conv, TransformerConv
 
 import gact_graph
 from datasets import DatasetError
@@ -47,6 +48,10 @@ SUBJECTS = {
     "gcn": Subject("csr", lambda i, o: GCN(i, 256, o, 3)),
     "gcn-edge_index": Subject("edge_index", lambda i, o: GCN(i, 256, o, 3, normalize=True)),
     "gat": Subject("edge_index", lambda i, o: GAT(i, 64, o, 3, heads=3)),
+    "gatv2": Subject("edge_index", lambda i, o: GAT(i, 64, o, 3, heads=3, conv=GATv2Conv)),
+    "transformer": Subject(
+        "edge_index", lambda i, o: GAT(i, 64, o, 3, heads=3, conv=TransformerConv)
+    ),
     "gcnii": Subject("csr", lambda i, o: build("gcnii", _GCNII, i, o), lr=_GCNII.lr),
 }
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch_geometric.nn import MessagePassing
 
@@ -158,18 +159,16 @@ class _Call:
                 t.detach().requires_grad_() if need else t
                 for t, need in zip(tensors, needed, strict=False)
             ]
-            results = self.forward(inputs)
             pairs = [
-                (out, gradient)
-                for out, gradient in zip(results, gradients, strict=True)
+                (get_gradient_edge(out), gradient)
+                for out, gradient in zip(self.forward(inputs), gradients, strict=True)
                 if gradient is not None and out.requires_grad
             ]
-            del results
             wanted = [i for i, need in enumerate(needed) if need]
             found: list[Tensor | None] = [None] * len(needed)
             if pairs and wanted:
                 added = torch.autograd.grad(
-                    [out for out, _ in pairs],
+                    [edge for edge, _ in pairs],
                     [[*inputs, *parameters][i] for i in wanted],
                     [gradient for _, gradient in pairs],
                     allow_unused=True,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv
 
@@ -21,6 +23,7 @@ class GAT(nn.Module):
         input_dropout: The same for the input features.
         attention_dropout: The same for the attention weights of every layer.
         batch_norm: Normalise each hidden layer over the nodes.
+        conv: The attention layer: GATConv, or one with the same arguments.
 
     Shapes:
         - **input**: x [N, in_channels] float32; edge_index [2, E] int64
@@ -39,6 +42,7 @@ class GAT(nn.Module):
         input_dropout: float = 0.0,
         attention_dropout: float = 0.0,
         batch_norm: bool = True,
+        conv: Callable[..., nn.Module] = GATConv,
     ) -> None:
         super().__init__()
         self.input_dropout = nn.Dropout(input_dropout)
@@ -46,12 +50,10 @@ class GAT(nn.Module):
         self.norms = nn.ModuleList()
         width = in_channels
         for _ in range(layers - 1):
-            self.convs.append(GATConv(width, hidden, heads, dropout=attention_dropout))
+            self.convs.append(conv(width, hidden, heads, dropout=attention_dropout))
             width = heads * hidden
             self.norms.append(nn.BatchNorm1d(width) if batch_norm else nn.Identity())
-        self.convs.append(
-            GATConv(width, out_channels, heads, concat=False, dropout=attention_dropout)
-        )
+        self.convs.append(conv(width, out_channels, heads, concat=False, dropout=attention_dropout))
         self.relu = nn.ReLU()
         self.dropout = nn.Dropout(dropout)
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from gact_graph.blocks.arguments import Arguments, CannotBlock
 from gact_graph.blocks.order import Block, Order
 from gact_graph.blocks.run import Work
-from gact_graph.stand_ins import learning
+from gact_graph.stand_ins import stand_ins
 from gact_graph.surroundings import Surroundings
 
 _OVER_ALL = ("batch_norm", "instance_norm", "native_batch_norm")
@@ -36,7 +36,7 @@ def probe(
     surroundings = Surroundings({t.device.type for t in arguments.tensors})
     before = dict(vars(module))
     try:
-        with surroundings.again(), _Guard():
+        with stand_ins(module) as parameters, surroundings.again(), _Guard():
             learn = [t.is_floating_point() for t in arguments.tensors]
             given, leaves = arguments.part(arguments.tensors, order, block, learn)
             out = _tried(module, work, given)
@@ -45,7 +45,7 @@ def probe(
             raise CannotBlock("gives something else than one row for each node or arc")
         kept = _left_behind(module, before, block.arc_end - block.arc)
         results = [out, *(getattr(module, name) for name in kept)]
-        _check_leaves(results, [leaf for _, leaf in leaves], module)
+        _check_leaves(results, [*(leaf for _, leaf in leaves), *parameters])
     finally:
         _put_back(module, before)
     _check_separable(module, work, arguments, order, block, of_edges)
@@ -86,8 +86,8 @@ def _put_back(module: nn.Module, before: dict[str, Any]) -> None:
     vars(module).update(before)
 
 
-def _check_leaves(results: Sequence[Tensor], leaves: Sequence[Tensor], module: nn.Module) -> None:
-    known = {id(t) for t in (*leaves, *learning(module))}
+def _check_leaves(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+    known = {id(t) for t in leaves}
     stack = [t.grad_fn for t in results if t.grad_fn is not None]
     seen = set(stack)
     while stack:

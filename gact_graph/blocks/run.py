@@ -17,6 +17,7 @@ from torch_geometric.nn import MessagePassing
 
 from gact_graph.blocks.arguments import Arguments, Use, add_rows, rows_of
 from gact_graph.blocks.order import Block, Order
+from gact_graph.heap import give_back
 from gact_graph.stand_ins import learning, stand_ins
 from gact_graph.surroundings import Surroundings
 
@@ -100,6 +101,7 @@ class Run:
         gradients: Sequence[Tensor | None],
     ) -> list[Tensor | None]:
         """The gradients of the tensors and of the parameters, where they are needed."""
+        give_back(tensors[0].device)
         n = len(tensors)
         found: list[Tensor | None] = [None] * (n + len(values))
         with stand_ins(self.module, values) as parameters, self.surroundings.again():
