@@ -39,6 +39,12 @@ class PeakMeter:
             return None
         return max(self._most - self._start, 0)
 
+    def current_bytes(self) -> int | None:
+        """What is held now, counted as the peak is."""
+        if self._device.type == "cuda":
+            return torch.cuda.memory_allocated(self._device)
+        return _resident_bytes() - self._start if _STATM.exists() else None
+
     def __enter__(self) -> PeakMeter:
         gc.collect()
         if self._device.type == "cuda":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterable
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch_geometric.nn import GATv2Conv, TransformerConv
+from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 import gact_graph
 from datasets import DatasetError
@@ -32,27 +33,46 @@ class Subject:
 
     Attributes:
         layout: How its graph is laid out.
-        make: Makes it from the numbers of features and of classes.
+        make: Makes it from the numbers of features and of classes; ``hidden`` and ``layers``
+            replace its own.
         lr: Adam's learning rate, where it is trained.
     """
 
     layout: Layout
-    make: Callable[[int, int], nn.Module]
+    make: Callable[..., nn.Module]
     lr: float = 0.01
+
+
+def _attention(conv: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    def make(i: int, o: int, hidden: int = 64, layers: int = 3) -> nn.Module:
+        return GAT(i, hidden, o, layers, heads=3, conv=conv)
+
+    return make
+
+
+def _gcn(i: int, o: int, hidden: int = 256, layers: int = 3) -> nn.Module:
+    return GCN(i, hidden, o, layers)
+
+
+def _gcn_of_arcs(i: int, o: int, hidden: int = 256, layers: int = 3) -> nn.Module:
+    return GCN(i, hidden, o, layers, normalize=True)
 
 
 _GCNII = recipe_for("gcnii", "ogbn-arxiv")  # 16 layers of 256
 
+
+def _gcnii(i: int, o: int, **sizes: int) -> nn.Module:
+    return build("gcnii", dataclasses.replace(_GCNII, **sizes), i, o)
+
+
 # GCN twice: with messages along edge_index, and as the main job runs it, on a sparse matrix.
 SUBJECTS = {
-    "gcn": Subject("csr", lambda i, o: GCN(i, 256, o, 3)),
-    "gcn-edge_index": Subject("edge_index", lambda i, o: GCN(i, 256, o, 3, normalize=True)),
-    "gat": Subject("edge_index", lambda i, o: GAT(i, 64, o, 3, heads=3)),
-    "gatv2": Subject("edge_index", lambda i, o: GAT(i, 64, o, 3, heads=3, conv=GATv2Conv)),
-    "transformer": Subject(
-        "edge_index", lambda i, o: GAT(i, 64, o, 3, heads=3, conv=TransformerConv)
-    ),
-    "gcnii": Subject("csr", lambda i, o: build("gcnii", _GCNII, i, o), lr=_GCNII.lr),
+    "gcn": Subject("csr", _gcn),
+    "gcn-edge_index": Subject("edge_index", _gcn_of_arcs),
+    "gat": Subject("edge_index", _attention(GATConv)),
+    "gatv2": Subject("edge_index", _attention(GATv2Conv)),
+    "transformer": Subject("edge_index", _attention(TransformerConv)),
+    "gcnii": Subject("csr", _gcnii, lr=_GCNII.lr),
 }
 
 

@@ -1,0 +1,208 @@
+"""How deep, how wide, or how large a graph trains within a memory: the paper's Table 3.
+
+``python -m experiments.scaling --model gat --memory 4GB --vary depth --dataset D --out DIR``
+
+Each try is a process of its own in which the cap is enforced; the largest that trains is found by
+bisection.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from datasets import load
+from experiments.display import make_console, make_table, say
+from experiments.errors import UsageError
+from experiments.options import Parser
+from experiments.plot import require_matplotlib
+from experiments.results import current_versions
+from experiments.subjects import add_graph_flags, choose, exit_code, write_json
+from experiments.summary import dataset_name
+from experiments.trial import Specification, run_trial
+from experiments.values import parse_bits, parse_device
+from experiments.variants import VARIANTS
+
+MODELS = ("gcn", "gcn-edge_index", "gat")
+
+_STEPS = 2
+"""Training steps of a try: from the second one on the optimizer has all of its memory."""
+
+_PRECISION = 0.05
+"""Where the bisection ends, as a share of what is found."""
+
+_UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
+
+_DIMENSIONS = ("depth", "width", "graph")
+
+
+def largest(fits: Callable[[int], Any], start: int) -> tuple[int, Any]:
+    """The largest number that fits, to within 5 %, and what ``fits`` gave for it.
+
+    Args:
+        fits: Gives something for a number that fits, None for one that does not.
+        start: Where to begin, at least 1.
+
+    Returns:
+        0 and None if not even 1 fits.
+    """
+    low, best = 0, None
+    high = start
+    while (found := fits(high)) is not None:
+        low, best, high = high, found, high * 2
+    while high - low > max(1, int(low * _PRECISION)):
+        middle = (low + high) // 2
+        found = fits(middle)
+        if found is None:
+            high = middle
+        else:
+            low, best = middle, found
+    return low, best
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Search and show; return the exit code as the main job does."""
+    return exit_code("scaling", lambda: _run(argv))
+
+
+def _run(argv: list[str] | None) -> None:
+    args = _parse(argv)
+    require_matplotlib()
+    console = make_console()
+    found: dict[str, dict[str, Any]] = {}
+    for vary in args.vary:
+        found[vary] = {}
+        for variant in args.variants:
+            size, result = largest(_fits(args, vary, variant, console), _START[vary])
+            found[vary][variant] = {
+                "largest": size,
+                "peak_bytes": result and result["peak_bytes"],
+                "step_seconds": result and result["step_seconds"],
+            } | (_graph_size(args, size) if vary == "graph" and size else {})
+            say(console, f"{vary}, {variant}: {size}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    head = {name: getattr(args, name) for name in ("model", "bits", "memory")}
+    head |= {"dataset": dataset_name(args.dataset), "device": str(args.device)}
+    threads = torch.get_num_threads()
+    write_json(
+        args.out / "scaling.json",
+        head | {"threads": threads, "versions": current_versions(), "largest": found},
+    )
+    _plot(found, f"{args.model}, {args.memory / 1e9:g} GB", args.out / "scaling.png")
+    for vary, rows in found.items():
+        console.print(make_table(f"Largest {vary}, {args.model}", HEAD, table(rows)))
+    say(console, f"{args.dataset}, {threads} threads, {args.device}, cap {args.memory / 1e9:g} GB")
+
+
+HEAD = ("", "largest", "of stock", "nodes", "arcs", "s/step", "throughput")
+
+
+def table(rows: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return the rows under :data:`HEAD`; throughput is size per second over that of stock."""
+    stock = rows.get("stock", {})
+    found: list[tuple[str, ...]] = []
+    for name, row in rows.items():
+        if not row["largest"]:
+            found.append((name, "none fits", "", "", "", "", ""))
+            continue
+        of_stock = throughput = ""
+        if stock.get("largest"):
+            of_stock = f"{row['largest'] / stock['largest']:.1f}x"
+            speeds = [r["largest"] / r["step_seconds"] for r in (row, stock)]
+            throughput = f"{speeds[0] / speeds[1]:.2f}x"
+        sizes = [f"{row[key]:,}" if key in row else "" for key in ("nodes", "arcs")]
+        found.append(
+            (name, str(row["largest"]), of_stock, *sizes, f"{row['step_seconds']:.2f}", throughput)
+        )
+    return found
+
+
+_START = {"depth": 4, "width": 64, "graph": 8}
+
+
+def _fits(
+    args: argparse.Namespace, vary: str, variant: str, console: Console
+) -> Callable[[int], dict[str, Any] | None]:
+    def fits(size: int) -> dict[str, Any] | None:
+        dataset = _scaled(args.dataset, size) if vary == "graph" else args.dataset
+        result = run_trial(
+            Specification(
+                args.model,
+                variant,
+                dataset,
+                args.data_root,
+                str(args.device),
+                args.bits,
+                _STEPS,
+                hidden=size if vary == "width" else None,
+                layers=size if vary == "depth" else None,
+                cap_bytes=args.memory,
+            )
+        )
+        say(console, f"  {variant}, {vary} {size}: {'does not fit' if result is None else 'fits'}")
+        return result
+
+    return fits
+
+
+def _scaled(dataset: str, size: int) -> str:
+    """The synthetic data set in hundredths of its published size."""
+    return f"{dataset.split('@')[0]}@{size / 100:g}"
+
+
+def _graph_size(args: argparse.Namespace, size: int) -> dict[str, int]:
+    graph = load(_scaled(args.dataset, size), args.data_root)
+    return {"nodes": graph.num_nodes, "arcs": graph.num_edges}
+
+
+def _plot(found: dict[str, dict[str, Any]], title: str, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4 * len(found), 3.5), layout="constrained")
+    for i, (vary, rows) in enumerate(found.items()):
+        axes = figure.add_subplot(1, len(found), i + 1)
+        bars = axes.bar([*rows], [row["largest"] for row in rows.values()], color="#0072B2")
+        axes.bar_label(bars, fontsize=8)
+        axes.tick_params("x", rotation=45, labelsize=8)
+        axes.set_title(f"largest {vary}: {title}", fontsize=9)
+    figure.savefig(path, dpi=120)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="python -m experiments.scaling", description=__doc__.splitlines()[0])
+    add_graph_flags(parser)
+    parser.add_argument("--model", choices=MODELS, default="gcn", help="default: gcn")
+    parser.add_argument("--memory", type=_bytes, default="4GB", metavar="SIZE", help="default: 4GB")
+    parser.add_argument(
+        "--vary", default="depth,width", help=f"of {', '.join(_DIMENSIONS)} (default: depth,width)"
+    )
+    parser.add_argument("--variants", default="stock,checkpoint,L1,CB1,L1+blocks,CB2")
+    parser.add_argument("--bits", type=parse_bits, default=4, metavar="B", help="default: 4")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the results")
+    args = parser.parse_args(argv)
+    args.variants = choose("--variants", args.variants, VARIANTS)
+    args.vary = choose("--vary", args.vary, _DIMENSIONS)
+    args.device = parse_device(args.device)
+    if "graph" in args.vary and not args.dataset.startswith("synthetic:"):
+        raise UsageError(
+            f"Expected --dataset synthetic:NAME with --vary graph (got {args.dataset})"
+        )
+    return args
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"([0-9.]+)(MB|GB|MiB|GiB)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"Expected a size such as 4GB or 500MB (got {text!r})")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
