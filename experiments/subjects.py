@@ -61,7 +61,7 @@ def _gcn_of_arcs(i: int, o: int, hidden: int = 256, layers: int = 3) -> nn.Modul
 _GCNII = recipe_for("gcnii", "ogbn-arxiv")  # 16 layers of 256
 
 
-def _gcnii(i: int, o: int, **sizes: int) -> nn.Module:
+def _gcnii(i: int, o: int, **sizes: Any) -> nn.Module:
     return build("gcnii", dataclasses.replace(_GCNII, **sizes), i, o)
 
 

@@ -51,7 +51,7 @@ def test_the_cap_is_enforced() -> None:
 
 
 def test_a_failure_of_another_kind_is_told() -> None:
-    with pytest.raises(ExperimentError, match="a trial of stock failed: .*no_such"):
+    with pytest.raises(ExperimentError, match=r"a trial of stock failed: .*no_such"):
         run_trial(Specification("gcn", "stock", "no_such", steps=1))
 
 
