@@ -25,7 +25,7 @@ class Job:
     """One configuration and the seeds asked for.
 
     Attributes:
-        setup: Model, recipe, bits, level.
+        setup: Model, recipe, and how its contexts are kept.
         dataset: As ``--dataset`` has it.
         graph: What was loaded for it.
         task: What :func:`experiments.data.prepare` made of the graph.
@@ -57,6 +57,7 @@ def configuration(job: Job) -> dict[str, Any]:
         "level": job.setup.level,
         "bits": job.setup.bits,
         "adaptive": job.setup.adaptive,
+        "blocks": job.setup.blocks,
         **asdict(job.setup.recipe),
         "device": device.type,
         # Sums over threads come in another order with another number of them.

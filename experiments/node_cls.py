@@ -83,6 +83,7 @@ def _compare(options: Options, console: Console) -> None:
             bits=variant.bits,
             level="L0" if variant.bits == FP32_BITS else options.level,
             adaptive=variant.adaptive,
+            blocks=None if variant.bits == FP32_BITS else options.blocks,
         )
         out = None if options.out is None else options.out / variant.name
         say(console, variant.label)
@@ -113,7 +114,7 @@ def _job(options: Options) -> Job:
     )
     bits = options.bits or FP32_BITS
     adaptive = bits != FP32_BITS and not options.fixed
-    setup = Setup(options.model, options.recipe, bits, options.level, adaptive)
+    setup = Setup(options.model, options.recipe, bits, options.level, adaptive, options.blocks)
     return Job(setup, options.dataset, graph, task, options.seeds, options.out)
 
 

@@ -14,6 +14,7 @@ from experiments.recipes import MODELS, Recipe, recipe_for
 from experiments.values import (
     FP32_BITS,
     parse_bits,
+    parse_blocks,
     parse_count,
     parse_device,
     parse_not_negative,
@@ -25,7 +26,7 @@ from experiments.values import (
 EXACT_LEVELS = ("L0", "lossless")
 """Levels that quantize nothing."""
 
-LEVELS = (*EXACT_LEVELS, "L1")
+LEVELS = (*EXACT_LEVELS, "L1", "CB1", "CB2")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Options:
     recipe: Recipe
     bits: int | None
     level: str
+    blocks: int | str | None
     fixed: bool
     seeds: tuple[int, ...]
     device: torch.device
@@ -81,6 +83,7 @@ def parse(argv: list[str] | None = None) -> Options:
         recipe=recipe,
         bits=args.bits,
         level=_level(args.level, args.bits, args.compare),
+        blocks=args.blocks,
         fixed=args.fixed,
         seeds=args.seeds,
         device=parse_device(args.device),
@@ -119,6 +122,12 @@ def _parser() -> argparse.ArgumentParser:
         "synthetic:NAME[@SCALE] (default: digits)",
     )
     parser.add_argument("--level", choices=LEVELS, help="default: L1, at 32 bits L0")
+    parser.add_argument(
+        "--blocks",
+        type=parse_blocks,
+        metavar="N",
+        help="message passing in blocks of N arcs, or auto (default: whole, at CB2 auto)",
+    )
     parser.add_argument(
         "--fixed", action="store_true", help="the same bits everywhere, no adaptive allocator"
     )

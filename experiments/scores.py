@@ -87,7 +87,7 @@ def train_study(study: Study, args: argparse.Namespace, console: Console) -> dic
         found[variant.name], _ = run(job, console)
     # Not the whole path: it is another on each machine.
     config = found[_COMPARED[0].name].config | {"dataset": path.name}
-    for varied in ("bits", "level", "adaptive"):
+    for varied in ("bits", "level", "adaptive", "blocks"):
         del config[varied]
     return {
         "config": config,

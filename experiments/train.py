@@ -31,6 +31,7 @@ class Setup:
         bits: Bits of an element of a quantized context; 32 keeps it as it is.
         level: gact_graph's level.
         adaptive: Whether bits are spent by sensitivity; else all contexts have the same.
+        blocks: Arcs a block of message passing, or ``"auto"``; None: not in blocks.
     """
 
     model: str
@@ -38,6 +39,7 @@ class Setup:
     bits: int
     level: str
     adaptive: bool = False
+    blocks: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,12 @@ def train(
     with PeakMeter(device) as meter:
         model = build(setup.model, setup.recipe, task.x.size(1), task.num_classes).to(device)
         gact_graph.wrap(
-            model, bits=setup.bits, level=setup.level, adaptive=setup.adaptive, seed=seed
+            model,
+            bits=setup.bits,
+            level=setup.level,
+            adaptive=setup.adaptive,
+            blocks=setup.blocks,
+            seed=seed,
         )
         optimizer = torch.optim.Adam(
             model.parameters(), lr=setup.recipe.lr, weight_decay=setup.recipe.weight_decay

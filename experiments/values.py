@@ -57,6 +57,11 @@ def parse_count(text: str) -> int:
     return count
 
 
+def parse_blocks(text: str) -> int | str:
+    """Read ``auto``, or a whole number of at least 1."""
+    return text if text == "auto" else parse_count(text)
+
+
 def parse_share(text: str) -> float:
     """Read a number in [0, 1)."""
     share = _number(text)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from samples import GraphNet, distance, equal, gradients, graph, labels, make, one_thread  # noqa: F401
 from torch import nn
-from torch_geometric.nn import EdgeConv, GATConv, GCNConv, MessagePassing, TransformerConv
+from torch_geometric.nn import EdgeConv, GATConv, GCNConv, MessagePassing, SAGEConv, TransformerConv
 
 import gact_graph
 from gact_graph.blocks.order import Order, Orders
@@ -308,6 +308,24 @@ def test_a_hook_of_the_users_own_is_called_as_ever():
     model.conv.register_message_forward_hook(lambda module, args, out: seen.append(len(out)))
     model(X, EDGES)
     assert seen == [EDGES.size(1) + 300 - int((EDGES[0] == EDGES[1]).sum())]
+
+
+@pytest.mark.parametrize("bad", ["dtype", "source", "destination", "negative"])
+def test_an_error_of_the_caller_is_that_of_pyg_and_is_not_remembered(bad):
+    x, edges = X, EDGES.clone()
+    if bad == "dtype":
+        x = X.double()
+    else:
+        edges[1 if bad == "destination" else 0, -1] = -1 if bad == "negative" else 300
+    stock = Alone(make(lambda: SAGEConv(32, 8)))
+    model = gact_graph.wrap(copy.deepcopy(stock), blocks=256, **EXACT)
+    with pytest.raises((IndexError, RuntimeError)) as expected:
+        stock(x, edges)
+    with pytest.raises(type(expected.value)) as got:
+        model(x, edges)
+    assert str(got.value) == str(expected.value)
+    model(X, EDGES)
+    assert gact_graph.report(model).layers[0].way == "blocks"
 
 
 def test_attention_weights_come_in_the_order_of_the_arcs():

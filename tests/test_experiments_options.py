@@ -46,6 +46,13 @@ def test_level_follows_bits() -> None:
     assert parse(["--model", "gcn", "--compare", "--bits", "32"]).level == "L1"
 
 
+def test_blocks() -> None:
+    assert parse(["--model", "gat", "--bits", "4"]).blocks is None
+    assert parse(["--model", "gat", "--bits", "4", "--blocks", "auto"]).blocks == "auto"
+    options = parse(["--model", "gat", "--bits", "4", "--level", "CB2", "--blocks", "4096"])
+    assert (options.level, options.blocks) == ("CB2", 4096)
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -64,6 +71,7 @@ def test_level_follows_bits() -> None:
         ("--model gcn --bits 4 --level L9", "L9"),
         ("--model gcn --bits 4 --seeds 9-0", "--seeds: Expected seeds"),
         ("--model gcn --bits 4 --epoch 3", "--epoch"),
+        ("--model gcn --bits 4 --blocks all", "--blocks: Expected a whole number"),
     ],
 )
 def test_bad_flags_are_told_in_one_line(line: str, words: str) -> None:

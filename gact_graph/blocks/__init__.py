@@ -1,0 +1,1 @@
+"""Message passing by blocks of destination nodes."""

@@ -27,6 +27,10 @@ class CannotBlock(Exception):
     """A layer must run as PyG has it; the message says why."""
 
 
+class BlockFailed(CannotBlock):
+    """A block raised an error, which may be the fault of this call alone."""
+
+
 @dataclass(frozen=True)
 class Use:
     """One parameter of a layer's functions that a tensor is for.

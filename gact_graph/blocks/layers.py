@@ -13,7 +13,7 @@ from torch_geometric.nn import MessagePassing
 
 from gact_graph import hooks
 from gact_graph.blocks import run
-from gact_graph.blocks.arguments import Arguments, CannotBlock, sort_out
+from gact_graph.blocks.arguments import Arguments, BlockFailed, CannotBlock, sort_out
 from gact_graph.blocks.order import Orders
 from gact_graph.blocks.probe import probe
 from gact_graph.report import LayerRow
@@ -104,8 +104,8 @@ class Layer:
         module = self._module()
         assert module is not None  # whoever calls this attribute holds the layer
         try:
-            if args:
-                raise CannotBlock("gets its arguments by place")
+            if args or torch.compiler.is_compiling():
+                raise CannotBlock("gets its arguments by place, or is being compiled")
             found = self._prepare(module, edge_index, size, given)
         except CannotBlock as reason:
             self._blocks.rows[self._name] = LayerRow(self._name, "stock", None, str(reason))
@@ -131,10 +131,10 @@ class Layer:
         target = 1 if module.flow == "source_to_target" else 0
         try:
             order = self._blocks.orders.get(edges, target, arguments.rows)
-        except (IndexError, RuntimeError) as error:
-            raise CannotBlock(f"has arcs of no node ({error})") from error
-        if order.arcs and int(order.sources.max()) >= arguments.columns:
-            raise CannotBlock("has arcs of no node")
+        except IndexError as error:
+            raise CannotBlock(str(error)) from error
+        if order.columns > arguments.columns:
+            raise CannotBlock(f"has an arc from none of {arguments.columns} nodes")
         blocks = order.blocks(self._blocks.size_for(arguments))
         of_edges = self._function == "edge_updater"
         if self._kept is None:
@@ -142,6 +142,8 @@ class Layer:
             try:
                 with hooks.unseen():
                     self._kept = probe(module, self._work, arguments, order, block, of_edges)
+            except BlockFailed:
+                raise
             except CannotBlock as reason:
                 self._reason = str(reason)
                 raise

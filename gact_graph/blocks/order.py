@@ -38,16 +38,17 @@ class Order:
         rows: Number of destination nodes.
 
     Raises:
-        IndexError: A destination is not one of them.
+        IndexError: A destination is not one of them, or a source is negative.
     """
 
     def __init__(self, edge_index: Tensor, target: int, rows: int) -> None:
         self.target, self.rows, self.arcs = target, rows, edge_index.size(1)
         destinations = edge_index[target]
-        narrow = torch.int32 if max(rows, self.arcs, _most(edge_index)) < 2**31 else torch.int64
+        low, high = (int(bound) for bound in edge_index.aminmax())
+        if low < 0 or int(destinations.max()) >= rows:
+            raise IndexError(f"has an arc to none of {rows} nodes")
+        narrow = torch.int32 if max(self.arcs, high) < 2**31 else torch.int64
         counts = torch.bincount(destinations, minlength=rows)
-        if counts.numel() > rows:
-            raise IndexError("a destination is beyond the last node")
         self.starts = torch.zeros(rows + 1, dtype=torch.int64, device=edge_index.device)
         torch.cumsum(counts, 0, out=self.starts[1:])
         self._ends = (self.starts[1:] + torch.arange(1, rows + 1, device=counts.device)).cpu()
@@ -60,6 +61,8 @@ class Order:
             sources = sources[permutation]
             self.permutation = permutation.to(narrow)
         self.sources = sources.to(narrow)
+        self.columns = int(sources.max()) + 1
+        """The least number of source nodes that these arcs can have."""
         self._blocks: dict[int, list[Block]] = {}
 
     @property
@@ -168,7 +171,3 @@ class Orders:
 
     def __getstate__(self) -> dict[str, object]:
         return {"seconds": 0.0, "_forward": 0, "_known": {}}
-
-
-def _most(edge_index: Tensor) -> int:
-    return int(edge_index.max()) if edge_index.numel() else 0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from gact_graph.blocks.arguments import Arguments, CannotBlock
+from gact_graph.blocks.arguments import Arguments, BlockFailed, CannotBlock
 from gact_graph.blocks.order import Block, Order
 from gact_graph.blocks.run import Work
 from gact_graph.stand_ins import stand_ins
@@ -59,7 +59,7 @@ def _tried(module: Any, work: Work, given: dict[str, Any]) -> Tensor:
         raise
     except Exception as error:
         # If it is an error of the caller's, the layer will raise it again on all arcs.
-        raise CannotBlock(f"fails on a block ({type(error).__name__}: {error})") from error
+        raise BlockFailed(f"fails on a block ({type(error).__name__}: {error})") from error
 
 
 class _Guard(TorchFunctionMode):
