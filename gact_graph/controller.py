@@ -39,7 +39,9 @@ class Controller:
         self.adaptation = Adaptation(self.scheme, config.adapt_interval) if adaptive else None
         self.layers: dict[str, LayerRow] = {}
         size = config.blocks_or_default
-        self.blocks = None if size is None else Blocks(self.owner, self.layers, size)
+        self.blocks = (
+            None if size is None else Blocks(self.owner, self.layers, size, config.quantize)
+        )
         self._handles: list[Any] = [*hooks.attach(self.owner, model)]
         if self.blocks is not None:
             self._handles += self.blocks.attach(model)

@@ -38,12 +38,16 @@ class Blocks:
         owner: What the hooks on the model's submodules carry.
         rows: Gets what became of each call, by its name.
         size: Arcs a block, or ``"auto"``.
+        thrifty: Whether what is saved is quantized, and so little that free memory counts.
     """
 
-    def __init__(self, owner: hooks.Owner, rows: dict[str, LayerRow], size: int | str) -> None:
+    def __init__(
+        self, owner: hooks.Owner, rows: dict[str, LayerRow], size: int | str, thrifty: bool
+    ) -> None:
         self.owner = owner
         self.rows = rows
         self.orders = Orders()
+        self.thrifty = thrifty
         self._size = size
 
     def size_for(self, arguments: Arguments) -> int:
@@ -155,6 +159,7 @@ class Layer:
             self._blocks.size_for(arguments),
             of_edges,
             self._kept,
+            self._blocks.thrifty,
         )
 
     def __getstate__(self) -> dict[str, Any]:

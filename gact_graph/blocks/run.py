@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.aggr import SumAggregation
 
 from gact_graph.blocks.arguments import Arguments, Use, add_rows, rows_of
 from gact_graph.blocks.order import Block, Order
@@ -24,10 +25,25 @@ from gact_graph.surroundings import Surroundings
 Work = Callable[[MessagePassing, dict[str, Any]], Tensor]
 
 
+def messages(module: MessagePassing, given: dict[str, Any]) -> Tensor:
+    """``message`` alone: [arcs, ...]."""
+    return module.message(**module.inspector.collect_param_data("message", given))
+
+
+def is_sum(module: MessagePassing) -> bool:
+    """Whether ``propagate`` only adds messages up, so that their gradient is that of the sum."""
+    kind = type(module)
+    plain = all(
+        getattr(kind, name) is getattr(MessagePassing, name) and name not in vars(module)
+        for name in ("aggregate", "update")
+    )
+    return plain and type(module.aggr_module) is SumAggregation
+
+
 def propagate(module: MessagePassing, given: dict[str, Any]) -> Tensor:
     """``message``, ``aggregate`` and ``update``: [rows, ...]."""
     collect = module.inspector.collect_param_data
-    out = module.message(**collect("message", given))
+    out = messages(module, given)
     out = module.aggregate(out, **collect("aggregate", given))
     return module.update(out, **collect("update", given))
 
@@ -49,6 +65,7 @@ class Run:
         size: Arcs and rows of a block.
         of_edges: Whether the result has a row for each arc, else one for each destination.
         kept: Attributes in which the layer leaves a tensor of arcs, as some do with attention.
+        thrifty: Whether the heap's free memory counts beside what is saved.
     """
 
     module: MessagePassing
@@ -58,6 +75,7 @@ class Run:
     size: int
     of_edges: bool
     kept: tuple[str, ...]
+    thrifty: bool
     surroundings: Surroundings = field(init=False)
 
     @property
@@ -85,7 +103,7 @@ class Run:
         results: list[Tensor] = []
         for block in self.blocks:
             given, _ = self.arguments.part(tensors, self.order, block)
-            for i, part in enumerate(self._outputs(given)):
+            for i, part in enumerate(self._outputs(given, self.work)):
                 if len(results) == i:
                     length = self.order.arcs if self._of_edges(i) else self.order.rows
                     results.append(part.new_empty((length, *part.shape[1:])))
@@ -101,20 +119,25 @@ class Run:
         gradients: Sequence[Tensor | None],
     ) -> list[Tensor | None]:
         """The gradients of the tensors and of the parameters, where they are needed."""
-        give_back(tensors[0].device)
+        if self.thrifty:
+            give_back(tensors[0].device)
         n = len(tensors)
         found: list[Tensor | None] = [None] * (n + len(values))
+        # A sum needs not be taken again to have its gradient.
+        summed = self.work is propagate and is_sum(self.module)
         with stand_ins(self.module, values) as parameters, self.surroundings.again():
             wanted = [i for i, needed in enumerate(of_parameters) if needed]
             for block in self.blocks:
                 given, leaves = self.arguments.part(tensors, self.order, block, learn)
+                outputs = self._outputs(given, messages if summed else self.work)
                 pairs = [
                     (out, self._read(gradient, i, block))
-                    for i, (out, gradient) in enumerate(
-                        zip(self._outputs(given), gradients, strict=True)
-                    )
+                    for i, (out, gradient) in enumerate(zip(outputs, gradients, strict=True))
                     if gradient is not None and out.requires_grad
                 ]
+                if summed and pairs and pairs[0][0] is outputs[0]:
+                    out, gradient = pairs[0]
+                    pairs[0] = out, rows_of(gradient, given["index"]).expand_as(out)
                 if not pairs:
                     continue
                 added = torch.autograd.grad(
@@ -136,8 +159,8 @@ class Run:
                         found[n + i] = part if known is None else known.add_(part)
         return found
 
-    def _outputs(self, given: dict[str, Any]) -> list[Tensor]:
-        return [self.work(self.module, given), *(getattr(self.module, name) for name in self.kept)]
+    def _outputs(self, given: dict[str, Any], work: Work) -> list[Tensor]:
+        return [work(self.module, given), *(getattr(self.module, name) for name in self.kept)]
 
     def _of_edges(self, output: int) -> bool:
         return self.of_edges or output > 0
