@@ -1,0 +1,168 @@
+"""Layers that are computed again in backward: what goes in, what comes out, what is left behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from samples import equal, gradients, graph, make, one_thread  # noqa: F401
+from torch import nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGEConv, SuperGATConv
+
+import gact_graph
+
+X, EDGES = graph()
+CB1 = {"level": "CB1", "bits": 32, "adaptive": False}
+
+
+class Around(nn.Module):
+    """A conv between two linear layers; ``call`` says how it is called."""
+
+    def __init__(self, conv, call=lambda conv, x, edges: conv(x, edges)):
+        super().__init__()
+        self.first = nn.Linear(32, 32)
+        self.conv = conv
+        self.call = call
+
+    def forward(self, x, edges):
+        out = self.call(self.conv, torch.tanh(self.first(x)), edges)
+        return out
+
+
+def train(model, x=X, steps=2):
+    found = []
+    for step in range(steps):
+        model.zero_grad()
+        torch.manual_seed(step)
+        out = model(x, EDGES)
+        (out * torch.arange(out.numel()).view_as(out).cos()).sum().backward()
+        found += gradients(model)
+    return [*found, *(b.clone() for b in model.buffers())]
+
+
+class Several(MessagePassing):
+    """Gives a dict of a tensor that learns, of integers, of nothing and of a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(32))
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x, edge_index, *, scale):
+        out = self.propagate(edge_index, x=x["of"][0] * self.weight * scale)
+        return {"out": (out, x["of"][1]), "index": edge_index[0] * 2, "none": None, "number": 7}
+
+
+def several(conv, x, edges):
+    found = conv({"of": [x, x * 3]}, edges, scale=2.0)
+    assert found["none"] is None and found["number"] == 7
+    assert torch.equal(found["index"], edges[0] * 2) and not found["index"].requires_grad
+    return found["out"][0] + found["out"][1]
+
+
+def twice(conv, x, edges):
+    return conv(conv(x, edges), edges)
+
+
+def norm_inside():
+    return GINConv(nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.4)))
+
+
+CASES = {
+    "dropout": (lambda: GATConv(32, 16, heads=2, dropout=0.5), None),
+    "batch norm and dropout inside": (norm_inside, None),
+    "cached": (lambda: GCNConv(32, 32, cached=True), None),
+    "nested arguments and results": (Several, several),
+    "called twice": (lambda: SAGEConv(32, 32, aggr="max"), twice),
+    "attention weights": (
+        lambda: GATConv(32, 16, heads=2),
+        lambda conv, x, edges: conv(x, edges, return_attention_weights=True)[1][1],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_and_buffers_are_those_of_stock(name):
+    build, call = CASES[name]
+    nets = [make(lambda: Around(build(), *([call] if call else []))) for _ in "ab"]
+    stock = train(nets[0])
+    got = train(gact_graph.wrap(nets[1], **CB1))
+    assert equal(got, stock)
+    [row] = gact_graph.report(nets[1]).layers
+    assert row.way == "recomputed"
+    slots = [c.slot for c in gact_graph.report(nets[1]).contexts if c.slot.startswith("conv")]
+    assert slots == [] or all(slot.startswith("conv/forward") for slot in slots)
+
+
+def test_only_the_inputs_are_saved():
+    saved = {}
+    for level in ("L1", "CB1"):
+        model = gact_graph.wrap(make(lambda: Around(GATConv(32, 64, heads=4))), level=level)
+        train(model, steps=1)
+        saved[level] = sum(c.raw_bytes for c in gact_graph.report(model).contexts)
+    assert saved["CB1"] < saved["L1"] / 5
+
+
+def test_backward_leaves_random_numbers_and_buffers_alone():
+    model = gact_graph.wrap(make(lambda: Around(norm_inside())), **CB1)
+    out = model(X, EDGES)
+    before = [b.clone() for b in model.buffers()]
+    state = torch.get_rng_state()
+    out.sum().backward()
+    assert equal([*model.buffers()], before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_backward_twice():
+    model = gact_graph.wrap(make(lambda: Around(GATConv(32, 16, dropout=0.5))), **CB1)
+    out = model(X, EDGES)
+    out.sum().backward(retain_graph=True)
+    once = gradients(model)
+    model.zero_grad()
+    out.sum().backward()
+    assert equal(gradients(model), once)
+
+
+def test_a_layer_that_leaves_a_tensor_behind_runs_as_it_is():
+    def attention(conv, x, edges):
+        return conv(x, edges) + conv.get_attention_loss()
+
+    def build():
+        return Around(SuperGATConv(32, 32, is_undirected=True), attention)
+
+    stock = train(make(build), steps=1)
+    model = gact_graph.wrap(make(build), **CB1)
+    assert equal(train(model, steps=1), stock)
+    [row] = gact_graph.report(model).layers
+    assert row.way == "stock" and "leaves a tensor in its attribute" in row.reason
+
+
+class OfData(MessagePassing):
+    def forward(self, data):
+        return self.propagate(data.edge_index, x=data.x)
+
+
+def test_tensors_that_learn_inside_an_object_are_not_lost():
+    def call(conv, x, edges):
+        return conv(Data(x=x, edge_index=edges))
+
+    stock = train(make(lambda: Around(OfData(), call)))
+    model = gact_graph.wrap(make(lambda: Around(OfData(), call)), **CB1)
+    assert equal(train(model), stock)
+    assert "inside a Data" in gact_graph.report(model).layers[0].reason
+
+
+def test_parameters_changed_before_backward_are_an_error():
+    model = gact_graph.wrap(make(lambda: Around(GATConv(32, 16))), **CB1)
+    out = model(X, EDGES)
+    with torch.no_grad():
+        model.conv.lin.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_in_evaluation_nothing_happens():
+    model = gact_graph.wrap(make(lambda: Around(GATConv(32, 16, dropout=0.5))), **CB1)
+    expected = make(lambda: Around(GATConv(32, 16, dropout=0.5))).eval()(X, EDGES)
+    assert torch.equal(model.eval()(X, EDGES), expected)
+    assert gact_graph.report(model).layers == []
