@@ -12,7 +12,15 @@ import torch
 import torch.nn.functional as F
 from samples import GraphNet, distance, equal, gradients, graph, labels, make, one_thread  # noqa: F401
 from torch import nn
-from torch_geometric.nn import EdgeConv, GATConv, GCNConv, MessagePassing, SAGEConv, TransformerConv
+from torch_geometric.nn import (
+    EdgeConv,
+    GATConv,
+    GCNConv,
+    GraphConv,
+    MessagePassing,
+    SAGEConv,
+    TransformerConv,
+)
 
 import gact_graph
 from gact_graph.blocks.order import Order, Orders
@@ -191,6 +199,45 @@ def test_a_sweep_leaves_no_trace(options):
 
     (one, buffers), (other, others) = run(True), run(False)
     assert equal(one, other) and equal(buffers, others)
+
+
+class Weighted(nn.Module):
+    """A GCN layer on what a linear one gives, with weights of the arcs that may learn."""
+
+    def __init__(self, learn, aggr="sum"):
+        super().__init__()
+        self.first = nn.Linear(32, 64)
+        self.weight = nn.Parameter(torch.rand(EDGES.size(1)), requires_grad=learn)
+        self.conv = GraphConv(64, 8, aggr=aggr)
+
+    def forward(self, x, edges):
+        return self.conv(torch.tanh(self.first(x)), edges, self.weight * 1)
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max", "softmax"])
+@pytest.mark.parametrize("learn", [True, False])
+def test_what_backward_does_not_read_is_not_saved(learn, aggr):
+    stock = Steps.run(make(lambda: Weighted(learn, aggr)))
+    model = gact_graph.wrap(make(lambda: Weighted(learn, aggr)), blocks=256, **EXACT)
+    assert distance(Steps.run(model), stock) < 1e-5
+    slots = {c.slot for c in gact_graph.report(model).contexts}
+    # tanh saves its result too, which is x, under its own name.
+    x = [row for row in gact_graph.report(model).contexts if row.slot.startswith("tanh")]
+    assert len(x) == 1
+    assert any("propagate" in slot or "mul.input" in slot for slot in slots)
+    layer = model.conv.propagate
+    [unread] = layer._unread.values()
+    names = {"x.0"} if not learn and aggr in ("sum", "mean") else set()
+    assert len(unread) == len(names)
+
+
+def test_a_constant_weight_spares_the_features():
+    """Of GCN's messages in blocks nothing but the weights is saved."""
+    model = gact_graph.wrap(make(lambda: GraphNet("gcn")), blocks=256, **EXACT)
+    model(X, EDGES).sum().backward()
+    slots = [c.slot for c in gact_graph.report(model).contexts if "propagate" in c.slot]
+    assert slots == ["convs.0/propagate.edge_weight", "convs.1/propagate.edge_weight"][: len(slots)]
+    assert slots
 
 
 def test_evaluation_runs_in_blocks_too():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from samples import equal, gradients, graph, make, one_thread  # noqa: F401
 from torch import nn
+from torch_geometric import seed_everything
 from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGEConv, SuperGATConv
 
@@ -33,7 +34,7 @@ def train(model, x=X, steps=2):
     found = []
     for step in range(steps):
         model.zero_grad()
-        torch.manual_seed(step)
+        seed_everything(step)  # negative samples come from Python's and NumPy's generators
         out = model(x, EDGES)
         (out * torch.arange(out.numel()).view_as(out).cos()).sum().backward()
         found += gradients(model)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import suppress
 
+import numpy
 import torch
 from torch import nn
 
@@ -14,10 +16,11 @@ from gact_graph.surroundings import Surroundings
 
 def test_random_numbers_come_again_and_go_on_from_here():
     surroundings = Surroundings({"cpu"})
-    first = torch.rand(5)
+    first, others = torch.rand(5), (random.random(), numpy.random.rand())
     here = torch.get_rng_state()
     with suppress(KeyError), surroundings.again():
         assert torch.equal(torch.rand(5), first)
+        assert (random.random(), numpy.random.rand()) == others
         raise KeyError
     assert torch.equal(torch.get_rng_state(), here)
     surroundings.restore_random_state()

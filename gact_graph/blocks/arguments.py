@@ -82,7 +82,8 @@ class Arguments:
             if use.level == "source":
                 tensor = rows_of(tensor, sources)
             elif use.level in ("target", "row"):
-                tensor = tensor[block.row : block.row_end]
+                # Rows that are one in memory must be leaves of their own.
+                tensor = tensor[block.row : block.row_end].contiguous()
             elif use.level == "edge":
                 tensor = rows_of(tensor, order.places(block))
             tensor = tensor.detach()
@@ -109,6 +110,8 @@ def rows_of(tensor: Tensor, places: Tensor | slice) -> Tensor:
     """Some rows of a tensor [E, ...]."""
     if isinstance(places, slice):
         return tensor[places]
+    if tensor.dim() and tensor.stride(0) == 0:
+        return tensor[:1].expand(len(places), *tensor.shape[1:]).contiguous()
     if tensor.dim() < 3 or not tensor.is_contiguous():
         return tensor.index_select(0, places)
     # Of a matrix, on the CPU, this and its backward take a half to a third of the time.

@@ -14,8 +14,9 @@ from torch_geometric.nn import MessagePassing
 from gact_graph import hooks
 from gact_graph.blocks import run
 from gact_graph.blocks.arguments import Arguments, BlockFailed, CannotBlock, sort_out
-from gact_graph.blocks.order import Orders
+from gact_graph.blocks.order import Block, Order, Orders
 from gact_graph.blocks.probe import probe
+from gact_graph.blocks.unread import unread
 from gact_graph.report import LayerRow
 
 _CPU_BYTES = 12 << 20
@@ -92,6 +93,7 @@ class Layer:
         self._functions = functions
         self._work = work
         self._kept: tuple[str, ...] | None = None
+        self._unread: dict[tuple[bool, ...], frozenset[int]] = {}
         self._reason: str | None = None
         self._previous: Callable[..., Any] | None = vars(module).get(function)
         setattr(module, function, self)
@@ -141,8 +143,8 @@ class Layer:
             raise CannotBlock(f"has an arc from none of {arguments.columns} nodes")
         blocks = order.blocks(self._blocks.size_for(arguments))
         of_edges = self._function == "edge_updater"
+        block = max(blocks[:8], key=lambda b: b.arc_end - b.arc)
         if self._kept is None:
-            block = max(blocks[:8], key=lambda b: b.arc_end - b.arc)
             try:
                 with hooks.unseen():
                     self._kept = probe(module, self._work, arguments, order, block, of_edges)
@@ -159,8 +161,23 @@ class Layer:
             self._blocks.size_for(arguments),
             of_edges,
             self._kept,
+            self._unread_of(module, arguments, order, block),
             self._blocks.thrifty,
         )
+
+    def _unread_of(
+        self, module: MessagePassing, arguments: Arguments, order: Order, block: Block
+    ) -> frozenset[int]:
+        """Found out once for each choice of what learns."""
+        learn = tuple(t.requires_grad for t in (*arguments.tensors, *module.parameters()))
+        if not torch.is_grad_enabled() or not any(learn):
+            return frozenset()
+        key = (module.training, *learn)
+        if key not in self._unread:
+            work = run.work_again(module, self._work)
+            with hooks.unseen():
+                self._unread[key] = unread(module, work, arguments, order, block)
+        return self._unread[key]
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_module": self._module()}

@@ -53,6 +53,11 @@ def edge_update(module: MessagePassing, given: dict[str, Any]) -> Tensor:
     return module.edge_update(**module.inspector.collect_param_data("edge_update", given))
 
 
+def work_again(module: MessagePassing, work: Work) -> Work:
+    """What is computed again in backward: a sum needs not be taken to have its gradient."""
+    return messages if work is propagate and is_sum(module) else work
+
+
 @dataclass
 class Run:
     """One call of a layer's ``propagate`` or ``edge_updater``, without its tensors.
@@ -65,6 +70,7 @@ class Run:
         size: Arcs and rows of a block.
         of_edges: Whether the result has a row for each arc, else one for each destination.
         kept: Attributes in which the layer leaves a tensor of arcs, as some do with attention.
+        unread: Places of the tensors whose values backward does not read.
         thrifty: Whether the heap's free memory counts beside what is saved.
     """
 
@@ -75,6 +81,7 @@ class Run:
     size: int
     of_edges: bool
     kept: tuple[str, ...]
+    unread: frozenset[int]
     thrifty: bool
     surroundings: Surroundings = field(init=False)
 
@@ -123,13 +130,13 @@ class Run:
             give_back(tensors[0].device)
         n = len(tensors)
         found: list[Tensor | None] = [None] * (n + len(values))
-        # A sum needs not be taken again to have its gradient.
-        summed = self.work is propagate and is_sum(self.module)
+        again = work_again(self.module, self.work)
+        summed = again is not self.work
         with stand_ins(self.module, values) as parameters, self.surroundings.again():
             wanted = [i for i, needed in enumerate(of_parameters) if needed]
             for block in self.blocks:
                 given, leaves = self.arguments.part(tensors, self.order, block, learn)
-                outputs = self._outputs(given, messages if summed else self.work)
+                outputs = self._outputs(given, again)
                 pairs = [
                     (out, self._read(gradient, i, block))
                     for i, (out, gradient) in enumerate(zip(outputs, gradients, strict=True))
@@ -198,15 +205,20 @@ class _Blocked(torch.autograd.Function):
     def forward(ctx: Any, run: Run, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.run, ctx.count = run, count
         ctx.set_materialize_grads(False)
+        ctx.shapes = {i: (tensors[i].shape, tensors[i].new_ones(())) for i in run.unread}
         # Through the hooks of whoever compresses what is saved.
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*(t for i, t in enumerate(tensors) if i not in run.unread))
         return run.forward(tensors[:count])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved, needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
-        n = ctx.count
+        needed, n = ctx.needs_input_grad[2:], ctx.count
+        read = iter(ctx.saved_tensors)
+        saved = [
+            ctx.shapes[i][1].expand(ctx.shapes[i][0]) if i in ctx.shapes else next(read)
+            for i in range(len(needed))
+        ]
         found = ctx.run.backward(saved[:n], saved[n:], needed[:n], needed[n:], gradients)
         return (None, None, *found)
 
