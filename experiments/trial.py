@@ -30,7 +30,7 @@ from experiments.train import seed_everything, synchronize, training_loss
 from experiments.values import parse_device
 from experiments.variants import VARIANTS, apply
 
-_TICK = 0.01  # seconds between two points of the curve
+_TICK = 0.05  # seconds between two points of the curve
 
 
 @dataclass(frozen=True)
