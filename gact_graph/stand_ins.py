@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -50,3 +51,15 @@ def stand_ins(module: nn.Module, values: Sequence[Tensor] | None = None) -> Iter
         for part, parameters, buffers in before:
             part._parameters.update(parameters)
             part._buffers.update(buffers)
+
+
+@contextmanager
+def attributes_restored(module: nn.Module) -> Iterator[dict[str, Any]]:
+    """Takes back what is set on the module inside; yields its attributes from before."""
+    before = dict(vars(module))
+    try:
+        yield before
+    finally:
+        for name in [name for name in vars(module) if name not in before]:
+            delattr(module, name)
+        vars(module).update(before)

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from gact_graph.blocks.arguments import Arguments, BlockFailed, CannotBlock
 from gact_graph.blocks.order import Block, Order
 from gact_graph.blocks.run import Work
-from gact_graph.stand_ins import stand_ins
+from gact_graph.stand_ins import attributes_restored, stand_ins
 from gact_graph.surroundings import Surroundings
 
 _OVER_ALL = ("batch_norm", "instance_norm", "native_batch_norm")
@@ -34,8 +34,7 @@ def probe(
             destination another result when its neighbours come in another block.
     """
     surroundings = Surroundings({t.device.type for t in arguments.tensors})
-    before = dict(vars(module))
-    try:
+    with attributes_restored(module) as before:
         with stand_ins(module) as parameters, surroundings.again(), _Guard():
             learn = [t.is_floating_point() for t in arguments.tensors]
             given, leaves = arguments.part(arguments.tensors, order, block, learn)
@@ -46,8 +45,6 @@ def probe(
         kept = _left_behind(module, before, block.arc_end - block.arc)
         results = [out, *(getattr(module, name) for name in kept)]
         _check_leaves(results, [*(leaf for _, leaf in leaves), *parameters])
-    finally:
-        _put_back(module, before)
     _check_separable(module, work, arguments, order, block, of_edges)
     return kept
 
@@ -78,12 +75,6 @@ def _left_behind(module: nn.Module, before: dict[str, Any], arcs: int) -> tuple[
                 raise CannotBlock(f"leaves something else than a row for each arc in {name}")
             found.append(name)
     return tuple(found)
-
-
-def _put_back(module: nn.Module, before: dict[str, Any]) -> None:
-    for name in [name for name in vars(module) if name not in before]:
-        delattr(module, name)
-    vars(module).update(before)
 
 
 def _check_leaves(results: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
@@ -119,7 +110,6 @@ def _check_separable(
     ]
     if any(half.arc == half.arc_end for half in halves):
         return
-    before = dict(vars(module))
     surroundings = Surroundings({t.device.type for t in arguments.tensors})
 
     def run(part: Block) -> Tensor:
@@ -127,10 +117,9 @@ def _check_separable(
         return _tried(module, work, given)
 
     try:
-        with torch.no_grad(), _evaluating(module):
+        with torch.no_grad(), _evaluating(module), attributes_restored(module):
             whole, first, second = run(block), *map(run, halves)
     finally:
-        _put_back(module, before)
         surroundings.restore_random_state()
     apart = torch.cat([first, second])
     scale = whole.abs().max().clamp(min=1e-30)

@@ -17,7 +17,7 @@ from torch_geometric.nn import MessagePassing
 from gact_graph.blocks.arguments import Arguments
 from gact_graph.blocks.order import Block, Order
 from gact_graph.blocks.run import Work
-from gact_graph.stand_ins import stand_ins
+from gact_graph.stand_ins import attributes_restored, stand_ins
 from gact_graph.surroundings import Surroundings
 
 
@@ -35,7 +35,6 @@ def unread(
     """
     tensors = arguments.tensors
     surroundings = Surroundings({t.device.type for t in tensors})
-    before = dict(vars(module))
     learn = [t.requires_grad for t in tensors]
 
     def saved(values: Sequence[Tensor]) -> list[Tensor]:
@@ -52,9 +51,9 @@ def unread(
         del out
         return found
 
-    try:
+    found = set()
+    with attributes_restored(module):
         true = saved(tensors)
-        found = set()
         for place, tensor in enumerate(tensors):
             if tensor.is_floating_point() and tensor.dim():
                 with surroundings.again():
@@ -62,11 +61,7 @@ def unread(
                 values = [*tensors[:place], other, *tensors[place + 1 :]]
                 if _same(true, saved(values)):
                     found.add(place)
-        return frozenset(found)
-    finally:
-        for name in [name for name in vars(module) if name not in before]:
-            delattr(module, name)
-        vars(module).update(before)
+    return frozenset(found)
 
 
 def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
