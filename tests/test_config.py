@@ -30,7 +30,12 @@ def test_every_width(bits):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_levels(level):
-    assert Config(level=level).quantize == (level == "L1")
+    config = Config(level=level)
+    assert config.quantize == (level not in ("L0", "lossless"))
+    assert config.exact == (level != "L0")
+    assert config.recompute == level.startswith("CB")
+    assert config.blocks_or_default == ("auto" if level == "CB2" else None)
+    assert Config(level=level, blocks=7).blocks_or_default == 7
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**70])

@@ -93,7 +93,7 @@ def test_raw_bytes_that_differ_are_told_by_slot() -> None:
 @pytest.mark.parametrize(
     ("line", "code", "words"),
     [
-        ("--models gin", 2, "Expected --models of gcn, gcn-edge_index, gat, gcnii (got 'gin')"),
+        ("--models gin", 2, "gat, gatv2, transformer, gcnii (got 'gin')"),
         ("--bits 17", 2, "Expected widths from low to high, 1 to 16"),
         ("--dataset nosuch", 1, "nosuch"),
     ],

@@ -75,8 +75,8 @@ def test_copies_are_wrapped_once_each_and_stock_stays_stock(monkeypatch) -> None
 @pytest.mark.parametrize(
     ("line", "code", "words"),
     [
-        ("--models gcn,gin", 2, "Expected --models of gcn, gcn-edge_index, gat, gcnii (got 'gin')"),
-        ("--levels L1,L3", 2, "Expected --levels of L0, lossless, L1 (got 'L3')"),
+        ("--models gcn,gin", 2, "gat, gatv2, transformer, gcnii (got 'gin')"),
+        ("--levels L1,L3", 2, "Expected --levels of L0, lossless, L1, CB1, CB2 (got 'L3')"),
         ("--rounds 0", 2, "Expected a whole number of at least 1"),
         ("--dataset nosuch", 1, "nosuch"),
     ],

@@ -44,6 +44,9 @@ def test_before_a_forward_it_says_so(tmp_path):
         "average_bits": None,
         "variance_ratio": None,
         "passes": 0,
+        "layers": [],
+        "order_bytes": 0,
+        "order_seconds": 0.0,
         "contexts": [],
     }
     with pytest.raises(ValueError, match=rf"Expected a report with contexts \(got none\).*{WORDS}"):
@@ -61,7 +64,7 @@ def test_a_forward_without_contexts_is_another_thing():
 def test_dict_has_the_keys_and_their_sums(trained):
     found = json.loads(json.dumps(trained.to_dict()))
     totals = {"raw_bytes", "stored_bytes", "rate", "average_bits", "variance_ratio", "passes"}
-    assert set(found) == totals | {"contexts"}
+    assert set(found) == totals | {"contexts", "layers", "order_bytes", "order_seconds"}
     keys = {"slot", "role", "codec", "shape", "bits", "sensitivity", "raw_bytes", "stored_bytes"}
     assert all(set(context) == keys for context in found["contexts"])
     for key in ("raw_bytes", "stored_bytes"):
