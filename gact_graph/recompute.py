@@ -21,6 +21,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch_geometric.nn import MessagePassing
 
 from gact_graph import hooks
+from gact_graph.heap import give_back
 from gact_graph.report import LayerRow
 from gact_graph.stand_ins import learning, stand_ins
 from gact_graph.storage import tensors_in
@@ -154,6 +155,7 @@ class _Call:
         gradients: Sequence[Tensor | None],
     ) -> list[Tensor | None]:
         """The gradients of tensors and parameters, where they are needed."""
+        give_back(tensors[0].device)
         with stand_ins(self.module, values) as parameters, self.surroundings.again():
             inputs = [
                 t.detach().requires_grad_() if need else t

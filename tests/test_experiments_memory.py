@@ -55,14 +55,32 @@ def test_a_failure_of_another_kind_is_told() -> None:
         run_trial(Specification("gcn", "stock", "no_such", steps=1))
 
 
-def test_scaling_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scaling_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[Specification] = []
+
+    def trial(specification: Specification) -> dict[str, float] | None:
+        """Fits up to 9 layers, or 3 hundredths of the graph; twice that with L1."""
+        seen.append(specification)
+        depth = specification.layers or 3
+        hundredths = 100 * float(specification.dataset.split("@")[1])
+        limit = 2 if specification.variant == "L1" else 1
+        if depth > 9 * limit or hundredths > 3 * limit:
+            return None
+        return {"peak_bytes": 1, "step_seconds": depth * hundredths}
+
+    monkeypatch.setattr(scaling, "run_trial", trial)
     flags = ["--dataset", SMALL, "--memory", "60MB", "--vary", "depth,graph", "--model", "gcn"]
-    assert scaling.main([*flags, "--variants", "stock", "--out", str(tmp_path)]) == 0
+    assert scaling.main([*flags, "--variants", "stock,L1", "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "scaling.json").read_text())["largest"]
-    assert found["depth"]["stock"]["largest"] >= 1
-    assert found["graph"]["stock"]["nodes"] > 100
+    assert [found["depth"][name]["largest"] for name in ("stock", "L1")] == [9, 18]
+    assert [found["graph"][name]["largest"] for name in ("stock", "L1")] == [3, 6]
+    assert 0 < found["graph"]["stock"]["nodes"] < found["graph"]["L1"]["nodes"]
+    assert {s.cap_bytes for s in seen} == {60_000_000}
     assert (tmp_path / "scaling.png").stat().st_size > 5000
-    assert "Largest depth" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "Largest depth" in text and "2.0x" in text
 
 
 @pytest.mark.parametrize(
