@@ -44,7 +44,7 @@ def test_memory_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_the_cap_is_enforced() -> None:
     small, large = (
-        run_trial(Specification("gcn", "stock", SMALL, steps=1, layers=n, cap_bytes=100_000_000))
+        run_trial(Specification("gcn", "stock", SMALL, steps=1, layers=n, cap_bytes=300_000_000))
         for n in (2, 200)
     )
     assert small is not None and large is None
