@@ -63,7 +63,7 @@ def test_nothing_grows_over_200_steps(level, bits):
 
     tracemalloc.start()
     try:
-        objects, tensors = steps(100)  # until the interpreter's own caches are full
+        objects, tensors = steps(300)  # until the interpreter's own caches are full
         traced, _ = tracemalloc.get_traced_memory()
         after_objects, after_tensors = steps(200)
         after_traced, _ = tracemalloc.get_traced_memory()
