@@ -10,7 +10,7 @@ TORCH := torch==2.13.0
 CPU_INDEX := --extra-index-url https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?= $(shell nvidia-smi -L >/dev/null 2>&1 || echo "$(CPU_INDEX)")
 
-CSRC = $(shell find gact_graph/csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+CSRC = $(shell find gact_graph/csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
 .PHONY: help install demo test lint format wheel clean
 

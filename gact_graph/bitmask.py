@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gact_graph.kernels import bitmask_reference as reference
-from gact_graph.kernels import cpu
+from gact_graph.kernels import cpu, cuda
 from gact_graph.kernels.reference import TILE
 from gact_graph.quantizer import DTYPES
 
@@ -47,6 +47,24 @@ def _unpack_bits_cpu(
     words: Tensor, shape: list[int], low: float, high: float, dtype: torch.dtype
 ) -> Tensor:
     return (cpu.load() or reference).unpack_bits(words, shape, low, high, dtype)
+
+
+@torch.library.impl("gact_graph::pack_bits", "cuda")
+def _pack_bits_cuda(x: Tensor, test: int, threshold: float) -> Tensor:
+    return (cuda.load(x.device) or reference).pack_bits(x, test, threshold)
+
+
+@torch.library.impl("gact_graph::pack_pair", "cuda")
+def _pack_pair_cuda(x: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    return (cuda.load(x.device) or reference).pack_pair(x, low, high)
+
+
+@torch.library.impl("gact_graph::unpack_bits", "cuda")
+def _unpack_bits_cuda(
+    words: Tensor, shape: list[int], low: float, high: float, dtype: torch.dtype
+) -> Tensor:
+    kernels = cuda.load(words.device) or reference
+    return kernels.unpack_bits(words, shape, low, high, dtype)
 
 
 @torch.library.register_fake("gact_graph::pack_bits")

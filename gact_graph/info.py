@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 import sys
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch_geometric
@@ -12,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 import gact_graph
-from gact_graph.kernels import cpu
+from gact_graph.kernels import cpu, cuda, nvrtc
 
 
 def facts() -> dict[str, str]:
-    """Versions, devices and kernels by name. Builds the CPU kernels if they are not yet."""
+    """Versions, devices and kernels by name. Builds the kernels if they are not yet."""
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {
         "gact_graph": gact_graph.__version__,
@@ -27,18 +29,31 @@ def facts() -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "GPU": cuda,
         "CPU kernels": _cpu_kernels(),
-        "CUDA kernels": "not in this version: the pure-torch reference serves CUDA tensors",
+        "CUDA kernels": _cuda_kernels(),
     }
 
 
 def _cpu_kernels() -> str:
+    kernels, cause = _load(cpu.load)
+    return f"not built: {cause}" if kernels is None else f"built: {kernels.name}"
+
+
+def _cuda_kernels() -> str:
+    if not torch.cuda.is_available():
+        return "not needed: torch sees no GPU"
+    device = torch.device("cuda", torch.cuda.current_device())
+    kernels, cause = _load(lambda: cuda.load(device))
+    if kernels is None:
+        return f"not made: {cause}"
+    return f"made for {nvrtc.architecture_of(device.index)}"
+
+
+def _load(load: Callable[[], Any]) -> tuple[Any, str]:
+    """The kernels, and the cause if they are None."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        kernels = cpu.load()
-    if kernels is not None:
-        return f"built: {kernels.name}"
-    cause = str(caught[-1].message) if caught else "the build failed earlier in this process"
-    return f"not built: {cause}"
+        kernels = load()
+    return kernels, str(caught[-1].message) if caught else "that failed earlier in this process"
 
 
 def main() -> int:

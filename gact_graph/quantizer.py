@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gact_graph.kernels import cpu, reference
+from gact_graph.kernels import cpu, cuda, reference
 
 WIDTHS = (*range(1, 17), 32)
 """Bits an element that can be asked for. 32 keeps the tensor as it is."""
@@ -56,6 +56,19 @@ def _unpack_cpu(
     codes: Tensor, stats: Tensor, shape: list[int], bits: int, group_size: int, dtype: torch.dtype
 ) -> Tensor:
     return (cpu.load() or reference).unpack(codes, stats, shape, bits, group_size, dtype)
+
+
+@torch.library.impl("gact_graph::pack", "cuda")
+def _pack_cuda(x: Tensor, bits: int, group_size: int, seed: int) -> tuple[Tensor, Tensor]:
+    return (cuda.load(x.device) or reference).pack(x, bits, group_size, seed)
+
+
+@torch.library.impl("gact_graph::unpack", "cuda")
+def _unpack_cuda(
+    codes: Tensor, stats: Tensor, shape: list[int], bits: int, group_size: int, dtype: torch.dtype
+) -> Tensor:
+    kernels = cuda.load(codes.device) or reference
+    return kernels.unpack(codes, stats, shape, bits, group_size, dtype)
 
 
 @torch.library.register_fake("gact_graph::pack")

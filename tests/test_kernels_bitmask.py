@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import simt
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,11 +29,13 @@ BARE = (torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.flo
 NUMBERS = {0: lambda x, t: x != 0, 1: lambda x, t: x > t, 2: lambda x, t: ~(x <= t)}
 
 
-@pytest.fixture(scope="module", params=["reference", *cpu.VECTOR_FLAGS])
+@pytest.fixture(scope="module", params=["reference", *cpu.VECTOR_FLAGS, "cuda-source"])
 def backend(request: pytest.FixtureRequest) -> Any:
     """The reference, or a build of the kernels that this processor can run."""
     if request.param == "reference":
         return reference
+    if request.param == "cuda-source":
+        return simt.KERNELS
     if request.param not in _RUNNABLE:
         pytest.skip(f"the processor cannot run {request.param}")
     return cpu.build(cpu.VECTOR_FLAGS[request.param])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import simt
 import torch
 from test_kernels_reference import GROUP, SAMPLES, WIDTHS, Sample, same_bytes
 from torch import Tensor
@@ -24,9 +25,11 @@ _RUNNABLE = {
 }.get(_CAPABILITY, ("DEFAULT",))
 
 
-@pytest.fixture(scope="module", params=cpu.VECTOR_FLAGS)
+@pytest.fixture(scope="module", params=[*cpu.VECTOR_FLAGS, "cuda-source"])
 def kernels(request: pytest.FixtureRequest) -> Any:
     """A build of the kernels; from the user's cache where an earlier run left it."""
+    if request.param == "cuda-source":
+        return simt.KERNELS
     if request.param not in _RUNNABLE:
         pytest.skip(f"the processor has {_CAPABILITY}, not {request.param}")
     return cpu.build(cpu.VECTOR_FLAGS[request.param])

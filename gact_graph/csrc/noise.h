@@ -2,7 +2,15 @@
 // backend. The global generators are never drawn from, so quantizing changes no dropout mask.
 #pragma once
 
+#ifdef __CUDACC_RTC__  // NVRTC has no headers of its own
+using int64_t = long long;
+using uint8_t = unsigned char;
+using uint16_t = unsigned short;
+using uint32_t = unsigned int;
+using uint64_t = unsigned long long;
+#else
 #include <cstdint>
+#endif
 
 namespace gact_graph {
 

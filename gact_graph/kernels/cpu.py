@@ -8,12 +8,13 @@ import os
 import platform
 import shutil
 import tempfile
-import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+
+from gact_graph.kernels import cache, fallback
 
 _CSRC = Path(__file__).resolve().parent.parent / "csrc"
 _HEADERS = ("noise.h", "cpu/lanes.h", "cpu/memory.h")
@@ -36,13 +37,7 @@ def load() -> Any | None:
     try:
         return build(VECTOR_FLAGS.get(torch.backends.cpu.get_cpu_capability(), ()))
     except Exception as error:  # whatever a toolchain may raise: the reference still serves
-        warnings.warn(
-            "gact_graph could not build its CPU kernels and quantizes with slower pure-torch code. "
-            "Install a C++ compiler (g++ or clang++) and ninja, and see "
-            f"`python -m gact_graph.info` for the cause ({_first_line(error)}).",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        fallback.warn("build its CPU kernels", "a C++ compiler (g++ or clang++) and ninja", error)
         return None
 
 
@@ -55,7 +50,7 @@ def build(vector_flags: tuple[str, ...]) -> Any:
     """
     flags = [*_FLAGS, *vector_flags]
     name = f"gact_graph_cpu_{_digest(flags)}"
-    path = _cache() / f"{name}.so"
+    path = cache.folder() / f"{name}.so"
     if path.exists():
         torch.ops.load_library(str(path))
     else:
@@ -93,19 +88,7 @@ def _openmp() -> list[str]:
     return [] if platform.system() == "Darwin" else ["-fopenmp"]
 
 
-def _cache() -> Path:
-    root = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if root is None:
-        root = os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "gact_graph")
-    return Path(root).expanduser()
-
-
 def _digest(flags: list[str]) -> str:
     text = [torch.__version__, platform.machine(), platform.system(), os.environ.get("CXX", "")]
     parts = [*text, *flags, *((_CSRC / source).read_text() for source in (*_HEADERS, *_SOURCES))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
