@@ -1,10 +1,12 @@
-"""How long the CPU kernels take to pack and unpack a float32 tensor, beside copies of it.
+"""How long the kernels take to pack and unpack a tensor, beside copies of it.
 
 ``python -m experiments.kernels --elements 43_400_000 --bits 1-8 --rounds 7 --threads 2``
+``python -m experiments.kernels --device cuda --bits 1-8,16``
 
 ``copy`` is ``dst.copy_(src)`` into memory that is there already, ``clone`` is ``src.clone()``,
 which has to fetch its memory from the system as unpack has to. All are run in turn, so that they
-meet the same weather of a busy machine, after one warm-up; the medians are compared.
+meet the same weather of a busy machine, after one warm-up; the medians are compared. What is
+measured on CUDA is told in :mod:`experiments.kernels_cuda`.
 """
 
 from __future__ import annotations
@@ -21,42 +23,40 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from experiments import kernels_cuda
 from experiments.atomic import write_atomically
 from experiments.display import make_console, make_table, say
-from experiments.errors import ExperimentError
+from experiments.errors import ExperimentError, UsageError
 from experiments.options import Parser
 from experiments.results import current_versions
 from experiments.timing import time_in_turn
-from experiments.values import parse_count
+from experiments.values import parse_count, parse_device
 from gact_graph.kernels import cpu
-from gact_graph.quantizer import pack
+from gact_graph.quantizer import DTYPES, pack
 
 _ELEMENTS = 43_400_000  # a float32 node tensor of some 170 MB: 169,343 nodes, 256 channels
 _MOST_BITS = 16
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Time the kernels and print the table; return the exit code as the main job does."""
     try:
         args = _parse(argv)
-        before = torch.get_num_threads()
-        torch.set_num_threads(args.threads)
-        try:
-            milliseconds = measure(args.elements, args.bits, args.rounds)
-        finally:
-            torch.set_num_threads(before)
-        _show(make_console(), milliseconds, args)
+        content = (_on_cuda if args.device.type == "cuda" else _on_cpu)(args)
         if args.out is not None:
-            _write(milliseconds, args)
+            write_atomically(args.out, (json.dumps(content, indent=1) + "\n").encode())
     except ExperimentError as error:
         print(f"kernels: {error}", file=sys.stderr)
         return error.exit_code
     return 0
 
 
-def measure(elements: int, widths: tuple[int, ...], rounds: int) -> dict[str, list[float]]:
+def measure(
+    elements: int, widths: tuple[int, ...], rounds: int, dtype: torch.dtype = torch.float32
+) -> dict[str, list[float]]:
     """Return milliseconds of every round of ``copy``, ``clone``, ``pack b`` and ``unpack b``."""
-    source = torch.randn(elements, generator=torch.Generator().manual_seed(0))
+    source = torch.randn(elements, generator=torch.Generator().manual_seed(0)).to(dtype)
     target = torch.empty_like(source)
     jobs: dict[str, Callable[[], Any]] = {
         "copy": lambda: target.copy_(source),
@@ -89,15 +89,60 @@ def parse_widths(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(widths))
 
 
+def _on_cpu(args: argparse.Namespace) -> dict[str, Any]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(args.threads)
+    try:
+        milliseconds = measure(args.elements, args.bits, args.rounds, _DTYPES[args.dtype])
+    finally:
+        torch.set_num_threads(before)
+    _show(make_console(), milliseconds, args)
+    return _content(milliseconds, args)
+
+
+def _on_cuda(args: argparse.Namespace) -> dict[str, Any]:
+    found = kernels_cuda.measure(
+        args.elements, args.bits, args.rounds, _DTYPES[args.dtype], args.device
+    )
+    about = kernels_cuda.surroundings()
+    console = make_console()
+    rows = kernels_cuda.table(found, args.bits)
+    console.print(make_table("Quantizer on CUDA, medians", kernels_cuda.HEAD, rows))
+    for line in kernels_cuda.notes(found):
+        say(console, line)
+    say(console, f"{args.elements:,} {args.dtype}, {args.rounds} rounds in turn")
+    say(console, about["kernels"])
+    head = {name: getattr(args, name) for name in ("elements", "dtype", "rounds")}
+    return head | {"bits": list(args.bits), "device": str(args.device)} | about | found
+
+
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m experiments.kernels", description=__doc__.splitlines()[0])
-    elements = f"default: {_ELEMENTS:_}"
-    parser.add_argument("--elements", type=_parse_long_count, default=_ELEMENTS, help=elements)
+    elements = (
+        f"default: {_ELEMENTS:_}; on CUDA 1 GiB, and much less would be measured in the cache"
+    )
+    parser.add_argument("--elements", type=_parse_long_count, help=elements)
     parser.add_argument("--bits", type=parse_widths, default="1-8", help="default: 1-8")
+    parser.add_argument(
+        "--dtype", choices=tuple(_DTYPES), default="float32", help="default: float32"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
     parser.add_argument("--rounds", type=parse_count, default=7, metavar="R", help="default: 7")
-    parser.add_argument("--threads", type=parse_count, default=2, metavar="T", help="default: 2")
+    threads = "on the CPU (default: 2)"
+    parser.add_argument("--threads", type=parse_count, default=2, metavar="T", help=threads)
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="keep all times here")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    args.device = parse_device(args.device)
+    itemsize = _DTYPES[args.dtype].itemsize
+    if max(args.bits) >= 8 * itemsize:
+        raise UsageError(
+            f"Expected --bits below the {8 * itemsize} of {args.dtype}, which is kept as it is at "
+            f"its own width (got {max(args.bits)})"
+        )
+    if args.elements is None:
+        on_cuda = kernels_cuda.DEFAULT_BYTES // itemsize
+        args.elements = on_cuda if args.device.type == "cuda" else _ELEMENTS
+    return args
 
 
 def _parse_long_count(text: str) -> int:
@@ -129,7 +174,7 @@ def _show(console: Console, milliseconds: dict[str, list[float]], args: argparse
     say(console, f"copy {copy:.1f} ms, clone {clone:.1f} ms")
     say(
         console,
-        f"{args.elements:,} float32, {args.rounds} rounds in turn, {args.threads} threads, "
+        f"{args.elements:,} {args.dtype}, {args.rounds} rounds in turn, {args.threads} threads, "
         f"{_served_by()}",
     )
 
@@ -140,10 +185,11 @@ def _served_by() -> str:
     return f"kernels built for {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _write(milliseconds: dict[str, list[float]], args: argparse.Namespace) -> None:
+def _content(milliseconds: dict[str, list[float]], args: argparse.Namespace) -> dict[str, Any]:
     median = _medians(milliseconds)
-    content = {
+    return {
         "elements": args.elements,
+        "dtype": args.dtype,
         "bits": list(args.bits),
         "rounds": args.rounds,
         "threads": args.threads,
@@ -154,7 +200,6 @@ def _write(milliseconds: dict[str, list[float]], args: argparse.Namespace) -> No
         "pack_over_copy": {str(b): median[f"pack {b}"] / median["copy"] for b in args.bits},
         "unpack_over_clone": {str(b): median[f"unpack {b}"] / median["clone"] for b in args.bits},
     }
-    write_atomically(args.out, (json.dumps(content, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

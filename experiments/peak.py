@@ -48,6 +48,7 @@ class PeakMeter:
     def __enter__(self) -> PeakMeter:
         gc.collect()
         if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # what was kept for later must not count as reserved
             torch.cuda.reset_peak_memory_stats(self._device)
         elif _STATM.exists():
             _return_free_pages()

@@ -3,7 +3,7 @@
 ``python -m experiments.scaling --model gat --memory 4GB --vary depth --dataset D --out DIR``
 
 Each try is a process of its own in which the cap is enforced; the largest that trains is found by
-bisection.
+bisection. On CUDA the cap is on what torch's allocator takes: see :mod:`experiments.cap`.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def _run(argv: list[str] | None) -> None:
     args = _parse(argv)
     require_matplotlib()
     console = make_console()
+    args.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, Any]] = {}
     for vary in args.vary:
         found[vary] = {}
@@ -87,18 +88,20 @@ def _run(argv: list[str] | None) -> None:
                 "step_seconds": result and result["step_seconds"],
             } | (_graph_size(args, size) if vary == "graph" and size else {})
             say(console, f"{vary}, {variant}: {size}")
-    args.out.mkdir(parents=True, exist_ok=True)
-    head = {name: getattr(args, name) for name in ("model", "bits", "memory")}
-    head |= {"dataset": dataset_name(args.dataset), "device": str(args.device)}
+            # Each search takes minutes: one that is stopped leaves what it had.
+            _write(found, args)
     threads = torch.get_num_threads()
-    write_json(
-        args.out / "scaling.json",
-        head | {"threads": threads, "versions": current_versions(), "largest": found},
-    )
     _plot(found, f"{args.model}, {args.memory / 1e9:g} GB", args.out / "scaling.png")
     for vary, rows in found.items():
         console.print(make_table(f"Largest {vary}, {args.model}", HEAD, table(rows)))
     say(console, f"{args.dataset}, {threads} threads, {args.device}, cap {args.memory / 1e9:g} GB")
+
+
+def _write(found: dict[str, dict[str, Any]], args: argparse.Namespace) -> None:
+    head = {name: getattr(args, name) for name in ("model", "bits", "memory")}
+    head |= {"dataset": dataset_name(args.dataset), "device": str(args.device)}
+    head |= {"threads": torch.get_num_threads(), "versions": current_versions()}
+    write_json(args.out / "scaling.json", head | {"largest": found})
 
 
 HEAD = ("", "largest", "of stock", "nodes", "arcs", "s/step", "throughput")

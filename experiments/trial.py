@@ -6,7 +6,6 @@ The parent calls :func:`run_trial`; the child is ``python -m experiments.trial S
 from __future__ import annotations
 
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +20,7 @@ from torch import nn
 
 import gact_graph
 from datasets import load
+from experiments.cap import ended_by_memory, set_cap
 from experiments.data import NodeTask, prepare
 from experiments.errors import ExperimentError
 from experiments.peak import PeakMeter
@@ -47,7 +46,8 @@ class Specification:
         steps: Training steps; the first is not counted in the time.
         hidden: In place of the model's own width (of a head, for attention); None: that.
         layers: In place of its depth.
-        cap_bytes: Memory beyond what the process has before the first step; None: no cap.
+        cap_bytes: Memory beyond what the process has before the first step, as
+            :func:`experiments.cap.set_cap` counts it; None: no cap.
         adaptive: Whether bits are spent by sensitivity. Replays take no more memory than steps.
     """
 
@@ -75,14 +75,10 @@ def run_trial(specification: Specification) -> dict[str, Any] | None:
     if done.returncode == 0:
         found: dict[str, Any] | None = json.loads(done.stdout.splitlines()[-1])
         return found
-    # Some libraries end the process where they get no memory.
-    if any(words in done.stderr for words in _NO_MEMORY) or done.returncode in (-6, -9):
+    if ended_by_memory(done.returncode, done.stderr):
         return None
     last = (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
     raise ExperimentError(f"a trial of {specification.variant} failed: {last}")
-
-
-_NO_MEMORY = ("can't allocate memory", "MemoryError", "bad_alloc", "out of memory")
 
 
 def measure(specification: Specification) -> dict[str, Any]:
@@ -90,8 +86,11 @@ def measure(specification: Specification) -> dict[str, Any]:
 
     Returns:
         ``peak_bytes`` over the start, ``step_seconds`` (median but for the first step),
-        ``saved_bytes`` (of the library's report; None without), ``curve`` ([seconds, bytes over the
-        start] of the last step) and ``forward_seconds`` of it.
+        ``raw_bytes`` and ``saved_bytes`` (of the library's report; None without), ``curve``
+        ([seconds, bytes over the start] of the last step) and ``forward_seconds`` of it.
+        On CUDA also ``held_bytes``, what the last forward left on the device beside its output,
+        and ``reserved_bytes``, the most that the allocator took from the device, graph and model
+        included; both None on the CPU.
     """
     device = parse_device(specification.device)
     subject = SUBJECTS[specification.model]
@@ -104,55 +103,75 @@ def measure(specification: Specification) -> dict[str, Any]:
     model = subject.make(task.x.size(1), task.num_classes, **chosen).to(device)
     variant = VARIANTS[specification.variant]
     apply(model, variant, specification.bits, specification.adaptive)
-    _load_libraries()
+    _load_libraries(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=subject.lr)
     seconds: list[float] = []
     with PeakMeter(device) as meter:
+        before = _allocated(device)  # the meter counts the graph and the model too
         if specification.cap_bytes is not None:
-            _cap(device, specification.cap_bytes)
+            set_cap(device, specification.cap_bytes)
         for _ in range(specification.steps):
-            curve = _Curve(meter.current_bytes)
+            curve = _Curve(lambda: _over(meter.current_bytes(), before))
             start = time.perf_counter()
-            forward = _step(model, optimizer, task, curve)
+            forward, held = _step(model, optimizer, task, curve)
             seconds.append(time.perf_counter() - start)
+    report = gact_graph.report(model) if variant.level else None
     return {
-        "peak_bytes": meter.peak_bytes,
+        "peak_bytes": _over(meter.peak_bytes, before),
         "step_seconds": statistics.median(seconds[1:] or seconds),
-        "saved_bytes": gact_graph.report(model).stored_bytes if variant.level else None,
+        "raw_bytes": report and report.raw_bytes,
+        "saved_bytes": report and report.stored_bytes,
+        "held_bytes": held,
+        "reserved_bytes": torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None,
         "forward_seconds": forward,
         "curve": curve.points,
     }
 
 
-def _load_libraries() -> None:
+def _load_libraries(device: torch.device) -> None:
     """What a process has for ever after its first compressed step, whatever the graph."""
-    model = gact_graph.wrap(nn.Linear(64, 64), bits=4, adaptive=False)
-    model(torch.ones(1024, 64) * 1).square().sum().backward()
+    model = gact_graph.wrap(nn.Linear(64, 64).to(device), bits=4, adaptive=False)
+    model(torch.ones(1024, 64, device=device) * 1).square().sum().backward()
+
+
+def _allocated(device: torch.device) -> int:
+    """Bytes on a CUDA device; 0 on the CPU. They are counted on the host: nothing is waited for."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _over(found: int | None, before: int) -> int | None:
+    return None if found is None else found - before
 
 
 def _step(
     model: nn.Module, optimizer: torch.optim.Optimizer, task: NodeTask, curve: _Curve
-) -> float:
-    """One step; returns the seconds of its forward."""
+) -> tuple[float, int | None]:
+    """One step; returns the seconds of its forward, and on CUDA the bytes that it left."""
+    device = task.x.device
     with curve:
         start = time.perf_counter()
         model.train()
         optimizer.zero_grad(set_to_none=True)
-        loss = training_loss(model(task.x, task.adjacency), task)
-        synchronize(task.x.device)
+        before = _allocated(device)
+        output = model(task.x, task.adjacency)
+        held = _allocated(device) - before - output.untyped_storage().nbytes()
+        loss = training_loss(output, task)
+        del output  # as in a loop that keeps the loss alone
+        synchronize(device)
         forward = time.perf_counter() - start
+        curve.look()
         loss.backward()
         optimizer.step()
-        synchronize(task.x.device)
-    return forward
+        synchronize(device)
+    return forward, held if device.type == "cuda" else None
 
 
 class _Curve:
-    """Memory over time, looked at by a thread."""
+    """Memory over time, looked at by a thread and where :meth:`look` is called."""
 
-    def __init__(self, look: Callable[[], int | None]) -> None:
+    def __init__(self, current: Callable[[], int | None]) -> None:
         self.points: list[tuple[float, int | None]] = []
-        self._look = look
+        self._current = current
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -165,21 +184,13 @@ class _Curve:
         self._stop.set()
         self._thread.join()
 
+    def look(self) -> None:
+        """Add a point: a step on a GPU may be over before the thread has looked once."""
+        self.points.append((round(time.perf_counter() - self._start, 4), self._current()))
+
     def _watch(self) -> None:
         while not self._stop.wait(_TICK):
-            self.points.append((round(time.perf_counter() - self._start, 3), self._look()))
-
-
-def _cap(device: torch.device, cap: int) -> None:
-    if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        share = (torch.cuda.memory_allocated(device) + cap) / total
-        torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
-        return
-    # Of its own writable memory: RLIMIT_AS would count the libraries' code too.
-    line = next(s for s in Path("/proc/self/status").read_text().splitlines() if "VmData" in s)
-    limit = int(line.split()[1]) * 1024 + cap
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+            self.look()
 
 
 def main(argv: list[str]) -> int:

@@ -32,6 +32,7 @@ class Variant:
 VARIANTS = {
     "stock": Variant(),
     "checkpoint": Variant(checkpoint=True),
+    "lossless": Variant("lossless"),
     "L1": Variant("L1"),
     "lossless+blocks": Variant("lossless", "auto"),
     "L1+blocks": Variant("L1", "auto"),

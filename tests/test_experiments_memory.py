@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from experiments import memory, scaling
+from experiments.cap import ended_by_memory, set_cap
 from experiments.errors import ExperimentError
 from experiments.scaling import largest
 from experiments.trial import Specification, run_trial
@@ -36,8 +38,12 @@ def test_memory_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert [*found["variants"]] == ["stock", "checkpoint", "L1+blocks", "CB2"]
     for name, result in found["variants"].items():
         assert result["peak_bytes"] > 0 and result["step_seconds"] > 0
-        assert (result["saved_bytes"] is None) == (name in ("stock", "checkpoint"))
+        plain = name in ("stock", "checkpoint")
+        assert (result["saved_bytes"] is None) == (result["raw_bytes"] is None) == plain
         assert result["forward_seconds"] > 0
+        # Where forward ends is looked at, whatever the thread has seen.
+        assert any(abs(t - result["forward_seconds"]) < 1e-2 for t, _ in result["curve"])
+        assert result["held_bytes"] is None and result["reserved_bytes"] is None  # on the CPU
     assert (tmp_path / "memory.png").stat().st_size > 5000
     assert "CB2" in capsys.readouterr().out
 
@@ -50,9 +56,71 @@ def test_the_cap_is_enforced() -> None:
     assert small is not None and large is None
 
 
+@pytest.mark.parametrize(
+    ("code", "errors", "memory_ended_it"),
+    [
+        (1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", True),
+        (1, "RuntimeError: CUDA error: out of memory", True),
+        (1, "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling ...", True),
+        (1, "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", True),
+        (-6, "terminate called", True),
+        (-9, "", True),
+        (1, "RuntimeError: CUDA error: an illegal memory access was encountered", False),
+        (-11, "", False),
+    ],
+)
+def test_an_end_for_want_of_memory_is_known(code: int, errors: str, memory_ended_it: bool) -> None:
+    assert ended_by_memory(code, errors) == memory_ended_it
+
+
+class _Card:
+    total_memory = 16_000_000_000
+
+
+def test_the_cap_on_cuda_is_a_share_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a card that is played; a device without a number is the current one."""
+    seen: list[tuple[float, int]] = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: _Card)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2_000_000_000)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda *given: seen.append(given)
+    )
+    set_cap(torch.device("cuda"), 6_000_000_000)
+    set_cap(torch.device("cuda:1"), 2_000_000_000)
+    assert seen == [(0.5, 3), (0.25, 1)]
+    with pytest.raises(ExperimentError, match=r"within the device's 16.0 GB \(got 15.0 GB beyond"):
+        set_cap(torch.device("cuda"), 15_000_000_000)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+def test_trials_on_cuda() -> None:
+    found = run_trial(Specification("gcn", "lossless", SMALL, device="cuda"))
+    assert found is not None and found["held_bytes"] > 0
+    assert abs(found["held_bytes"] / found["saved_bytes"] - 1) < 0.1
+    assert found["peak_bytes"] < found["reserved_bytes"]
+    capped = Specification("gcn", "stock", SMALL, device="cuda", layers=200, cap_bytes=300_000_000)
+    assert run_trial(capped) is None
+
+
 def test_a_failure_of_another_kind_is_told() -> None:
     with pytest.raises(ExperimentError, match=r"a trial of stock failed: .*no_such"):
         run_trial(Specification("gcn", "stock", "no_such", steps=1))
+
+
+def test_a_search_that_is_stopped_leaves_what_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trial(specification: Specification) -> dict[str, float] | None:
+        if specification.variant == "L1":
+            raise ExperimentError("stopped")
+        return None if (specification.layers or 0) > 5 else {"peak_bytes": 1, "step_seconds": 1}
+
+    monkeypatch.setattr(scaling, "run_trial", trial)
+    flags = ["--dataset", SMALL, "--vary", "depth", "--variants", "stock,L1"]
+    assert scaling.main([*flags, "--out", str(tmp_path)]) == 1
+    found = json.loads((tmp_path / "scaling.json").read_text())["largest"]
+    assert found["depth"]["stock"]["largest"] == 5 and "L1" not in found["depth"]
 
 
 def test_scaling_end_to_end(

@@ -1,0 +1,140 @@
+"""Everything that wants a GPU, one part after the other, for a machine that is lent for minutes.
+
+``python -m experiments.gpu_check --out DIR``
+
+Each part is a process of its own, so that a kernel that breaks the device's context breaks one part
+alone. ``DIR/gpu_check.json`` is written after each; while a part runs, what it has so far lies in
+``DIR/PART.json`` or ``DIR/PART``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.display import make_console, say
+from experiments.errors import ExperimentError, UsageError
+from experiments.machine import gpus
+from experiments.options import Parser
+from experiments.results import current_versions
+from experiments.subjects import choose, exit_code, write_json
+
+FILE_NAME = "gpu_check.json"
+
+# Few searches, by the share of time that is lent: the paper's deepest GCN in 16 GB, and a graph.
+_SCALING = "--memory 16GB --vary depth --model gcn --dataset synthetic:ogbn-arxiv"
+_SCALED = "stock,L1,CB2"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A module of ``experiments`` to run.
+
+    Attributes:
+        module: Its name; a part whose module is not there is left out, and says so.
+        flags: Its flags but for ``--out``.
+        folder: Whether ``--out`` is a folder, which stays as it is, or a file whose content moves
+            into :data:`FILE_NAME`.
+    """
+
+    module: str
+    flags: tuple[str, ...] = ("--device", "cuda")
+    folder: bool = False
+
+
+PARTS = {
+    "kernels": Part("check_kernels"),
+    "table": Part("kernels", ("--device", "cuda", "--bits", "1-8,16", "--rounds", "15")),
+    "lossless": Part("check_lossless"),
+    "steps": Part("check_steps"),
+    "swap": Part("swap", folder=True),
+    "scaling": Part(
+        "scaling",
+        ("--device", "cuda", *_SCALING.split(), "--variants", _SCALED),
+        folder=True,
+    ),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the parts; return 1 if one failed, 2 where there is no GPU or a flag cannot be served."""
+    return exit_code("gpu_check", lambda: _run(argv))
+
+
+def run_parts(parts: Mapping[str, Part], out: Path) -> dict[str, Any]:
+    """Run each part, write :data:`FILE_NAME` after each, and return what it holds of them.
+
+    Of each ``state`` (``done``, ``failed`` or ``not there``), ``seconds``, ``error`` (the last line
+    of standard error) where it failed, and ``found``, what the part wrote, also where it failed.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    about = {"gpus": gpus(), "cuda": torch.version.cuda, "versions": current_versions()}
+    found: dict[str, Any] = {}
+    console = make_console()
+    for name, part in parts.items():
+        say(console, f"{name}: python -m experiments.{part.module} {' '.join(part.flags)}")
+        found[name] = _outcome(part, out / (name if part.folder else f"{name}.json"))
+        write_json(out / FILE_NAME, about | {"parts": found})
+        if not part.folder:
+            # Only now: until then it was the one copy.
+            (out / f"{name}.json").unlink(missing_ok=True)
+        say(console, f"  {found[name]['state']} {found[name].get('error', '')}")
+    return found
+
+
+def _outcome(part: Part, target: Path) -> dict[str, Any]:
+    if importlib.util.find_spec(f"experiments.{part.module}") is None:
+        return {"state": "not there"}
+    command = [sys.executable, "-m", f"experiments.{part.module}", *part.flags]
+    start = time.perf_counter()
+    done = subprocess.run(
+        [*command, "--out", str(target)], stderr=subprocess.PIPE, text=True, check=False
+    )
+    outcome: dict[str, Any] = {
+        "state": "failed" if done.returncode else "done",
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+    if done.returncode:
+        lines = done.stderr.strip().splitlines()
+        outcome["error"] = lines[-1] if lines else f"ended with code {done.returncode}"
+    if target.is_file():
+        outcome["found"] = json.loads(target.read_text())
+    return outcome
+
+
+def _run(argv: list[str] | None) -> None:
+    args = _parse(argv)
+    if not torch.cuda.is_available():
+        raise UsageError(
+            "Expected a CUDA device that torch sees (got none): run this where there is a GPU; "
+            "the parts' own commands take --device cpu"
+        )
+    found = run_parts({name: PARTS[name] for name in args.parts}, args.out)
+    failed = [name for name, outcome in found.items() if outcome["state"] == "failed"]
+    if failed:
+        raise ExperimentError(f"failed: {', '.join(failed)}; see {args.out / FILE_NAME}")
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="python -m experiments.gpu_check", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)} (default: all)"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the results")
+    args = parser.parse_args(argv)
+    args.parts = choose("--parts", args.parts, PARTS)
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())
