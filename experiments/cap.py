@@ -25,8 +25,8 @@ def set_cap(device: torch.device, cap: int) -> None:
 
     On the CPU it is its own writable memory. On CUDA it is what torch's caching allocator takes
     from the device, blocks that it keeps for later included, so that fragments count. The context
-    of CUDA and what libraries take past the allocator, about 0.5 GB, are not in it: a card of
-    16 GB has less than 16 GB to give.
+    of CUDA and what libraries take past the allocator are not in it: a card of 16 GB has less than
+    16 GB to give.
 
     Raises:
         ExperimentError: If the device has less memory than that in all.

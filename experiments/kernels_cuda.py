@@ -56,7 +56,8 @@ def measure(
     """
     generator = torch.Generator(device).manual_seed(0)
     source = torch.randn(elements, generator=generator, device=device).to(dtype)
-    origin = torch.zeros(copied, dtype=torch.uint8, device=device)
+    # Not zeros, which some devices move faster.
+    origin = torch.randint(256, (copied,), generator=generator, dtype=torch.uint8, device=device)
     target = torch.empty_like(origin)
     jobs: dict[str, Callable[[], Any]] = {"copy": functools.partial(target.copy_, origin)}
     moved = {"copy": copy_bytes(copied)}

@@ -39,6 +39,23 @@ def unseen() -> Iterator[None]:
         yield
 
 
+def later() -> list[Any] | None:
+    """Where the unpack hook puts what it would decode, or None: see :func:`unpacked_later`."""
+    return getattr(_local, "later", None)
+
+
+@contextmanager
+def unpacked_later() -> Iterator[list[Any]]:
+    """What is unpacked on this thread meanwhile is not decoded but collected, in its order."""
+    outer = later()
+    found: list[Any] = []
+    _local.later = found
+    try:
+        yield found
+    finally:
+        _local.later = outer
+
+
 class Owner:
     """Tells the hooks of one wrapped model from those of others, by identity.
 

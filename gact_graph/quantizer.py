@@ -23,6 +23,7 @@ and comes back as NaN. float64 is coded through float32.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,8 +43,14 @@ torch.library.define(
     "(Tensor codes, Tensor stats, int[] shape, int bits, int group_size, ScalarType dtype)"
     " -> Tensor",
 )
+torch.library.define(
+    "gact_graph::unpack_rows",
+    "(Tensor codes, Tensor stats, Tensor rows, int numel, int width, int bits, int group_size,"
+    " ScalarType dtype) -> Tensor",
+)
 torch.library.impl("gact_graph::pack", "default", reference.pack)
 torch.library.impl("gact_graph::unpack", "default", reference.unpack)
+torch.library.impl("gact_graph::unpack_rows", "default", reference.unpack_rows)
 
 
 @torch.library.impl("gact_graph::pack", "cpu")
@@ -56,6 +63,11 @@ def _unpack_cpu(
     codes: Tensor, stats: Tensor, shape: list[int], bits: int, group_size: int, dtype: torch.dtype
 ) -> Tensor:
     return (cpu.load() or reference).unpack(codes, stats, shape, bits, group_size, dtype)
+
+
+@torch.library.impl("gact_graph::unpack_rows", "cpu")
+def _unpack_rows_cpu(codes: Tensor, *args: Any) -> Tensor:
+    return (cpu.load() or reference).unpack_rows(codes, *args)
 
 
 @torch.library.impl("gact_graph::pack", "cuda")
@@ -71,6 +83,11 @@ def _unpack_cuda(
     return kernels.unpack(codes, stats, shape, bits, group_size, dtype)
 
 
+@torch.library.impl("gact_graph::unpack_rows", "cuda")
+def _unpack_rows_cuda(codes: Tensor, *args: Any) -> Tensor:
+    return (cuda.load(codes.device) or reference).unpack_rows(codes, *args)
+
+
 @torch.library.register_fake("gact_graph::pack")
 def _pack_fake(x: Tensor, bits: int, group_size: int, seed: int) -> tuple[Tensor, Tensor]:
     n = x.numel()
@@ -83,6 +100,20 @@ def _unpack_fake(
     codes: Tensor, stats: Tensor, shape: list[int], bits: int, group_size: int, dtype: torch.dtype
 ) -> Tensor:
     return codes.new_empty(shape, dtype=dtype)
+
+
+@torch.library.register_fake("gact_graph::unpack_rows")
+def _unpack_rows_fake(
+    codes: Tensor,
+    stats: Tensor,
+    rows: Tensor,
+    numel: int,
+    width: int,
+    bits: int,
+    group_size: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    return codes.new_empty((rows.size(0), width), dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -110,6 +141,31 @@ class Packed:
             return self.codes
         unpacked: Tensor = torch.ops.gact_graph.unpack(
             self.codes, self.stats, self.shape, self.bits, self.group_size, self.dtype
+        )
+        return unpacked
+
+    def unpack_rows(self, rows: Tensor, width: int) -> Tensor:
+        """Some rows of the decoded tensor seen as [numel / width, width], without the others.
+
+        Args:
+            rows: Their numbers [R], int64, from 0 on; any order, any of them several times.
+            width: Elements a row.
+
+        Returns:
+            [R, width], new and contiguous, of the dtype and device that was packed; where the
+            tensor was kept, rows of that one.
+        """
+        if self.stats is None:
+            return self.codes.reshape(-1, width)[rows]
+        unpacked: Tensor = torch.ops.gact_graph.unpack_rows(
+            self.codes,
+            self.stats,
+            rows,
+            self.shape.numel(),
+            width,
+            self.bits,
+            self.group_size,
+            self.dtype,
         )
         return unpacked
 

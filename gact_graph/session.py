@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gact_graph import hooks
 from gact_graph.account import Account
 from gact_graph.codecs import Context, Kept, Request, Saved, encode
 from gact_graph.config import Config
@@ -108,7 +109,11 @@ class Session:
     @staticmethod
     def unpack(saved: Saved) -> Tensor:
         """The unpack hook. Static, so that a graph does not hold the session."""
-        return saved.tensor()
+        later = hooks.later()
+        if later is None:
+            return saved.tensor()
+        later.append(saved)
+        return torch.empty(0)  # autograd asks for a tensor, nobody reads it
 
     def settle(self, model: nn.Module, inputs: Any, output: Any) -> None:
         """Ends the account after forward: what others now hold is kept by reference.

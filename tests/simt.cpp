@@ -118,6 +118,7 @@ float __uint_as_float(uint32_t x) { return same_bits<float>(x); }
 int64_t __double_as_longlong(double x) { return same_bits<int64_t>(x); }
 double __longlong_as_double(int64_t x) { return same_bits<double>(x); }
 int __float2int_rn(float x) { return static_cast<int>(std::nearbyint(x)); }
+[[noreturn]] void __trap() { fail("the kernel trapped"); }
 using std::fmaf, std::fmaxf, std::fminf;
 
 float half_to_float(uint16_t bits) { return c10::Half(bits, c10::Half::from_bits()); }

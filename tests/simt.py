@@ -21,7 +21,7 @@ from gact_graph.kernels.nvrtc import CSRC, HEADERS, WARPS, Kernel
 COMPILER = shutil.which(os.environ.get("CXX", "g++"))
 _TYPES = ("float16", "bfloat16", "float32", "float64")
 NAMES = {
-    "cuda/quantize.cu": [f"{way}_{t}" for way in ("pack", "unpack") for t in _TYPES],
+    "cuda/quantize.cu": [f"{way}_{t}" for way in ("pack", "unpack", "unpack_rows") for t in _TYPES],
     "cuda/bitmask.cu": [
         *("nonzero_bool", "nonzero_float32"),
         *(f"{test}_{t}" for test in ("above", "not_at_most") for t in _TYPES),

@@ -10,11 +10,23 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from samples import GraphNet, distance, equal, gradients, graph, labels, make, one_thread  # noqa: F401
+from samples import (  # noqa: F401
+    GraphNet,
+    distance,
+    equal,
+    gradients,
+    graph,
+    labels,
+    make,
+    one_thread,
+    train_step,
+)
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch_geometric.nn import (
     EdgeConv,
     GATConv,
+    GATv2Conv,
     GCNConv,
     GraphConv,
     MessagePassing,
@@ -23,9 +35,12 @@ from torch_geometric.nn import (
 )
 
 import gact_graph
+from gact_graph.blocks import coded
 from gact_graph.blocks.order import Order, Orders
+from gact_graph.quantizer import Packed
 
 X, EDGES = graph()
+FIXED = {"adaptive": False}
 EXACT = {"level": "lossless", "bits": 32, "adaptive": False}
 
 
@@ -446,3 +461,71 @@ def test_bipartite_with_isolated_nodes_and_duplicate_arcs():
 def test_bad_blocks(blocks, error, words):
     with pytest.raises(error, match=words):
         gact_graph.wrap(nn.Linear(3, 3), blocks=blocks)
+
+
+class Wide(nn.Module):
+    """A conv of 96 channels between linear layers."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.first, self.conv, self.last = nn.Linear(32, 96), conv, nn.Linear(96, 5)
+
+    def forward(self, x, edge_index):
+        return self.last(F.elu(self.conv(F.elu(self.first(x)), edge_index)))
+
+
+WIDE = {
+    "transformer": lambda: TransformerConv(96, 48, heads=2),
+    "gatv2": lambda: GATv2Conv(96, 48, heads=2, dropout=0.3),
+    "gat": lambda: GATConv(96, 48, heads=2),
+    "max": lambda: GraphConv(96, 96, aggr="max"),
+}
+
+
+class TestCoded:
+    """In backward the tensors of nodes stay coded, and blocks decode the rows that they read."""
+
+    @pytest.mark.parametrize("kind", WIDE)
+    def test_the_same_gradients_as_with_whole_tensors(self, kind, monkeypatch):
+        options = {"bits": 3, "adaptive": False, "blocks": 200}
+        net = make(lambda: Wide(WIDE[kind]()))
+        widths = []
+        unpack_rows = Packed.unpack_rows
+        monkeypatch.setattr(
+            Packed,
+            "unpack_rows",
+            lambda packed, rows, width: widths.append(width) or unpack_rows(packed, rows, width),
+        )
+        found = train_step(gact_graph.wrap(copy.deepcopy(net), **options), X, EDGES)
+        assert {*widths} == {96}
+        monkeypatch.setattr(coded, "_coded", lambda saved: None)
+        widths.clear()
+        expected = train_step(gact_graph.wrap(net, **options), X, EDGES)
+        assert not widths
+        assert equal(found, expected)
+
+    def test_hooks_of_others_get_tensors(self):
+        """Ours are outside here, so what autograd unpacks was never ours."""
+        net = gact_graph.wrap(make(lambda: Wide(WIDE["gat"]())), bits=3, blocks=200, **FIXED)
+        seen = []
+
+        def pack(tensor):
+            seen.append(tensor)
+            return tensor
+
+        inner = net.conv.forward
+
+        def forward(*args):
+            with saved_tensors_hooks(pack, lambda tensor: tensor):
+                return inner(*args)
+
+        net.conv.forward = forward
+        assert all(g.isfinite().all() for g in train_step(net, X, EDGES)) and seen
+
+    def test_backward_twice(self):
+        net = gact_graph.wrap(make(lambda: Wide(WIDE["gatv2"]())), bits=3, blocks=200, **FIXED)
+        torch.manual_seed(0)
+        loss = net(X, EDGES).square().sum()
+        once = torch.autograd.grad(loss, [*net.parameters()], retain_graph=True)
+        again = torch.autograd.grad(loss, [*net.parameters()])
+        assert equal([*once], [*again])

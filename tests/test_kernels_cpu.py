@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import simt
 import torch
-from test_kernels_reference import GROUP, SAMPLES, WIDTHS, Sample, same_bytes
+from test_kernels_reference import DTYPES, GROUP, SAMPLES, WIDTHS, Sample, same_bytes
 from torch import Tensor
 
 from gact_graph.kernels import cpu, reference
@@ -65,6 +65,39 @@ def test_same_bytes_for_other_groups_and_seeds(group_size: int, seed: int, kerne
             assert torch.equal(built[0], codes) and torch.equal(built[1], stats)
             y = reference.unpack(codes, stats, [3001], bits, group_size, dtype)
             assert torch.equal(kernels.unpack(codes, stats, [3001], bits, group_size, dtype), y)
+
+
+@pytest.mark.parametrize("width", [1, 3, 64, 65, 192, 256, 300, 999])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_are_those_of_the_whole(width: int, dtype: torch.dtype, kernels: Any) -> None:
+    """Of plain groups, of equal elements, of NaN; the last row ends in a short group."""
+    x = torch.randn(5 * width * 20, generator=torch.Generator().manual_seed(width)).to(dtype)
+    x[300:600], x[-40:] = 0.1, torch.nan
+    rows = torch.tensor([99, 0, 3, 3, 50, 98, 1])
+    for bits, group_size in ((1, 64), (4, 256), (7, 192), (11, 1024)):
+        codes, stats = reference.pack(x, bits, group_size, 5)
+        whole = reference.unpack(codes, stats, [100, width], bits, group_size, dtype)
+        for backend in (kernels, reference):
+            for wanted in (rows, rows.repeat(2)[::2], rows[:0]):
+                found = backend.unpack_rows(
+                    codes, stats, wanted, x.numel(), width, bits, group_size, dtype
+                )
+                assert same_bytes(found, whole[wanted]), (bits, group_size)
+
+
+def test_rows_that_are_not_there_are_refused(kernels: Any) -> None:
+    codes, stats = kernels.pack(torch.randn(300), 2, GROUP, 0)
+    if kernels is not simt.KERNELS:  # a GPU ends the process
+        for row in (-1, 3):
+            with pytest.raises(IndexError, match=rf"Expected rows from 0 to 2 \(got {row}\)"):
+                kernels.unpack_rows(
+                    codes, stats, torch.tensor([0, row]), 300, 100, 2, GROUP, torch.float32
+                )
+    rows = torch.tensor([0])
+    with pytest.raises(ValueError, match=r"Expected codes of \[7, 2\] .*\(got \[5, 2\]\)"):
+        kernels.unpack_rows(codes, stats, rows, 400, 100, 2, GROUP, torch.float32)
+    with pytest.raises(ValueError, match=r"Expected rows of 1 element or more \(got 0\)"):
+        kernels.unpack_rows(codes, stats, rows, 300, 0, 2, GROUP, torch.float32)
 
 
 def test_threads_do_not_change_the_bytes(kernels: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -47,6 +47,12 @@ class Use:
     place: int
 
 
+class Rows(Protocol):
+    """What may stand for a tensor of nodes [N, ...], where some of its rows at a time are read."""
+
+    def rows(self, places: Tensor | slice) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Arguments:
     """All that ``propagate`` or ``edge_updater`` was given."""
@@ -60,7 +66,11 @@ class Arguments:
     """Number of source nodes."""
 
     def part(
-        self, tensors: Sequence[Tensor], order: Order, block: Block, learn: Sequence[bool] = ()
+        self,
+        tensors: Sequence[Tensor | Rows],
+        order: Order,
+        block: Block,
+        learn: Sequence[bool] = (),
     ) -> tuple[dict[str, Any], list[tuple[Use, Tensor]]]:
         """What the layer's functions get for one block.
 
@@ -78,14 +88,15 @@ class Arguments:
         found: dict[str, Any] = dict(self.others)
         leaves: list[tuple[Use, Tensor]] = []
         for use in self.uses:
-            tensor = tensors[use.place]
+            given = tensors[use.place]
             if use.level == "source":
-                tensor = rows_of(tensor, sources)
+                tensor = rows_of(given, sources)
             elif use.level in ("target", "row"):
                 # Rows that are one in memory must be leaves of their own.
-                tensor = tensor[block.row : block.row_end].contiguous()
-            elif use.level == "edge":
-                tensor = rows_of(tensor, order.places(block))
+                tensor = rows_of(given, slice(block.row, block.row_end)).contiguous()
+            else:
+                assert isinstance(given, Tensor)  # rows alone can be had of tensors of nodes
+                tensor = given if use.level == "whole" else rows_of(given, order.places(block))
             tensor = tensor.detach()
             if learn and learn[use.place]:
                 tensor = tensor.requires_grad_()
@@ -106,8 +117,10 @@ class Arguments:
         return found, leaves
 
 
-def rows_of(tensor: Tensor, places: Tensor | slice) -> Tensor:
+def rows_of(tensor: Tensor | Rows, places: Tensor | slice) -> Tensor:
     """Some rows of a tensor [E, ...]."""
+    if not isinstance(tensor, Tensor):
+        return tensor.rows(places)
     if isinstance(places, slice):
         return tensor[places]
     if tensor.dim() and tensor.stride(0) == 0:

@@ -17,6 +17,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import SumAggregation
 
 from gact_graph.blocks.arguments import Arguments, Use, add_rows, rows_of
+from gact_graph.blocks.coded import CodedRows, saved_tensors
 from gact_graph.blocks.order import Block, Order
 from gact_graph.heap import give_back
 from gact_graph.stand_ins import learning, stand_ins
@@ -119,7 +120,7 @@ class Run:
 
     def backward(
         self,
-        tensors: Sequence[Tensor],
+        tensors: Sequence[Tensor | CodedRows],
         values: Sequence[Tensor],
         learn: Sequence[bool],
         of_parameters: Sequence[bool],
@@ -214,7 +215,8 @@ class _Blocked(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         needed, n = ctx.needs_input_grad[2:], ctx.count
-        read = iter(ctx.saved_tensors)
+        kept = [i for i in range(len(needed)) if i not in ctx.shapes]
+        read = iter(saved_tensors(ctx, ctx.run.arguments.uses, kept))
         saved = [
             ctx.shapes[i][1].expand(ctx.shapes[i][0]) if i in ctx.shapes else next(read)
             for i in range(len(needed))
@@ -223,5 +225,5 @@ class _Blocked(torch.autograd.Function):
         return (None, None, *found)
 
 
-def _zeros(tensor: Tensor) -> Tensor:
-    return torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+def _zeros(tensor: Tensor | CodedRows) -> Tensor:
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)

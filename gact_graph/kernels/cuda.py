@@ -62,14 +62,37 @@ class Kernels:
         _check(bits, group_size)
         n = math.prod(shape)
         groups = -(-n // group_size)
-        # Words read past their end would be a silent error, or a crash.
-        _check_shape("codes", codes, [-(-n // TILE), bits])
-        _check_shape("stats", stats, [groups, 2])
+        _check_record(codes, stats, n, bits, group_size)
         x = codes.new_empty(shape, dtype=dtype)
         if n:
             kernel = _quantizer("unpack", bits, dtype)
             starts = codes.data_ptr(), stats.data_ptr()
             self._launch(kernel, x.device, groups, *starts, n, group_size, x.data_ptr())
+        return x
+
+    def unpack_rows(
+        self,
+        codes: Tensor,
+        stats: Tensor,
+        rows: Tensor,
+        numel: int,
+        width: int,
+        bits: int,
+        group_size: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Rows [len(rows), width] of the decoded tensor seen as [numel / width, width]."""
+        _check(bits, group_size)
+        _check_record(codes, stats, numel, bits, group_size)
+        if width < 1:
+            raise ValueError(f"Expected rows of 1 element or more (got {width})")
+        rows = rows.contiguous()
+        x = codes.new_empty((len(rows), width), dtype=dtype)
+        if len(rows):
+            kernel = _quantizer("unpack_rows", bits, dtype)
+            starts = codes.data_ptr(), stats.data_ptr(), rows.data_ptr()
+            sizes = len(rows), numel, width, group_size
+            self._launch(kernel, x.device, len(rows), *starts, *sizes, x.data_ptr())
         return x
 
     def pack_bits(self, x: Tensor, test: int, threshold: float) -> Tensor:
@@ -173,6 +196,12 @@ def _check(bits: int, group_size: int) -> None:
         raise ValueError(
             f"Expected group_size to be a positive multiple of {TILE} (got {group_size})"
         )
+
+
+def _check_record(codes: Tensor, stats: Tensor, n: int, bits: int, group_size: int) -> None:
+    # Words read past their end would be a silent error, or a crash.
+    _check_shape("codes", codes, [-(-n // TILE), bits])
+    _check_shape("stats", stats, [-(-n // group_size), 2])
 
 
 def _check_shape(name: str, x: Tensor, shape: list[int]) -> None:

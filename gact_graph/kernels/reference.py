@@ -57,6 +57,33 @@ def unpack(
     return out
 
 
+def unpack_rows(
+    codes: Tensor,
+    stats: Tensor,
+    rows: Tensor,
+    numel: int,
+    width: int,
+    bits: int,
+    group_size: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Rows [len(rows), width] of the decoded tensor seen as [numel / width, width]."""
+    out = torch.empty(len(rows), width, dtype=dtype, device=codes.device)
+    stride = max(1, _SLICE // max(1, width))
+    for start in range(0, len(rows), stride):
+        part = rows[start : start + stride, None].long() * width
+        index = (part + torch.arange(width, device=codes.device)).view(-1)
+        tile, lane = index // TILE, index % TILE
+        code = torch.zeros_like(index)
+        for p in range(bits):
+            code |= ((codes[tile, p] >> lane) & 1) << p
+        group = index // group_size
+        first = codes[group * (group_size // TILE), 0]
+        decoded = _decode(code, stats[group], first, dtype)
+        out[start : start + stride] = decoded.view(-1, width)
+    return out
+
+
 def noise16(index: Tensor, seed: int) -> Tensor:
     """16 random bits for each element index (int64), as ``csrc/noise.h`` defines them."""
     high = index >> 32
@@ -129,13 +156,18 @@ def _unpack_slice(
     for p in range(bits):
         code |= ((words[:, p, None] >> lane) & 1) << p
     group = torch.arange(n, device=words.device) // group_size
+    first = words[:: group_size // TILE, 0].contiguous()
+    return _decode(code.view(-1)[:n], stats[group], first[group], dtype)
+
+
+def _decode(code: Tensor, stats: Tensor, first: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values of codes [n], with the stats [n, 2] and the first words [n] of their groups."""
     low, step = stats.to(torch.float32).unbind(1)
-    x = code.view(-1)[:n].to(torch.float32) * step[group] + low[group]
+    x = code.to(torch.float32) * step + low
     limit = min(_FLOAT32_MAX, torch.finfo(dtype).max)
-    constant = (step == 0)[group]
-    first = words[:: group_size // TILE, 0].contiguous().view(torch.float64)[group].to(dtype)
     # A step that was rounded up must not turn a finite value into infinity.
-    return torch.where(constant, first, x.clamp(-limit, limit).to(dtype))
+    clamped = x.clamp(-limit, limit).to(dtype)
+    return torch.where(step == 0, first.contiguous().view(torch.float64).to(dtype), clamped)
 
 
 def _round_to_bf16(x: Tensor, up: bool) -> Tensor:

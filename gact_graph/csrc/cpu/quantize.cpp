@@ -143,11 +143,16 @@ void pack_group(const T* x, int64_t count, uint64_t index, uint64_t seed, int64_
 }
 
 template <typename T>
+float limit_of() {
+  return sizeof(T) > 2 ? std::numeric_limits<float>::max()
+                       : static_cast<float>(std::numeric_limits<T>::max());
+}
+
+template <typename T>
 void unpack_group(const uint64_t* words, Stats stats, int64_t count, int64_t bits,
                   const Coder& coder, T* x) {
   constexpr bool kIsFloat = std::is_same_v<T, float>;
-  const float limit = sizeof(T) > 2 ? std::numeric_limits<float>::max()
-                                    : static_cast<float>(std::numeric_limits<T>::max());
+  const float limit = limit_of<T>();
   if (stats.step == 0.f) {
     double value;
     std::memcpy(&value, words, sizeof value);
@@ -170,6 +175,34 @@ void unpack_group(const uint64_t* words, Stats stats, int64_t count, int64_t bit
   }
 }
 
+// Elements from `start` on of a tensor whose words and stats these are.
+template <typename T>
+void unpack_span(const uint64_t* words, const at::BFloat16* pairs, int64_t start, int64_t count,
+                 int64_t bits, int64_t group_size, const Coder& coder, T* x) {
+  const float limit = limit_of<T>();
+  float buffer[kBlock];
+  for (int64_t at = start, end; at < start + count; x += end - at, at = end) {
+    const int64_t g = at / group_size, first = at / kTile * kTile;
+    end = std::min({start + count, (g + 1) * group_size, first + kBlock});
+    const Stats s = {static_cast<float>(pairs[2 * g]), static_cast<float>(pairs[2 * g + 1])};
+    if (s.step == 0.f) {
+      double value;
+      std::memcpy(&value, words + g * group_size / kTile * bits, sizeof value);
+      std::fill_n(x, end - at, static_cast<T>(value));
+      continue;
+    }
+    const uint64_t* tiles = words + first / kTile * bits;
+    if constexpr (std::is_same_v<T, float>) {
+      if (at == first && (end - at) % kTile == 0) {
+        coder.decode(tiles, (end - at) / kTile, s, limit, x);
+        continue;
+      }
+    }
+    coder.decode(tiles, tiles_of(end - first), s, limit, buffer);
+    for (int64_t i = at; i < end; ++i) x[i - at] = static_cast<T>(buffer[i - first]);
+  }
+}
+
 int64_t groups_per_task(int64_t group_size) {
   return std::max<int64_t>(1, (int64_t{1} << 15) / group_size);
 }
@@ -182,12 +215,29 @@ void check(int64_t bits, int64_t group_size) {
                     group_size, ")");
 }
 
+int64_t groups_of(int64_t count, int64_t group_size) {
+  return (count + group_size - 1) / group_size;
+}
+
+// Words read past their end would be a silent error, or a crash.
+void check_record(const at::Tensor& codes, const at::Tensor& stats, int64_t n, int64_t bits,
+                  int64_t group_size) {
+  const int64_t codes_shape[] = {tiles_of(n), bits};
+  const int64_t stats_shape[] = {groups_of(n, group_size), 2};
+  TORCH_CHECK_VALUE(codes.sizes() == at::IntArrayRef(codes_shape) && codes.is_contiguous(),
+                    "Expected codes of ", at::IntArrayRef(codes_shape), " for this shape (got ",
+                    codes.sizes(), ")");
+  TORCH_CHECK_VALUE(stats.sizes() == at::IntArrayRef(stats_shape) && stats.is_contiguous(),
+                    "Expected stats of ", at::IntArrayRef(stats_shape), " for this shape (got ",
+                    stats.sizes(), ")");
+}
+
 std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& input, int64_t bits, int64_t group_size,
                                         int64_t seed) {
   check(bits, group_size);
   const at::Tensor x = input.contiguous();
   const int64_t n = x.numel();
-  const int64_t groups = (n + group_size - 1) / group_size;
+  const int64_t groups = groups_of(n, group_size);
   at::Tensor codes = at::empty({tiles_of(n), bits}, x.options().dtype(at::kLong));
   at::Tensor stats = at::empty({groups, 2}, x.options().dtype(at::kBFloat16));
   advise_huge_pages(codes);
@@ -213,15 +263,8 @@ at::Tensor unpack(const at::Tensor& codes, const at::Tensor& stats, at::IntArray
   check(bits, group_size);
   at::Tensor x = at::empty(shape, codes.options().dtype(dtype));
   const int64_t n = x.numel();
-  const int64_t groups = (n + group_size - 1) / group_size;
-  const int64_t codes_shape[] = {tiles_of(n), bits};
-  const int64_t stats_shape[] = {groups, 2};
-  TORCH_CHECK_VALUE(codes.sizes() == at::IntArrayRef(codes_shape) && codes.is_contiguous(),
-                    "Expected codes of ", at::IntArrayRef(codes_shape), " for this shape (got ",
-                    codes.sizes(), ")");
-  TORCH_CHECK_VALUE(stats.sizes() == at::IntArrayRef(stats_shape) && stats.is_contiguous(),
-                    "Expected stats of ", at::IntArrayRef(stats_shape), " for this shape (got ",
-                    stats.sizes(), ")");
+  const int64_t groups = groups_of(n, group_size);
+  check_record(codes, stats, n, bits, group_size);
   advise_huge_pages(x);
   const auto* words = reinterpret_cast<const uint64_t*>(codes.const_data_ptr<int64_t>());
   const auto* pairs = stats.const_data_ptr<at::BFloat16>();
@@ -240,6 +283,35 @@ at::Tensor unpack(const at::Tensor& codes, const at::Tensor& stats, at::IntArray
   return x;
 }
 
+at::Tensor unpack_rows(const at::Tensor& codes, const at::Tensor& stats, const at::Tensor& rows,
+                       int64_t numel, int64_t width, int64_t bits, int64_t group_size,
+                       at::ScalarType dtype) {
+  check(bits, group_size);
+  check_record(codes, stats, numel, bits, group_size);
+  TORCH_CHECK_VALUE(width > 0, "Expected rows of 1 element or more (got ", width, ")");
+  const at::Tensor wanted = rows.contiguous();
+  at::Tensor x = at::empty({wanted.size(0), width}, codes.options().dtype(dtype));
+  advise_huge_pages(x);
+  const auto* words = reinterpret_cast<const uint64_t*>(codes.const_data_ptr<int64_t>());
+  const auto* pairs = stats.const_data_ptr<at::BFloat16>();
+  const int64_t* numbers = wanted.const_data_ptr<int64_t>();
+  const Coder& coder = coder_of(bits);
+  const int64_t last = numel / width - 1;
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "unpack_rows", [&] {
+    scalar_t* to = x.mutable_data_ptr<scalar_t>();
+    const int64_t task = std::max<int64_t>(1, (int64_t{1} << 15) / width);
+    at::parallel_for(0, wanted.size(0), task, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        TORCH_CHECK_INDEX(0 <= numbers[i] && numbers[i] <= last, "Expected rows from 0 to ", last,
+                          " (got ", numbers[i], ")");
+        unpack_span(words, pairs, numbers[i] * width, width, bits, group_size, coder,
+                    to + i * width);
+      }
+    });
+  });
+  return x;
+}
+
 }  // namespace
 
 TORCH_LIBRARY(GACT_LIBRARY, library) {
@@ -248,6 +320,10 @@ TORCH_LIBRARY(GACT_LIBRARY, library) {
       "unpack(Tensor codes, Tensor stats, int[] shape, int bits, int group_size, ScalarType dtype)"
       " -> Tensor",
       &unpack);
+  library.def(
+      "unpack_rows(Tensor codes, Tensor stats, Tensor rows, int numel, int width, int bits,"
+      " int group_size, ScalarType dtype) -> Tensor",
+      &unpack_rows);
 }
 
 }  // namespace gact_graph

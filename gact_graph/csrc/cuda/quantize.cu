@@ -184,6 +184,21 @@ void pack(const T* x, int64_t n, int64_t group_size, int64_t seed, uint32_t* wor
 }
 
 template <typename T>
+T value_of(uint32_t code, Stats stats) {
+  if (stats.step != stats.step) return from_float<T>(__uint_as_float(0x7FC00000u));
+  const float value = static_cast<float>(code) * stats.step + stats.low;
+  // A step that was rounded up must not turn a finite value into infinity.
+  return from_float<T>(fminf(fmaxf(value, -Element<T>::kMax), Element<T>::kMax));
+}
+
+// What a group of equal elements keeps in its first word.
+template <typename T>
+T kept_value(const uint32_t* word) {
+  const uint64_t value = static_cast<uint64_t>(word[1]) << 32 | word[0];
+  return Element<T>::of(__longlong_as_double(static_cast<int64_t>(value)));
+}
+
+template <typename T>
 void unpack(const uint32_t* words, const uint32_t* stats, int64_t n, int64_t group_size, T* x) {
   const Place place(lane_of_thread());
   for (int64_t g = warp_of_thread(); g * group_size < n; g += warps_of_grid()) {
@@ -191,14 +206,7 @@ void unpack(const uint32_t* words, const uint32_t* stats, int64_t n, int64_t gro
     const int64_t count = group_size < n - start ? group_size : n - start;
     const Stats s = {__uint_as_float(stats[g] << 16), __uint_as_float(stats[g] & 0xFFFF0000u)};
     const uint32_t* in = words + start / kTile * kBits * 2;
-    const bool plain = s.step > 0.f;
-    T same = {};
-    if (s.step == 0.f) {
-      const uint64_t value = static_cast<uint64_t>(in[1]) << 32 | in[0];
-      same = Element<T>::of(__longlong_as_double(static_cast<int64_t>(value)));
-    } else if (!plain) {
-      same = from_float<T>(__uint_as_float(0x7FC00000u));
-    }
+    const T same = s.step == 0.f ? kept_value<T>(in) : T{};
     for (int64_t t = 0; t < count; t += kChunk, in += kChunk / kTile * kBits * 2) {
       uint32_t codes[4] = {};
       for (int quad = 0; quad < kQuads; ++quad) {
@@ -209,12 +217,38 @@ void unpack(const uint32_t* words, const uint32_t* stats, int64_t n, int64_t gro
       T values[8];
       for (int i = 0; i < 8; ++i) {
         const uint32_t code = i < 4 ? codes[i] & 0xFFFFu : codes[i - 4] >> 16;
-        float value = static_cast<float>(code) * s.step + s.low;
-        // A step that was rounded up must not turn a finite value into infinity.
-        value = fminf(fmaxf(value, -Element<T>::kMax), Element<T>::kMax);
-        values[i] = plain ? from_float<T>(value) : same;
+        values[i] = s.step == 0.f ? same : value_of<T>(code, s);
       }
       store(values, count - t, place, x + start + t);
+    }
+  }
+}
+
+// A warp a row, a lane an element: rows begin anywhere in a tile, and what 32 lanes read of a plane
+// is a word or two.
+template <typename T>
+void unpack_rows(const uint32_t* words, const uint32_t* stats, const int64_t* rows, int64_t count,
+                 int64_t numel, int64_t width, int64_t group_size, T* x) {
+  const uint32_t tiles_of_group = static_cast<uint32_t>(group_size / kTile);
+  for (int64_t r = warp_of_thread(); r < count; r += warps_of_grid()) {
+    const int64_t start = rows[r] * width;
+    // As index_select: a wrong row is an error of the device.
+    if (start < 0 || start > numel - width) __trap();
+    for (int64_t c = lane_of_thread(); c < width; c += kLanes) {
+      const auto tile = static_cast<uint32_t>((start + c) / kTile);
+      const int element = static_cast<int>((start + c) % kTile);
+      const uint32_t group = tile / tiles_of_group;
+      const Stats s = {__uint_as_float(stats[group] << 16),
+                       __uint_as_float(stats[group] & 0xFFFF0000u)};
+      const uint32_t* in = words + static_cast<int64_t>(tile) * kBits * 2 + element / 32;
+      uint32_t code = 0;
+      for (int p = 0; p < kBits; ++p) code |= (in[p * 2] >> element % 32 & 1) << p;
+      if (s.step == 0.f) {
+        x[r * width + c] =
+            kept_value<T>(words + static_cast<int64_t>(group) * tiles_of_group * kBits * 2);
+      } else {
+        x[r * width + c] = value_of<T>(code, s);
+      }
     }
   }
 }
@@ -231,6 +265,12 @@ void unpack(const uint32_t* words, const uint32_t* stats, int64_t n, int64_t gro
                                            const uint32_t* __restrict__ stats, int64_t n,        \
                                            int64_t group_size, T* __restrict__ x) {              \
     gact_graph::unpack(words, stats, n, group_size, x);                                          \
+  }                                                                                              \
+  extern "C" __global__ void unpack_rows_##name(                                                 \
+      const uint32_t* __restrict__ words, const uint32_t* __restrict__ stats,                    \
+      const int64_t* __restrict__ rows, int64_t count, int64_t numel, int64_t width,             \
+      int64_t group_size, T* __restrict__ x) {                                                   \
+    gact_graph::unpack_rows(words, stats, rows, count, numel, width, group_size, x);             \
   }
 
 GACT_KERNELS(float32, float)
