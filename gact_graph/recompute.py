@@ -20,7 +20,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch_geometric.nn import MessagePassing
 
-from gact_graph import hooks
+from gact_graph import again, hooks
 from gact_graph.heap import give_back
 from gact_graph.report import LayerRow
 from gact_graph.stand_ins import learning, stand_ins
@@ -61,6 +61,7 @@ class Recomputed:
         self._name = name
         self._tried = False
         self._reason: str | None = None
+        self._unread: dict[tuple[bool, ...], frozenset[int]] = {}
         self._previous: Callable[..., Any] | None = vars(module).get("forward")
         module.forward = self
 
@@ -80,7 +81,7 @@ class Recomputed:
         if session is None or not torch.is_grad_enabled():
             return inner(*args, **kwargs)
         try:
-            call = _Call(module, inner, *_flat(args, kwargs))
+            call = _Call(module, inner, *_flat(args, kwargs), self._unread)
             if not self._tried:
                 self._try(call)
             if self._reason is not None:
@@ -121,13 +122,17 @@ class Recomputed:
 
 @dataclass
 class _Call:
-    """One call of a layer. What autograd holds of it has no tensors."""
+    """One call of a layer. What autograd holds of it has no tensors.
+
+    ``unread`` is the layer's: by what needs a gradient, what it needs not compute again.
+    """
 
     module: nn.Module
     inner: Callable[..., Any]
     tensors: tuple[Tensor, ...]
     others: list[Any]
     spec: TreeSpec
+    unread: dict[tuple[bool, ...], frozenset[int]]
 
     def __call__(self) -> Any:
         tensors = self.tensors
@@ -147,6 +152,24 @@ class _Call:
         self._out_leaves = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in out]
         return [leaf for leaf in out if isinstance(leaf, Tensor)]
 
+    def first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The same, remembered for the time when it is run again."""
+        calls = again.Calls()
+        with again.counting(calls):
+            results = self.forward(tensors)
+        self._ends = calls.ends
+        return results
+
+    def _again(self, tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor]:
+        """The same with a graph; the values mean nothing where no gradient needs them."""
+        key = (self.module.training, *needed)
+        calls = again.Calls(self._ends, self.unread.get(key, frozenset()))
+        with again.counting(calls):
+            results = self.forward(tensors)
+        if key not in self.unread:
+            self.unread[key] = calls.find_unread(results)
+        return results
+
     def backward(
         self,
         tensors: Sequence[Tensor],
@@ -163,7 +186,7 @@ class _Call:
             ]
             pairs = [
                 (get_gradient_edge(out), gradient)
-                for out, gradient in zip(self.forward(inputs), gradients, strict=True)
+                for out, gradient in zip(self._again(inputs, needed), gradients, strict=True)
                 if gradient is not None and out.requires_grad
             ]
             wanted = [i for i, need in enumerate(needed) if need]
@@ -187,7 +210,7 @@ class _Recompute(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         # Through the hooks of whoever compresses what is saved.
         ctx.save_for_backward(*tensors)
-        results = call.forward(tensors[:count])
+        results = call.first(tensors[:count])
         ctx.mark_non_differentiable(*(t for t in results if not _has_gradient(t)))
         return tuple(results)
 

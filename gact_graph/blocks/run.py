@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import SumAggregation
 
+from gact_graph import again
 from gact_graph.blocks.arguments import Arguments, Use, add_rows, rows_of
 from gact_graph.blocks.coded import CodedRows, saved_tensors
 from gact_graph.blocks.order import Block, Order
@@ -97,25 +98,32 @@ class Run:
         parameters = learning(self.module)
         # What autograd holds must hold no tensor past the hooks on what it saves.
         self.arguments = replace(self.arguments, tensors=())
+        calls = again.current()
+        shapes_only = calls is not None and calls.next_is_unread
         if torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *parameters)):
-            results = _Blocked.apply(self, len(tensors), *tensors, *parameters)
+            results = _Blocked.apply(self, shapes_only, len(tensors), *tensors, *parameters)
         else:
-            results = self.forward(tensors)
+            results = self.forward(tensors, shapes_only)
+        if calls is not None:
+            calls.add(results[0])
         for name, kept in zip(self.kept, results[1:], strict=True):
             setattr(self.module, name, kept)
         return results[0]
 
     @torch.no_grad()
-    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The result and what is kept, without a graph."""
+    def forward(self, tensors: Sequence[Tensor], shapes_only: bool = False) -> tuple[Tensor, ...]:
+        """The result and what is kept, without a graph; or zeros in their place."""
         results: list[Tensor] = []
-        for block in self.blocks:
+        for block in self.blocks[:1] if shapes_only else self.blocks:
             given, _ = self.arguments.part(tensors, self.order, block)
             for i, part in enumerate(self._outputs(given, self.work)):
                 if len(results) == i:
                     length = self.order.arcs if self._of_edges(i) else self.order.rows
-                    results.append(part.new_empty((length, *part.shape[1:])))
-                self._write(results[i], i, block, part)
+                    shape = length, *part.shape[1:]
+                    empty = part.new_zeros(()).expand if shapes_only else part.new_empty
+                    results.append(empty(shape))
+                if not shapes_only:
+                    self._write(results[i], i, block, part)
         return tuple(results)
 
     def backward(
@@ -131,13 +139,13 @@ class Run:
             give_back(tensors[0].device)
         n = len(tensors)
         found: list[Tensor | None] = [None] * (n + len(values))
-        again = work_again(self.module, self.work)
-        summed = again is not self.work
+        work = work_again(self.module, self.work)
+        summed = work is not self.work
         with stand_ins(self.module, values) as parameters, self.surroundings.again():
             wanted = [i for i, needed in enumerate(of_parameters) if needed]
             for block in self.blocks:
                 given, leaves = self.arguments.part(tensors, self.order, block, learn)
-                outputs = self._outputs(given, again)
+                outputs = self._outputs(given, work)
                 pairs = [
                     (out, self._read(gradient, i, block))
                     for i, (out, gradient) in enumerate(zip(outputs, gradients, strict=True))
@@ -203,18 +211,20 @@ class Run:
 
 class _Blocked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: Run, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, run: Run, shapes_only: bool, count: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.run, ctx.count = run, count
         ctx.set_materialize_grads(False)
         ctx.shapes = {i: (tensors[i].shape, tensors[i].new_ones(())) for i in run.unread}
         # Through the hooks of whoever compresses what is saved.
         ctx.save_for_backward(*(t for i, t in enumerate(tensors) if i not in run.unread))
-        return run.forward(tensors[:count])
+        return run.forward(tensors[:count], shapes_only)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        needed, n = ctx.needs_input_grad[2:], ctx.count
+        needed, n = ctx.needs_input_grad[3:], ctx.count
         kept = [i for i in range(len(needed)) if i not in ctx.shapes]
         read = iter(saved_tensors(ctx, ctx.run.arguments.uses, kept))
         saved = [
@@ -222,7 +232,7 @@ class _Blocked(torch.autograd.Function):
             for i in range(len(needed))
         ]
         found = ctx.run.backward(saved[:n], saved[n:], needed[:n], needed[n:], gradients)
-        return (None, None, *found)
+        return (None, None, None, *found)
 
 
 def _zeros(tensor: Tensor | CodedRows) -> Tensor:

@@ -1,0 +1,122 @@
+"""What CB2 does not compute again: results that no gradient reads, and only those."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from samples import equal, graph, make, one_thread, train_step  # noqa: F401
+from torch import nn
+from torch_geometric.nn import (
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    MessagePassing,
+    SAGEConv,
+    TransformerConv,
+)
+
+import gact_graph
+from gact_graph import again
+from gact_graph.blocks.run import Run
+
+X, EDGES = graph()
+CB2 = {"level": "CB2", "bits": 32, "adaptive": False, "blocks": 100}
+
+
+class Net(nn.Module):
+    def __init__(self, conv):
+        super().__init__()
+        self.first, self.conv, self.last = nn.Linear(32, 32), conv, nn.Linear(32, 5)
+
+    def forward(self, x, edge_index):
+        return self.last(torch.tanh(self.conv(torch.tanh(self.first(x)), edge_index)))
+
+
+class Own(MessagePassing):
+    """Does to the sum of its neighbours what ``after`` says."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1, 32))
+        self.after = after
+
+    def forward(self, x, edge_index):
+        out = self.propagate(edge_index, x=x * self.weight)
+        return self.after(self, out, x, edge_index)
+
+    def message(self, x_j):
+        return F.dropout(x_j, 0.3, self.training)
+
+
+def _in_place(conv, out, x, edge_index):
+    out += x
+    return out
+
+
+def _random(conv, out, x, edge_index):
+    return F.dropout(x, 0.5) + out
+
+
+def _again(conv, out, x, edge_index):
+    return conv.propagate(edge_index, x=x + out) + out
+
+
+UNREAD = {
+    "gat": lambda: GATConv(32, 16, heads=2, dropout=0.3),
+    "gatv2": lambda: GATv2Conv(32, 16, heads=2, dropout=0.3),
+    "transformer": lambda: TransformerConv(32, 16, heads=2, dropout=0.3),
+    "gcn": lambda: GCNConv(32, 32),
+    "a random number after it": lambda: Own(_random),
+    "the last of two": lambda: Own(_again),
+}
+READ = {
+    "a linear layer": lambda: SAGEConv(32, 32, aggr="max"),
+    "layers": lambda: GINConv(nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))),
+    "a gate": lambda: TransformerConv(32, 16, heads=2, beta=True),
+    "its square": lambda: Own(lambda conv, out, x, edge_index: out * out),
+    "in place": lambda: Own(_in_place),
+}
+
+
+@pytest.fixture
+def shapes_only(monkeypatch):
+    """Of each run of the edge work, whether it was let off with the shape."""
+    seen = []
+    forward = Run.forward
+
+    def watch(run, tensors, shapes_only=False):
+        seen.append(shapes_only)
+        return forward(run, tensors, shapes_only)
+
+    monkeypatch.setattr(Run, "forward", watch)
+    return seen
+
+
+@pytest.mark.parametrize("kind", [*UNREAD, *READ])
+def test_the_same_gradients_as_with_all_computed(kind, shapes_only, monkeypatch):
+    net = make(lambda: Net((UNREAD | READ)[kind]()))
+    other = gact_graph.wrap(copy.deepcopy(net), **CB2)
+    gact_graph.wrap(net, **CB2)
+    found = [train_step(net, X, EDGES, seed=seed) for seed in range(3)]
+    # The first backward finds out; from then on once in each.
+    assert sum(shapes_only) == (2 if kind in UNREAD else 0)
+    monkeypatch.setattr(again.Calls, "find_unread", lambda calls, outputs: frozenset())
+    shapes_only.clear()
+    expected = [train_step(other, X, EDGES, seed=seed) for seed in range(3)]
+    assert not any(shapes_only)
+    assert all(equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_random_numbers_after_the_layer_go_on_as_without():
+    states = []
+    for level in ("CB2", "lossless"):
+        net = make(lambda: Net(GATConv(32, 16, heads=2, dropout=0.3)))
+        gact_graph.wrap(net, **CB2 | {"level": level})
+        for seed in range(2):
+            train_step(net, X, EDGES, seed=seed)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
