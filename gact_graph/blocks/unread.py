@@ -42,7 +42,8 @@ def unread(
 
         def pack(tensor: Tensor) -> Tensor:
             found.append(tensor.detach())
-            return tensor
+            # What an operation saves of its own result would hold its graph, and that the result.
+            return tensor.detach()
 
         with stand_ins(module), surroundings.again():
             given, _ = arguments.part(values, order, block, learn)
