@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 # Okabe and Ito's colors, told apart by all eyes.
-_COLORS = ("#000000", "#999999", "#E69F00", "#56B4E9", "#D55E00", "#CC79A7", "#009E73")
+_COLORS = ("#000000", "#999999", "#E69F00", "#56B4E9", "#D55E00", "#CC79A7", "#009E73", "#0072B2")
 
 
 def plot_curves(found: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> None:

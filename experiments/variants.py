@@ -33,6 +33,7 @@ VARIANTS = {
     "stock": Variant(),
     "checkpoint": Variant(checkpoint=True),
     "L1": Variant("L1"),
+    "L2": Variant("L2"),
     "lossless+blocks": Variant("lossless", "auto"),
     "L1+blocks": Variant("L1", "auto"),
     "CB1": Variant("CB1"),
