@@ -211,7 +211,7 @@ class Report:
         """What else there is to know, one line each."""
         if self.host_bytes:
             stays = format_bytes(self.stored_bytes - self.host_bytes)
-            yield f"{format_bytes(self.host_bytes)} of it in host memory, {stays} on the device"
+            yield f"{format_bytes(self.host_bytes)} lie in host memory, {stays} stay on the device"
         elif self.swaps_from is not None:
             yield (
                 "L2 equals L1 here: no context on a CUDA device takes "

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from samples import (
     GraphNet,
     Lambda,
+    Mlp,
+    distance,
     equal,
     gradients,
     graph,
@@ -480,6 +482,16 @@ class TestModel:
         steps(model, 4)
         assert len(streams.host) == count > 3
 
+    def test_nothing_of_a_step_is_left(self):
+        streams = Simulated(7)
+        model = swapping(gact_graph.wrap(GraphNet("gat"), level="L2"), streams)
+        steps(model)
+        streams.finish()
+        gc.collect()
+        mine = controller_of(model).swapping.pool
+        left = [o for o in gc.get_objects() if type(o) is Swap and o._pool is mine]
+        assert left == []
+
     def test_after_an_error_in_forward(self):
         def forward(module, x, fail):
             h = torch.tanh(x @ module.weight)
@@ -529,7 +541,7 @@ class TestReport:
         found = report.to_dict()
         assert 0 < found["host_bytes"] < found["stored_bytes"]
         assert found["host_bytes"] == sum(c["host_bytes"] for c in found["contexts"])
-        assert "in host memory" in str(report) and "equals" not in str(report)
+        assert "lie in host memory" in str(report) and "equals" not in str(report)
 
     def test_stored_bytes_are_those_of_l1(self):
         found = []
@@ -565,59 +577,65 @@ class TestReport:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestCuda:
-    NODES, ARCS = 60_000, 600_000
+    # A mask of a hidden layer takes 1.6 MB, its values in 4 bits 6.5 MB.
+    NODES, ARCS = 200_000, 1_000_000
 
-    def model(self, level, **options):
-        net = make(lambda: GraphNet("gat", dropout=0.5)).cuda()
-        return gact_graph.wrap(net, level=level, adaptive=False, **options)
+    def model(self, level, net=lambda: Mlp(dropout=0.5)):
+        return gact_graph.wrap(make(net).cuda(), level=level, adaptive=False)
 
     def inputs(self):
         return [t.cuda() for t in graph(self.NODES, self.ARCS)]
 
-    def step(self, model, x, edges):
+    def step(self, model, *inputs):
         model.zero_grad()
         torch.manual_seed(0)
-        F.cross_entropy(model(x, edges), labels(len(x)).cuda()).backward()
+        F.cross_entropy(model(*inputs), labels(self.NODES).cuda()).backward()
         return gradients(model)
 
     @pytest.mark.parametrize("prefetch", [True, False])
     def test_gradients_are_those_of_l1(self, prefetch):
-        # Sums over arcs add in whatever order the device likes, unless told not to.
-        torch.use_deterministic_algorithms(True)
-        try:
-            l1, l2 = self.model("L1"), self.model("L2")
-            controller_of(l2).swapping.prefetch = prefetch
-            for _ in range(3):
-                inputs = self.inputs()
-                assert equal(self.step(l2, *inputs), self.step(l1, *inputs))
-        finally:
-            torch.use_deterministic_algorithms(False)
-        assert gact_graph.report(l2).host_bytes > 2**20
+        l1, l2 = self.model("L1"), self.model("L2")
+        controller_of(l2).swapping.prefetch = prefetch
+        for _ in range(5):
+            x, _ = self.inputs()
+            assert equal(self.step(l2, x), self.step(l1, x))
+        assert gact_graph.report(l2).host_bytes > 10 * LEAST_BYTES
 
-    def test_on_a_stream_of_the_users(self):
-        torch.use_deterministic_algorithms(True)
-        try:
+    def test_of_message_passing_too(self):
+        l1, l2 = (self.model(level, lambda: GraphNet("gat")) for level in ("L1", "L2"))
+        for _ in range(3):
             inputs = self.inputs()
-            expected = self.step(self.model("L1"), *inputs)
-            model, stream = self.model("L2"), torch.cuda.Stream()
-            torch.cuda.synchronize()
-            with torch.cuda.stream(stream):
-                found = [self.step(model, *inputs) for _ in range(3)]
-            torch.cuda.synchronize()
-        finally:
-            torch.use_deterministic_algorithms(False)
-        assert all(equal(one, expected) for one in found)
+            # A device adds up arcs in any order, and a last bit may move a code.
+            assert distance(self.step(l2, *inputs), self.step(l1, *inputs)) < 1e-3
+
+    def test_on_a_stream_of_the_users_and_backward_twice(self):
+        x, _ = self.inputs()
+        expected = self.step(self.model("L1"), x)
+        model, stream = self.model("L2"), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        found = []
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                torch.manual_seed(0)
+                loss = F.cross_entropy(model(x), labels(self.NODES).cuda())
+                for retain in (True, False):
+                    parameters = [*model.parameters()]
+                    found.append([*torch.autograd.grad(loss, parameters, retain_graph=retain)])
+        torch.cuda.current_stream().wait_stream(stream)
+        # cuBLAS may choose otherwise on another stream.
+        assert all(distance(one, expected) < 1e-4 for one in found)
 
     def test_the_device_holds_less_between_forward_and_backward(self):
         held = {}
+        x, _ = self.inputs()
         for level in ("L1", "L2"):
-            model, inputs = self.model(level), self.inputs()
-            self.step(model, *inputs)
+            model = self.model(level)
+            self.step(model, x)
             torch.cuda.synchronize()
             before = torch.cuda.memory_allocated()
-            out = model(*inputs)
+            out = model(x)
             torch.cuda.synchronize()
-            torch.ones(1, device="cuda")  # the allocator looks which copies are done
+            torch.ones(1, device="cuda")  # only now the allocator looks which copies are done
             held[level] = torch.cuda.memory_allocated() - before
             del out
         host = gact_graph.report(model).host_bytes
