@@ -1,7 +1,7 @@
 """Level ``L2``: encoded contexts leave for host memory in forward and come back in backward.
 
-The order of things on a device, by events alone; the host waits for none of it, but when a buffer is
-pinned for the first time:
+The order of things on a device, by events alone; the host waits for none of it (only to pin a
+buffer for the first time):
 
 - The offload stream waits for the stream that encoded the context, and for the last copy that read
   the host buffer. Then it copies.
