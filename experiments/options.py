@@ -26,7 +26,7 @@ from experiments.values import (
 EXACT_LEVELS = ("L0", "lossless")
 """Levels that quantize nothing."""
 
-LEVELS = (*EXACT_LEVELS, "L1", "CB1", "CB2")
+LEVELS = (*EXACT_LEVELS, "L1", "L2", "CB1", "CB2")
 
 
 @dataclass(frozen=True)

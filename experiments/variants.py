@@ -34,6 +34,7 @@ VARIANTS = {
     "checkpoint": Variant(checkpoint=True),
     "lossless": Variant("lossless"),
     "L1": Variant("L1"),
+    "L2": Variant("L2"),
     "lossless+blocks": Variant("lossless", "auto"),
     "L1+blocks": Variant("L1", "auto"),
     "CB1": Variant("CB1"),

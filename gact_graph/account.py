@@ -89,6 +89,7 @@ class Account:
             bits=encoded.bits,
             raw_bytes=storage if saved else 0,
             stored_bytes=0 if twin else stored,
+            host_bytes=0 if twin else encoded.host_bytes,
         )
         self._entries.append(
             Entry(
@@ -130,6 +131,7 @@ class Account:
                     continue
             elif key in given and row.bits is not None and entry.adopt(context, given[key]):
                 row.codec, row.bits, row.stored_bytes = Kept.codec, None, row.raw_bytes
+                row.host_bytes = 0
             # Stock autograd holds a storage once, and so does a reference.
             if row.codec == Kept.codec:
                 row.stored_bytes *= key not in kept

@@ -39,9 +39,11 @@ def wrap(
             ``adaptive`` it is the average over all of them, and may be a fraction.
         level: ``"L0"`` keeps every context as PyTorch does and only takes account of them.
             ``"lossless"`` keeps masks, indices, gathered tensors and what is never read in exact
-            small forms: gradients are bit-identical. ``"L1"`` also quantizes what is left. With
-            ``"CB1"`` a message passing layer saves its inputs alone, as in L1, and is computed
-            again in backward; ``"CB2"`` does the same in blocks (``blocks="auto"``).
+            small forms: gradients are bit-identical. ``"L1"`` also quantizes what is left.
+            ``"L2"`` is ``"L1"`` with masks and quantized contexts of 1 MiB or more swapped from a
+            CUDA device to pinned host memory; elsewhere it equals ``"L1"``, and ``report`` says
+            so. With ``"CB1"`` a message passing layer saves its inputs alone, as in L1, and is
+            computed again in backward; ``"CB2"`` does the same in blocks (``blocks="auto"``).
         adaptive: Spend the bits where the gradient needs them, by sensitivities that are measured
             while the model trains (paper, section 4.1): after the first step one forward and
             backward for each quantized context, later for one of them at each interval. Without it

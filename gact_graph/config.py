@@ -17,18 +17,21 @@ class Level:
         quantize: What is left takes ``bits`` an element.
         recompute: Message passing layers save their inputs, and are computed again in backward.
         blocks: The edge work runs in blocks even if the user names no size.
+        swap: Encoded contexts on a CUDA device wait for backward in host memory.
     """
 
     exact: bool
     quantize: bool
     recompute: bool = False
     blocks: bool = False
+    swap: bool = False
 
 
 LEVELS = {
     "L0": Level(exact=False, quantize=False),
     "lossless": Level(exact=True, quantize=False),
     "L1": Level(exact=True, quantize=True),
+    "L2": Level(exact=True, quantize=True, swap=True),
     "CB1": Level(exact=True, quantize=True, recompute=True),
     "CB2": Level(exact=True, quantize=True, recompute=True, blocks=True),
 }
@@ -79,6 +82,10 @@ class Config:
     @property
     def recompute(self) -> bool:
         return LEVELS[self.level].recompute
+
+    @property
+    def swap(self) -> bool:
+        return LEVELS[self.level].swap
 
     @property
     def blocks_or_default(self) -> int | str | None:

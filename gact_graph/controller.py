@@ -20,6 +20,8 @@ from gact_graph.config import Config
 from gact_graph.report import LayerRow, Report
 from gact_graph.scheme import Scheme
 from gact_graph.session import Session
+from gact_graph.streams import CudaStreams
+from gact_graph.swap import Swap, Swapping
 
 
 class Controller:
@@ -37,6 +39,7 @@ class Controller:
         self.scheme = Scheme(config.bits, config.pin)
         adaptive = config.adaptive and config.quantize
         self.adaptation = Adaptation(self.scheme, config.adapt_interval) if adaptive else None
+        self.swapping = Swapping(CudaStreams()) if config.swap else None
         self.layers: dict[str, LayerRow] = {}
         size = config.blocks_or_default
         self.blocks = (
@@ -73,6 +76,7 @@ class Controller:
             session.rows,
             variance_ratio=self.scheme.variance_ratio,
             passes=0 if self.adaptation is None else self.adaptation.passes,
+            swaps_from=None if self.swapping is None else self.swapping.least,
             **self._of_layers(),
         )
         self.scheme.see(session.rows)
@@ -104,8 +108,9 @@ class Controller:
         return found
 
     def _session(self, model: nn.Module, inputs: Any, **options: Any) -> Session:
+        swap = None if self.swapping is None else Swap(self.swapping)
         return Session(
-            self.config, self.scheme, self.owner, self.forwards, model, inputs, **options
+            self.config, self.scheme, self.owner, self.forwards, model, inputs, swap=swap, **options
         )
 
 

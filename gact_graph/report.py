@@ -19,7 +19,10 @@ _SHOWN = 20
 
 @dataclass
 class Row:
-    """One context: what stock autograd would hold for it and what is held instead, in bytes."""
+    """One context: what stock autograd would hold for it and what is held instead, in bytes.
+
+    ``host_bytes`` are those of ``stored_bytes`` that were swapped to host memory.
+    """
 
     slot: str
     role: str
@@ -30,6 +33,7 @@ class Row:
     raw_bytes: int
     stored_bytes: int
     sensitivity: float | None = None
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ class Report:
     """The account of one forward. ``print`` it, or take :meth:`to_dict` or :meth:`plot`.
 
     ``raw_bytes`` are the unique storages that stock autograd would keep for backward, without
-    parameters, buffers and the inputs of forward; ``stored_bytes`` are those kept now.
+    parameters, buffers and the inputs of forward; ``stored_bytes`` are those kept now, of which
+    ``host_bytes`` lie in host memory until backward reads them.
     """
 
     contexts: list[Row] = field(default_factory=list)
@@ -70,6 +75,8 @@ class Report:
     """What the sorted arcs of the graphs in use take."""
     order_seconds: float = 0.0
     """Spent on sorting arcs, and on finding those sorted before, since the model was wrapped."""
+    swaps_from: int | None = None
+    """Bytes from which on an encoded context leaves a CUDA device; None where none is to leave."""
 
     @property
     def raw_bytes(self) -> int:
@@ -78,6 +85,10 @@ class Report:
     @property
     def stored_bytes(self) -> int:
         return sum(row.stored_bytes for row in self.contexts)
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(row.host_bytes for row in self.contexts)
 
     @property
     def rate(self) -> float | None:
@@ -93,10 +104,12 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and lists, ready for JSON."""
-        keys = ("slot", "role", "codec", "bits", "sensitivity", "raw_bytes", "stored_bytes")
+        counts = ("raw_bytes", "stored_bytes", "host_bytes")
+        keys = ("slot", "role", "codec", "bits", "sensitivity", *counts)
         return {
             "raw_bytes": self.raw_bytes,
             "stored_bytes": self.stored_bytes,
+            "host_bytes": self.host_bytes,
             "rate": self.rate,
             "average_bits": self.average_bits,
             "variance_ratio": self.variance_ratio,
@@ -195,7 +208,15 @@ class Report:
         yield from self._lines()
 
     def _lines(self) -> Iterator[str]:
-        """What to know of the layers, one line each."""
+        """What else there is to know, one line each."""
+        if self.host_bytes:
+            stays = format_bytes(self.stored_bytes - self.host_bytes)
+            yield f"{format_bytes(self.host_bytes)} lie in host memory, {stays} stay on the device"
+        elif self.swaps_from is not None:
+            yield (
+                "L2 equals L1 here: no context on a CUDA device takes "
+                f"{format_bytes(self.swaps_from)} or more once it is encoded"
+            )
         cut = [row.blocks for row in self.layers if row.blocks is not None]
         if cut:
             yield (

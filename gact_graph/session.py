@@ -32,6 +32,7 @@ from gact_graph.storage import (
     version_of,
     whole_of,
 )
+from gact_graph.swap import Swap
 from gact_graph.trace import Call, Saver, Trace
 
 # A storage below this size is kept: its codes, statistics and bookkeeping would save nothing.
@@ -54,6 +55,7 @@ class Session:
         adopt_inputs: Whether leaf tensors that are handed to a submodule from outside any count as
             inputs too: for :func:`gact_graph.compress`, which sees no arguments.
         reseed: The slot whose noise gets another seed: for measuring what its noise does.
+        swap: Where encoded contexts go, if they leave their device.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Session:
         inputs: Any,
         adopt_inputs: bool = False,
         reseed: str | None = None,
+        swap: Swap | None = None,
     ) -> None:
         self.owner = owner
         self.rows: list[Row] = []
@@ -74,6 +77,7 @@ class Session:
         self._config = config
         self._scheme = scheme
         self._reseed = reseed
+        self._swap = swap
         self._number = number
         self._adopt_inputs = adopt_inputs
         self._owned = {key_of(p) for t in tensors_held_by(model) for p in parts_of(t)}
@@ -134,6 +138,8 @@ class Session:
         self._owned.clear()
         self._gathers.clear()
         self._account.clear()
+        if self._swap is not None:
+            self._swap.close()
 
     def _after(self, call: Call, result: Any) -> None:
         if self._config.exact and torch.is_grad_enabled():
@@ -188,7 +194,10 @@ class Session:
             return self._keep_whole(tensor, saver, saved)  # flat is a copy
         context = Context(encoded)
         twin = self._twin_of(context) if constant and self._config.exact else None
-        context = twin or context
+        if twin is not None:
+            context = twin
+        elif self._swap is not None:
+            context.encoded = self._swap.leave(encoded)
         row = self._account.add(
             tensor,
             saver.slot,

@@ -145,7 +145,8 @@ class TestBadInput:
             (
                 {"level": "L9"},
                 ValueError,
-                r"Expected level to be one of 'L0', 'lossless', 'L1', 'CB1', 'CB2' \(got 'L9'\)",
+                r"Expected level to be one of 'L0', 'lossless', 'L1', 'L2', 'CB1', 'CB2' "
+                r"\(got 'L9'\)",
             ),
             ({"level": ["L1"]}, TypeError, r"Expected level to be a str \(got list\)"),
             ({"group_size": 100}, ValueError, r"Expected group_size .* 64 \(got 100\)"),

@@ -34,6 +34,7 @@ def test_levels(level):
     assert config.quantize == (level not in ("L0", "lossless"))
     assert config.exact == (level != "L0")
     assert config.recompute == level.startswith("CB")
+    assert config.swap == (level == "L2")
     assert config.blocks_or_default == ("auto" if level == "CB2" else None)
     assert Config(level=level, blocks=7).blocks_or_default == 7
 

@@ -76,7 +76,7 @@ def test_copies_are_wrapped_once_each_and_stock_stays_stock(monkeypatch) -> None
     ("line", "code", "words"),
     [
         ("--models gcn,gin", 2, "gat, gatv2, transformer, gcnii (got 'gin')"),
-        ("--levels L1,L3", 2, "Expected --levels of L0, lossless, L1, CB1, CB2 (got 'L3')"),
+        ("--levels L1,L3", 2, "Expected --levels of L0, lossless, L1, L2, CB1, CB2 (got 'L3')"),
         ("--rounds 0", 2, "Expected a whole number of at least 1"),
         ("--dataset nosuch", 1, "nosuch"),
     ],

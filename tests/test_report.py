@@ -40,6 +40,7 @@ def test_before_a_forward_it_says_so(tmp_path):
     assert report.to_dict() == {
         "raw_bytes": 0,
         "stored_bytes": 0,
+        "host_bytes": 0,
         "rate": None,
         "average_bits": None,
         "variance_ratio": None,
@@ -63,9 +64,10 @@ def test_a_forward_without_contexts_is_another_thing():
 
 def test_dict_has_the_keys_and_their_sums(trained):
     found = json.loads(json.dumps(trained.to_dict()))
-    totals = {"raw_bytes", "stored_bytes", "rate", "average_bits", "variance_ratio", "passes"}
+    counts = {"raw_bytes", "stored_bytes", "host_bytes"}
+    totals = counts | {"rate", "average_bits", "variance_ratio", "passes"}
     assert set(found) == totals | {"contexts", "layers", "order_bytes", "order_seconds"}
-    keys = {"slot", "role", "codec", "shape", "bits", "sensitivity", "raw_bytes", "stored_bytes"}
+    keys = counts | {"slot", "role", "codec", "shape", "bits", "sensitivity"}
     assert all(set(context) == keys for context in found["contexts"])
     for key in ("raw_bytes", "stored_bytes"):
         assert found[key] == sum(context[key] for context in found["contexts"]) > 0

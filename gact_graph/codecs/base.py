@@ -17,7 +17,7 @@ from gact_graph.storage import Layout
 class Encoded(ABC):
     """An encoded context. It must not hold the tensor's autograd graph."""
 
-    codec: ClassVar[str]
+    codec: str
     bits: int | None = None
     exact: bool = True
     """Whether it decodes to all values of the tensor as they were."""
@@ -27,6 +27,11 @@ class Encoded(ABC):
     def nbytes(self) -> int:
         """Bytes of memory that it alone keeps alive."""
 
+    @property
+    def host_bytes(self) -> int:
+        """How many of these were swapped to host memory."""
+        return 0
+
     @abstractmethod
     def decode(self) -> Tensor:
         """The tensor of the request, any number of times, in any order, on any thread."""
@@ -34,6 +39,18 @@ class Encoded(ABC):
     def restore(self, layout: Layout) -> Tensor:
         """The decoded elements with the shape and strides that the saved tensor had."""
         return layout.restore(self.decode())
+
+    def movable(self) -> tuple[Tensor, ...]:
+        """The tensors, its own and all on one device, that may lie elsewhere until it is decoded.
+
+        None unless a codec says otherwise. Whoever moves them decodes :meth:`moved`.
+        """
+        return ()
+
+    def moved(self, *tensors: Tensor) -> Encoded:
+        """The same with other tensors in the place of :meth:`movable`, in that order."""
+        assert not tensors  # it named none
+        return self
 
     def fingerprint(self) -> Hashable:
         """What two equal contexts have in common; None for one that cannot be compared."""

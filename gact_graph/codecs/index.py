@@ -14,7 +14,10 @@ _NARROW = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
 
 class Narrowed(Encoded):
-    """The same integers in fewer bits."""
+    """The same integers in fewer bits.
+
+    Not movable: all layers share the arcs, and each reads them several times.
+    """
 
     codec = "index"
 

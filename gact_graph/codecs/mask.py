@@ -6,6 +6,8 @@ of what ``relu`` and its kin save, backward reads on which side of a bound each 
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -35,6 +37,14 @@ class Masked(Encoded):
     def decode(self) -> Tensor:
         return unpack_bits(self.words, (self.numel,), self.low, self.high, self.dtype)
 
+    def movable(self) -> tuple[Tensor, ...]:
+        return (self.words,)
+
+    def moved(self, *tensors: Tensor) -> Masked:
+        other = copy.copy(self)
+        [other.words] = tensors
+        return other
+
 
 class Signs(Encoded):
     """Two bits an element: whether it is positive, and whether it is negative."""
@@ -52,6 +62,18 @@ class Signs(Encoded):
 
     def decode(self) -> Tensor:
         return self.positive.decode().sub_(self.negative.decode())
+
+    def movable(self) -> tuple[Tensor, ...]:
+        return self.positive.words, self.negative.words
+
+    def moved(self, *tensors: Tensor) -> Signs:
+        other = copy.copy(self)
+        positive, negative = tensors
+        other.positive, other.negative = (
+            self.positive.moved(positive),
+            self.negative.moved(negative),
+        )
+        return other
 
 
 class Mask(Codec):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -28,6 +30,14 @@ class Quantized(Encoded):
     def decode(self) -> Tensor:
         return self.packed.unpack()
 
+    def movable(self) -> tuple[Tensor, ...]:
+        assert self.packed.stats is not None  # what pack only keeps is not quantized
+        return self.packed.codes, self.packed.stats
+
+    def moved(self, *tensors: Tensor) -> Quantized:
+        codes, stats = tensors
+        return Quantized(dataclasses.replace(self.packed, codes=codes, stats=stats))
+
 
 class QuantizedWithSign(Quantized):
     """Codes, and one bit more an element: whether it is positive."""
@@ -45,6 +55,13 @@ class QuantizedWithSign(Quantized):
         positive = unpack_bits(self.words, x.shape, 0.0, 1.0, torch.bool)
         least = torch.finfo(x.dtype).tiny
         return torch.where(positive, x.clamp(min=least), x.clamp(max=0.0))
+
+    def movable(self) -> tuple[Tensor, ...]:
+        return *super().movable(), self.words
+
+    def moved(self, *tensors: Tensor) -> QuantizedWithSign:
+        *packed, words = tensors
+        return QuantizedWithSign(super().moved(*packed).packed, words)
 
 
 class Quantize(Codec):
