@@ -17,6 +17,7 @@ from gact_graph import hooks, recompute
 from gact_graph.adaptation import Adaptation
 from gact_graph.blocks.layers import Blocks
 from gact_graph.config import Config
+from gact_graph.heap import give_back
 from gact_graph.report import LayerRow, Report
 from gact_graph.scheme import Scheme
 from gact_graph.session import Session
@@ -69,6 +70,8 @@ class Controller:
         """Compresses what autograd saves inside, and reports if it ends without an exception."""
         session = self._session(model, inputs, adopt_inputs=adopt_inputs)
         self.next_forward()
+        if self.config.quantize and (self.blocks is not None or self.config.recompute):
+            give_back(next(model.parameters()).device)
         self.forwards += 1
         with _capturing(session):
             yield session
