@@ -38,6 +38,7 @@ import gact_graph
 from gact_graph.blocks import coded
 from gact_graph.blocks.order import Order, Orders
 from gact_graph.quantizer import Packed
+from gact_graph.session import Session
 
 X, EDGES = graph()
 FIXED = {"adaptive": False}
@@ -529,3 +530,20 @@ class TestCoded:
         once = torch.autograd.grad(loss, [*net.parameters()], retain_graph=True)
         again = torch.autograd.grad(loss, [*net.parameters()])
         assert equal([*once], [*again])
+
+
+@pytest.mark.parametrize("kind", ["gat", "gatv2", "transformer"])
+@pytest.mark.parametrize("level", ["L1", "CB2"])
+def test_no_session_outlives_its_graph(kind, level):
+    """Found in a probe: it kept the contexts of the first forward for as long as the model."""
+
+    def sessions():
+        gc.collect()
+        return sum(isinstance(o, Session) for o in gc.get_objects())
+
+    before = sessions()
+    net = gact_graph.wrap(
+        make(lambda: Wide(WIDE[kind]())), bits=3, level=level, blocks=200, **FIXED
+    )
+    train_step(net, X, EDGES)
+    assert sessions() == before
