@@ -219,3 +219,22 @@ def test_a_graph_captures_them(bits: int, dtype: torch.dtype) -> None:
     expected = reference.pack(x, bits, 256, 5)
     assert torch.equal(codes, expected[0]) and torch.equal(stats, expected[1])
     assert torch.equal(y, reference.unpack(*expected, [10_000], bits, 256, dtype))
+
+
+def test_a_launch_has_a_warp_for_each_piece_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the device: what cuda.core would be handed."""
+    pytest.importorskip("cuda.core")
+    started: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    stream = SimpleNamespace(cuda_stream=0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: stream)
+    monkeypatch.setattr(nvrtc, "architecture_of", lambda index: "sm_90")
+    monkeypatch.setattr(nvrtc, "_multiprocessors", lambda index: 4)
+    monkeypatch.setattr(nvrtc, "_start", lambda: lambda *args: started.append(args))
+    monkeypatch.setattr(nvrtc, "function", lambda kernel, architecture: (kernel, architecture))
+    kernel = Kernel("cuda/quantize.cu", "pack_float32", 4)
+    for warps, blocks in ((1, 1), (100, 13), (10**9, 4 * 32)):
+        nvrtc.launch(kernel, torch.device("cuda", 0), warps, 7, 0.5)
+        _, config, function, *args = started.pop()
+        assert (config.grid, config.block) == ((blocks, 1, 1), (256, 1, 1))
+        assert function == (kernel, "sm_90") and args == [7, 0.5]

@@ -166,6 +166,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+@functools.cache
 def _quantizer(name: str, bits: int, dtype: torch.dtype) -> Kernel:
     return Kernel("cuda/quantize.cu", f"{name}_{_name(dtype)}", bits)
 

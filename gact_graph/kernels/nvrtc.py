@@ -119,12 +119,21 @@ def launch(kernel: Kernel, device: torch.device, warps: int, *args: int | float)
         warps: How many warps there is work for.
         args: The kernel's arguments: an int for a pointer or an int64, a float for a double.
     """
-    from cuda.core import launch as start
+    index = device.index
+    if index != torch.cuda.current_device():
+        with torch.cuda.device(index):
+            launch(kernel, device, warps, *args)
+        return
+    config = _config(min(-(-warps // WARPS), _WAVES * _multiprocessors(index)))
+    stream = _stream(torch.cuda.current_stream(index).cuda_stream)
+    _start()(stream, config, function(kernel, architecture_of(index)), *args)
 
-    with torch.cuda.device(device):
-        stream = _stream(torch.cuda.current_stream(device).cuda_stream)
-        config = _config(min(-(-warps // WARPS), _WAVES * _multiprocessors(device.index)))
-        start(stream, config, function(kernel, architecture_of(device.index)), *args)
+
+@functools.cache
+def _start() -> Any:
+    from cuda.core import launch
+
+    return launch
 
 
 @functools.lru_cache(maxsize=64)
