@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -50,10 +51,27 @@ class Part:
     module: str
     flags: tuple[str, ...] = ("--device", "cuda")
     folder: bool = False
+    under: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> list[str]:
+        return [*self.under, sys.executable, "-m", f"experiments.{self.module}", *self.flags]
+
+    def is_there(self) -> bool:
+        """Whether its module and the program that it runs under can be found."""
+        found = importlib.util.find_spec(f"experiments.{self.module}") is not None
+        return found and (not self.under or shutil.which(self.under[0]) is not None)
+
+
+def _sanitized(tool: str) -> Part:
+    under = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "1")
+    return Part("check_kernels", under=under)
 
 
 PARTS = {
     "kernels": Part("check_kernels"),
+    "memcheck": _sanitized("memcheck"),
+    "racecheck": _sanitized("racecheck"),
     "table": Part("kernels", ("--device", "cuda", "--bits", "1-8,16", "--rounds", "15")),
     "lossless": Part("check_lossless"),
     "steps": Part("check_steps"),
@@ -82,7 +100,7 @@ def run_parts(parts: Mapping[str, Part], out: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     console = make_console()
     for name, part in parts.items():
-        say(console, f"{name}: python -m experiments.{part.module} {' '.join(part.flags)}")
+        say(console, f"{name}: {' '.join(part.command)}")
         found[name] = _outcome(part, out / (name if part.folder else f"{name}.json"))
         write_json(out / FILE_NAME, about | {"parts": found})
         if not part.folder:
@@ -93,12 +111,11 @@ def run_parts(parts: Mapping[str, Part], out: Path) -> dict[str, Any]:
 
 
 def _outcome(part: Part, target: Path) -> dict[str, Any]:
-    if importlib.util.find_spec(f"experiments.{part.module}") is None:
+    if not part.is_there():
         return {"state": "not there"}
-    command = [sys.executable, "-m", f"experiments.{part.module}", *part.flags]
     start = time.perf_counter()
     done = subprocess.run(
-        [*command, "--out", str(target)], stderr=subprocess.PIPE, text=True, check=False
+        [*part.command, "--out", str(target)], stderr=subprocess.PIPE, text=True, check=False
     )
     outcome: dict[str, Any] = {
         "state": "failed" if done.returncode else "done",

@@ -139,8 +139,14 @@ def test_bytes_that_were_not_measured_are_left_out() -> None:
     assert check_steps.account({"stock": {"held_bytes": 5}, "L1": {"error": "x"}}) == {}
 
 
-def test_parts_are_modules_with_the_flags_they_take() -> None:
-    assert [*gpu_check.PARTS] == ["kernels", "table", "lossless", "steps", "swap", "scaling"]
+def test_parts_are_modules_with_the_flags_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [*gpu_check.PARTS] == [
+        *("kernels", "memcheck", "racecheck", "table", "lossless", "steps", "swap", "scaling")
+    ]
+    sanitizer = gpu_check.PARTS["memcheck"]
+    assert sanitizer.command[:3] == ["compute-sanitizer", "--tool", "memcheck"]
+    monkeypatch.setattr(gpu_check.shutil, "which", lambda name: None)
+    assert not sanitizer.is_there() and gpu_check.PARTS["kernels"].is_there()
     assert all("--device" in part.flags for part in gpu_check.PARTS.values())
     assert gpu_check.PARTS["scaling"].folder and gpu_check.PARTS["swap"].folder
 
