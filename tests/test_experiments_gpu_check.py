@@ -206,7 +206,7 @@ def test_without_a_gpu_one_line_says_so(tmp_path: Path, monkeypatch, capsys) -> 
     assert text.startswith("gpu_check: Expected a CUDA device that torch sees (got none)")
     assert text.count("\n") == 1 and not (tmp_path / "out").exists()
     assert gpu_check.main(["--parts", "all", "--out", str(tmp_path)]) == 2
-    assert "Expected --parts of kernels, table, lossless" in capsys.readouterr().err
+    assert "Expected --parts of kernels, memcheck, racecheck" in capsys.readouterr().err
 
 
 def test_a_part_by_its_own_command(tmp_path: Path, monkeypatch, capsys) -> None:
