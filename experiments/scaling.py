@@ -9,6 +9,7 @@ bisection. On CUDA the cap is on what torch's allocator takes: see :mod:`experim
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import sys
 from collections.abc import Callable
@@ -38,32 +39,50 @@ _STEPS = 2
 _PRECISION = 0.05
 """Where the bisection ends, as a share of what is found."""
 
+_STRIDE = 16
+"""How many times larger the next try is at most: what a small size takes tells little."""
+
 _UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 
 _DIMENSIONS = ("depth", "width", "graph")
 
 
-def largest(fits: Callable[[int], Any], start: int) -> tuple[int, Any]:
+def largest(
+    fits: Callable[[int], Any], start: int, guess: Callable[[int, Any], int]
+) -> tuple[int, Any]:
     """The largest number that fits, to within 5 %, and what ``fits`` gave for it.
+
+    By bisection, which is led to where ``guess`` expects the end: a try takes minutes.
 
     Args:
         fits: Gives something for a number that fits, None for one that does not.
         start: Where to begin, at least 1.
+        guess: Says what may be the largest, from a number that fits and what ``fits`` gave for it.
 
     Returns:
         0 and None if not even 1 fits.
     """
     low, best = 0, None
-    high = start
-    while (found := fits(high)) is not None:
-        low, best, high = high, found, high * 2
-    while high - low > max(1, int(low * _PRECISION)):
-        middle = (low + high) // 2
-        found = fits(middle)
+    high: int | None = None
+    failures, size = 0, start
+    while high is None or high - low > max(1, int(low * _PRECISION)):
+        found = fits(size)
         if found is None:
-            high = middle
+            high, failures = size, failures + 1
         else:
-            low, best = middle, found
+            low, best, failures = size, found, 0
+        expected = guess(low, best) if low else 0
+        if high is None:
+            # Just above what fits, to find the end there; unless that has been passed already.
+            least = low + max(1, int(low * _PRECISION)) if expected > 0.9 * low else 2 * low
+            size = min(max(expected, least), _STRIDE * low)
+            continue
+        size = (low + high) // 2
+        if failures == 1 and low:
+            # What was expected was a little too much.
+            size = max(size, int(high * 0.92))
+        elif low < expected < high:
+            size = expected
     return low, best
 
 
@@ -81,7 +100,8 @@ def _run(argv: list[str] | None) -> None:
     for vary in args.vary:
         found[vary] = {}
         for variant in args.variants:
-            size, result = largest(_fits(args, vary, variant, console), _START[vary])
+            fits = _fits(args, vary, variant, console)
+            size, result = largest(fits, _START[vary], functools.partial(_expected, args.memory))
             found[vary][variant] = {
                 "largest": size,
                 "peak_bytes": result and result["peak_bytes"],
@@ -153,6 +173,11 @@ def _fits(
         return result
 
     return fits
+
+
+def _expected(memory: int, size: int, found: dict[str, Any]) -> int:
+    """The size that takes all of the memory, if it takes as much for each unit."""
+    return int(size * memory / max(1, found["peak_bytes"]))
 
 
 def _scaled(dataset: str, size: int) -> str:

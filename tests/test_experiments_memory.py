@@ -17,18 +17,21 @@ from experiments.trial import Specification, run_trial
 SMALL = "synthetic:ogbn-arxiv@0.01"
 
 
+@pytest.mark.parametrize("share", [0.0, 0.7, 0.97, 1.0, 1.03, 1.5, 100.0])
 @pytest.mark.parametrize(("limit", "start"), [(0, 4), (1, 4), (3, 4), (17, 4), (1000, 8), (64, 64)])
-def test_the_largest_that_fits_is_found(limit: int, start: int) -> None:
+def test_the_largest_that_fits_is_found(limit: int, start: int, share: float) -> None:
+    """Whether the guess is right, a little off, or worth nothing."""
     tried: list[int] = []
 
     def fits(size: int) -> str | None:
         tried.append(size)
         return f"ran {size}" if size <= limit else None
 
-    size, result = largest(fits, start)
+    size, result = largest(fits, start, lambda size, found: int(limit * share))
     assert limit * 0.95 - 1 <= size <= limit
     assert result == (f"ran {size}" if size else None)
-    assert len(tried) < 20
+    assert len(tried) <= (6 if share in (0.97, 1.0, 1.03) else 22)
+    assert len({*tried}) == len(tried)
 
 
 def test_memory_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
