@@ -31,6 +31,7 @@ class Calls:
         self, ends: Sequence[Surroundings] = (), unread: frozenset[int] = frozenset()
     ) -> None:
         self.ends: list[Surroundings] = []
+        self.running = False
         self._before = ends
         self._unread = unread
         self._results: list[tuple[Tensor, int]] = []  # and their versions
@@ -40,6 +41,15 @@ class Calls:
         """Whether the call that starts now needs only the shape of its result."""
         number = len(self.ends)
         return number in self._unread and number < len(self._before)
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """A call runs and saves its tensors."""
+        self.running = True
+        try:
+            yield
+        finally:
+            self.running = False
 
     def add(self, result: Tensor) -> None:
         """A call has ended. One that did not compute all leaves random states as if it had."""
@@ -102,10 +112,5 @@ def _saves(node: Node) -> bool:
     # A function written in Python keeps what it likes.
     if hasattr(node, "saved_tensors"):
         return True
-    for name in dir(node):
-        if name.startswith("_saved_"):
-            value = getattr(node, name)
-            for item in value if isinstance(value, (tuple, list)) else (value,):
-                if isinstance(item, Tensor):
-                    return True
-    return False
+    # The raw ones: to look at the others would decode them.
+    return any(name.startswith("_raw_saved_") for name in dir(node))

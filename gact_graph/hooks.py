@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 from torch_geometric.nn import MessagePassing
@@ -54,6 +55,22 @@ def unpacked_later() -> Iterator[list[Any]]:
         yield found
     finally:
         _local.later = outer
+
+
+def unpack(saved: Any) -> torch.Tensor:
+    """The unpack hook of all that packs to :class:`gact_graph.codecs.Saved`."""
+    found = later()
+    if found is None:
+        return saved.tensor()
+    found.append(saved)
+    return torch.empty(0)  # autograd asks for a tensor, nobody reads it
+
+
+def saved_by(ctx: Any) -> list[Any] | None:
+    """What stands for a function's ``saved_tensors``; None if other hooks hold some of them."""
+    with unpacked_later() as found:
+        count = len(ctx.saved_tensors)
+    return found if len(found) == count else None
 
 
 class Owner:

@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch_geometric.nn import MessagePassing
 
 from gact_graph import again, hooks
+from gact_graph.codecs import Context, Kept, Saved
 from gact_graph.heap import give_back
+from gact_graph.inner import Given, Inner
 from gact_graph.report import LayerRow
 from gact_graph.stand_ins import learning, stand_ins
 from gact_graph.storage import tensors_in
@@ -81,7 +83,9 @@ class Recomputed:
         if session is None or not torch.is_grad_enabled():
             return inner(*args, **kwargs)
         try:
-            call = _Call(module, inner, *_flat(args, kwargs), self._unread)
+            seed = session.seed_of_inner(self._name)
+            noise = session.group_size, seed
+            call = _Call(module, inner, *_flat(args, kwargs), self._unread, noise)
             if not self._tried:
                 self._try(call)
             if self._reason is not None:
@@ -124,7 +128,8 @@ class Recomputed:
 class _Call:
     """One call of a layer. What autograd holds of it has no tensors.
 
-    ``unread`` is the layer's: by what needs a gradient, what it needs not compute again.
+    ``unread`` is the layer's: by what needs a gradient, what it needs not compute again. ``noise``
+    is group size and seed of what waits in codes while it is computed again.
     """
 
     module: nn.Module
@@ -133,6 +138,7 @@ class _Call:
     others: list[Any]
     spec: TreeSpec
     unread: dict[tuple[bool, ...], frozenset[int]]
+    noise: tuple[int, int | None]
 
     def __call__(self) -> Any:
         tensors = self.tensors
@@ -160,45 +166,57 @@ class _Call:
         self._ends = calls.ends
         return results
 
-    def _again(self, tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor]:
-        """The same with a graph; the values mean nothing where no gradient needs them."""
+    def _again(
+        self, saved: Sequence[Saved], needed: Sequence[bool]
+    ) -> tuple[list[GradientEdge], list[GradientEdge | None]]:
+        """The same with a graph: the edges of the inputs that are needed, and of the results."""
         key = (self.module.training, *needed)
         calls = again.Calls(self._ends, self.unread.get(key, frozenset()))
-        with again.counting(calls):
-            results = self.forward(tensors)
+        inner = Inner(self.module, calls, *self.noise)
+        token = torch.zeros((), requires_grad=True)
+        inputs = [
+            Given.apply(token, inner.given(one)) if need else inner.given(one)
+            for one, need in zip(saved, needed, strict=False)
+        ]
+        with again.counting(calls), saved_tensors_hooks(inner.pack, hooks.unpack):
+            results = self.forward(inputs)
         if key not in self.unread:
             self.unread[key] = calls.find_unread(results)
-        return results
+        # Edges, and not tensors: what the graph does not hold is gone from here on.
+        return (
+            [get_gradient_edge(t) for t, need in zip(inputs, needed, strict=False) if need],
+            [get_gradient_edge(out) if out.requires_grad else None for out in results],
+        )
 
     def backward(
         self,
-        tensors: Sequence[Tensor],
+        saved: Sequence[Saved],
         values: Sequence[Tensor],
         needed: Sequence[bool],
         gradients: Sequence[Tensor | None],
+        device: torch.device,
     ) -> list[Tensor | None]:
         """The gradients of tensors and parameters, where they are needed."""
-        give_back(tensors[0].device)
+        give_back(device)
         with stand_ins(self.module, values) as parameters, self.surroundings.again():
-            inputs = [
-                t.detach().requires_grad_() if need else t
-                for t, need in zip(tensors, needed, strict=False)
-            ]
+            sources, ends = self._again(saved, needed)
             pairs = [
-                (get_gradient_edge(out), gradient)
-                for out, gradient in zip(self._again(inputs, needed), gradients, strict=True)
-                if gradient is not None and out.requires_grad
+                (edge, gradient)
+                for edge, gradient in zip(ends, gradients, strict=True)
+                if gradient is not None and edge is not None
             ]
-            wanted = [i for i, need in enumerate(needed) if need]
+            wanted = [p for p, need in zip(parameters, needed[len(saved) :], strict=True) if need]
             found: list[Tensor | None] = [None] * len(needed)
-            if pairs and wanted:
+            if pairs and (sources or wanted):
+                inputs: list[Any] = [*sources, *wanted]
                 added = torch.autograd.grad(
                     [edge for edge, _ in pairs],
-                    [[*inputs, *parameters][i] for i in wanted],
+                    inputs,
                     [gradient for _, gradient in pairs],
                     allow_unused=True,
                 )
-                for i, gradient in zip(wanted, added, strict=True):
+                places = [i for i, need in enumerate(needed) if need]
+                for i, gradient in zip(places, added, strict=True):
                     found[i] = gradient
         return found
 
@@ -207,6 +225,7 @@ class _Recompute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.call, ctx.count = call, count
+        ctx.device = tensors[0].device
         ctx.set_materialize_grads(False)
         # Through the hooks of whoever compresses what is saved.
         ctx.save_for_backward(*tensors)
@@ -217,8 +236,13 @@ class _Recompute(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved, n = ctx.saved_tensors, ctx.count
-        found = ctx.call.backward(saved[:n], saved[n:], ctx.needs_input_grad[2:], gradients)
+        n, held = ctx.count, hooks.saved_by(ctx)
+        if held is None:  # hooks of others stand between
+            kept = "an input of a layer that is computed again"
+            held = [Saved(Context(Kept(tensor, kept))) for tensor in ctx.saved_tensors]
+        values = [one.tensor() for one in held[n:]]
+        needed = ctx.needs_input_grad[2:]
+        found = ctx.call.backward(held[:n], values, needed, gradients, ctx.device)
         return (None, None, *found)
 
 

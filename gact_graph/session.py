@@ -113,11 +113,7 @@ class Session:
     @staticmethod
     def unpack(saved: Saved) -> Tensor:
         """The unpack hook. Static, so that a graph does not hold the session."""
-        later = hooks.later()
-        if later is None:
-            return saved.tensor()
-        later.append(saved)
-        return torch.empty(0)  # autograd asks for a tensor, nobody reads it
+        return hooks.unpack(saved)
 
     def settle(self, model: nn.Module, inputs: Any, output: Any) -> None:
         """Ends the account after forward: what others now hold is kept by reference.
@@ -242,6 +238,14 @@ class Session:
                 return other
         others.append(weakref.ref(context))
         return None
+
+    def seed_of_inner(self, slot: str) -> int | None:
+        """Of the noise of what a layer saves while it is computed again; None for no noise."""
+        return self._seed_of(f"{slot}/again") if self._config.quantize else None
+
+    @property
+    def group_size(self) -> int:
+        return self._config.group_size
 
     def _seed_of(self, slot: str) -> int:
         again = "\0again" if slot == self._reseed else ""

@@ -14,7 +14,7 @@ from torch import Tensor
 from gact_graph.blocks.arguments import Use
 from gact_graph.codecs import Saved
 from gact_graph.codecs.quantize import Quantized
-from gact_graph.hooks import unpacked_later
+from gact_graph.hooks import saved_by
 from gact_graph.kernels.reference import TILE
 from gact_graph.quantizer import Packed
 
@@ -51,14 +51,12 @@ def saved_tensors(ctx: Any, uses: Sequence[Use], kept: Sequence[int]) -> list[Te
     }
     if of_rows.isdisjoint(kept):
         return [*ctx.saved_tensors]
-    with unpacked_later() as later:
-        count = len(ctx.saved_tensors)
-    # Where another's hooks stand between, or none of ours, autograd gives tensors.
-    if len(later) != count:
+    held = saved_by(ctx)
+    if held is None:
         return [*ctx.saved_tensors]
     return [
         (_coded(saved) if place in of_rows else None) or saved.tensor()
-        for saved, place in zip(later, kept, strict=True)
+        for saved, place in zip(held, kept, strict=True)
     ]
 
 

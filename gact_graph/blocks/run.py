@@ -7,6 +7,7 @@ forward: nothing with a row for each arc and the width of a message is alive for
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -101,7 +102,8 @@ class Run:
         calls = again.current()
         shapes_only = calls is not None and calls.next_is_unread
         if torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *parameters)):
-            results = _Blocked.apply(self, shapes_only, len(tensors), *tensors, *parameters)
+            with nullcontext() if calls is None else calls.one():
+                results = _Blocked.apply(self, shapes_only, len(tensors), *tensors, *parameters)
         else:
             results = self.forward(tensors, shapes_only)
         if calls is not None:
@@ -135,9 +137,11 @@ class Run:
         gradients: Sequence[Tensor | None],
     ) -> list[Tensor | None]:
         """The gradients of the tensors and of the parameters, where they are needed."""
-        if self.thrifty:
-            give_back(tensors[0].device)
-        n = len(tensors)
+        n, device = len(tensors), tensors[0].device
+        # What a layer's edge_update used, its propagate uses again, and the other way round.
+        thrifty = self.thrifty and not self.of_edges
+        if thrifty:
+            give_back(device)
         found: list[Tensor | None] = [None] * (n + len(values))
         work = work_again(self.module, self.work)
         summed = work is not self.work
@@ -173,6 +177,8 @@ class Run:
                     # What no block uses has no gradient, as in stock autograd.
                     if part is not None:
                         found[n + i] = part if known is None else known.add_(part)
+        if thrifty:
+            give_back(device)
         return found
 
     def _outputs(self, given: dict[str, Any], work: Work) -> list[Tensor]:

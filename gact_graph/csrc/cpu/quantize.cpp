@@ -283,6 +283,8 @@ at::Tensor unpack(const at::Tensor& codes, const at::Tensor& stats, at::IntArray
   return x;
 }
 
+constexpr int64_t kAhead = 6;  // rows
+
 at::Tensor unpack_rows(const at::Tensor& codes, const at::Tensor& stats, const at::Tensor& rows,
                        int64_t numel, int64_t width, int64_t bits, int64_t group_size,
                        at::ScalarType dtype) {
@@ -297,11 +299,19 @@ at::Tensor unpack_rows(const at::Tensor& codes, const at::Tensor& stats, const a
   const int64_t* numbers = wanted.const_data_ptr<int64_t>();
   const Coder& coder = coder_of(bits);
   const int64_t last = numel / width - 1;
+  const auto prefetch = [&](int64_t start, int64_t count) {
+    constexpr int64_t kLine = 64 / sizeof(uint64_t);
+    const uint64_t* first = words + start / kTile * bits;
+    for (int64_t i = 0; i < (count / kTile + 1) * bits; i += kLine) __builtin_prefetch(first + i);
+    __builtin_prefetch(pairs + 2 * (start / group_size));
+  };
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "unpack_rows", [&] {
     scalar_t* to = x.mutable_data_ptr<scalar_t>();
     const int64_t task = std::max<int64_t>(1, (int64_t{1} << 15) / width);
     at::parallel_for(0, wanted.size(0), task, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
+        // Rows lie anywhere: fetched ahead, they need not be waited for.
+        if (i + kAhead < end) prefetch(numbers[i + kAhead] * width, width);
         TORCH_CHECK_INDEX(0 <= numbers[i] && numbers[i] <= last, "Expected rows from 0 to ", last,
                           " (got ", numbers[i], ")");
         unpack_span(words, pairs, numbers[i] * width, width, bits, group_size, coder,
