@@ -44,7 +44,7 @@ def wrap(
             CUDA device to pinned host memory; elsewhere it equals ``"L1"``, and ``report`` says
             so. With ``"CB1"`` a message passing layer saves its inputs alone, as in L1, and is
             computed again in backward; ``"CB2"`` does the same in blocks (``blocks="auto"``), and
-            what they read waits at 8 bits while a layer is computed again.
+            what they read waits at 8 bits or more while a layer is computed again.
         adaptive: Spend the bits where the gradient needs them, by sensitivities that are measured
             while the model trains (paper, section 4.1): after the first step one forward and
             backward for each quantized context, later for one of them at each interval. Without it

@@ -8,7 +8,7 @@ block decodes its rows.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +31,18 @@ from gact_graph.storage import (
 )
 
 BITS = 8
-"""Of tensors that wait for blocks: their noise has 1/289 of the variance that 4 bits have."""
+"""At least, of tensors that wait for blocks: with 1/289 of the variance that 4 bits add."""
 
 _LEAST_BYTES = 1 << 20
 """Below, codes would save nothing that shows."""
+
+
+class Coding(NamedTuple):
+    """How tensors wait for blocks."""
+
+    bits: int
+    group_size: int
+    seed: int
 
 
 class Inner:
@@ -43,15 +51,13 @@ class Inner:
     Args:
         module: The layer, with the parameters that it runs with.
         calls: Its edge work in blocks.
-        group_size: Of the quantizer.
-        seed: Of the noise; None for no noise at all.
+        coding: Of tensors that wait for blocks; None keeps them as they are.
     """
 
-    def __init__(self, module: nn.Module, calls: Calls, group_size: int, seed: int | None) -> None:
+    def __init__(self, module: nn.Module, calls: Calls, coding: Coding | None) -> None:
         self._owned = {key_of(p) for t in tensors_held_by(module) for p in parts_of(t)}
         self._calls = calls
-        self._group_size = group_size
-        self._seed = seed
+        self._coding = coding
         self._given: dict[StorageWeakRef, tuple[Saved, tuple[Any, ...]]] = {}
         self._packed: dict[tuple[Any, ...], Saved] = {}
 
@@ -84,7 +90,7 @@ class Inner:
 
     def _waits_for_blocks(self, tensor: Tensor) -> bool:
         return (
-            self._seed is not None
+            self._coding is not None
             and self._calls.running
             and tensor.dtype in DTYPES
             and tensor.nbytes >= _LEAST_BYTES
@@ -94,9 +100,9 @@ class Inner:
         )
 
     def _quantized(self, flat: Tensor, layout: Layout) -> Saved:
-        assert self._seed is not None
-        seed = self._seed + len(self._packed)
-        packed = pack(flat, BITS, group_size=self._group_size, seed=seed)
+        assert self._coding is not None
+        bits, group_size, seed = self._coding
+        packed = pack(flat, bits, group_size=group_size, seed=seed + len(self._packed))
         return Saved(Context(Quantized(packed)), layout)
 
 

@@ -23,7 +23,7 @@ from torch_geometric.nn import MessagePassing
 from gact_graph import again, hooks
 from gact_graph.codecs import Context, Kept, Saved
 from gact_graph.heap import give_back
-from gact_graph.inner import Given, Inner
+from gact_graph.inner import Coding, Given, Inner
 from gact_graph.report import LayerRow
 from gact_graph.stand_ins import learning, stand_ins
 from gact_graph.storage import tensors_in
@@ -83,9 +83,8 @@ class Recomputed:
         if session is None or not torch.is_grad_enabled():
             return inner(*args, **kwargs)
         try:
-            seed = session.seed_of_inner(self._name)
-            noise = session.group_size, seed
-            call = _Call(module, inner, *_flat(args, kwargs), self._unread, noise)
+            coding = session.coding_of_inner(self._name)
+            call = _Call(module, inner, *_flat(args, kwargs), self._unread, coding)
             if not self._tried:
                 self._try(call)
             if self._reason is not None:
@@ -128,8 +127,8 @@ class Recomputed:
 class _Call:
     """One call of a layer. What autograd holds of it has no tensors.
 
-    ``unread`` is the layer's: by what needs a gradient, what it needs not compute again. ``noise``
-    is group size and seed of what waits in codes while it is computed again.
+    ``unread`` is the layer's: by what needs a gradient, what it needs not compute again. ``coding``
+    is that of what waits for blocks while it is computed again.
     """
 
     module: nn.Module
@@ -138,7 +137,7 @@ class _Call:
     others: list[Any]
     spec: TreeSpec
     unread: dict[tuple[bool, ...], frozenset[int]]
-    noise: tuple[int, int | None]
+    coding: Coding | None
 
     def __call__(self) -> Any:
         tensors = self.tensors
@@ -172,7 +171,7 @@ class _Call:
         """The same with a graph: the edges of the inputs that are needed, and of the results."""
         key = (self.module.training, *needed)
         calls = again.Calls(self._ends, self.unread.get(key, frozenset()))
-        inner = Inner(self.module, calls, *self.noise)
+        inner = Inner(self.module, calls, self.coding)
         token = torch.zeros((), requires_grad=True)
         inputs = [
             Given.apply(token, inner.given(one)) if need else inner.given(one)

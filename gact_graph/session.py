@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import weakref
 from collections.abc import Hashable
 from typing import Any
@@ -17,6 +18,7 @@ from gact_graph.codecs import Context, Kept, Request, Saved, encode
 from gact_graph.config import Config
 from gact_graph.gathers import Gathers
 from gact_graph.hooks import Owner
+from gact_graph.inner import BITS, Coding
 from gact_graph.operations import VALUES, Reads, reads_of
 from gact_graph.report import Row
 from gact_graph.scheme import Scheme
@@ -239,13 +241,12 @@ class Session:
         others.append(weakref.ref(context))
         return None
 
-    def seed_of_inner(self, slot: str) -> int | None:
-        """Of the noise of what a layer saves while it is computed again; None for no noise."""
-        return self._seed_of(f"{slot}/again") if self._config.quantize else None
-
-    @property
-    def group_size(self) -> int:
-        return self._config.group_size
+    def coding_of_inner(self, module: str) -> Coding | None:
+        """Of what a layer saves while it is computed again; None where nothing is quantized."""
+        if not self._config.quantize:
+            return None
+        bits = max(BITS, math.ceil(self._config.bits))
+        return Coding(bits, self._config.group_size, self._seed_of(f"{module}/again"))
 
     def _seed_of(self, slot: str) -> int:
         again = "\0again" if slot == self._reseed else ""

@@ -92,6 +92,9 @@ def test_what_blocks_read_waits_in_codes_of_little_noise(kind, packed, monkeypat
     # With no quantization asked for there is none.
     steps(0, 32)
     assert all(s.context.encoded.bits is None for _, s in packed)
+    # And never less than the rest has.
+    steps(0, 11)
+    assert {s.context.encoded.bits for _, s in packed} <= {None, 11}
 
 
 def test_a_replay_has_the_same_noise(monkeypatch):
