@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,26 @@ def gradient_variance(draw: Callable[[int], Tensor], draws: int, exact: Tensor) 
     return spread * draws / (draws - 1) / float(exact.double().square().sum())
 
 
+def least_variance(sensitivities: Sequence[float], sizes: Sequence[int], bits: float) -> float:
+    r"""What no allocation of ``bits`` an element on average can go below.
+
+    .. math::
+        \sum_l c_l S(b_l) \ge \sum_l c_l 4^{-b_l} \ge
+        D \, 4^{-b} \prod_l (c_l / D_l)^{D_l / D}, \qquad D = \sum_l D_l,
+
+    as S(b) is above :math:`4^{-b}`, and by the inequality of weighted means; widths need not be
+    whole or positive here. So adaptive bits gain as much as the sensitivities an element differ.
+
+    Args:
+        sensitivities: c_l of each slot, above 0.
+        sizes: D_l, its elements.
+        bits: The average b.
+    """
+    total = sum(sizes)
+    logarithms = (size * math.log(c / size) for c, size in zip(sensitivities, sizes, strict=True))
+    return total * 4.0**-bits * math.exp(sum(logarithms) / total)
+
+
 def study(
     subject: Subject, task: NodeTask, bits: int, epochs: int, points: int, draws: int
 ) -> dict[str, Any]:
@@ -123,13 +144,17 @@ def study(
             found = Probe(_unwrapped_copy(model, bits), task).sensitivities()
             evolution.append({"epoch": epoch, "sensitivity": found})
     model(task.x, task.adjacency)  # so that what the last step asked for is measured
+    slots = [
+        {"slot": row.slot, "bits": row.bits, "elements": row.numel, "sensitivity": c}
+        for row in gact_graph.report(model).contexts
+        if row.bits is not None and (c := evolution[-1]["sensitivity"].get(row.slot))
+    ]
     return {
-        "slots": [
-            {"slot": row.slot, "bits": row.bits, "elements": row.numel, "sensitivity": c}
-            for row in gact_graph.report(model).contexts
-            if row.bits is not None and (c := evolution[-1]["sensitivity"].get(row.slot))
-        ],
+        "slots": slots,
         "evolution": evolution,
+        "least_variance": least_variance(
+            [slot["sensitivity"] for slot in slots], [slot["elements"] for slot in slots], bits
+        ),
         "variance": _variances(model, task, bits, draws),
     }
 
@@ -208,6 +233,11 @@ def _show(console: Console, found: dict[str, Any], args: argparse.Namespace) -> 
     ]
     head = ("scheme", "variance / squared gradient", "quantized MB")
     console.print(make_table("What compression adds to the gradient", head, rows))
+    say(
+        console,
+        f"by the sensitivities above no {args.bits} bits on average add less than "
+        f"{found['least_variance']:.3g}",
+    )
     say(console, f"{args.draws} draws, {torch.get_num_threads()} threads, {args.device}")
 
 

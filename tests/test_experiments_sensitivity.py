@@ -10,8 +10,9 @@ import torch
 
 from datasets import load
 from experiments.data import prepare
-from experiments.sensitivity import Probe, gradient_variance, main
+from experiments.sensitivity import Probe, gradient_variance, least_variance, main
 from experiments.subjects import SUBJECTS, make, wrap_at
+from gact_graph.allocator import allocate, noise, variance
 
 
 def test_variance_of_known_noise() -> None:
@@ -23,6 +24,16 @@ def test_variance_of_known_noise() -> None:
     # 50 elements of variance 0.01 over 50 of square 4
     assert gradient_variance(draw, 200, exact) == pytest.approx(0.01 / 4, rel=0.1)
     assert gradient_variance(lambda number: exact, 5, exact) == pytest.approx(0, abs=1e-6)
+
+
+def test_no_allocation_is_below_the_least_variance() -> None:
+    sensitivities, sizes = [8.0, 0.5, 3.0], [100, 400, 50]
+    for bits in (2.0, 4.0, 5.5):
+        least = least_variance(sensitivities, sizes, bits)
+        found = allocate(sensitivities, sizes, bits * sum(sizes))
+        assert 0.2 * variance(sensitivities, found) < least < variance(sensitivities, found)
+    # Where all elements are alike there is nothing to gain.
+    assert least_variance([1.0, 4.0], [10, 40], 8) == pytest.approx(5 * 4.0**-8)
 
 
 def test_a_probe_tells_noise_from_none() -> None:
@@ -50,6 +61,11 @@ def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert variances[2] < variances[1]
     sizes = [v["quantized_bytes"] for v in found["variance"]]
     assert sizes[0] <= sizes[1] * 1.001 < sizes[2]
+    assert (
+        0
+        < found["least_variance"]
+        < sum(slot["sensitivity"] * noise(slot["bits"]) for slot in found["slots"])
+    )
     assert all(slot["sensitivity"] > 0 for slot in found["slots"])
     for name in ("sensitivities", "variance", "evolution"):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
