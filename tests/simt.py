@@ -23,9 +23,8 @@ _TYPES = ("float16", "bfloat16", "float32", "float64")
 NAMES = {
     "cuda/quantize.cu": [f"{way}_{t}" for way in ("pack", "unpack", "unpack_rows") for t in _TYPES],
     "cuda/bitmask.cu": [
-        *("nonzero_bool", "nonzero_float32"),
-        *(f"{test}_{t}" for test in ("above", "not_at_most") for t in _TYPES),
-        *(f"{way}_{size}" for way in ("pack_pair", "unpack_bits") for size in (1, 2, 4, 8)),
+        *(f"{test}_{t}" for test in ("nonzero", "above", "not_at_most") for t in _TYPES),
+        *(f"{way}_{n}" for way in ("nonzero", "pack_pair", "unpack_bits") for n in (1, 2, 4, 8)),
     ],
 }
 """The kernels of each source."""

@@ -20,6 +20,11 @@ _MOST_BITS = 16
 _LANES = 32
 _VECTOR = 16  # bytes that a lane loads at a time, and what addresses must be a multiple of
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_PLAIN_INTEGERS = (
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+)
 _TESTS = ("nonzero", "above", "not_at_most")
 
 
@@ -97,12 +102,15 @@ class Kernels:
 
     def pack_bits(self, x: Tensor, test: int, threshold: float) -> Tensor:
         """Words [ceil(numel / 64)] int64. Tests: 0 nonzero, 1 above, 2 not at most."""
-        if test == 0 and x.dtype not in (torch.bool, torch.float32):
-            x = x != 0
+        kind = _name(x.dtype)
+        if x.dtype in _PLAIN_INTEGERS:
+            kind = str(x.element_size())
+        elif x.dtype not in _FLOATS:
+            x, kind = x != 0, "1"
         x = _aligned(x)
         words = _words_for(x)
         if x.numel():
-            kernel = Kernel("cuda/bitmask.cu", f"{_TESTS[test]}_{_name(x.dtype)}")
+            kernel = Kernel("cuda/bitmask.cu", f"{_TESTS[test]}_{kind}")
             args = (threshold,) if test else ()
             self._launch(
                 kernel, x.device, _warps(x), x.data_ptr(), x.numel(), *args, words.data_ptr()

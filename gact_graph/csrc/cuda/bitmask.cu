@@ -27,10 +27,12 @@ inline float compared(T x) {
 }
 
 struct Nonzero {
-  template <typename T>
-  bool operator()(T x) const {
+  template <typename Integer>
+  bool operator()(Integer x) const {
     return x != 0;
   }
+  bool operator()(Half x) const { return to_float(x) != 0.f; }
+  bool operator()(BFloat16 x) const { return to_float(x) != 0.f; }
 };
 template <typename T>
 struct Above {
@@ -133,9 +135,16 @@ void unpack(const uint32_t* words, int64_t n, Raw low, Raw high, Raw* x) {
                                             uint32_t* __restrict__ words) {     \
     gact_graph::pack(x, n, gact_graph::Nonzero{}, words);                       \
   }
-// A bool is read as its byte: one that was made by a view may hold another than 0 and 1.
-GACT_NONZERO(bool, uint8_t)
+// Integers by their size. A bool is read as its byte: one that was made by a view may hold another
+// than 0 and 1.
+GACT_NONZERO(1, uint8_t)
+GACT_NONZERO(2, uint16_t)
+GACT_NONZERO(4, uint32_t)
+GACT_NONZERO(8, uint64_t)
 GACT_NONZERO(float32, float)
+GACT_NONZERO(float64, double)
+GACT_NONZERO(float16, gact_graph::Half)
+GACT_NONZERO(bfloat16, gact_graph::BFloat16)
 
 #define GACT_TESTS(name, T)                                                                       \
   extern "C" __global__ void above_##name(const T* __restrict__ x, int64_t n, double threshold,   \
