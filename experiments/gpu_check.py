@@ -39,45 +39,54 @@ _SCALED = "stock,L1,CB2"
 
 @dataclass(frozen=True)
 class Part:
-    """A module of ``experiments`` to run.
+    """A module to run.
 
     Attributes:
-        module: Its name; a part whose module is not there is left out, and says so.
-        flags: Its flags but for ``--out``.
+        module: Its full name; a part whose module is not there is left out, and says so.
+        flags: Its flags but for that of its output.
         folder: Whether ``--out`` is a folder, which stays as it is, or a file whose content moves
             into :data:`FILE_NAME`.
+        under: A program, with its flags, that runs it; without that program the part is left out.
+        out: The flag of its output.
     """
 
     module: str
     flags: tuple[str, ...] = ("--device", "cuda")
     folder: bool = False
     under: tuple[str, ...] = ()
+    out: str = "--out"
 
     @property
     def command(self) -> list[str]:
-        return [*self.under, sys.executable, "-m", f"experiments.{self.module}", *self.flags]
+        return [*self.under, sys.executable, "-m", self.module, *self.flags]
 
     def is_there(self) -> bool:
         """Whether its module and the program that it runs under can be found."""
-        found = importlib.util.find_spec(f"experiments.{self.module}") is not None
+        found = importlib.util.find_spec(self.module) is not None
         return found and (not self.under or shutil.which(self.under[0]) is not None)
 
 
 def _sanitized(tool: str) -> Part:
     under = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "1")
-    return Part("check_kernels", under=under)
+    return Part("experiments.check_kernels", under=under)
 
 
 PARTS = {
-    "kernels": Part("check_kernels"),
+    "kernels": Part("experiments.check_kernels"),
     "memcheck": _sanitized("memcheck"),
     "racecheck": _sanitized("racecheck"),
-    "table": Part("kernels", ("--device", "cuda", "--bits", "1-8,16", "--rounds", "15")),
-    "lossless": Part("check_lossless"),
-    "steps": Part("check_steps"),
-    "swap": Part("swap", folder=True),
+    "table": Part(
+        "experiments.kernels", ("--device", "cuda", "--bits", "1-8,16", "--rounds", "15")
+    ),
+    # The zoo of convs among them.
+    "tests": Part(
+        "pytest", ("-q", "-k", "cuda and not source", "tests"), folder=True, out="--junitxml"
+    ),
+    "lossless": Part("experiments.check_lossless"),
+    "steps": Part("experiments.check_steps"),
+    "swap": Part("experiments.swap", folder=True),
     "scaling": Part(
-        "scaling",
+        "experiments.scaling",
         ("--device", "cuda", *_SCALING.split(), "--variants", _SCALED),
         folder=True,
     ),
@@ -115,7 +124,7 @@ def _outcome(part: Part, target: Path) -> dict[str, Any]:
         return {"state": "not there"}
     start = time.perf_counter()
     done = subprocess.run(
-        [*part.command, "--out", str(target)], stderr=subprocess.PIPE, text=True, check=False
+        [*part.command, part.out, str(target)], stderr=subprocess.PIPE, text=True, check=False
     )
     outcome: dict[str, Any] = {
         "state": "failed" if done.returncode else "done",

@@ -141,13 +141,15 @@ def test_bytes_that_were_not_measured_are_left_out() -> None:
 
 def test_parts_are_modules_with_the_flags_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [*gpu_check.PARTS] == [
-        *("kernels", "memcheck", "racecheck", "table", "lossless", "steps", "swap", "scaling")
+        *("kernels", "memcheck", "racecheck", "table", "tests"),
+        *("lossless", "steps", "swap", "scaling"),
     ]
     sanitizer = gpu_check.PARTS["memcheck"]
     assert sanitizer.command[:3] == ["compute-sanitizer", "--tool", "memcheck"]
     monkeypatch.setattr(gpu_check.shutil, "which", lambda name: None)
     assert not sanitizer.is_there() and gpu_check.PARTS["kernels"].is_there()
-    assert all("--device" in part.flags for part in gpu_check.PARTS.values())
+    for part in gpu_check.PARTS.values():
+        assert ("--device" in part.flags) == part.module.startswith("experiments.")
     assert gpu_check.PARTS["scaling"].folder and gpu_check.PARTS["swap"].folder
 
 
@@ -167,7 +169,8 @@ def test_each_part_runs_and_what_it_had_is_kept(tmp_path: Path, monkeypatch, cap
         gpu_check.importlib.util, "find_spec", lambda name: None if "none" in name else name
     )
     names = ("bad", "none", "good")
-    parts = {name: Part(name, ()) for name in names} | {"folder": Part("folder", (), folder=True)}
+    parts = {name: Part(f"experiments.{name}", ()) for name in names}
+    parts["folder"] = Part("experiments.folder", (), folder=True)
     out = tmp_path / "out"
     found = run_parts(parts, out)
     content = json.loads((out / gpu_check.FILE_NAME).read_text())
