@@ -25,22 +25,27 @@ class Calls:
     Args:
         ends: Random states after each call, if this forward is one that is run again.
         unread: Numbers of the calls whose values are not needed.
+        shapes_only: Whether none of them are: for a forward that is run for its graph alone.
     """
 
     def __init__(
-        self, ends: Sequence[Surroundings] = (), unread: frozenset[int] = frozenset()
+        self,
+        ends: Sequence[Surroundings] = (),
+        unread: frozenset[int] = frozenset(),
+        shapes_only: bool = False,
     ) -> None:
         self.ends: list[Surroundings] = []
         self.running = False
         self._before = ends
         self._unread = unread
+        self._shapes_only = shapes_only
         self._results: list[tuple[Tensor, int]] = []  # and their versions
 
     @property
     def next_is_unread(self) -> bool:
         """Whether the call that starts now needs only the shape of its result."""
         number = len(self.ends)
-        return number in self._unread and number < len(self._before)
+        return self._shapes_only or (number in self._unread and number < len(self._before))
 
     @contextmanager
     def one(self) -> Iterator[None]:
@@ -53,7 +58,7 @@ class Calls:
 
     def add(self, result: Tensor) -> None:
         """A call has ended. One that did not compute all leaves random states as if it had."""
-        if self.next_is_unread:
+        if self.next_is_unread and not self._shapes_only:
             self._before[len(self.ends)].restore_random_state()
         self.ends.append(Surroundings(set()))
         self._results.append((result, result._version))

@@ -50,7 +50,9 @@ class Controller:
         if self.blocks is not None:
             self._handles += self.blocks.attach(model)
         if config.recompute:
-            self._handles += recompute.attach(self.owner, self.layers, model)
+            self._handles += recompute.attach(
+                self.owner, self.layers, model, blocks=self.blocks is not None
+            )
 
     def remove_hooks(self) -> None:
         """Takes the hooks off the submodules."""

@@ -34,14 +34,16 @@ class CannotRecompute(Exception):
     """A layer must run as it is; the message says why."""
 
 
-def attach(owner: hooks.Owner, rows: dict[str, LayerRow], model: nn.Module) -> Iterator[Recomputed]:
+def attach(
+    owner: hooks.Owner, rows: dict[str, LayerRow], model: nn.Module, blocks: bool
+) -> Iterator[Recomputed]:
     """Puts a stand-in on each outermost message passing layer below the model; yields them."""
     outer: list[str] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{other}.") for other in outer)
         if isinstance(module, MessagePassing) and module is not model and not inside:
             outer.append(name)
-            yield Recomputed(owner, rows, module, name)
+            yield Recomputed(owner, rows, module, name, blocks)
 
 
 class Recomputed:
@@ -52,15 +54,22 @@ class Recomputed:
         rows: Gets what became of the layer.
         module: The layer.
         name: Its full name.
+        blocks: Whether its edge work is done in blocks, if it can be.
     """
 
     def __init__(
-        self, owner: hooks.Owner, rows: dict[str, LayerRow], module: nn.Module, name: str
+        self,
+        owner: hooks.Owner,
+        rows: dict[str, LayerRow],
+        module: nn.Module,
+        name: str,
+        blocks: bool,
     ) -> None:
         self._owner = owner
         self._rows = rows
         self._module = weakref.ref(module)
         self._name = name
+        self._blocks = blocks
         self._tried = False
         self._reason: str | None = None
         self._unread: dict[tuple[bool, ...], frozenset[int]] = {}
@@ -108,8 +117,10 @@ class Recomputed:
         self._tried = True
         before = dict(vars(call.module))
         surroundings = Surroundings({t.device.type for t in call.tensors})
-        with hooks.unseen(), stand_ins(call.module), surroundings.again(), torch.no_grad():
-            call.forward(call.tensors)
+        with hooks.unseen(), stand_ins(call.module), surroundings.again():
+            if not (self._blocks and call.find_unread()):
+                with torch.no_grad():
+                    call.forward(call.tensors)
         for name, value in vars(call.module).items():
             changed = value is not before.get(name)
             if changed and isinstance(value, Tensor) and value.is_floating_point():
@@ -156,6 +167,24 @@ class _Call:
         out, self._out_spec = tree_flatten(self.inner(*args, **kwargs))
         self._out_leaves = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in out]
         return [leaf for leaf in out if isinstance(leaf, Tensor)]
+
+    def find_unread(self) -> bool:
+        """Finds out beforehand what needs not be computed again, without computing it.
+
+        Otherwise the first backward would compute it once. False if that failed, as it does where
+        the layer changes a result in place, of which there is but a shape.
+        """
+        learn = [t.requires_grad for t in self.tensors]
+        calls = again.Calls(shapes_only=True)
+        try:
+            with again.counting(calls):
+                given = zip(self.tensors, learn, strict=True)
+                results = self.forward([t.detach().requires_grad_(need) for t, need in given])
+        except RuntimeError:
+            return False
+        key = (self.module.training, *learn, *(True for _ in learning(self.module)))
+        self.unread[key] = calls.find_unread(results)
+        return True
 
     def first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The same, remembered for the time when it is run again."""
