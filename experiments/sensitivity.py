@@ -140,7 +140,7 @@ def study(
     evolution: list[dict[str, Any]] = []
     for epoch in range(1, epochs + 1):
         training_step(model, optimizer, task)
-        if epoch % every == 0 or epoch == 1:
+        if epoch % every == 0 or (epoch == 1 and points > 1):
             found = Probe(_unwrapped_copy(model, bits), task).sensitivities()
             evolution.append({"epoch": epoch, "sensitivity": found})
     model(task.x, task.adjacency)  # so that what the last step asked for is measured
@@ -213,7 +213,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--bits", type=parse_bits, default=4, metavar="B", help="default: 4")
     parser.add_argument("--epochs", type=parse_count, default=60, metavar="N", help="default: 60")
     parser.add_argument(
-        "--points", type=parse_count, default=6, metavar="N", help="sweeps (default: 6)"
+        "--points", type=parse_count, default=6, metavar="N", help="sweeps; one is at the end (default: 6)"
     )
     parser.add_argument(
         "--draws", type=parse_count, default=20, metavar="N", help="of the noise (default: 20)"
