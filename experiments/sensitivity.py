@@ -213,7 +213,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--bits", type=parse_bits, default=4, metavar="B", help="default: 4")
     parser.add_argument("--epochs", type=parse_count, default=60, metavar="N", help="default: 60")
     parser.add_argument(
-        "--points", type=parse_count, default=6, metavar="N", help="sweeps; one is at the end (default: 6)"
+        "--points",
+        type=parse_count,
+        default=6,
+        metavar="N",
+        help="sweeps; one is at the end (default: 6)",
     )
     parser.add_argument(
         "--draws", type=parse_count, default=20, metavar="N", help="of the noise (default: 20)"

@@ -6,6 +6,7 @@ The parent calls :func:`run_trial`; the child is ``python -m experiments.trial S
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -64,6 +65,14 @@ class Specification:
     adaptive: bool = False
 
 
+HEAP = ("MALLOC_MMAP_THRESHOLD_", str(4 << 20))
+"""Set under a cap: tensors of 4 MB or more are no part of glibc's heap then.
+
+There small objects that live until backward settle in the gaps of freed tensors, which serve no
+other one from then on: of whatever is freed some part would count all the same, also of stock.
+"""
+
+
 def run_trial(specification: Specification) -> dict[str, Any] | None:
     """What :func:`measure` gave in a fresh process; None if the memory did not suffice.
 
@@ -71,7 +80,10 @@ def run_trial(specification: Specification) -> dict[str, Any] | None:
         ExperimentError: If the process failed for another reason.
     """
     command = [sys.executable, "-m", "experiments.trial", json.dumps(asdict(specification))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = dict(os.environ)
+    if specification.cap_bytes is not None:
+        environment.setdefault(*HEAP)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode == 0:
         found: dict[str, Any] | None = json.loads(done.stdout.splitlines()[-1])
         return found

@@ -72,7 +72,7 @@ class Controller:
         """Compresses what autograd saves inside, and reports if it ends without an exception."""
         session = self._session(model, inputs, adopt_inputs=adopt_inputs)
         self.next_forward()
-        if self.config.quantize and (self.blocks is not None or self.config.recompute):
+        if self.config.quantize:
             give_back(next(model.parameters()).device)
         self.forwards += 1
         with _capturing(session):

@@ -15,6 +15,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from torch_geometric.nn import MessagePassing
 
+from gact_graph.heap import give_back_now_and_then
+
 _local = threading.local()
 
 
@@ -61,7 +63,9 @@ def unpack(saved: Any) -> torch.Tensor:
     """The unpack hook of all that packs to :class:`gact_graph.codecs.Saved`."""
     found = later()
     if found is None:
-        return saved.tensor()
+        tensor: torch.Tensor = saved.tensor()
+        give_back_now_and_then(tensor)
+        return tensor
     found.append(saved)
     return torch.empty(0)  # autograd asks for a tensor, nobody reads it
 

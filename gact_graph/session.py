@@ -17,6 +17,7 @@ from gact_graph.account import Account
 from gact_graph.codecs import Context, Kept, Request, Saved, encode
 from gact_graph.config import Config
 from gact_graph.gathers import Gathers
+from gact_graph.heap import give_back_now_and_then
 from gact_graph.hooks import Owner
 from gact_graph.inner import BITS, Coding
 from gact_graph.operations import VALUES, Reads, reads_of
@@ -175,6 +176,7 @@ class Session:
             if saved and not row.raw_bytes:
                 row.raw_bytes = tensor.untyped_storage().nbytes()
             return Saved(context, layout)
+        give_back_now_and_then(flat)
         request = Request(
             tensor=flat,
             slot=saver.slot,
