@@ -21,17 +21,21 @@ def give_back(device: torch.device) -> None:
 
 
 def give_back_now_and_then(tensor: torch.Tensor) -> None:
-    """The same after each 128 MiB of tensors that are encoded or decoded.
+    """The same after each 128 MiB of tensors that are encoded or decoded and may be of the heap.
 
     Small objects that live until backward settle in the gaps of freed tensors, which then serve no
     other tensor: without this, part of what is freed of a deep model would stay with the process.
     """
     global _since
-    _since += tensor.nbytes
+    if tensor.nbytes < _MAPPED:
+        _since += tensor.nbytes
     if _since > _EVERY:
         _since = 0
         give_back(tensor.device)
 
+
+# From this size on glibc maps memory for each tensor, and hands it back when that is freed.
+_MAPPED = 32 << 20
 
 # Pages that are needed again right away cost time.
 _EVERY = 128 << 20
