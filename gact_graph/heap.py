@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -21,25 +22,47 @@ def give_back(device: torch.device) -> None:
 
 
 def give_back_now_and_then(tensor: torch.Tensor) -> None:
-    """The same after each 128 MiB of tensors that are encoded or decoded and may be of the heap.
+    """The same, for each 64 MiB of tensors that are encoded or decoded, where much is free.
 
     Small objects that live until backward settle in the gaps of freed tensors, which then serve no
     other tensor: without this, part of what is freed of a deep model would stay with the process.
     """
     global _since
-    if tensor.nbytes < _MAPPED:
-        _since += tensor.nbytes
+    _since += tensor.nbytes
     if _since > _EVERY:
         _since = 0
-        give_back(tensor.device)
+        if tensor.device.type == "cpu" and _info()().fordblks > _MUCH:
+            give_back(tensor.device)
 
 
-# From this size on glibc maps memory for each tensor, and hands it back when that is freed.
-_MAPPED = 32 << 20
-
-# Pages that are needed again right away cost time.
-_EVERY = 128 << 20
+_EVERY = 64 << 20
 _since = 0
+
+# What works in blocks has less free between two of them, and would have to fetch it again.
+_MUCH = 256 << 20
+
+
+class _Info(ctypes.Structure):
+    """glibc's ``struct mallinfo2``; ``fordblks`` are the free bytes."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks"),
+            *("uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+@functools.cache
+def _info() -> Callable[[], Any]:
+    try:
+        info = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError, TypeError):
+        return _Info
+    info.restype = _Info
+    found: Callable[[], Any] = info
+    return found
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import numpy
 import torch
 from torch import nn
 
+from gact_graph import heap
 from gact_graph.heap import give_back
 from gact_graph.stand_ins import learning, stand_ins
 from gact_graph.surroundings import Surroundings
@@ -73,3 +74,18 @@ def test_stand_ins_may_have_values_of_their_own():
 def test_the_heap_can_be_given_back_anywhere():
     give_back(torch.device("cpu"))
     give_back(torch.device("meta"))
+
+
+def test_what_is_free_is_handed_back_where_it_is_much(monkeypatch):
+    given = []
+    monkeypatch.setattr(heap, "_trim", lambda: given.append)
+    monkeypatch.setattr(heap, "_since", 0)
+    piece = torch.empty(9 << 20, dtype=torch.uint8)
+    for free, count in ((heap._MUCH, 0), (heap._MUCH + 1, 2)):
+        monkeypatch.setattr(heap, "_info", lambda free=free: lambda: heap._Info(fordblks=free))
+        for _ in range(16):
+            heap.give_back_now_and_then(piece)
+        assert len(given) == count
+    for _ in range(16):
+        heap.give_back_now_and_then(piece.to("meta"))
+    assert len(given) == 2
