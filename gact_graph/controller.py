@@ -126,7 +126,7 @@ def _capturing(session: Session) -> Iterator[None]:
         stack.callback(session.close)
         stack.callback(hooks.set_current, outer)
         hooks.set_current(session)
-        stack.enter_context(saved_tensors_hooks(session.pack, session.unpack))
+        stack.enter_context(saved_tensors_hooks(session.pack, hooks.unpack))
         stack.enter_context(session.trace)
         yield
 

@@ -42,39 +42,27 @@ def unseen() -> Iterator[None]:
         yield
 
 
-def later() -> list[Any] | None:
-    """Where the unpack hook puts what it would decode, or None: see :func:`unpacked_later`."""
-    return getattr(_local, "later", None)
-
-
-@contextmanager
-def unpacked_later() -> Iterator[list[Any]]:
-    """What is unpacked on this thread meanwhile is not decoded but collected, in its order."""
-    outer = later()
-    found: list[Any] = []
-    _local.later = found
-    try:
-        yield found
-    finally:
-        _local.later = outer
-
-
 def unpack(saved: Any) -> torch.Tensor:
     """The unpack hook of all that packs to :class:`gact_graph.codecs.Saved`."""
-    found = later()
-    if found is None:
+    collected = getattr(_local, "collected", None)
+    if collected is None:
         tensor: torch.Tensor = saved.tensor()
         give_back_now_and_then(tensor)
         return tensor
-    found.append(saved)
+    collected.append(saved)
     return torch.empty(0)  # autograd asks for a tensor, nobody reads it
 
 
 def saved_by(ctx: Any) -> list[Any] | None:
     """What stands for a function's ``saved_tensors``; None if other hooks hold some of them."""
-    with unpacked_later() as found:
+    outer = getattr(_local, "collected", None)
+    collected: list[Any] = []
+    _local.collected = collected
+    try:
         count = len(ctx.saved_tensors)
-    return found if len(found) == count else None
+    finally:
+        _local.collected = outer
+    return collected if len(collected) == count else None
 
 
 class Owner:

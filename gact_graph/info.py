@@ -19,7 +19,7 @@ from gact_graph.kernels import cpu, cuda, nvrtc
 
 def facts() -> dict[str, str]:
     """Versions, devices and kernels by name. Builds the kernels if they are not yet."""
-    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {
         "gact_graph": gact_graph.__version__,
         "python": platform.python_version(),
@@ -27,7 +27,7 @@ def facts() -> dict[str, str]:
         "torch_geometric": torch_geometric.__version__,
         "processor": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
         "threads": str(torch.get_num_threads()),
-        "GPU": cuda,
+        "GPU": gpu,
         "CPU kernels": _cpu_kernels(),
         "CUDA kernels": _cuda_kernels(),
     }

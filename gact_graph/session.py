@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gact_graph import hooks
 from gact_graph.account import Account
 from gact_graph.codecs import Context, Kept, Request, Saved, encode
 from gact_graph.config import Config
@@ -102,7 +101,10 @@ class Session:
             self._owned |= {key_of(t) for t in tensors_in(inputs) if t.grad_fn is None}
 
     def pack(self, tensor: Tensor) -> Saved:
-        """The pack hook: what autograd shall hold in place of ``tensor``."""
+        """The pack hook: what autograd shall hold in place of ``tensor``.
+
+        :func:`gact_graph.hooks.unpack` is the other one: so a graph does not hold the session.
+        """
         tensor = plain_of(tensor)
         saver = self.trace.saver(tensor)
         if is_plain(tensor):
@@ -112,11 +114,6 @@ class Session:
             if key_of(part) not in self._owned:
                 self._account.add(part, saver.slot, whole, numel=part.numel(), saved=True)
         return Saved(whole)
-
-    @staticmethod
-    def unpack(saved: Saved) -> Tensor:
-        """The unpack hook. Static, so that a graph does not hold the session."""
-        return hooks.unpack(saved)
 
     def settle(self, model: nn.Module, inputs: Any, output: Any) -> None:
         """Ends the account after forward: what others now hold is kept by reference.
