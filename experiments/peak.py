@@ -12,6 +12,8 @@ from types import TracebackType
 import torch
 
 _STATM = Path("/proc/self/statm")
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
 _INTERVAL = 0.005  # seconds between two looks at the resident set
 
 
@@ -19,14 +21,17 @@ class PeakMeter:
     """Measure the most memory held at once inside a ``with`` block.
 
     On CUDA it is the allocator's maximum in bytes, everything on the device included. On CPU it is
-    the resident set *over its value at the start*, looked at every 5 ms by a thread, so that a
-    spike shorter than that may be missed. Where the system has no ``/proc`` it is unknown.
+    the resident set *over its value at the start*: the kernel's own high-water mark, which misses
+    nothing and takes no time, and which entering the block resets for the whole process. Where that
+    cannot be reset, a thread looks every 5 ms, so that a shorter spike may be missed; where the
+    system has no ``/proc``, the peak is unknown.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._start = 0
         self._most = 0
+        self._running = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -37,7 +42,10 @@ class PeakMeter:
             return torch.cuda.max_memory_allocated(self._device)
         if not _STATM.exists():
             return None
-        return max(self._most - self._start, 0)
+        most = self._most
+        if self._running and self._thread is None:
+            most = max(most, _high_water_bytes())
+        return max(most - self._start, 0)
 
     def current_bytes(self) -> int | None:
         """What is held now, counted as the peak is."""
@@ -53,8 +61,10 @@ class PeakMeter:
         elif _STATM.exists():
             _return_free_pages()
             self._start = self._most = _resident_bytes()
-            self._thread = threading.Thread(target=self._watch, name="PeakMeter", daemon=True)
-            self._thread.start()
+            self._running = True
+            if not _reset_high_water():
+                self._thread = threading.Thread(target=self._watch, name="PeakMeter", daemon=True)
+                self._thread.start()
         return self
 
     def __exit__(
@@ -67,6 +77,9 @@ class PeakMeter:
             self._stop.set()
             self._thread.join()
             self._most = max(self._most, _resident_bytes())
+        elif self._running:
+            self._most = max(self._most, _high_water_bytes())
+        self._running = False
 
     def _watch(self) -> None:
         while not self._stop.wait(_INTERVAL):
@@ -75,6 +88,19 @@ class PeakMeter:
 
 def _resident_bytes() -> int:
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _high_water_bytes() -> int:
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) << 10
+
+
+def _reset_high_water() -> bool:
+    try:
+        _CLEAR_REFS.write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def _return_free_pages() -> None:
