@@ -50,6 +50,10 @@ class Use:
 class Rows(Protocol):
     """What may stand for a tensor of nodes [N, ...], where some of its rows at a time are read."""
 
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
     def rows(self, places: Tensor | slice) -> Tensor: ...
 
 
@@ -71,6 +75,7 @@ class Arguments:
         order: Order,
         block: Block,
         learn: Sequence[bool] = (),
+        without: str | None = None,
     ) -> tuple[dict[str, Any], list[tuple[Use, Tensor]]]:
         """What the layer's functions get for one block.
 
@@ -79,6 +84,7 @@ class Arguments:
             order: Of the arcs.
             block: Which of them.
             learn: For each tensor whether a gradient is needed; none by default.
+            without: A parameter that the caller fills in.
 
         Returns:
             The functions' arguments by name, and the leaves whose gradient is needed.
@@ -88,6 +94,8 @@ class Arguments:
         found: dict[str, Any] = dict(self.others)
         leaves: list[tuple[Use, Tensor]] = []
         for use in self.uses:
+            if use.parameter == without:
+                continue
             given = tensors[use.place]
             if use.level == "source":
                 tensor = rows_of(given, sources)

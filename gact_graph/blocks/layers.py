@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -12,11 +12,14 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
 from gact_graph import hooks
-from gact_graph.blocks import run
 from gact_graph.blocks.arguments import Arguments, BlockFailed, CannotBlock, sort_out
+from gact_graph.blocks.find_sums import find_summed
 from gact_graph.blocks.order import Block, Order, Orders
 from gact_graph.blocks.probe import probe
+from gact_graph.blocks.run import Run
+from gact_graph.blocks.sums import Summed
 from gact_graph.blocks.unread import unread
+from gact_graph.blocks.work import Work, edge_update, propagate, work_again
 from gact_graph.report import LayerRow
 
 _CPU_BYTES = 12 << 20
@@ -88,7 +91,7 @@ class Layer:
         name: str,
         function: str,
         functions: tuple[str, ...],
-        work: run.Work,
+        work: Work,
     ) -> None:
         self._blocks = blocks
         self._module = weakref.ref(module)
@@ -98,6 +101,7 @@ class Layer:
         self._work = work
         self._kept: tuple[str, ...] | None = None
         self._unread: dict[tuple[bool, ...], frozenset[int]] = {}
+        self._summed: dict[Hashable, Summed | None] = {}
         self._reason: str | None = None
         self._previous: Callable[..., Any] | None = vars(module).get(function)
         setattr(module, function, self)
@@ -132,7 +136,7 @@ class Layer:
 
     def _prepare(
         self, module: MessagePassing, edge_index: Any, size: Any, given: dict[str, Any]
-    ) -> run.Run:
+    ) -> Run:
         if self._reason is not None:
             raise CannotBlock(self._reason)
         edges = _plain(module, edge_index)
@@ -157,7 +161,7 @@ class Layer:
             except CannotBlock as reason:
                 self._reason = str(reason)
                 raise
-        return run.Run(
+        return Run(
             module,
             self._work,
             arguments,
@@ -166,6 +170,7 @@ class Layer:
             of_edges,
             self._kept,
             self._unread_of(module, arguments, order, block),
+            self._summed_of(module, arguments, order, block),
             self._blocks.thrifty,
         )
 
@@ -178,10 +183,24 @@ class Layer:
             return frozenset()
         key = (module.training, *learn)
         if key not in self._unread:
-            work = run.work_again(module, self._work)
+            work = work_again(module, self._work)
             with hooks.unseen():
                 self._unread[key] = unread(module, work, arguments, order, block)
         return self._unread[key]
+
+    def _summed_of(
+        self, module: MessagePassing, arguments: Arguments, order: Order, block: Block
+    ) -> Summed | None:
+        """Found out once for each choice of arguments."""
+        tensors = [(t.dtype, t.dim(), t.is_contiguous()) for t in arguments.tensors]
+        key = (module.training, arguments.names, *tensors)
+        if key not in self._summed:
+            assert self._kept is not None
+            with hooks.unseen():
+                given = module, arguments, order, block, self._kept
+                found = find_summed(*given) if self._work is propagate else None
+                self._summed[key] = found
+        return self._summed[key]
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_module": self._module()}
@@ -191,9 +210,9 @@ class Layer:
         self._module = weakref.ref(state["_module"])
 
 
-_CALLS: tuple[tuple[str, tuple[str, ...], run.Work], ...] = (
-    ("propagate", ("message", "aggregate", "update"), run.propagate),
-    ("edge_updater", ("edge_update",), run.edge_update),
+_CALLS: tuple[tuple[str, tuple[str, ...], Work], ...] = (
+    ("propagate", ("message", "aggregate", "update"), propagate),
+    ("edge_updater", ("edge_update",), edge_update),
 )
 
 

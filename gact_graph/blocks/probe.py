@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from gact_graph.blocks.arguments import Arguments, BlockFailed, CannotBlock
 from gact_graph.blocks.order import Block, Order
-from gact_graph.blocks.run import Work
+from gact_graph.blocks.work import Work
 from gact_graph.stand_ins import attributes_restored, stand_ins
 from gact_graph.surroundings import Surroundings
 

@@ -6,7 +6,7 @@ forward: nothing with a row for each arc and the width of a message is alive for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,50 +15,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch_geometric.nn import MessagePassing
-from torch_geometric.nn.aggr import SumAggregation
 
 from gact_graph import again
-from gact_graph.blocks.arguments import Arguments, Use, add_rows, rows_of
+from gact_graph.blocks.arguments import Arguments, Rows, Use, add_rows, rows_of
 from gact_graph.blocks.coded import CodedRows, saved_tensors
 from gact_graph.blocks.order import Block, Order
+from gact_graph.blocks.sums import Summed, Sums, stand_in
+from gact_graph.blocks.work import Work, work_again
 from gact_graph.heap import give_back
 from gact_graph.stand_ins import learning, stand_ins
 from gact_graph.surroundings import Surroundings
 
-Work = Callable[[MessagePassing, dict[str, Any]], Tensor]
-
-
-def messages(module: MessagePassing, given: dict[str, Any]) -> Tensor:
-    """``message`` alone: [arcs, ...]."""
-    return module.message(**module.inspector.collect_param_data("message", given))
-
-
-def is_sum(module: MessagePassing) -> bool:
-    """Whether ``propagate`` only adds messages up, so that their gradient is that of the sum."""
-    kind = type(module)
-    plain = all(
-        getattr(kind, name) is getattr(MessagePassing, name) and name not in vars(module)
-        for name in ("aggregate", "update")
-    )
-    return plain and type(module.aggr_module) is SumAggregation
-
-
-def propagate(module: MessagePassing, given: dict[str, Any]) -> Tensor:
-    """``message``, ``aggregate`` and ``update``: [rows, ...]."""
-    collect = module.inspector.collect_param_data
-    out = messages(module, given)
-    out = module.aggregate(out, **collect("aggregate", given))
-    return module.update(out, **collect("update", given))
-
-
-def edge_update(module: MessagePassing, given: dict[str, Any]) -> Tensor:
-    """``edge_update``: [arcs, ...]."""
-    return module.edge_update(**module.inspector.collect_param_data("edge_update", given))
-
-
-def work_again(module: MessagePassing, work: Work) -> Work:
-    """What is computed again in backward: a sum needs not be taken to have its gradient."""
-    return messages if work is propagate and is_sum(module) else work
+Pair = tuple[Tensor, Tensor]
 
 
 @dataclass
@@ -74,6 +42,7 @@ class Run:
         of_edges: Whether the result has a row for each arc, else one for each destination.
         kept: Attributes in which the layer leaves a tensor of arcs, as some do with attention.
         unread: Places of the tensors whose values backward does not read.
+        summed: What the layer adds up, if that is known.
         thrifty: Whether the heap's free memory counts beside what is saved.
     """
 
@@ -85,6 +54,7 @@ class Run:
     of_edges: bool
     kept: tuple[str, ...]
     unread: frozenset[int]
+    summed: Summed | None
     thrifty: bool
     surroundings: Surroundings = field(init=False)
 
@@ -117,13 +87,16 @@ class Run:
         """The result and what is kept, without a graph; or zeros in their place."""
         results: list[Tensor] = []
         for block in self.blocks[:1] if shapes_only else self.blocks:
-            given, _ = self.arguments.part(tensors, self.order, block)
-            for i, part in enumerate(self._outputs(given, self.work)):
+            found = None if shapes_only else self._sums(tensors, block)
+            parts: list[Tensor | Sums]
+            if found is None:
+                given, _ = self.arguments.part(tensors, self.order, block)
+                parts = [self.work(self.module, given), *self._left()]
+            else:
+                parts = [found[0], *self._left()]
+            for i, part in enumerate(parts):
                 if len(results) == i:
-                    length = self.order.arcs if self._of_edges(i) else self.order.rows
-                    shape = length, *part.shape[1:]
-                    empty = part.new_zeros(()).expand if shapes_only else part.new_empty
-                    results.append(empty(shape))
+                    results.append(self._room(i, part, shapes_only))
                 if not shapes_only:
                     self._write(results[i], i, block, part)
         return tuple(results)
@@ -143,21 +116,15 @@ class Run:
         if thrifty:
             give_back(device)
         found: list[Tensor | None] = [None] * (n + len(values))
-        work = work_again(self.module, self.work)
-        summed = work is not self.work
         with stand_ins(self.module, values) as parameters, self.surroundings.again():
             wanted = [i for i, needed in enumerate(of_parameters) if needed]
             for block in self.blocks:
-                given, leaves = self.arguments.part(tensors, self.order, block, learn)
-                outputs = self._outputs(given, work)
-                pairs = [
-                    (out, self._read(gradient, i, block))
-                    for i, (out, gradient) in enumerate(zip(outputs, gradients, strict=True))
-                    if gradient is not None and out.requires_grad
-                ]
-                if summed and pairs and pairs[0][0] is outputs[0]:
-                    out, gradient = pairs[0]
-                    pairs[0] = out, rows_of(gradient, given["index"]).expand_as(out)
+                sums = self._sums(tensors, block, learn)
+                if sums is None:
+                    pairs, leaves, sources = self._pairs(tensors, block, learn, gradients)
+                else:
+                    leaves, sources = sums[1], sums[0].places
+                    pairs = self._pairs_of(sums[0], block, learn, gradients, found)
                 if not pairs:
                     continue
                 added = torch.autograd.grad(
@@ -171,7 +138,7 @@ class Run:
                         total = found[use.place]
                         if total is None:
                             total = found[use.place] = _zeros(tensors[use.place])
-                        self._add(total, use, block, given["edge_index_j"], part)
+                        self._add(total, use, block, sources, part)
                 for i, part in zip(wanted, added[len(leaves) :], strict=True):
                     known = found[n + i]
                     # What no block uses has no gradient, as in stock autograd.
@@ -181,13 +148,85 @@ class Run:
             give_back(device)
         return found
 
-    def _outputs(self, given: dict[str, Any], work: Work) -> list[Tensor]:
-        return [work(self.module, given), *(getattr(self.module, name) for name in self.kept)]
+    def _pairs(
+        self,
+        tensors: Sequence[Tensor | CodedRows],
+        block: Block,
+        learn: Sequence[bool],
+        gradients: Sequence[Tensor | None],
+    ) -> tuple[list[Pair], list[tuple[Use, Tensor]], Tensor]:
+        """What a block gives, computed again, each with its gradient; the leaves; the sources."""
+        given, leaves = self.arguments.part(tensors, self.order, block, learn)
+        work = work_again(self.module, self.work)
+        out, pairs = work(self.module, given), []
+        if gradients[0] is not None and out.requires_grad:
+            gradient = self._read(gradients[0], 0, block)
+            if work is not self.work:
+                gradient = rows_of(gradient, given["index"]).expand_as(out)
+            pairs.append((out, gradient))
+        return pairs + self._pairs_left(block, gradients), leaves, given["edge_index_j"]
+
+    def _pairs_of(
+        self,
+        sums: Sums,
+        block: Block,
+        learn: Sequence[bool],
+        gradients: Sequence[Tensor | None],
+        found: list[Tensor | None],
+    ) -> list[Pair]:
+        """The same of a block that is added up; adds the gradient of the rows to ``found``."""
+        assert self.summed is not None
+        pairs, gradient, place = [], gradients[0], self.summed.place
+        if gradient is not None:
+            gradient = gradient[block.row : block.row_end]
+            if learn[place]:
+                total = found[place]
+                if total is None:
+                    total = found[place] = _zeros(sums.x)
+                sums.add_of_rows(total, gradient)
+            if sums.weight.requires_grad:
+                pairs.append((sums.weight, sums.of_weights(gradient)))
+        return pairs + self._pairs_left(block, gradients)
+
+    def _pairs_left(self, block: Block, gradients: Sequence[Tensor | None]) -> list[Pair]:
+        return [
+            (out, self._read(gradient, i, block))
+            for i, (out, gradient) in enumerate(zip(self._left(), gradients[1:], strict=True), 1)
+            if gradient is not None and out.requires_grad
+        ]
+
+    def _sums(
+        self, tensors: Sequence[Tensor | CodedRows], block: Block, learn: Sequence[bool] = ()
+    ) -> tuple[Sums, list[tuple[Use, Tensor]]] | None:
+        """What is added up in a block, and the leaves; None if that is to be done otherwise."""
+        if self.summed is None:
+            return None
+        x, parameter = tensors[self.summed.place], self.summed.parameter
+        given, leaves = self.arguments.part(tensors, self.order, block, learn, parameter)
+        given[parameter] = stand_in(x, block.arc_end - block.arc)
+        weight = self.summed.weigh(self.module, given)
+        if weight is None:
+            return None
+        starts = self.order.starts[block.row : block.row_end + 1]
+        return Sums(x, given["edge_index_j"], weight, starts), leaves
+
+    def _left(self) -> list[Tensor]:
+        return [getattr(self.module, name) for name in self.kept]
+
+    def _room(self, output: int, part: Tensor | Sums, shape_only: bool) -> Tensor:
+        length = self.order.arcs if self._of_edges(output) else self.order.rows
+        shape = length, *part.shape[1:]
+        if shape_only:
+            return torch.zeros((), dtype=part.dtype, device=part.device).expand(shape)
+        return torch.empty(shape, dtype=part.dtype, device=part.device)
 
     def _of_edges(self, output: int) -> bool:
         return self.of_edges or output > 0
 
-    def _write(self, result: Tensor, output: int, block: Block, part: Tensor) -> None:
+    def _write(self, result: Tensor, output: int, block: Block, part: Tensor | Sums) -> None:
+        if isinstance(part, Sums):
+            part.write(result[block.row : block.row_end])
+            return
         if not self._of_edges(output):
             result[block.row : block.row_end] = part
             return
@@ -241,5 +280,5 @@ class _Blocked(torch.autograd.Function):
         return (None, None, None, *found)
 
 
-def _zeros(tensor: Tensor | CodedRows) -> Tensor:
-    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+def _zeros(like: Tensor | Rows) -> Tensor:
+    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)

@@ -18,7 +18,7 @@ from gact_graph.kernels import cache, fallback
 
 _CSRC = Path(__file__).resolve().parent.parent / "csrc"
 _HEADERS = ("noise.h", "cpu/lanes.h", "cpu/memory.h")
-_SOURCES = ("cpu/quantize.cpp", "cpu/bitmask.cpp")
+_SOURCES = ("cpu/quantize.cpp", "cpu/bitmask.cpp", "cpu/weighted.cpp")
 
 # Floating-point contraction would round once where the other backends round twice.
 # Without errno lrint is one instruction.
