@@ -3,7 +3,7 @@
 from gact_graph.api import compress, load_state_dict, report, state_dict, unwrap, wrap
 from gact_graph.report import Report
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 
 __all__ = [
     "Report",
