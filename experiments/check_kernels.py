@@ -126,7 +126,7 @@ def _same_rows(
     count = x.numel() // width
     places = torch.arange(count).flip(0)[::3]
     expected = y.flatten()[: count * width].view(count, width)[places]
-    given = codes, stats, places.to(codes.device), count * width, width, bits, group, x.dtype
+    given = codes, stats, places.to(codes.device), x.numel(), width, bits, group, x.dtype
     return same_bytes(_OPS.unpack_rows(*given), expected)
 
 
