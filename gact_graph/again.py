@@ -2,13 +2,14 @@
 
 Of the edge work that is done in blocks, backward computes each block once more by itself. Where
 nothing that the layer does with the result reads its values for a gradient (it adds a bias, say, or
-takes another view), only the result's shape is needed when the layer's graph is made anew.
+takes another view), only the result's shape is needed when the layer's graph is made anew. And what
+edges have a few numbers of, attention say, may be saved in forward, and is then known.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -26,6 +27,10 @@ class Calls:
         ends: Random states after each call, if this forward is one that is run again.
         unread: Numbers of the calls whose values are not needed.
         shapes_only: Whether none of them are: for a forward that is run for its graph alone.
+        known: Results that were saved, by the number of their call.
+
+    Attributes:
+        of_edges: Results with a row for each edge, by the number of their call.
     """
 
     def __init__(
@@ -33,12 +38,15 @@ class Calls:
         ends: Sequence[Surroundings] = (),
         unread: frozenset[int] = frozenset(),
         shapes_only: bool = False,
+        known: Mapping[int, Tensor] | None = None,
     ) -> None:
+        self.of_edges: dict[int, Tensor] = {}
         self.ends: list[Surroundings] = []
         self.running = False
         self._before = ends
         self._unread = unread
         self._shapes_only = shapes_only
+        self._known = known or {}
         self._results: list[tuple[Tensor, int]] = []  # and their versions
 
     @property
@@ -46,6 +54,11 @@ class Calls:
         """Whether the call that starts now needs only the shape of its result."""
         number = len(self.ends)
         return self._shapes_only or (number in self._unread and number < len(self._before))
+
+    @property
+    def next_known(self) -> Tensor | None:
+        """The result of the call that starts now, if it was saved."""
+        return self._known.get(len(self.ends))
 
     @contextmanager
     def one(self) -> Iterator[None]:
@@ -56,10 +69,13 @@ class Calls:
         finally:
             self.running = False
 
-    def add(self, result: Tensor) -> None:
+    def add(self, result: Tensor, of_edges: bool) -> None:
         """A call has ended. One that did not compute all leaves random states as if it had."""
-        if self.next_is_unread and not self._shapes_only:
-            self._before[len(self.ends)].restore_random_state()
+        number = len(self.ends)
+        if number in self._known or (self.next_is_unread and not self._shapes_only):
+            self._before[number].restore_random_state()
+        if of_edges:
+            self.of_edges[number] = result
         self.ends.append(Surroundings(set()))
         self._results.append((result, result._version))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,9 @@ from gact_graph.report import LayerRow
 from gact_graph.stand_ins import learning, stand_ins
 from gact_graph.storage import tensors_in
 from gact_graph.surroundings import Surroundings
+
+_SHARE = 0.5
+"""Of the bytes of a layer's inputs but indices, that a result saved beside them takes at most."""
 
 
 class CannotRecompute(Exception):
@@ -104,7 +107,7 @@ class Recomputed:
         self._rows[self._name] = LayerRow(self._name, "recomputed", None, None)
         named = _named(inner, args, kwargs)
         with session.trace.standing_for("forward", named), hooks.unseen():
-            return call()
+            return call(named)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -150,11 +153,14 @@ class _Call:
     unread: dict[tuple[bool, ...], frozenset[int]]
     coding: Coding | None
 
-    def __call__(self) -> Any:
+    def __call__(self, named: dict[str, Tensor]) -> Any:
+        """What the layer gives. Adds to ``named``, for the report, what is saved beside inputs."""
         tensors = self.tensors
         self.tensors = ()
         self.surroundings = Surroundings({t.device.type for t in tensors})
+        self.named = named
         results = _Recompute.apply(self, len(tensors), *tensors, *learning(self.module))
+        del self.named
         given = iter(results)
         leaves = [next(given) if leaf is Tensor else leaf for leaf in self._out_leaves]
         return tree_unflatten(leaves, self._out_spec)
@@ -186,20 +192,35 @@ class _Call:
         self.unread[key] = calls.find_unread(results)
         return True
 
-    def first(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The same, remembered for the time when it is run again."""
+    def first(
+        self, tensors: Sequence[Tensor], needed: Sequence[bool]
+    ) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """The same, remembered for the time when it is run again; and what to save beside it.
+
+        That are results with a few numbers for each edge, by the number of their call among what is
+        done in blocks: little beside the inputs, and long to compute.
+        """
         calls = again.Calls()
         with again.counting(calls):
             results = self.forward(tensors)
         self._ends = calls.ends
-        return results
+        most = _SHARE * sum(t.nbytes for t in tensors if t.is_floating_point())
+        unread = self.unread.get((self.module.training, *needed), frozenset())
+        known = {
+            number: result
+            for number, result in calls.of_edges.items()
+            if number not in unread and result.nbytes <= most and result.is_floating_point()
+        }
+        return results, known
 
     def _again(
-        self, saved: Sequence[Saved], needed: Sequence[bool]
+        self, saved: Sequence[Saved], needed: Sequence[bool], known: Mapping[int, Saved]
     ) -> tuple[list[GradientEdge], list[GradientEdge | None]]:
         """The same with a graph: the edges of the inputs that are needed, and of the results."""
         key = (self.module.training, *needed)
-        calls = again.Calls(self._ends, self.unread.get(key, frozenset()))
+        decoded = {number: one.tensor() for number, one in known.items()}
+        calls = again.Calls(self._ends, self.unread.get(key, frozenset()), known=decoded)
+        del decoded
         inner = Inner(self.module, calls, self.coding)
         token = torch.zeros((), requires_grad=True)
         inputs = [
@@ -222,12 +243,13 @@ class _Call:
         values: Sequence[Tensor],
         needed: Sequence[bool],
         gradients: Sequence[Tensor | None],
+        known: Mapping[int, Saved],
         device: torch.device,
     ) -> list[Tensor | None]:
         """The gradients of tensors and parameters, where they are needed."""
         give_back(device)
         with stand_ins(self.module, values) as parameters, self.surroundings.again():
-            sources, ends = self._again(saved, needed)
+            sources, ends = self._again(saved, needed, known)
             pairs = [
                 (edge, gradient)
                 for edge, gradient in zip(ends, gradients, strict=True)
@@ -255,9 +277,11 @@ class _Recompute(torch.autograd.Function):
         ctx.call, ctx.count = call, count
         ctx.device = tensors[0].device
         ctx.set_materialize_grads(False)
+        results, known = call.first(tensors[:count], ctx.needs_input_grad[2:])
+        ctx.known = [*known]
+        call.named |= {f"edges.{i}": result for i, result in enumerate(known.values())}
         # Through the hooks of whoever compresses what is saved.
-        ctx.save_for_backward(*tensors)
-        results = call.first(tensors[:count])
+        ctx.save_for_backward(*tensors, *known.values())
         ctx.mark_non_differentiable(*(t for t in results if not _has_gradient(t)))
         return tuple(results)
 
@@ -268,9 +292,10 @@ class _Recompute(torch.autograd.Function):
         if held is None:  # hooks of others stand between
             kept = "an input of a layer that is computed again"
             held = [Saved(Context(Kept(tensor, kept))) for tensor in ctx.saved_tensors]
-        values = [one.tensor() for one in held[n:]]
         needed = ctx.needs_input_grad[2:]
-        found = ctx.call.backward(held[:n], values, needed, gradients, ctx.device)
+        values = [one.tensor() for one in held[n : len(needed)]]
+        known = dict(zip(ctx.known, held[len(needed) :], strict=True))
+        found = ctx.call.backward(held[:n], values, needed, gradients, known, ctx.device)
         return (None, None, *found)
 
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from samples import equal, graph, make, one_thread, train_step  # noqa: F401
+from samples import distance, equal, graph, make, one_thread, train_step  # noqa: F401
 from torch import nn
 from torch_geometric.nn import (
     GATConv,
@@ -121,3 +121,24 @@ def test_random_numbers_after_the_layer_go_on_as_without():
             train_step(net, X, EDGES, seed=seed)
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
+
+
+@pytest.mark.parametrize(("arcs", "computed"), [(1500, 1), (6000, 2)])
+def test_attention_is_saved_where_it_is_small(arcs, computed, monkeypatch):
+    """Less than half of the layer's inputs: then it is computed in forward alone."""
+    x, edges = graph(arcs=arcs)
+    net = make(lambda: Net(GATConv(32, 16, heads=2, dropout=0.3)))
+    other = gact_graph.wrap(copy.deepcopy(net), **CB2 | {"level": "lossless"})
+    gact_graph.wrap(net, **CB2)
+    train_step(net, x, edges, seed=0)
+    train_step(other, x, edges, seed=0)
+    seen = []
+    forward = Run.forward
+    monkeypatch.setattr(
+        Run, "forward", lambda run, *given: seen.append(run.of_edges) or forward(run, *given)
+    )
+    found = train_step(net, x, edges, seed=1)
+    assert sum(seen) == computed
+    slots = [row.slot for row in gact_graph.report(net).contexts]
+    assert any(slot.endswith("forward.edges.0") for slot in slots) == (computed == 1)
+    assert distance(found, train_step(other, x, edges, seed=1)) < 1e-5

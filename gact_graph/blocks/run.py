@@ -71,13 +71,16 @@ class Run:
         self.arguments = replace(self.arguments, tensors=())
         calls = again.current()
         shapes_only = calls is not None and calls.next_is_unread
+        known = None if calls is None else calls.next_known
         if torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *parameters)):
             with nullcontext() if calls is None else calls.one():
-                results = _Blocked.apply(self, shapes_only, len(tensors), *tensors, *parameters)
+                results = _Blocked.apply(
+                    self, shapes_only, known, len(tensors), *tensors, *parameters
+                )
         else:
             results = self.forward(tensors, shapes_only)
         if calls is not None:
-            calls.add(results[0])
+            calls.add(results[0], self.of_edges and not self.kept)
         for name, kept in zip(self.kept, results[1:], strict=True):
             setattr(self.module, name, kept)
         return results[0]
@@ -257,19 +260,19 @@ class Run:
 class _Blocked(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, run: Run, shapes_only: bool, count: int, *tensors: Tensor
+        ctx: Any, run: Run, shapes_only: bool, known: Tensor | None, count: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.run, ctx.count = run, count
         ctx.set_materialize_grads(False)
         ctx.shapes = {i: (tensors[i].shape, tensors[i].new_ones(())) for i in run.unread}
         # Through the hooks of whoever compresses what is saved.
         ctx.save_for_backward(*(t for i, t in enumerate(tensors) if i not in run.unread))
-        return run.forward(tensors[:count], shapes_only)
+        return (known,) if known is not None else run.forward(tensors[:count], shapes_only)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        needed, n = ctx.needs_input_grad[3:], ctx.count
+        needed, n = ctx.needs_input_grad[4:], ctx.count
         kept = [i for i in range(len(needed)) if i not in ctx.shapes]
         read = iter(saved_tensors(ctx, ctx.run.arguments.uses, kept))
         saved = [
@@ -277,7 +280,7 @@ class _Blocked(torch.autograd.Function):
             for i in range(len(needed))
         ]
         found = ctx.run.backward(saved[:n], saved[n:], needed[:n], needed[n:], gradients)
-        return (None, None, None, *found)
+        return (None, None, None, None, *found)
 
 
 def _zeros(like: Tensor | Rows) -> Tensor:
