@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -31,7 +32,7 @@ class PeakMeter:
         self._device = device
         self._start = 0
         self._most = 0
-        self._running = False
+        self._look: Callable[[], int] | None = None  # while it measures on the CPU
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -42,10 +43,9 @@ class PeakMeter:
             return torch.cuda.max_memory_allocated(self._device)
         if not _STATM.exists():
             return None
-        most = self._most
-        if self._running and self._thread is None:
-            most = max(most, _high_water_bytes())
-        return max(most - self._start, 0)
+        if self._look is not None:
+            self._most = max(self._most, self._look())
+        return max(self._most - self._start, 0)
 
     def current_bytes(self) -> int | None:
         """What is held now, counted as the peak is."""
@@ -61,8 +61,10 @@ class PeakMeter:
         elif _STATM.exists():
             _return_free_pages()
             self._start = self._most = _resident_bytes()
-            self._running = True
-            if not _reset_high_water():
+            if _reset_high_water():
+                self._look = _high_water_bytes
+            else:
+                self._look = _resident_bytes
                 self._thread = threading.Thread(target=self._watch, name="PeakMeter", daemon=True)
                 self._thread.start()
         return self
@@ -76,10 +78,9 @@ class PeakMeter:
         if self._thread is not None:
             self._stop.set()
             self._thread.join()
-            self._most = max(self._most, _resident_bytes())
-        elif self._running:
-            self._most = max(self._most, _high_water_bytes())
-        self._running = False
+        if self._look is not None:
+            self._most = max(self._most, self._look())
+            self._look = None
 
     def _watch(self) -> None:
         while not self._stop.wait(_INTERVAL):

@@ -12,7 +12,13 @@ MEGA = 1_000_000
 
 
 @needs_proc
-def test_sees_what_was_freed_again() -> None:
+@pytest.mark.parametrize("resettable", [True, False])
+def test_sees_what_was_freed_again(
+    resettable: bool, monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    """By the kernel's high-water mark, and by a thread where that cannot be reset."""
+    if not resettable:
+        monkeypatch.setattr("experiments.peak._CLEAR_REFS", tmp_path / "absent" / "clear_refs")
     with PeakMeter(torch.device("cpu")) as meter:
         for _ in range(10):
             torch.ones(25_000_000).sum()  # 100 MB, dropped at once
