@@ -188,7 +188,7 @@ class _Call:
                 results = self.forward([t.detach().requires_grad_(need) for t, need in given])
         except RuntimeError:
             return False
-        key = (self.module.training, *learn, *(True for _ in learning(self.module)))
+        key = self._key([*learn, *(True for _ in learning(self.module))])
         self.unread[key] = calls.find_unread(results)
         return True
 
@@ -205,7 +205,7 @@ class _Call:
             results = self.forward(tensors)
         self._ends = calls.ends
         most = _SHARE * sum(t.nbytes for t in tensors if t.is_floating_point())
-        unread = self.unread.get((self.module.training, *needed), frozenset())
+        unread = self.unread.get(self._key(needed), frozenset())
         known = {
             number: result
             for number, result in calls.of_edges.items()
@@ -213,11 +213,15 @@ class _Call:
         }
         return results, known
 
+    def _key(self, needed: Sequence[bool]) -> tuple[bool, ...]:
+        """Of ``unread``, by which tensors and parameters need a gradient."""
+        return self.module.training, *needed
+
     def _again(
         self, saved: Sequence[Saved], needed: Sequence[bool], known: Mapping[int, Saved]
     ) -> tuple[list[GradientEdge], list[GradientEdge | None]]:
         """The same with a graph: the edges of the inputs that are needed, and of the results."""
-        key = (self.module.training, *needed)
+        key = self._key(needed)
         decoded = {number: one.tensor() for number, one in known.items()}
         calls = again.Calls(self._ends, self.unread.get(key, frozenset()), known=decoded)
         del decoded

@@ -115,7 +115,7 @@ def stand_in(x: Tensor | Rows, arcs: int, value: float = 0.0) -> Tensor:
     return torch.full((), value, dtype=x.dtype, device=x.device).expand(arcs, *x.shape[1:])
 
 
-def can_sum(x: Any) -> bool:
+def can_sum(x: Tensor) -> bool:
     """Whether the rows of this tensor of nodes can be added up where they lie."""
     return x.dtype in (torch.float32, torch.float64) and x.is_contiguous()
 
