@@ -1,6 +1,6 @@
 PYTHON ?= python3
 VENV := .venv
-WHAT := -e ".[experiments,dev]"
+WHAT := -e ".[experiments,dev,docs]"
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
@@ -10,17 +10,20 @@ TORCH := torch==2.13.0
 CPU_INDEX := --extra-index-url https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?= $(shell nvidia-smi -L >/dev/null 2>&1 || echo "$(CPU_INDEX)")
 
-CSRC = $(shell find gact_graph/csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu')
+CSRC = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: help install demo test lint format wheel clean
+.PHONY: help install demo test test-long attack lint format docs wheel clean
 
 help:
-	@echo "make demo    train GAT with compressed contexts beside fp32"
-	@echo "make test    run the tests"
-	@echo "make lint    ruff, mypy, clang-format"
-	@echo "make format  let ruff and clang-format rewrite the sources"
-	@echo "make wheel   build dist/*.whl"
-	@echo "make clean   remove .venv and what was built"
+	@echo "make demo       train GAT with compressed contexts beside fp32"
+	@echo "make test       run the tests"
+	@echo "make test-long  run the tests that take minutes"
+	@echo "make attack     20,000 random programs beside stock; PROGRAMS=1000 SEED=7 for others"
+	@echo "make lint       ruff, mypy, clang-format"
+	@echo "make format     let ruff and clang-format rewrite the sources"
+	@echo "make docs       build the documentation in site/; a broken link is an error"
+	@echo "make wheel      build dist/*.whl"
+	@echo "make clean      remove .venv and what was built"
 
 install: $(STAMP)
 
@@ -39,6 +42,15 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest $(ARGS)
 
+test-long: $(STAMP)
+	$(BIN)/python -m pytest -m long $(ARGS)
+
+PROGRAMS ?= 20000
+SEED ?= 0
+attack: $(STAMP)
+	GACT_GRAPH_ATTACK=$(PROGRAMS) $(BIN)/python -m pytest -m long --hypothesis-seed=$(SEED) \
+		tests/attack/test_random_programs.py tests/attack/test_random_stacks.py $(ARGS)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,9 +62,13 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CSRC)
 
+docs: $(STAMP)
+	$(BIN)/python -m experiments.tables --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 wheel: $(STAMP)
 	rm -rf build dist
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info

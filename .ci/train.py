@@ -21,7 +21,7 @@ torch.manual_seed(0)
 x = torch.randn(2000, 32)
 edge_index = torch.randint(2000, (2, 16000))
 y = (x[:, 0] > 0).long()
-model = gact_graph.wrap(GAT(32, 64, num_layers=2, out_channels=2, heads=4), bits=4)
+model = gact_graph.wrap(GAT(32, 64, num_layers=2, out_channels=2, heads=4), bits=4, min_bytes=0)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 losses = []
 for _ in range(10):

@@ -37,7 +37,7 @@ def load_arxiv(root: Path) -> Graph:
             80 MB are downloaded.
 
     Returns:
-        A :class:`~datasets.Graph` with the 1,166,243 citations as directed arcs and the official
+        A :class:`~datasets.Graph` with the 1,166,243 citations as directed edges and the official
         split by time.
 
     Raises:

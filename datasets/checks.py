@@ -7,6 +7,7 @@ silently wrong accuracy. So each loader passes through here once, at a cost of o
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ def check_features(x: Tensor) -> None:
 
 
 def check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
-    """Checks arcs: [2, E] int64, each entry a node id. No arcs at all is a graph, too."""
+    """Checks edges: [2, E] int64, each entry a node id. No edges at all is a graph, too."""
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
         raise DatasetError(f"Expected edge_index to be [2, E] int64 (got {_kind(edge_index)})")
     _check_ids("edge_index", edge_index, num_nodes, "node ids")
@@ -47,6 +48,8 @@ def check_targets(y: Tensor, num_nodes: int, num_classes: int) -> None:
             "Expected y to be [N] int64 class ids or [N, C] float32 zeros and ones "
             f"(got {_kind(y)})"
         )
+    if num_classes < 1 and num_nodes == y.size(0):
+        raise DatasetError(f"Expected y to tell at least one class (got {_kind(y)})")
     if tuple(y.shape) != expected:
         raise DatasetError(
             f"Expected y of shape {list(expected)}, one row for each row of x (got {_kind(y)})"
@@ -61,13 +64,31 @@ def check_targets(y: Tensor, num_nodes: int, num_classes: int) -> None:
 
 
 def check_split(train_idx: Tensor, val_idx: Tensor, test_idx: Tensor, num_nodes: int) -> None:
-    """Checks a split: three int64 lists of node ids, the first one not empty."""
-    for key, idx in (("train_idx", train_idx), ("val_idx", val_idx), ("test_idx", test_idx)):
+    """Checks a split: three int64 lists of node ids, no node twice, the first one not empty."""
+    split = {"train_idx": train_idx, "val_idx": val_idx, "test_idx": test_idx}
+    for key, idx in split.items():
         if idx.dim() != 1 or idx.dtype != torch.int64:
             raise DatasetError(f"Expected {key} to be a list of int64 node ids (got {_kind(idx)})")
         _check_ids(key, idx, num_nodes, "node ids")
     if train_idx.numel() == 0:
         raise DatasetError("Expected at least one node in train_idx (got none)")
+    for key, idx in split.items():
+        node = _first_twice(idx)
+        if node is not None:
+            raise DatasetError(f"Expected each node once in {key} (got node {node} twice)")
+    # The epoch is chosen on one part and the score taken on another: a node in both flatters it.
+    for (a, left), (b, right) in combinations(split.items(), 2):
+        node = _first_twice(torch.cat((left, right)))
+        if node is not None:
+            equal = left.numel() == right.numel() and torch.equal(left.sort()[0], right.sort()[0])
+            got = f"the same {left.numel()} nodes in both" if equal else f"node {node} in both"
+            raise DatasetError(f"Expected {a} and {b} to have no node in common (got {got})")
+
+
+def _first_twice(ids: Tensor) -> int | None:
+    ordered = ids.sort().values
+    again = ordered[1:][ordered[1:] == ordered[:-1]]
+    return int(again[0]) if again.numel() else None
 
 
 def _check_ids(key: str, ids: Tensor, end: int, what: str) -> None:

@@ -16,7 +16,7 @@ class Graph:
     Args:
         name (str): What to call the graph in a table.
         x (Tensor): Node features, as the source has them.
-        edge_index (Tensor): Arcs, sources in row 0 and targets in row 1, as the source has them:
+        edge_index (Tensor): Edges, sources in row 0 and targets in row 1, as the source has them:
             a directed graph stays directed.
         y (Tensor): Class ids, or one 0/1 column a class where a node may have several.
         num_classes (int): Number of classes :math:`C`.
@@ -56,7 +56,7 @@ class Graph:
 
     @property
     def num_edges(self) -> int:
-        r"""Returns the number of arcs :math:`E`; an undirected edge counts twice."""
+        r"""Returns the number of edges :math:`E`; an undirected edge counts twice."""
         return self.edge_index.size(1)
 
     @property

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
-from numpy.lib.npyio import NpzFile
 from torch import Tensor
 
+from datasets.archive import Arrays, read_arrays
+from datasets.checks import check_features
 from datasets.errors import DatasetError, first_line
 from datasets.graph import Graph
+from datasets.memory import check_fits
 from datasets.split import random_split
 
 SPLIT_KEYS = ("train_idx", "val_idx", "test_idx")
 CSR_KEYS = ("x_data", "x_indices", "x_indptr", "x_shape")
-Arrays = dict[str, np.ndarray]
+KEYS = ("edge_index", "x", *CSR_KEYS, "y", *SPLIT_KEYS)
+_INT64_MAX = 2**63 - 1
+
+# Class ids may have gaps, but the output has a column for each: ids beyond this number and beyond
+# the nodes are no class ids.
+_MANY_CLASSES = 65_536
 
 
 def load_npz(path: str | Path) -> Graph:
@@ -25,7 +31,7 @@ def load_npz(path: str | Path) -> Graph:
     Args:
         path (str or Path): A file with these arrays, of any width:
 
-            - :obj:`edge_index` :math:`(2, E)`, integer: arcs, sources in row 0
+            - :obj:`edge_index` :math:`(2, E)`, integer: edges, sources in row 0
             - :obj:`x` :math:`(N, F)`, or in its place the CSR arrays :obj:`x_data`,
               :obj:`x_indices`, :obj:`x_indptr` and :obj:`x_shape` :math:`= (N, F)`
             - :obj:`y` :math:`(N)` integer class ids, or :math:`(N, C)` zeros and ones
@@ -39,56 +45,24 @@ def load_npz(path: str | Path) -> Graph:
     Raises:
         DatasetError: If the file is missing or broken. The message names the file and the key.
     """
-    path = Path(path).expanduser()
     try:
-        return _graph(path.stem, _read(path))
-    except DatasetError as error:
-        raise DatasetError(f"{path}: {error}") from error
+        path = Path(path).expanduser()
+        return _graph(path.stem, read_arrays(path, KEYS))
+    except (DatasetError, RuntimeError, MemoryError) as error:
+        # Without a home folder, and where memory does not suffice, Python and torch raise theirs.
+        raise DatasetError(f"{path}: {_told(error)}") from error
 
 
-def _read(path: Path) -> Arrays:
-    # Opened here: numpy does not close what it opened itself and then found to be no archive.
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise DatasetError(
-            f"Expected an .npz file there (got {first_line(error)}); check the path"
-        ) from error
-    with file:
-        archive = _archive(file)
-        known = {"edge_index", "x", *CSR_KEYS, "y", *SPLIT_KEYS}
-        return {key: _array(archive, key) for key in known.intersection(archive.files)}
-
-
-# Damaged bytes make numpy, zipfile, zlib or Python's tokenizer stumble, each with errors of its
-# own; there is no list that the two functions below could name.
-def _archive(file: BinaryIO) -> NpzFile:
-    try:
-        archive = np.load(file, allow_pickle=False)
-    except Exception as error:
-        raise DatasetError(
-            f"Expected a readable .npz file (got {first_line(error)}); write it with numpy.savez"
-        ) from error
-    if not isinstance(archive, NpzFile):
-        raise DatasetError(
-            "Expected an .npz archive of named arrays (got a single array); "
-            "write it with numpy.savez"
-        )
-    return archive
-
-
-def _array(archive: NpzFile, key: str) -> np.ndarray:
-    try:
-        return archive[key]
-    except Exception as error:
-        raise DatasetError(
-            f"Expected a plain, whole array in {key} (got {first_line(error)})"
-        ) from error
+def _told(error: Exception) -> str:
+    if isinstance(error, DatasetError):
+        return str(error)
+    return f"Expected a graph that this machine can load (got {first_line(error)})"
 
 
 def _graph(name: str, arrays: Arrays) -> Graph:
     x = _features(arrays)
-    y, num_classes = _targets(_require(arrays, "y"))
+    check_features(x)  # here as well as in Graph: the split below needs its rows
+    y, num_classes = _targets(_require(arrays, "y"), x.size(0))
     train_idx, val_idx, test_idx = _split(arrays, x.size(0))
     return Graph(
         name=name,
@@ -128,7 +102,7 @@ def _dense(
     shape = _integers("x_shape", x_shape)
     if shape.shape != (2,) or int(shape.min()) < 1:
         raise DatasetError(
-            f"Expected x_shape to be two positive counts, N and F (got {x_shape.tolist()})"
+            f"Expected x_shape to be two positive counts, N and F (got {_few(shape)})"
         )
     num_nodes, num_features = shape.tolist()
     data = _floats("x_data", x_data)
@@ -150,21 +124,35 @@ def _dense(
             f"(got {list(indptr.shape)})"
         )
     counts = indptr.diff()
-    if int(indptr[0]) != 0 or int(indptr[-1]) != data.numel() or int(counts.min()) < 0:
+    ends = int(indptr[0]), int(indptr[-1])
+    # The bounds are needed too: a step between far ends wraps around, and is positive again.
+    low, high = (int(bound) for bound in indptr.aminmax())
+    if ends != (0, data.numel()) or (low, high) != ends or int(counts.min()) < 0:
         raise DatasetError(
             f"Expected x_indptr to rise from 0 to {data.numel()}, the length of x_data "
-            f"(got {int(indptr[0])} to {int(indptr[-1])}, smallest step {int(counts.min())})"
+            f"(got {ends[0]} to {ends[1]}, smallest step {int(counts.min())})"
         )
+    check_fits(
+        f"x of {num_nodes} x {num_features} numbers, by x_shape,",
+        4 * num_nodes * num_features,
+        "take fewer features",
+    )
     rows = torch.repeat_interleave(counts)
     x = torch.zeros(num_nodes, num_features)
     return x.index_put_((rows, columns), data, accumulate=True)
 
 
-def _targets(y: np.ndarray) -> tuple[Tensor, int]:
+def _targets(y: np.ndarray, num_nodes: int) -> tuple[Tensor, int]:
     if y.ndim == 2:
         return _floats("y", y), y.shape[1]
     ids = _integers("y", y)
-    return ids, int(ids.max()) + 1 if ids.numel() else 0
+    num_classes = int(ids.max()) + 1 if ids.numel() else 0
+    if num_classes > max(num_nodes, _MANY_CLASSES):
+        raise DatasetError(
+            f"Expected class ids in y that count the classes from 0 (got {num_classes - 1} among "
+            f"{num_nodes} nodes); number them with numpy.unique(y, return_inverse=True)"
+        )
+    return ids, num_classes
 
 
 def _split(arrays: Arrays, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,9 +169,16 @@ def _split(arrays: Arrays, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     return train_idx, val_idx, test_idx
 
 
+def _few(numbers: Tensor) -> str:
+    """The numbers, or their shape where they are many."""
+    return str(numbers.tolist() if numbers.numel() <= 4 else f"the shape {list(numbers.shape)}")
+
+
 def _integers(key: str, array: np.ndarray) -> Tensor:
     if array.dtype.kind not in "iu":
         raise DatasetError(f"Expected integers in {key} (got {array.dtype})")
+    if array.dtype.kind == "u" and array.size and int(array.max()) > _INT64_MAX:
+        raise DatasetError(f"Expected integers below 2^63 in {key} (got {array.max()})")
     return torch.from_numpy(array.astype(np.int64))
 
 

@@ -10,14 +10,14 @@ class Size(NamedTuple):
 
     Args:
         nodes (int): Number of nodes.
-        arcs (int): Number of arcs; both directions of an undirected edge count.
+        edges (int): Number of edges; both directions of an undirected edge count.
         features (int): Number of features a node.
         classes (int): Number of classes.
         multi_label (bool, optional): Whether a node may have several. (default: :obj:`False`)
     """
 
     nodes: int
-    arcs: int
+    edges: int
     features: int
     classes: int
     multi_label: bool = False

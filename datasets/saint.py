@@ -10,7 +10,7 @@ from datasets.graph import Graph
 from datasets.published import PUBLISHED
 
 RAW_FILES = ("raw/adj_full.npz", "raw/feats.npy", "raw/class_map.json", "raw/role.json")
-# Reddit2 is GraphSAINT's Reddit: 23 M arcs, against 114 M in PyG's Reddit.
+# Reddit2 is GraphSAINT's Reddit: 23 M edges, against 114 M in PyG's Reddit.
 CLASSES = {"flickr": "Flickr", "reddit": "Reddit2", "yelp": "Yelp"}
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from datasets.errors import DatasetError
 from datasets.graph import Graph
+from datasets.memory import check_fits
 from datasets.published import PUBLISHED, Size
 from datasets.split import random_split
 
@@ -26,7 +27,7 @@ def load_synthetic(spec: str) -> Graph:
 
     Args:
         spec (str): :obj:`NAME` is a key of :obj:`~datasets.published.PUBLISHED`; :obj:`SCALE`
-            multiplies its nodes and arcs, so that the mean degree stays, and defaults to 1.
+            multiplies its nodes and edges, so that the mean degree stays, and defaults to 1.
 
     Raises:
         DatasetError: If the name is unknown, or the scale is no positive number or too small.
@@ -39,7 +40,9 @@ def load_synthetic(spec: str) -> Graph:
         )
     scale = _scale(scale_text, spec) if at else 1.0
     size = PUBLISHED[name]
-    scaled = size._replace(nodes=round(size.nodes * scale), arcs=round(size.arcs * scale))
+    if not math.isfinite(scale * max(size)):
+        raise DatasetError(f"Expected a scale that leaves numbers finite (got {spec!r})")
+    scaled = size._replace(nodes=round(size.nodes * scale), edges=round(size.edges * scale))
     return block_model(scaled, name=spec)
 
 
@@ -53,12 +56,12 @@ def block_model(size: Size, name: str = "synthetic", seed: int = 0) -> Graph:
     each node lacks some.
 
     Every edge is there in both directions and **once**: what is drawn twice is drawn anew, so the
-    arc count is the requested one, less one if that is odd. Arcs are sorted by source, then target.
-    There are no self-loops.
+    edge count is the requested one, less one if that is odd. Edges are sorted by source, then
+    target. There are no self-loops.
 
     Args:
         size (Size): Counts to meet; at least two :obj:`classes`, at least two :obj:`nodes` a
-            class, and :obj:`arcs` at most half of all ordered pairs of nodes.
+            class, and :obj:`edges` at most half of all ordered pairs of nodes.
         name (str, optional): Name of the graph. (default: :obj:`"synthetic"`)
         seed (int, optional): The graph is a function of the size and this seed; the global random
             state is neither read nor moved. (default: :obj:`0`)
@@ -66,7 +69,7 @@ def block_model(size: Size, name: str = "synthetic", seed: int = 0) -> Graph:
     Raises:
         DatasetError: If the counts leave no room for such a graph.
     """
-    num_nodes, num_edges = size.nodes, size.arcs // 2
+    num_nodes, num_edges = size.nodes, size.edges // 2
     if size.classes < 2:
         raise DatasetError(
             f"Expected {name} to have at least two classes (got {size.classes}): with one there "
@@ -82,6 +85,7 @@ def block_model(size: Size, name: str = "synthetic", seed: int = 0) -> Graph:
             f"Expected {name} to join at most half of its node pairs "
             f"(got {num_edges} edges among {num_nodes} nodes); use a larger scale"
         )
+    check_fits(name, _least_bytes(size), "use a smaller scale, as in 'synthetic:reddit@0.1'")
     generator = torch.Generator().manual_seed(seed)
     # Edges are drawn over places, where communities are blocks; the shuffle makes nodes of places.
     node_at = torch.randperm(num_nodes, generator=generator)
@@ -93,13 +97,19 @@ def block_model(size: Size, name: str = "synthetic", seed: int = 0) -> Graph:
     return Graph(
         name=name,
         x=_features(block, size, generator),
-        edge_index=_arcs(node_at, size.classes, num_edges, generator),
+        edge_index=_edges(node_at, size.classes, num_edges, generator),
         y=_label_sets(block, size.classes, generator) if size.multi_label else block,
         num_classes=size.classes,
         train_idx=train_idx,
         val_idx=val_idx,
         test_idx=test_idx,
     )
+
+
+def _least_bytes(size: Size) -> int:
+    """Of features, targets and edges at the end, and of the edges while they are sorted."""
+    columns = 4 * size.features + (4 * size.classes if size.multi_label else 8)
+    return size.nodes * columns + 32 * size.edges
 
 
 def _scale(text: str, spec: str) -> float:
@@ -115,7 +125,7 @@ def _scale(text: str, spec: str) -> float:
     return scale
 
 
-def _arcs(node_at: Tensor, num_blocks: int, num_edges: int, generator: torch.Generator) -> Tensor:
+def _edges(node_at: Tensor, num_blocks: int, num_edges: int, generator: torch.Generator) -> Tensor:
     num_nodes = node_at.numel()
     start = (torch.arange(num_blocks + 1) * num_nodes + num_blocks - 1) // num_blocks
     length = start.diff()
@@ -129,9 +139,9 @@ def _arcs(node_at: Tensor, num_blocks: int, num_edges: int, generator: torch.Gen
         )
     )
     a, b = node_at[pairs // num_nodes], node_at[pairs % num_nodes]
-    # One integer an arc: sorting these costs a third of sorting two rows, in time and memory.
-    arcs = torch.cat((a * num_nodes + b, b * num_nodes + a)).sort().values
-    return torch.stack((arcs // num_nodes, arcs % num_nodes))
+    # One integer an edge: sorting these costs a third of sorting two rows, in time and memory.
+    edges = torch.cat((a * num_nodes + b, b * num_nodes + a)).sort().values
+    return torch.stack((edges // num_nodes, edges % num_nodes))
 
 
 def _distinct_pairs(count: int, start: Tensor, inside: bool, generator: torch.Generator) -> Tensor:

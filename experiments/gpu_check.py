@@ -23,18 +23,22 @@ from typing import Any
 
 import torch
 
-from experiments.display import make_console, say
-from experiments.errors import ExperimentError, UsageError
-from experiments.machine import gpus
-from experiments.options import Parser
-from experiments.results import current_versions
-from experiments.subjects import choose, exit_code, write_json
+from experiments.helpers.display import make_console, say
+from experiments.helpers.errors import ExperimentError, UsageError
+from experiments.helpers.machine import gpus
+from experiments.helpers.options import Parser
+from experiments.helpers.results import current_versions
+from experiments.helpers.subjects import choose, exit_code, write_json
 
 FILE_NAME = "gpu_check.json"
 
 # Few searches, by the share of time that is lent: the paper's deepest GCN in 16 GB, and a graph.
 _SCALING = "--memory 16GB --vary depth --model gcn --dataset synthetic:ogbn-arxiv"
 _SCALED = "stock,L1,CB2"
+
+_GRAPHS = ("ogbn-arxiv", "reddit")
+_MODELS = ("gcn", "gat", "gcnii")
+_STEPS = "stock,lossless,L1,L1+blocks,CB2"
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,8 @@ class Part:
     Attributes:
         module: Its full name; a part whose module is not there is left out, and says so.
         flags: Its flags but for that of its output.
-        folder: Whether ``--out`` is a folder, which stays as it is, or a file whose content moves
-            into :data:`FILE_NAME`.
+        folder: Whether its output is a folder or a file that stays as it is, or a JSON file whose
+            content moves into :data:`FILE_NAME`.
         under: A program, with its flags, that runs it; without that program the part is left out.
         out: The flag of its output.
     """
@@ -66,24 +70,31 @@ class Part:
         return found and (not self.under or shutil.which(self.under[0]) is not None)
 
 
+def _tests(*flags: str, under: tuple[str, ...] = ()) -> Part:
+    return Part("pytest", ("-q", *flags), folder=True, under=under, out="--junitxml")
+
+
 def _sanitized(tool: str) -> Part:
     under = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "1")
-    return Part("experiments.check_kernels", under=under)
+    return _tests("-k", "cuda and not 32_bits", "tests/ops/test_on_device.py", under=under)
+
+
+def _steps(model: str, graph: str) -> Part:
+    """Time and peak of a step, with what the report says and what the allocator holds."""
+    flags = f"--device cuda --steps 6 --model {model} --dataset synthetic:{graph}"
+    return Part("experiments.memory", (*flags.split(), "--variants", _STEPS), folder=True)
 
 
 PARTS = {
-    "kernels": Part("experiments.check_kernels"),
+    "kernels": _tests("-k", "cuda and not source", "tests/ops"),
     "memcheck": _sanitized("memcheck"),
     "racecheck": _sanitized("racecheck"),
     "table": Part(
         "experiments.kernels", ("--device", "cuda", "--bits", "1-8,16", "--rounds", "15")
     ),
-    # The zoo of convs among them.
-    "tests": Part(
-        "pytest", ("-q", "-k", "cuda and not source", "tests"), folder=True, out="--junitxml"
-    ),
-    "lossless": Part("experiments.check_lossless"),
-    "steps": Part("experiments.check_steps"),
+    # The zoo of convs among them, `lossless` beside stock.
+    "tests": _tests("-k", "cuda and not source", "--ignore=tests/ops", "tests"),
+    **{f"steps-{model}-{graph}": _steps(model, graph) for graph in _GRAPHS for model in _MODELS},
     "swap": Part("experiments.swap", folder=True),
     "scaling": Part(
         "experiments.scaling",
@@ -133,7 +144,7 @@ def _outcome(part: Part, target: Path) -> dict[str, Any]:
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         outcome["error"] = lines[-1] if lines else f"ended with code {done.returncode}"
-    if target.is_file():
+    if not part.folder and target.is_file():
         outcome["found"] = json.loads(target.read_text())
     return outcome
 
@@ -143,7 +154,7 @@ def _run(argv: list[str] | None) -> None:
     if not torch.cuda.is_available():
         raise UsageError(
             "Expected a CUDA device that torch sees (got none): run this where there is a GPU; "
-            "the parts' own commands take --device cpu"
+            "the commands of its parts take --device cpu"
         )
     found = run_parts({name: PARTS[name] for name in args.parts}, args.out)
     failed = [name for name, outcome in found.items() if outcome["state"] == "failed"]

@@ -6,7 +6,7 @@
 ``copy`` is ``dst.copy_(src)`` into memory that is there already, ``clone`` is ``src.clone()``,
 which has to fetch its memory from the system as unpack has to. All are run in turn, so that they
 meet the same weather of a busy machine, after one warm-up; the medians are compared. What is
-measured on CUDA is told in :mod:`experiments.kernels_cuda`.
+measured on CUDA is told in :mod:`experiments.helpers.kernels_cuda`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from experiments import kernels_cuda
-from experiments.atomic import write_atomically
-from experiments.display import make_console, make_table, say
-from experiments.errors import ExperimentError, UsageError
-from experiments.options import Parser
-from experiments.results import current_versions
-from experiments.timing import time_in_turn
-from experiments.values import parse_count, parse_device
-from gact_graph.kernels import cpu
-from gact_graph.quantizer import DTYPES, pack
+from experiments.helpers import kernels_cuda
+from experiments.helpers.atomic import write_atomically
+from experiments.helpers.display import make_console, make_table, say
+from experiments.helpers.errors import ExperimentError, UsageError
+from experiments.helpers.options import Parser
+from experiments.helpers.results import current_versions
+from experiments.helpers.timing import time_in_turn
+from experiments.helpers.values import parse_count, parse_device
+from gact_graph.ops import cpu
+from gact_graph.ops.quantize import DTYPES, pack
 
 _ELEMENTS = 43_400_000  # a float32 node tensor of some 170 MB: 169,343 nodes, 256 channels
 _MOST_BITS = 16
@@ -104,7 +104,7 @@ def _on_cuda(args: argparse.Namespace) -> dict[str, Any]:
     found = kernels_cuda.measure(
         args.elements, args.bits, args.rounds, _DTYPES[args.dtype], args.device
     )
-    about = kernels_cuda.surroundings()
+    about = kernels_cuda.run_state()
     console = make_console()
     rows = kernels_cuda.table(found, args.bits)
     console.print(make_table("Quantizer on CUDA, medians", kernels_cuda.HEAD, rows))

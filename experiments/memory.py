@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from experiments.display import make_console, make_table, say
-from experiments.memory_plot import plot_curves
-from experiments.options import Parser
-from experiments.plot import require_matplotlib
-from experiments.results import current_versions
-from experiments.subjects import SUBJECTS, add_graph_flags, choose, exit_code, write_json
-from experiments.summary import dataset_name
-from experiments.trial import Specification, run_trial
-from experiments.values import parse_bits, parse_count, parse_device
-from experiments.variants import VARIANTS
+from experiments.helpers.display import make_console, make_table, say
+from experiments.helpers.memory_plot import plot_curves
+from experiments.helpers.options import Parser
+from experiments.helpers.origin import origin
+from experiments.helpers.plot import require_matplotlib
+from experiments.helpers.subjects import SUBJECTS, add_graph_flags, choose, exit_code, write_json
+from experiments.helpers.summary import dataset_name
+from experiments.helpers.trial import Specification, run_trial
+from experiments.helpers.values import parse_bits, parse_count, parse_device
+from experiments.helpers.variants import VARIANTS
 
 HEAD = ("", "saved, MB", "peak, MB", "stock / it", "s/step", "it / stock")
 
@@ -64,6 +64,11 @@ def _run(argv: list[str] | None) -> None:
     args = _parse(argv)
     require_matplotlib()
     console = make_console()
+    args.out.mkdir(parents=True, exist_ok=True)
+    head = {name: getattr(args, name) for name in ("model", "bits", "steps", "adaptive")}
+    head |= {"dataset": dataset_name(args.dataset), "device": str(args.device)}
+    threads = torch.get_num_threads()
+    head |= {"threads": threads} | origin("memory", argv)
     found: dict[str, Any] = {}
     for variant in args.variants:
         say(console, variant)
@@ -79,14 +84,8 @@ def _run(argv: list[str] | None) -> None:
                 adaptive=args.adaptive,
             )
         )
-    args.out.mkdir(parents=True, exist_ok=True)
-    head = {name: getattr(args, name) for name in ("model", "bits", "steps", "adaptive")}
-    head |= {"dataset": dataset_name(args.dataset), "device": str(args.device)}
-    threads = torch.get_num_threads()
-    write_json(
-        args.out / "memory.json",
-        head | {"threads": threads, "versions": current_versions(), "variants": found},
-    )
+        # After each, so that the numbers so far survive a variant that fails.
+        write_json(args.out / "memory.json", head | {"variants": found})
     title = f"{args.model} on {dataset_name(args.dataset)}, {args.bits} bit"
     plot_curves({k: v for k, v in found.items() if v}, title, args.out / "memory.png")
     _show(console, title, found)

@@ -10,34 +10,44 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
+import gact_graph
 from datasets import DatasetError, load
-from experiments import compare
-from experiments.atomic import write_atomically
-from experiments.data import layout_of, prepare
-from experiments.display import make_console, make_table, say, show_result
-from experiments.errors import ExperimentError
-from experiments.job import Job, configuration, run
-from experiments.markdown import FILE_NAME, markdown_table
-from experiments.notes import notes
-from experiments.options import Options, parse
-from experiments.results import Results
-from experiments.summary import dataset_name
-from experiments.train import Setup
-from experiments.values import FP32_BITS
+from experiments.helpers import compare
+from experiments.helpers.atomic import write_atomically
+from experiments.helpers.cap import is_want_of_memory
+from experiments.helpers.data import layout_of, prepare
+from experiments.helpers.display import make_console, make_table, say, show_result
+from experiments.helpers.errors import ExperimentError
+from experiments.helpers.fit import check_fits
+from experiments.helpers.folder import check_folder
+from experiments.helpers.job import Job, configuration, run
+from experiments.helpers.markdown import FILE_NAME, markdown_table
+from experiments.helpers.notes import notes
+from experiments.helpers.options import Options, parse
+from experiments.helpers.results import Results
+from experiments.helpers.summary import dataset_name
+from experiments.helpers.train import Setup
+from experiments.helpers.values import FP32_BITS
 
+_DOES_NOT_FIT = 3
 _INTERRUPTED = 130  # what shells give a process that Ctrl-C ended
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the job; return the exit code: 0, 1 (data, files), 2 (flags) or 130 (Ctrl-C)."""
+    """Run the job.
+
+    Returns:
+        The exit code: 0, 1 (data, files), 2 (flags), 3 (nothing fits --memory) or 130 (Ctrl-C).
+    """
     out: Path | None = None
     try:
         options = parse(argv)
         out = options.out
         console = make_console()
+        if out is not None:
+            check_folder(out)  # a large graph takes minutes to load
         if options.compare:
             _compare(options, console)
         else:
@@ -53,17 +63,26 @@ def main(argv: list[str] | None = None) -> int:
     except ExperimentError as error:
         print(f"node_cls: {error}", file=sys.stderr)
         return error.exit_code
+    except gact_graph.MemoryBudgetError as error:
+        print(f"node_cls: {error}", file=sys.stderr)
+        return _DOES_NOT_FIT
     except DatasetError as error:
         print(f"node_cls: {error}", file=sys.stderr)
         return 1
-    except torch.OutOfMemoryError:
-        print("node_cls: the device's memory is full: take fewer --bits", file=sys.stderr)
+    except (MemoryError, RuntimeError) as error:
+        if not is_want_of_memory(error):
+            raise
+        print(
+            "node_cls: the device's memory is full: take fewer --bits, --level CB2, or smaller "
+            "--hidden, --heads or --layers",
+            file=sys.stderr,
+        )
         return 1
     return 0
 
 
 def _single(options: Options, console: Console) -> None:
-    assert options.bits is not None  # parse() refuses it without --compare
+    assert options.bits is not None or options.memory is not None  # parse() refuses it
     job = _job(options)
     results, report = run(job, console)
     show_result(console, results, report)
@@ -83,7 +102,7 @@ def _compare(options: Options, console: Console) -> None:
             bits=variant.bits,
             level="L0" if variant.bits == FP32_BITS else options.level,
             adaptive=variant.adaptive,
-            blocks=None if variant.bits == FP32_BITS else options.blocks,
+            blocks=False if variant.bits == FP32_BITS else options.blocks,
         )
         out = None if options.out is None else options.out / variant.name
         say(console, variant.label)
@@ -106,15 +125,20 @@ def _compare(options: Options, console: Console) -> None:
 
 def _job(options: Options) -> Job:
     graph = load(options.dataset, options.data_root)
+    bits = options.bits or FP32_BITS
+    adaptive = (bits != FP32_BITS or options.memory is not None) and not options.fixed
+    setup = Setup(
+        *(options.model, options.recipe, bits, options.level, adaptive),
+        blocks=options.blocks,
+        memory=options.memory,
+    )
+    check_fits(graph, setup, options.device)
     task = prepare(
         graph,
         layout_of(options.model),
         standardize=options.recipe.standardize,
         device=options.device,
     )
-    bits = options.bits or FP32_BITS
-    adaptive = bits != FP32_BITS and not options.fixed
-    setup = Setup(options.model, options.recipe, bits, options.level, adaptive, options.blocks)
     return Job(setup, options.dataset, graph, task, options.seeds, options.out)
 
 

@@ -3,7 +3,7 @@
 ``python -m experiments.scaling --model gat --memory 4GB --vary depth --dataset D --out DIR``
 
 Each try is a process of its own in which the cap is enforced; the largest that trains is found by
-bisection. On CUDA the cap is on what torch's allocator takes: see :mod:`experiments.cap`.
+bisection. On CUDA the cap is on what torch's allocator takes: see :mod:`experiments.helpers.cap`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import torch
 from rich.console import Console
 
 from datasets import load
-from experiments.display import make_console, make_table, say
-from experiments.errors import UsageError
-from experiments.options import Parser
-from experiments.plot import require_matplotlib
-from experiments.results import current_versions
-from experiments.subjects import add_graph_flags, choose, exit_code, write_json
-from experiments.summary import dataset_name
-from experiments.trial import Specification, run_trial
-from experiments.values import parse_bits, parse_device
-from experiments.variants import VARIANTS
+from experiments.helpers.display import make_console, make_table, say
+from experiments.helpers.errors import UsageError
+from experiments.helpers.options import Parser
+from experiments.helpers.origin import origin
+from experiments.helpers.plot import require_matplotlib
+from experiments.helpers.subjects import add_graph_flags, choose, exit_code, write_json
+from experiments.helpers.summary import dataset_name
+from experiments.helpers.trial import Specification, run_trial
+from experiments.helpers.values import parse_bits, parse_device
+from experiments.helpers.variants import VARIANTS
 
 MODELS = ("gcn", "gcn-edge_index", "gat")
 
@@ -109,7 +109,7 @@ def _run(argv: list[str] | None) -> None:
             } | (_graph_size(args, size) if vary == "graph" and size else {})
             say(console, f"{vary}, {variant}: {size}")
             # Each search takes minutes: one that is stopped leaves what it had.
-            _write(found, args)
+            _write(found, args, argv)
     threads = torch.get_num_threads()
     _plot(found, f"{args.model}, {args.memory / 1e9:g} GB", args.out / "scaling.png")
     for vary, rows in found.items():
@@ -117,14 +117,16 @@ def _run(argv: list[str] | None) -> None:
     say(console, f"{args.dataset}, {threads} threads, {args.device}, cap {args.memory / 1e9:g} GB")
 
 
-def _write(found: dict[str, dict[str, Any]], args: argparse.Namespace) -> None:
+def _write(
+    found: dict[str, dict[str, Any]], args: argparse.Namespace, argv: list[str] | None
+) -> None:
     head = {name: getattr(args, name) for name in ("model", "bits", "memory")}
     head |= {"dataset": dataset_name(args.dataset), "device": str(args.device)}
-    head |= {"threads": torch.get_num_threads(), "versions": current_versions()}
+    head |= {"threads": torch.get_num_threads()} | origin("scaling", argv)
     write_json(args.out / "scaling.json", head | {"largest": found})
 
 
-HEAD = ("", "largest", "of stock", "nodes", "arcs", "s/step", "throughput")
+HEAD = ("", "largest", "of stock", "nodes", "edges", "s/step", "throughput")
 
 
 def table(rows: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
@@ -140,7 +142,7 @@ def table(rows: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
             of_stock = f"{row['largest'] / stock['largest']:.1f}x"
             speeds = [r["largest"] / r["step_seconds"] for r in (row, stock)]
             throughput = f"{speeds[0] / speeds[1]:.2f}x"
-        sizes = [f"{row[key]:,}" if key in row else "" for key in ("nodes", "arcs")]
+        sizes = [f"{row[key]:,}" if key in row else "" for key in ("nodes", "edges")]
         found.append(
             (name, str(row["largest"]), of_stock, *sizes, f"{row['step_seconds']:.2f}", throughput)
         )
@@ -187,7 +189,7 @@ def _scaled(dataset: str, size: int) -> str:
 
 def _graph_size(args: argparse.Namespace, size: int) -> dict[str, int]:
     graph = load(_scaled(args.dataset, size), args.data_root)
-    return {"nodes": graph.num_nodes, "arcs": graph.num_edges}
+    return {"nodes": graph.num_nodes, "edges": graph.num_edges}
 
 
 def _plot(found: dict[str, dict[str, Any]], title: str, path: Path) -> None:

@@ -17,19 +17,20 @@ import torch
 from rich.console import Console
 
 from datasets import load
-from experiments import summary
-from experiments.atomic import write_atomically
-from experiments.compare import VARIANTS
-from experiments.data import layout_of, prepare
-from experiments.display import make_console, make_table, say
-from experiments.job import Job, run
-from experiments.markdown import markdown_table
-from experiments.options import Parser
-from experiments.recipes import MODELS, recipe_for
-from experiments.results import Results, current_versions
-from experiments.subjects import exit_code, write_json
-from experiments.train import Setup
-from experiments.values import FP32_BITS, parse_device
+from experiments.helpers import summary
+from experiments.helpers.atomic import write_atomically
+from experiments.helpers.compare import VARIANTS
+from experiments.helpers.data import layout_of, prepare
+from experiments.helpers.display import make_console, make_table, say
+from experiments.helpers.job import Job, run
+from experiments.helpers.markdown import markdown_table
+from experiments.helpers.options import Parser
+from experiments.helpers.origin import origin
+from experiments.helpers.recipes import MODELS, recipe_for
+from experiments.helpers.results import Results
+from experiments.helpers.subjects import exit_code, write_json
+from experiments.helpers.train import Setup
+from experiments.helpers.values import FP32_BITS, parse_device
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Study:
 
     Attributes:
         graph: Its file's name, without the ending.
-        model: As in :data:`experiments.recipes.MODELS`.
+        model: As in :data:`experiments.helpers.recipes.MODELS`.
         seeds: One run each.
         overrides: Of the recipe's fields.
         blocks: As :func:`gact_graph.wrap` takes it, where contexts are compressed.
@@ -48,7 +49,7 @@ class Study:
     model: str
     seeds: tuple[int, ...]
     overrides: dict[str, int]
-    blocks: str | None = None
+    blocks: str | bool = False
 
     @property
     def name(self) -> str:
@@ -79,7 +80,9 @@ _KEPT = (
 HEAD = ("graph", "model", "seeds", *(variant.label for variant in _COMPARED))
 
 
-def train_study(study: Study, args: argparse.Namespace, console: Console) -> dict[str, Any]:
+def train_study(
+    study: Study, args: argparse.Namespace, console: Console, argv: list[str] | None
+) -> dict[str, Any]:
     """Train all variants of one study; return what ``scores.json`` holds of it."""
     path = args.data / f"{study.graph}.npz"
     graph = load(str(path), "data")
@@ -91,7 +94,7 @@ def train_study(study: Study, args: argparse.Namespace, console: Console) -> dic
     for variant in _COMPARED:
         say(console, f"{study.name}, {variant.label}")
         exact = variant.bits == FP32_BITS
-        level, blocks = ("L0", None) if exact else ("L1", study.blocks)
+        level, blocks = ("L0", False) if exact else ("L1", study.blocks)
         setup = Setup(study.model, recipe, variant.bits, level, variant.adaptive, blocks)
         out = args.out / study.name / variant.name
         job = Job(setup, str(path), graph, task, study.seeds, out)
@@ -103,7 +106,7 @@ def train_study(study: Study, args: argparse.Namespace, console: Console) -> dic
     return {
         "config": config,
         "blocks": study.blocks,
-        "versions": current_versions(),
+        **origin("scores", argv),
         "runs": {
             name: [{key: record[key] for key in _KEPT} for record in results.runs]
             for name, results in found.items()
@@ -140,7 +143,7 @@ def _run(argv: list[str] | None) -> None:
     scores: dict[str, Any] = {}
     for study in STUDIES:
         if study.graph in args.graphs:
-            scores[study.name] = train_study(study, args, console)
+            scores[study.name] = train_study(study, args, console, argv)
             write_json(args.out / "scores.json", scores)
             table = markdown_table(HEAD, score_rows(scores))
             write_atomically(args.out / "scores.md", table.encode())

@@ -24,13 +24,15 @@ from torch import Tensor, nn
 
 import gact_graph
 from datasets import load
-from experiments.data import NodeTask, prepare
-from experiments.display import make_console, make_table, say
-from experiments.options import Parser
-from experiments.plot import require_matplotlib
-from experiments.results import current_versions
-from experiments.sensitivity_plots import plot_evolution, plot_sensitivities, plot_variances
-from experiments.subjects import (
+from experiments.helpers.algorithm_1 import algorithm_1
+from experiments.helpers.data import NodeTask, prepare
+from experiments.helpers.display import make_console, make_table, say
+from experiments.helpers.moments import moments
+from experiments.helpers.options import Parser
+from experiments.helpers.origin import origin
+from experiments.helpers.plot import require_matplotlib
+from experiments.helpers.sensitivity_plots import plot_evolution, plot_sensitivities, plot_variances
+from experiments.helpers.subjects import (
     SUBJECTS,
     Subject,
     add_graph_flags,
@@ -39,10 +41,10 @@ from experiments.subjects import (
     wrap_at,
     write_json,
 )
-from experiments.train import seed_everything, training_loss, training_step
-from experiments.values import parse_bits, parse_count, parse_device
-from gact_graph.replay import Receive, Recording
-from gact_graph.sensitivity import sensitivities
+from experiments.helpers.summary import dataset_name
+from experiments.helpers.train import seed_everything, training_loss, training_step
+from experiments.helpers.values import parse_bits, parse_count, parse_device
+from gact_graph.adaptive.replay import Receive, Recording
 
 
 class Probe:
@@ -54,8 +56,7 @@ class Probe:
     """
 
     def __init__(self, model: nn.Module, task: NodeTask) -> None:
-        self._model = model
-        self._stand_in: Any = model.forward
+        self._followed: Any = model.forward
         seed_everything(0)
         model.train()
         self._recording = Recording(model, (task.x, task.adjacency), {})
@@ -67,15 +68,12 @@ class Probe:
 
     def replay(self, number: int, slot: str | None, receive: Receive) -> None:
         """Hands over gradients under the noise of this number, that of the slot named changed."""
-        controller = self._stand_in.controller
+        controller = self._followed.controller
         before, controller.forwards = controller.forwards, number
         try:
-            self._recording.replay(
-                self._model,
-                self._stand_in.inner,
-                lambda inputs: controller.replay(self._model, inputs, slot),
-                receive,
-            )
+            capture = functools.partial(controller.replay, reseed=slot)
+            with self._recording.rerun(self._followed.original, capture) as replayed:
+                replayed.backward(receive)
         finally:
             controller.forwards = before
 
@@ -88,7 +86,7 @@ class Probe:
     def sensitivities(self, number: int = 0) -> dict[str, float]:
         """c_l of every quantized slot, over the squared length of the gradient."""
         bits = {row.slot: row.bits for row in self.report.contexts if row.bits is not None}
-        return sensitivities(bits, bits.__getitem__, functools.partial(self.replay, number))
+        return algorithm_1(bits, bits.__getitem__, functools.partial(self.replay, number))
 
 
 def gradient_variance(draw: Callable[[int], Tensor], draws: int, exact: Tensor) -> float:
@@ -96,18 +94,10 @@ def gradient_variance(draw: Callable[[int], Tensor], draws: int, exact: Tensor) 
 
     Args:
         draw: Gives the gradient [P] for the number of a draw.
-        draws: How many, at least 2.
+        draws: How many, at least 3.
         exact: The gradient [P] without noise.
     """
-    # Of what is added to the exact gradient: where that is little, squares of the whole would drown
-    # it in rounding.
-    mean, squares = torch.zeros_like(exact, dtype=torch.float64), 0.0
-    for number in range(draws):
-        added = (draw(number) - exact).double()
-        mean += added / draws
-        squares += float(added.square().sum()) / draws
-    spread = squares - float(mean.square().sum())
-    return spread * draws / (draws - 1) / float(exact.double().square().sum())
+    return moments(draw, draws, exact).variance
 
 
 def least_variance(sensitivities: Sequence[float], sizes: Sequence[int], bits: float) -> float:
@@ -198,8 +188,9 @@ def _run(argv: list[str] | None) -> None:
     task = prepare(load(args.dataset, args.data_root), subject.layout, device=args.device)
     found = study(subject, task, args.bits, args.epochs, args.points, args.draws)
     args.out.mkdir(parents=True, exist_ok=True)
-    head = {name: getattr(args, name) for name in ("model", "dataset", "bits", "epochs", "draws")}
-    write_json(args.out / "sensitivity.json", head | {"versions": current_versions()} | found)
+    head = {name: getattr(args, name) for name in ("model", "bits", "epochs", "draws")}
+    head |= {"dataset": dataset_name(args.dataset), "threads": torch.get_num_threads()}
+    write_json(args.out / "sensitivity.json", head | origin("sensitivity", argv) | found)
     plot_sensitivities(found["slots"], args.out / "sensitivities.png")
     plot_variances(found["variance"], args.out / "variance.png")
     plot_evolution(found["evolution"], args.out / "evolution.png")

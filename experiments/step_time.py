@@ -22,11 +22,11 @@ from rich.console import Console
 from torch import nn
 
 from datasets import Graph, load
-from experiments.data import NodeTask, prepare
-from experiments.display import make_console, make_table, say
-from experiments.options import LEVELS, Parser
-from experiments.results import current_versions
-from experiments.subjects import (
+from experiments.helpers.data import NodeTask, prepare
+from experiments.helpers.display import make_console, make_table, say
+from experiments.helpers.options import LEVELS, Parser
+from experiments.helpers.results import current_versions
+from experiments.helpers.subjects import (
     SUBJECTS,
     Subject,
     add_graph_flags,
@@ -37,9 +37,9 @@ from experiments.subjects import (
     wrap_at,
     write_json,
 )
-from experiments.timing import time_in_turn
-from experiments.train import synchronize, training_step
-from experiments.values import parse_bits, parse_count, parse_device
+from experiments.helpers.timing import time_in_turn
+from experiments.helpers.train import synchronize, training_step
+from experiments.helpers.values import parse_bits, parse_count, parse_device
 
 _STOCK = "fp32"
 

@@ -24,13 +24,12 @@ from torch.autograd.graph import save_on_cpu
 
 import gact_graph
 from datasets import load
-from experiments.data import NodeTask, prepare
-from experiments.display import make_console, make_table, say
-from experiments.errors import ExperimentError
-from experiments.options import Parser
-from experiments.peak import PeakMeter
-from experiments.results import current_versions
-from experiments.subjects import (
+from experiments.helpers.data import NodeTask, prepare
+from experiments.helpers.display import make_console, make_table, say
+from experiments.helpers.errors import ExperimentError
+from experiments.helpers.options import Parser
+from experiments.helpers.results import current_versions
+from experiments.helpers.subjects import (
     SUBJECTS,
     Subject,
     add_graph_flags,
@@ -39,9 +38,10 @@ from experiments.subjects import (
     wrap_at,
     write_json,
 )
-from experiments.summary import dataset_name
-from experiments.train import synchronize, training_loss
-from experiments.values import parse_bits, parse_count, parse_device
+from experiments.helpers.summary import dataset_name
+from experiments.helpers.train import synchronize, training_loss
+from experiments.helpers.values import parse_bits, parse_count, parse_device
+from gact_graph.support.peak import PeakMeter
 
 HEAD = ("", "held, MB", "in host memory, MB", "peak, MB", "s/step", "it / fp32")
 
@@ -88,8 +88,8 @@ def measure(subject: Subject, task: NodeTask, way: Way, bits: int, steps: int) -
     Returns:
         ``held_bytes`` of the device that a forward leaves for backward, ``host_bytes`` that the
         library's report finds in host memory (None without it), ``peak_bytes`` (see
-        :class:`experiments.peak.PeakMeter`), ``seconds`` of each step and ``step_seconds``, their
-        median.
+        :class:`gact_graph.support.peak.PeakMeter`), ``seconds`` of each step and
+        ``step_seconds``, their median.
     """
     model = make(subject, task)
     if way.level is not None:

@@ -1,15 +1,30 @@
 """Activation compressed training for graph networks: wrap a model and train it in less memory."""
 
-from gact_graph.api import compress, load_state_dict, report, state_dict, unwrap, wrap
-from gact_graph.report import Report
+from gact_graph.api.budget.budget import MemoryBudgetError
+from gact_graph.api.budget.estimate import Estimate
+from gact_graph.api.message_passing import message_passing
+from gact_graph.api.report import Report
+from gact_graph.api.wrap import (
+    compress,
+    estimate,
+    load_state_dict,
+    report,
+    state_dict,
+    unwrap,
+    wrap,
+)
 
-__version__ = "0.6.0"
+__version__ = "0.7.0"
 
 __all__ = [
+    "Estimate",
+    "MemoryBudgetError",
     "Report",
     "__version__",
     "compress",
+    "estimate",
     "load_state_dict",
+    "message_passing",
     "report",
     "state_dict",
     "unwrap",

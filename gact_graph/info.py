@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 import gact_graph
-from gact_graph.kernels import cpu, cuda, nvrtc
+from gact_graph.ops import cpu, cuda
+from gact_graph.ops.kernels import nvrtc
 
 
 def facts() -> dict[str, str]:

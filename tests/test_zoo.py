@@ -10,21 +10,17 @@ from typing import Any
 import pytest
 import torch
 import torch_geometric.nn.conv
+from quantizer_samples import DEVICES
 from samples import distance, equal, gradients, make, one_thread  # noqa: F401
-from test_kernels_reference import DEVICES
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch_geometric.typing import WITH_TORCH_SCATTER, WITH_TORCH_SPARSE
-from zoo import AROUND, CONVS, FORMATS, LEFT_OUT, NODES, WIDTH, Net
+from zoo import AROUND, BOUND, CONVS, FORMATS, LEFT_OUT, NODES, WIDTH, Net
 
 import gact_graph
 
 CASES = [(name, form) for name, case in CONVS.items() for form in case.formats]
 
-# An element is off by at most one part in 255 of the range of its group of 256, which for a bell
-# curve is some six deviations: an error of about one in a hundred for each context that a gradient
-# is a product of, and the nets here chain several.
-BOUND = 0.03
 # GMMConv divides by squared widths that start near zero, which blows up the noise on exp.
 BOUNDS = {"GMMConv": 0.4}
 

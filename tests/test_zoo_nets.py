@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from samples import distance, equal, gradients, make, one_thread  # noqa: F401
-from test_zoo import BOUND
 from torch import Tensor, nn
-from zoo import BATCH, EDGES, NODES, WIDTH, X
+from zoo import BATCH, BOUND, EDGES, NODES, WIDTH, X
 
 import gact_graph
 

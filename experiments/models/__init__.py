@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
+from experiments.helpers.recipes import Recipe
 from experiments.models.gat import GAT
 from experiments.models.gcn import GCN
 from experiments.models.gcnii import GCNII
-from experiments.recipes import Recipe
 
 __all__ = ["GAT", "GCN", "GCNII", "build"]
 

@@ -20,8 +20,8 @@ class GCN(nn.Module):
         dropout: Share of hidden activations zeroed in training.
         batch_norm: Normalise each hidden layer over the nodes.
         normalize: ``False``: forward gets :math:`\hat{A}` itself, normalised once by
-            :func:`experiments.data.prepare`. ``True``: it gets ``edge_index`` and every layer
-            normalises it anew, as PyG's default does.
+            :func:`experiments.helpers.data.prepare`. ``True``: it gets ``edge_index`` and every
+            layer normalises it anew, as PyG's default does.
 
     Shapes:
         - **input**: x [N, in_channels] float32; adjacency, a sparse CSR [N, N] float32, or

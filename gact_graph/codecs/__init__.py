@@ -1,31 +1,46 @@
-"""The codecs, in the order in which they are asked. A new one is a file here and a line below."""
+"""How a saved tensor is kept until backward: the codecs, and where a user adds one.
 
-from __future__ import annotations
+Here: one file for each codec, the list in which they are asked, what a backward may read of a saved
+tensor (:mod:`gact_graph.codecs.reads`), and ``offload``. Not here: which operation saved a tensor,
+and how many bits it gets.
+
+:func:`register` shows how to write a codec.
+"""
 
 from gact_graph.codecs.base import Codec, Context, Encoded, Request, Saved
 from gact_graph.codecs.drop import Drop
 from gact_graph.codecs.gather import Gather
 from gact_graph.codecs.index import Index
-from gact_graph.codecs.keep import Keep, Kept
+from gact_graph.codecs.keep import Kept
 from gact_graph.codecs.mask import Mask
 from gact_graph.codecs.quantize import Quantize
+from gact_graph.codecs.reads import Exact, Nothing, Reads, Side, Sign, Values
+from gact_graph.codecs.registry import encode, register, registered, unregister
+from gact_graph.codecs.round import Round
+from gact_graph.codecs.slices import QuantizeBySlice
 
-__all__ = ["CODECS", "Codec", "Context", "Encoded", "Keep", "Kept", "Request", "Saved", "encode"]
-
-CODECS: tuple[Codec, ...] = (Drop(), Gather(), Mask(), Index(), Quantize(), Keep())
-
-
-def encode(request: Request, exact: bool, quantize: bool) -> Encoded:
-    """The context as the first codec encodes it that has a form for it.
-
-    Args:
-        request: The context.
-        exact: Whether the codecs that lose nothing are asked.
-        quantize: Whether the others are.
-    """
-    for codec in CODECS[:-1]:
-        if exact if codec.exact else quantize:
-            encoded = codec.encode(request)
-            if encoded is not None:
-                return encoded
-    return Kept(request.tensor, request.slot)
+__all__ = [
+    "Codec",
+    "Context",
+    "Drop",
+    "Encoded",
+    "Exact",
+    "Gather",
+    "Index",
+    "Kept",
+    "Mask",
+    "Nothing",
+    "Quantize",
+    "QuantizeBySlice",
+    "Reads",
+    "Request",
+    "Round",
+    "Saved",
+    "Side",
+    "Sign",
+    "Values",
+    "encode",
+    "register",
+    "registered",
+    "unregister",
+]

@@ -6,15 +6,14 @@ import torch
 from torch import Tensor
 
 from gact_graph.codecs.base import Codec, Encoded, Request
-from gact_graph.operations import Nothing
-from gact_graph.storage import Layout
+from gact_graph.codecs.reads import Nothing
+from gact_graph.support.storage import Layout
 
 
 class Dropped(Encoded):
     """No values, but one NaN that stands for all, so that a reader would be found out."""
 
     codec = "drop"
-    exact = False
     nbytes = 0
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -30,6 +29,8 @@ class Dropped(Encoded):
 
 class Drop(Codec):
     """Takes floating-point tensors of which backward reads nothing."""
+
+    lossless = True
 
     def encode(self, request: Request) -> Dropped | None:
         if not isinstance(request.reads, Nothing) or not request.tensor.dtype.is_floating_point:

@@ -1,19 +1,18 @@
-"""``gather``: the rows of another tensor, as that tensor and the index.
+"""``gather``: a gathered tensor is kept as its source and the index.
 
-What a message-passing layer saves of its neighbours, ``x_j`` of E x C, is rows of a node tensor of
-N x C. The node tensor is kept once, in whatever form its values allow, and backward gathers anew.
+A message-passing layer saves ``x_j`` [E, C], which it gathered from a node tensor [N, C]. The node
+tensor is kept once, by whichever codec takes it, and backward gathers again.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from gact_graph.codecs.base import Codec, Encoded, Request, Saved
-from gact_graph.gathers import Gathered
+from gact_graph.codecs.base import Codec, Encoded, Gathered, Request, Saved
 
 
 class Regathered(Encoded):
-    """The source and the index, both contexts of their own, and how they go together."""
+    """The source and the index, each a context of its own, and the operation that gathers."""
 
     codec = "gather"
     nbytes = 0
@@ -21,15 +20,18 @@ class Regathered(Encoded):
     def __init__(self, source: Saved, gathered: Gathered) -> None:
         self.source = source
         self.index = gathered.index
-        self.how = gathered.how
+        self.operation = gathered.operation
         self.exact = source.context.encoded.exact
+        source.context.gathered = True
 
     def decode(self) -> Tensor:
-        return self.how.gather(self.source.tensor(), self.index.tensor()).view(-1)
+        return self.operation.gather(self.source.source(), self.index.tensor()).view(-1)
 
 
 class Gather(Codec):
-    """Takes what was gathered from a tensor that is no larger."""
+    """Takes tensors that were gathered from one that is no larger."""
+
+    lossless = True
 
     def encode(self, request: Request) -> Regathered | None:
         gathered = request.gathered

@@ -8,18 +8,19 @@ import torch
 from torch import Tensor
 
 from gact_graph.codecs.base import Codec, Encoded, Request
-from gact_graph.storage import sample_of
+from gact_graph.support.storage import sample_of
 
 _NARROW = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
 
 class Narrowed(Encoded):
-    """The same integers in fewer bits.
+    """The same integers in a narrower type.
 
-    Not movable: all layers share the arcs, and each reads them several times.
+    They stay on the device: all layers share the edges, and each reads them several times.
     """
 
     codec = "index"
+    exact = True
 
     def __init__(self, values: Tensor, dtype: torch.dtype) -> None:
         self.values = values
@@ -42,6 +43,8 @@ class Narrowed(Encoded):
 
 class Index(Codec):
     """Takes integers that a narrower type can hold."""
+
+    lossless = True
 
     def encode(self, request: Request) -> Narrowed | None:
         x = request.tensor

@@ -7,14 +7,15 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from gact_graph.codecs.base import Codec, Encoded, Request
-from gact_graph.storage import is_plain, parts_of, sample_of, version_of
+from gact_graph.codecs.base import Encoded
+from gact_graph.support.storage import is_plain, parts_of, sample_of, version_of
 
 
 class Kept(Encoded):
     """A reference to a tensor, and the version that it had."""
 
     codec = "keep"
+    exact = True
 
     def __init__(self, tensor: Tensor, slot: str) -> None:
         # A subclass (PyG's EdgeIndex) would come out of detach as a plain tensor.
@@ -49,10 +50,3 @@ class Kept(Encoded):
         if not isinstance(other, Kept) or version_of(other.tensor) != other.version:
             return False
         return torch.equal(self.tensor, other.tensor)
-
-
-class Keep(Codec):
-    """Takes everything: the last of the list."""
-
-    def encode(self, request: Request) -> Kept:
-        return Kept(request.tensor, request.slot)

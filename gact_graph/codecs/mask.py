@@ -1,7 +1,7 @@
-"""``mask``: one bit an element, where two values are all there is or all that backward tells apart.
+"""``mask``: one bit for each element of a tensor of two values, or of which backward reads a side.
 
-Masks are bool; so is, in effect, the noise of dropout on the CPU, a float tensor of two values; and
-of what ``relu`` and its kin save, backward reads on which side of a bound each element lies.
+A bool tensor has two values, and so has the noise of dropout on the CPU, a float tensor. Of what
+``relu``, ``clamp`` and the like save, backward reads on which side of a bound each element lies.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import copy
 import torch
 from torch import Tensor
 
-from gact_graph.bitmask import pack_bits, pack_pair, unpack_bits
 from gact_graph.codecs.base import Codec, Encoded, Request
-from gact_graph.operations import Side, Sign
-from gact_graph.storage import sample_of
+from gact_graph.codecs.reads import Side, Sign
+from gact_graph.ops.bitmask import pack_bits, pack_pair, unpack_bits
+from gact_graph.support.storage import sample_of
 
 
 class Masked(Encoded):
@@ -50,7 +50,6 @@ class Signs(Encoded):
     """Two bits an element: whether it is positive, and whether it is negative."""
 
     codec = "mask"
-    exact = False
 
     def __init__(self, x: Tensor) -> None:
         self.positive = Masked(pack_bits(x, "above"), x, 0.0, 1.0, exact=False)
@@ -77,7 +76,9 @@ class Signs(Encoded):
 
 
 class Mask(Codec):
-    """Takes bool tensors, floating-point ones of two values, and what is read as a side or sign."""
+    """Takes bool tensors, float tensors of two values, and those read as a side or a sign."""
+
+    lossless = True
 
     def encode(self, request: Request) -> Encoded | None:
         x, reads = request.tensor, request.reads
@@ -94,8 +95,8 @@ class Mask(Codec):
 
 def _of_two_values(request: Request) -> Masked | None:
     x = request.tensor
-    # A look at some elements rules nearly all tensors out. On a GPU even that look waits for the
-    # device, and is worth it for dropout alone.
+    # A few elements tell that nearly all tensors have more than two values. On a GPU even reading
+    # those waits for the device, which only dropout is worth.
     if not (x.device.type == "cpu" or "dropout" in request.operation) or not x.numel():
         return None
     if len({*sample_of(x, 64)}) > 2:

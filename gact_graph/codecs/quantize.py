@@ -1,23 +1,20 @@
-"""``quantize``: b bits an element, unbiased."""
+"""``quantize``: each element as a code of b bits, by unbiased rounding."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import torch
 from torch import Tensor
 
-from gact_graph.bitmask import pack_bits, unpack_bits
 from gact_graph.codecs.base import Codec, Encoded, Request
-from gact_graph.operations import Values
-from gact_graph.quantizer import DTYPES, Packed, pack
+from gact_graph.codecs.reads import Values
+from gact_graph.ops.bitmask import pack_bits, unpack_bits
+from gact_graph.ops.quantize import DTYPES, Packed, pack
 
 
 class Quantized(Encoded):
-    """A context as codes and group statistics."""
+    """The codes of a tensor, and the statistics of its groups."""
 
     codec = "quantize"
-    exact = False
 
     def __init__(self, packed: Packed) -> None:
         self.packed = packed
@@ -30,17 +27,18 @@ class Quantized(Encoded):
     def decode(self) -> Tensor:
         return self.packed.unpack()
 
+    def reread(self) -> Encoded:
+        return Quantized(self.packed.reread())
+
     def movable(self) -> tuple[Tensor, ...]:
-        assert self.packed.stats is not None  # what pack only keeps is not quantized
-        return self.packed.codes, self.packed.stats
+        return self.packed.tensors
 
     def moved(self, *tensors: Tensor) -> Quantized:
-        codes, stats = tensors
-        return Quantized(dataclasses.replace(self.packed, codes=codes, stats=stats))
+        return Quantized(self.packed.moved(*tensors))
 
 
 class QuantizedWithSign(Quantized):
-    """Codes, and one bit more an element: whether it is positive."""
+    """The same, and one more bit for each element: whether it is positive."""
 
     def __init__(self, packed: Packed, words: Tensor) -> None:
         super().__init__(packed)
@@ -56,6 +54,9 @@ class QuantizedWithSign(Quantized):
         least = torch.finfo(x.dtype).tiny
         return torch.where(positive, x.clamp(min=least), x.clamp(max=0.0))
 
+    def reread(self) -> Encoded:
+        return self  # what is clamped is not right on average in either reading
+
     def movable(self) -> tuple[Tensor, ...]:
         return *super().movable(), self.words
 
@@ -65,16 +66,16 @@ class QuantizedWithSign(Quantized):
 
 
 class Quantize(Codec):
-    """Takes floating-point contexts that may carry noise, where the width saves something."""
-
-    exact = False
+    """Takes floating-point tensors that may carry noise, where so many bits save memory."""
 
     def encode(self, request: Request) -> Quantized | None:
         x, reads = request.tensor, request.reads
-        if x.dtype not in DTYPES or not isinstance(reads, Values):
+        if x.dtype not in DTYPES or not isinstance(reads, Values) or reads.relative:
             return None
         bits = max(request.bits, reads.least_bits)
         if bits >= min(32, 8 * x.element_size()):
             return None
         packed = pack(x, bits, group_size=request.group_size, seed=request.seed)
+        if packed.groups is not None and packed.nbytes >= x.nbytes:
+            return None  # so many groups hold NaN or Inf that their elements take all the room
         return QuantizedWithSign(packed, pack_bits(x, "above")) if reads.sign else Quantized(packed)

@@ -1,0 +1,86 @@
+// What torch's CPU allocator hands out while someone watches: exact, and the same at every run,
+// where the resident set of the process holds whatever else it does.
+
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/csrc/profiler/orchestration/observer.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+namespace gact_graph {
+namespace {
+
+namespace profiler = torch::profiler::impl;
+
+// What sits in the profiler's place is taken for a profiler by the rest of torch: this one observes
+// no operations.
+class Watch : public profiler::ProfilerStateBase {
+ public:
+  Watch()
+      : ProfilerStateBase(profiler::ProfilerConfig(profiler::ProfilerState::Disabled,
+                                                   /*report_input_shapes=*/false,
+                                                   /*profile_memory=*/true)) {}
+
+  profiler::ActiveProfilerType profilerType() override {
+    return profiler::ActiveProfilerType::NONE;
+  }
+
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device device) override {
+    if (!device.is_cpu()) return;
+    const std::lock_guard<std::mutex> guard(mutex_);
+    held_ += bytes;  // negative where it is freed
+    most_ = std::max(most_, held_);
+  }
+
+  void restart() {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    start_ = most_ = held_;
+  }
+
+  int64_t most() {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return most_ - start_;
+  }
+
+ private:
+  std::mutex mutex_;
+  int64_t held_ = 0, start_ = 0, most_ = 0;
+};
+
+thread_local std::shared_ptr<Watch> watch;
+
+Watch& current() {
+  TORCH_CHECK(watch != nullptr, "Expected a watch of allocations in this thread (got none)");
+  return *watch;
+}
+
+// False where a profiler of torch's sits in the only place for reports.
+bool start_watch() {
+  if (c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) != nullptr) return false;
+  watch = std::make_shared<Watch>();
+  c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, watch);
+  return true;
+}
+
+void end_watch() {
+  current();
+  c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);
+  watch.reset();
+}
+
+void restart_watch() { current().restart(); }
+int64_t most_watched() { return current().most(); }
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(GACT_LIBRARY, library) {
+  library.def("start_watch() -> bool", &start_watch);
+  library.def("end_watch() -> ()", &end_watch);
+  library.def("restart_watch() -> ()", &restart_watch);
+  library.def("most_watched() -> int", &most_watched);
+}
+
+}  // namespace gact_graph

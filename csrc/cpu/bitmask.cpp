@@ -1,0 +1,294 @@
+// One bit an element on the CPU: see gact_graph/bitmask.py for the format.
+
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ne.h>
+#include <ATen/ops/tensor.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <tuple>
+#include <type_traits>
+
+#include "checks.h"
+#include "lanes.h"
+#include "memory.h"
+
+namespace gact_graph {
+namespace {
+
+constexpr int64_t kWordsPerTask = 512;
+
+int64_t words_of(int64_t count) { return ceil_div(count, kTile); }
+
+// The tests. Each tells of one element, and where the machine can, of a vector of them at once.
+
+struct Nonzero {
+  template <typename T>
+  bool operator()(T x) const {
+    return x != 0;
+  }
+#if GACT_AVX512
+  __mmask16 lanes(__m512 x) const {
+    return _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+  }
+#endif
+};
+
+template <typename T>
+struct Above {
+  T threshold;
+  bool operator()(T x) const { return x > threshold; }
+#if GACT_AVX512
+  __mmask16 lanes(__m512 x) const {
+    return _mm512_cmp_ps_mask(x, _mm512_set1_ps(threshold), _CMP_GT_OQ);
+  }
+#endif
+};
+
+template <typename T>
+struct NotAtMost {
+  T threshold;
+  bool operator()(T x) const { return !(x <= threshold); }
+#if GACT_AVX512
+  __mmask16 lanes(__m512 x) const {
+    return _mm512_cmp_ps_mask(x, _mm512_set1_ps(threshold), _CMP_NLE_UQ);
+  }
+#endif
+};
+
+template <typename Raw>
+struct Is {
+  Raw value;
+  bool operator()(Raw x) const { return x == value; }
+#if GACT_AVX512
+  __mmask16 lanes(__m512i x) const { return _mm512_cmpeq_epi32_mask(x, set1(value)); }
+#endif
+};
+
+#if GACT_AVX512
+using gact_graph::read;
+inline __m512i read(const uint32_t* p) { return _mm512_loadu_si512(p); }
+
+template <typename T>
+constexpr bool kHasLanes = std::is_same_v<T, float> || std::is_same_v<T, at::Half> ||
+                           std::is_same_v<T, at::BFloat16> || std::is_same_v<T, uint32_t>;
+#endif
+
+// The types narrower than float32 are compared as such.
+template <typename T>
+using Compared = std::conditional_t<(sizeof(T) == 2 && !std::is_integral_v<T>), float, T>;
+
+template <typename T, typename Test>
+uint64_t whole_word(const T* x, const Test& test) {
+#if GACT_AVX512
+  if constexpr (std::is_same_v<T, uint8_t> && std::is_same_v<Test, Nonzero>) {
+    const __m512i bytes = _mm512_loadu_si512(x);
+    return _mm512_test_epi8_mask(bytes, bytes);
+  } else if constexpr (kHasLanes<T>) {
+    uint64_t word = 0;
+#pragma GCC unroll 4
+    for (int i = 0; i < kTile; i += kLanes) {
+      word |= static_cast<uint64_t>(test.lanes(read(x + i))) << i;
+    }
+    return word;
+  }
+#endif
+  // By way of bytes, which compilers make with vectors: bit after bit takes several times as long.
+  uint8_t passed[kTile];
+  for (int i = 0; i < kTile; ++i) passed[i] = test(static_cast<Compared<T>>(x[i]));
+  uint64_t word = 0;
+  for (int i = 0; i < kTile; i += 8) {
+    uint64_t eight = 0;
+    for (int j = 0; j < 8; ++j) eight |= static_cast<uint64_t>(passed[i + j]) << (8 * j);
+    // The product's topmost byte gathers the lowest bit of each of the eight.
+    word |= (eight * 0x0102040810204080u >> 56) << i;
+  }
+  return word;
+}
+
+template <typename T, typename Test>
+uint64_t word_of(const T* x, int64_t count, const Test& test) {
+  if (count >= kTile) return whole_word(x, test);
+  uint64_t word = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    word |= static_cast<uint64_t>(test(static_cast<Compared<T>>(x[i]))) << i;
+  }
+  return word;
+}
+
+at::Tensor empty_words(const at::Tensor& x) {
+  at::Tensor words = at::empty({words_of(x.numel())}, x.options().dtype(at::kLong));
+  advise_huge_pages(words);
+  return words;
+}
+
+template <typename T, typename Test>
+at::Tensor pack(const at::Tensor& x, const Test& test) {
+  const int64_t n = x.numel();
+  at::Tensor words = empty_words(x);
+  auto* to = reinterpret_cast<uint64_t*>(words.data_ptr<int64_t>());
+  const T* from = static_cast<const T*>(x.const_data_ptr());
+  at::parallel_for(0, words_of(n), kWordsPerTask, [&](int64_t begin, int64_t end) {
+    for (int64_t w = begin; w < end; ++w) to[w] = word_of(from + w * kTile, n - w * kTile, test);
+  });
+  return words;
+}
+
+at::Tensor pack_nonzero(const at::Tensor& input) {
+  // A bool is read as its byte: one that was made by a view may hold another than 0 and 1.
+  if (input.scalar_type() == at::kBool) return pack<uint8_t>(input.contiguous(), Nonzero{});
+  if (input.scalar_type() == at::kFloat) return pack<float>(input.contiguous(), Nonzero{});
+  return pack<uint8_t>(at::ne(input, 0).contiguous(), Nonzero{});
+}
+
+at::Tensor pack_bits(const at::Tensor& input, int64_t test, double threshold) {
+  check_readable("x", input);
+  TORCH_CHECK_VALUE(0 <= test && test <= 2, "Expected test from 0 to 2 (got ", test, ")");
+  if (test == 0) {
+    TORCH_CHECK_TYPE(!at::isComplexType(input.scalar_type()), "Expected x to be real (got ",
+                     input.scalar_type(), ")");
+  } else {
+    check_coded("x", input.scalar_type());
+  }
+  if (test == 0) return pack_nonzero(input);
+  const at::Tensor x = input.contiguous();
+  at::Tensor words;
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "pack_bits", [&] {
+    // As torch's own thresholds: types narrower than float32 are compared in float32.
+    using T = Compared<scalar_t>;
+    const T bound = static_cast<T>(threshold);
+    words = test == 1 ? pack<scalar_t>(x, Above<T>{bound}) : pack<scalar_t>(x, NotAtMost<T>{bound});
+  });
+  return words;
+}
+
+template <typename F>
+void with_integer_of_size(int64_t size, const F& f) {
+  switch (size) {
+    case 1:
+      return f(uint8_t{});
+    case 2:
+      return f(uint16_t{});
+    case 4:
+      return f(uint32_t{});
+    default:
+      return f(uint64_t{});
+  }
+}
+
+// Two numbers as torch itself converts them to a type, so that it may be any.
+template <typename Raw>
+struct Pair {
+  Raw values[2];
+  Pair(double low, double high, at::ScalarType dtype) {
+    const at::Tensor pair = at::tensor({low, high}, at::kDouble).to(dtype);
+    std::memcpy(values, pair.const_data_ptr(), sizeof values);
+  }
+};
+
+std::tuple<at::Tensor, at::Tensor> pack_pair(const at::Tensor& input, double low, double high) {
+  check_readable("x", input);
+  TORCH_CHECK_TYPE(at::isFloatingType(input.scalar_type()), "Expected x to be floating-point (got ",
+                   input.scalar_type(), ")");
+  const at::Tensor x = input.contiguous();
+  const int64_t n = x.numel();
+  at::Tensor words = empty_words(x);
+  at::Tensor matched = at::empty({}, x.options().dtype(at::kBool));
+  auto* to = reinterpret_cast<uint64_t*>(words.data_ptr<int64_t>());
+  std::atomic<bool> all{true};
+  with_integer_of_size(x.element_size(), [&](auto integer) {
+    using Raw = decltype(integer);
+    const Pair<Raw> pair(low, high, x.scalar_type());
+    const Is<Raw> is_low{pair.values[0]}, is_high{pair.values[1]};
+    const Raw* from = static_cast<const Raw*>(x.const_data_ptr());
+    at::parallel_for(0, words_of(n), kWordsPerTask, [&](int64_t begin, int64_t end) {
+      uint64_t strangers = 0;
+      for (int64_t w = begin; w < end; ++w) {
+        const Raw* p = from + w * kTile;
+        const int64_t count = n - w * kTile;
+        const uint64_t used = count >= kTile ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
+        to[w] = word_of(p, count, is_high);
+        strangers |= used & ~(to[w] | word_of(p, count, is_low));
+      }
+      if (strangers) all = false;
+    });
+  });
+  *matched.data_ptr<bool>() = all;
+  return {words, matched};
+}
+
+// The values are no references: a store to x could change them then, and nothing became a vector.
+template <typename Raw>
+void spread(uint64_t word, Raw low, Raw high, Raw* x) {
+#if GACT_AVX512
+  if constexpr (sizeof(Raw) == 1) {
+    const __m512i zeros = _mm512_set1_epi8(static_cast<char>(low));
+    const __m512i ones = _mm512_set1_epi8(static_cast<char>(high));
+    _mm512_storeu_si512(x, _mm512_mask_mov_epi8(zeros, word, ones));
+    return;
+  } else if constexpr (sizeof(Raw) == 2) {
+    const __m512i zeros = _mm512_set1_epi16(static_cast<short>(low));
+    const __m512i ones = _mm512_set1_epi16(static_cast<short>(high));
+    for (int i = 0; i < kTile; i += 32) {
+      const auto mask = static_cast<__mmask32>(word >> i);
+      _mm512_storeu_si512(x + i, _mm512_mask_mov_epi16(zeros, mask, ones));
+    }
+    return;
+  } else if constexpr (sizeof(Raw) == 4) {
+    for (int i = 0; i < kTile; i += kLanes) {
+      const auto mask = static_cast<__mmask16>(word >> i);
+      _mm512_storeu_si512(x + i, _mm512_mask_mov_epi32(set1(low), mask, set1(high)));
+    }
+    return;
+  }
+#endif
+  // Eight at a time: their bits are constants then, and compilers make vectors of them.
+  for (int i = 0; i < kTile; i += 8) {
+    const Raw eight = static_cast<Raw>(word >> i & 0xFF);
+    for (int j = 0; j < 8; ++j) x[i + j] = eight & Raw(1 << j) ? high : low;
+  }
+}
+
+at::Tensor unpack_bits(const at::Tensor& input, at::IntArrayRef shape, double low, double high,
+                       at::ScalarType dtype) {
+  const int64_t n = checked_numel(shape);
+  TORCH_CHECK_TYPE(!at::isComplexType(dtype), "Expected a real dtype (got ", dtype, ")");
+  check_readable("words", input);
+  const at::Tensor words = input.contiguous();
+  // Words read past their end would be a silent error, or a crash.
+  check_tensor("words", words, at::kLong, {words_of(n)});
+  at::Tensor x = at::empty(shape, words.options().dtype(dtype));
+  advise_huge_pages(x);
+  const auto* from = reinterpret_cast<const uint64_t*>(words.const_data_ptr<int64_t>());
+  with_integer_of_size(x.element_size(), [&](auto integer) {
+    using Raw = decltype(integer);
+    const Pair<Raw> pair(low, high, dtype);
+    const Raw zero = pair.values[0], one = pair.values[1];
+    Raw* to = static_cast<Raw*>(x.mutable_data_ptr());
+    at::parallel_for(0, n / kTile, kWordsPerTask, [&](int64_t begin, int64_t end) {
+      for (int64_t w = begin; w < end; ++w) spread(from[w], zero, one, to + w * kTile);
+    });
+    for (int64_t i = n / kTile * kTile; i < n; ++i) {
+      to[i] = from[i / kTile] >> (i % kTile) & 1 ? one : zero;
+    }
+  });
+  return x;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(GACT_LIBRARY, library) {
+  library.def("pack_bits(Tensor x, int test, float threshold) -> Tensor", &pack_bits);
+  library.def("pack_pair(Tensor x, float low, float high) -> (Tensor, Tensor)", &pack_pair);
+  library.def(
+      "unpack_bits(Tensor words, int[] shape, float low, float high, ScalarType dtype) -> Tensor",
+      &unpack_bits);
+}
+
+}  // namespace gact_graph

@@ -1,0 +1,70 @@
+// What the operators require of their arguments. They may be called directly, with anything: what
+// is let through here is read and written without a further look.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <initializer_list>
+
+namespace gact_graph {
+
+inline int64_t ceil_div(int64_t count, int64_t by) { return count / by + (count % by != 0); }
+
+// That the elements lie in memory which the processor can read.
+inline void check_readable(const char* name, const at::Tensor& x) {
+  TORCH_CHECK_TYPE(x.defined(), "Expected ", name, " to be a tensor (got none)");
+  TORCH_CHECK_TYPE(x.layout() == at::kStrided, "Expected ", name, " to be a strided tensor (got ",
+                   x.layout(), ")");
+  TORCH_CHECK_VALUE(x.device().is_cpu(), "Expected ", name, " on the CPU (got ", x.device(), ")");
+  if (x.numel() == 0) return;
+  // A storage may have been resized under its tensors.
+  const int64_t held = static_cast<int64_t>(x.storage().nbytes() / x.element_size());
+  int64_t last = x.storage_offset();
+  for (int64_t i = 0; i < x.dim(); ++i) last += x.stride(i) * (x.size(i) - 1);
+  TORCH_CHECK_VALUE(last < held, "Expected ", name, " to have its memory (got ", held,
+                    " elements of storage)");
+}
+
+// That it is of this dtype and shape, contiguous, and that its elements can be read.
+inline void check_tensor(const char* name, const at::Tensor& x, at::ScalarType dtype,
+                         std::initializer_list<int64_t> shape) {
+  check_readable(name, x);
+  TORCH_CHECK_TYPE(x.scalar_type() == dtype, "Expected ", name, " of ", dtype, " (got ",
+                   x.scalar_type(), ")");
+  TORCH_CHECK_VALUE(x.sizes() == at::IntArrayRef(shape) && x.is_contiguous(), "Expected ", name,
+                    " of ", at::IntArrayRef(shape), ", contiguous (got ", x.sizes(),
+                    x.is_contiguous() ? ")" : ", not contiguous)");
+}
+
+// That it has this many dimensions; their lengths are for the caller.
+inline void check_dim(const char* name, const at::Tensor& x, int64_t dim) {
+  check_readable(name, x);
+  TORCH_CHECK_VALUE(x.dim() == dim && x.is_contiguous(), "Expected ", name, " of ", dim,
+                    " dimension(s), contiguous (got ", x.sizes(),
+                    x.is_contiguous() ? ")" : ", not contiguous)");
+}
+
+inline bool is_coded(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf ||
+         dtype == at::kBFloat16;
+}
+
+inline void check_coded(const char* name, at::ScalarType dtype) {
+  TORCH_CHECK_TYPE(is_coded(dtype), "Expected ", name,
+                   " of float16, bfloat16, float32 or float64 (got ", dtype, ")");
+}
+
+// The number of elements of a shape.
+inline int64_t checked_numel(at::IntArrayRef shape) {
+  int64_t numel = 1;
+  bool overflow = false;
+  for (const int64_t size : shape) {
+    TORCH_CHECK_VALUE(size >= 0, "Expected a shape of sizes from 0 on (got ", shape, ")");
+    overflow |= __builtin_mul_overflow(numel, size, &numel);
+  }
+  TORCH_CHECK_VALUE(!overflow, "Expected a shape of less than 2^63 elements (got ", shape, ")");
+  return numel;
+}
+
+}  // namespace gact_graph

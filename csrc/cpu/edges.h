@@ -1,0 +1,170 @@
+// The edges of rows, shared out among threads so that no result depends on how many there are.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <vector>
+
+#include "checks.h"
+
+namespace gact_graph {
+
+// Edges whose rows are fetched ahead: they lie anywhere.
+constexpr int64_t kAhead = 8;
+
+// The fewest edges of a part of the work, and the most parts: more than there are threads, because
+// a thread may be slowed down by what else the processor does.
+constexpr int64_t kGrain = 512;
+constexpr int64_t kMostParts = 256;
+
+template <typename scalar_t>
+void prefetch(const scalar_t* row, int64_t width) {
+  constexpr int64_t kLine = 64 / sizeof(scalar_t);
+  for (int64_t i = 0; i < width; i += kLine) __builtin_prefetch(row + i);
+}
+
+template <typename scalar_t>
+void add_scaled(scalar_t* to, const scalar_t* from, scalar_t by, int64_t count) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) to[i] += by * from[i];
+}
+
+// The edges of rows: those of row r are starts[r] - starts[0] to starts[r + 1] - starts[0].
+struct Edges {
+  // Of so many edges in all.
+  Edges(const at::Tensor& of_rows, int64_t edges) {
+    check_dim("starts", of_rows, 1);
+    rows = of_rows.size(0) - 1;
+    TORCH_CHECK_VALUE(rows >= 0, "Expected starts of 1 number or more (got none)");
+    check_tensor("starts", of_rows, at::kLong, {rows + 1});
+    starts = of_rows.const_data_ptr<int64_t>();
+    TORCH_CHECK_VALUE(std::is_sorted(starts, starts + rows + 1),
+                      "Expected starts that do not decrease (got some that do)");
+    int64_t span = 0;
+    const bool overflow = __builtin_sub_overflow(starts[rows], starts[0], &span);
+    TORCH_CHECK_VALUE(!overflow && span == edges, "Expected starts that span ", edges,
+                      " edges (got ", starts[0], " to ", starts[rows], ")");
+  }
+
+  int64_t begin(int64_t row) const { return starts[row] - starts[0]; }
+  int64_t count() const { return begin(rows); }
+
+  // The first row that begins at this edge or after it.
+  int64_t row_at(int64_t edge) const {
+    return std::lower_bound(starts, starts + rows, starts[0] + edge) - starts;
+  }
+
+  // The row that this edge is of.
+  int64_t row_of(int64_t edge) const {
+    return std::upper_bound(starts, starts + rows, starts[0] + edge) - starts - 1;
+  }
+
+  // Parts of the edges, equally large. They depend on the edges alone, so that results do not
+  // depend on the number of threads.
+  int64_t parts() const { return std::clamp<int64_t>(count() / kGrain, 1, kMostParts); }
+  int64_t part_begin(int64_t part) const { return count() * part / parts(); }
+
+  // Calls work(row) for each row that begins in a part.
+  template <typename Work>
+  void for_each_row(int64_t part, const Work& work) const {
+    const int64_t end = part + 1 == parts() ? rows : row_at(part_begin(part + 1));
+    for (int64_t row = row_at(part_begin(part)); row < end; ++row) work(row);
+  }
+
+  const int64_t* starts = nullptr;
+  int64_t rows = 0;
+};
+
+// Calls work(part) for each part; a thread that is done with one takes the next.
+template <typename Work>
+void for_each_part(int64_t parts, const Work& work) {
+  std::atomic<int64_t> next{0};
+  const int64_t threads = std::min<int64_t>(parts, at::get_num_threads());
+  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    for (int64_t part = next++; part < parts; part = next++) work(part);
+  });
+}
+
+// Writes the sum of each row: add(sum, row, from, to) adds the edges of a row from one to another.
+// A row whose edges lie in several parts gets the sums of its parts in their order.
+template <typename scalar_t, typename Add>
+void sum_rows(scalar_t* out, int64_t width, const Edges& edges, const Add& add) {
+  const int64_t parts = edges.parts();
+  std::vector<scalar_t> rest(parts * width);
+  for_each_part(parts, [&](int64_t part) {
+    const int64_t from = edges.part_begin(part), to = edges.part_begin(part + 1);
+    int64_t row = edges.row_at(from);
+    if (edges.begin(row) > from) {
+      add(rest.data() + part * width, row - 1, from, std::min(to, edges.begin(row)));
+    }
+    for (; row < edges.rows && (part == parts - 1 || edges.begin(row) < to); ++row) {
+      scalar_t* sum = out + row * width;
+      std::fill(sum, sum + width, scalar_t(0));
+      add(sum, row, edges.begin(row), std::min(to, edges.begin(row + 1)));
+    }
+  });
+  for (int64_t part = 1; part < parts; ++part) {
+    const int64_t from = edges.part_begin(part), row = edges.row_at(from);
+    if (edges.begin(row) <= from) continue;
+    add_scaled(out + (row - 1) * width, rest.data() + part * width, scalar_t(1), width);
+  }
+}
+
+inline void check_matrix(const char* name, const at::Tensor& x) {
+  check_dim(name, x, 2);
+  TORCH_CHECK_TYPE(x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble, "Expected ",
+                   name, " of float32 or float64 (got ", x.scalar_type(), ")");
+}
+
+// Where something of each edge lies: at a place, or in the order of edges where there are no
+// places.
+template <typename index_t>
+struct Places {
+  // Among so many.
+  Places(const char* name, const std::optional<at::Tensor>& places, int64_t most)
+      : name(name), places(places ? places->const_data_ptr<index_t>() : nullptr), most(most) {}
+
+  int64_t operator[](int64_t edge) const {
+    const int64_t place = places == nullptr ? edge : static_cast<int64_t>(places[edge]);
+    TORCH_CHECK_INDEX(0 <= place && place < most, "Expected ", name, " from 0 to ", most - 1,
+                      " (got ", place, ")");
+    return place;
+  }
+
+  const char* name;
+  const index_t* places;
+  int64_t most;
+};
+
+inline at::ScalarType check_places(const char* name, const at::Tensor& places) {
+  check_dim(name, places, 1);
+  const at::ScalarType kind = places.scalar_type();
+  TORCH_CHECK_TYPE(kind == at::kInt || kind == at::kLong, "Expected ", name,
+                   " of int32 or int64 (got ", kind, ")");
+  return kind;
+}
+
+// The places of rows and of weights, where there are any, and the number of edges that have them.
+struct AllPlaces {
+  AllPlaces(const std::optional<at::Tensor>& of_rows, int64_t rows,
+            const std::optional<at::Tensor>& of_weights = std::nullopt)
+      : of_rows(of_rows), of_weights(of_weights) {
+    if (of_rows) kind = check_places("places", *of_rows);
+    count = of_rows ? of_rows->size(0) : rows;
+    if (!of_weights) return;
+    const at::ScalarType own = check_places("weight_places", *of_weights);
+    if (!of_rows) kind = own;
+    check_tensor("weight_places", *of_weights, kind, {count});
+  }
+
+  std::optional<at::Tensor> of_rows;
+  std::optional<at::Tensor> of_weights;
+  at::ScalarType kind = at::kLong;
+  int64_t count;
+};
+
+}  // namespace gact_graph

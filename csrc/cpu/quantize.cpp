@@ -1,0 +1,448 @@
+// pack and unpack on the CPU: see gact_graph/quantizer.py for the format.
+// Work goes by tiles of 64 elements: b words of 64 bits, one for each bit of the code.
+
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "checks.h"
+#include "lanes.h"
+#include "memory.h"
+
+namespace gact_graph {
+namespace {
+
+constexpr int kMostBits = 16;
+
+int64_t tiles_of(int64_t count) { return ceil_div(count, kTile); }
+
+uint32_t bits_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+float float_of(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+float round_down_to_bf16(float x) {
+  const uint32_t bits = bits_of(x);
+  return float_of((bits >> 31 ? bits + 0xFFFFu : bits) & 0xFFFF0000u);
+}
+float round_up_to_bf16(float x) { return float_of((bits_of(x) + 0xFFFFu) & 0xFFFF0000u); }
+
+struct Stats {
+  float low;
+  float step;
+};
+
+// The smallest step, 2^-110: its reciprocal, times the noise's 2^16 grains, is in float32's range.
+constexpr float kSmallestStep = 7.70371977754894341e-34f;
+
+Stats stats_of(const Extent& extent, int top) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  if (!extent.finite()) return {nan, nan};
+  const float low = round_down_to_bf16(extent.min() + 0.f);  // -0 counts as +0
+  if (extent.min() == extent.max()) return {low, 0.f};
+  const float step = round_up_to_bf16((extent.max() - low) / static_cast<float>(top));
+  if (!std::isfinite(step)) return {nan, nan};
+  return {low, std::max(step, kSmallestStep)};
+}
+
+// What depends on the width, behind pointers: one copy of it serves all element types.
+struct Coder {
+  void (*encode)(const float* x, int64_t tiles, Stats stats, uint64_t index, uint64_t seed,
+                 uint64_t* words);
+  void (*decode)(const uint64_t* words, int64_t tiles, Stats stats, float limit, uint64_t index,
+                 uint64_t seed, float* x);
+  decltype(decode) decode_again;
+};
+
+template <int kBits>
+void encode_tiles(const float* x, int64_t tiles, Stats stats, uint64_t index, uint64_t seed,
+                  uint64_t* words) {
+  const float scale = (1.f / stats.step) * static_cast<float>(1 << fraction_bits(kBits));
+  NoiseKey key = noise_key(seed, index);
+  for (int64_t t = 0; t < tiles; ++t, x += kTile, words += kBits, index += kTile) {
+    if (static_cast<uint32_t>(index) == 0) key = noise_key(seed, index);
+    encode_tile<kBits>(x, stats.low, scale, static_cast<uint32_t>(index), key, words);
+  }
+}
+
+template <int kBits, bool kSecond>
+void decode_tiles(const uint64_t* words, int64_t tiles, Stats stats, float limit, uint64_t index,
+                  uint64_t seed, float* x) {
+  NoiseKey key = {};
+  if constexpr (kSecond) key = noise_key(seed, index);
+  for (int64_t t = 0; t < tiles; ++t, words += kBits, x += kTile, index += kTile) {
+    if constexpr (kSecond) {
+      if (static_cast<uint32_t>(index) == 0) key = noise_key(seed, index);
+    }
+    decode_tile<kBits, kSecond>(words, stats.low, stats.step, limit, static_cast<uint32_t>(index),
+                                key, x);
+  }
+}
+
+template <int... kMinusOne>
+const Coder& coder_of(int64_t bits, std::integer_sequence<int, kMinusOne...>) {
+  static constexpr Coder kCoders[] = {{&encode_tiles<kMinusOne + 1>,
+                                       &decode_tiles<kMinusOne + 1, false>,
+                                       &decode_tiles<kMinusOne + 1, true>}...};
+  return kCoders[bits - 1];
+}
+const Coder& coder_of(int64_t bits) {
+  return coder_of(bits, std::make_integer_sequence<int, kMostBits>{});
+}
+
+template <typename T>
+float limit_of() {
+  return sizeof(T) > 2 ? std::numeric_limits<float>::max()
+                       : static_cast<float>(std::numeric_limits<T>::max());
+}
+
+// One of the two readings of codes, for elements of type T: the second one takes the noise's seed.
+template <typename T>
+class Reading {
+ public:
+  Reading(int64_t bits, std::optional<int64_t> seed)
+      : decode_(seed ? coder_of(bits).decode_again : coder_of(bits).decode),
+        seed_(static_cast<uint64_t>(seed.value_or(0))) {}
+  void operator()(const uint64_t* words, int64_t tiles, Stats stats, int64_t index,
+                  float* x) const {
+    decode_(words, tiles, stats, limit_, static_cast<uint64_t>(index), seed_, x);
+  }
+
+ private:
+  float limit_ = limit_of<T>();
+  decltype(Coder::decode) decode_;
+  uint64_t seed_;
+};
+
+// Elements that are worked on at once: a buffer of them stays in the fastest cache.
+constexpr int64_t kBlock = 4 * kTile;
+
+// The elements as float32 in whole tiles. A last one is filled up with its own last element, which
+// widens no range. Nothing is copied where they are that already.
+template <typename T>
+const float* as_tiles(const T* x, int64_t count, float* buffer) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (count % kTile == 0) return x;
+  }
+  const int64_t whole = count / kTile * kTile;
+  for (int64_t t = 0; t < whole; t += kTile) widen_tile(x + t, buffer + t);
+  for (int64_t i = whole; i < count; ++i) buffer[i] = static_cast<float>(x[i]);
+  std::fill(buffer + count, buffer + tiles_of(count) * kTile, buffer[count - 1]);
+  return buffer;
+}
+
+template <typename T>
+void pack_group(const T* x, int64_t count, uint64_t index, uint64_t seed, int64_t bits,
+                const Coder& coder, uint64_t* words, at::BFloat16* stats) {
+  float buffer[kBlock];
+  const float* block = buffer;
+  Extent extent;
+  for (int64_t t = 0; t < count; t += kBlock) {
+    const int64_t n = std::min(kBlock, count - t);
+    block = as_tiles(x + t, n, buffer);
+    for (int64_t i = 0; i < n; i += kTile) extent.add(block + i);
+  }
+  const Stats s = stats_of(extent, top_code(static_cast<int>(bits)));
+  stats[0] = at::BFloat16(s.low);
+  stats[1] = at::BFloat16(s.step);
+  if (!(s.step > 0.f)) {
+    std::fill_n(words, tiles_of(count) * bits, uint64_t{0});
+    if (s.step == 0.f) {
+      const double value = static_cast<double>(x[0]);
+      std::memcpy(words, &value, sizeof value);
+    }
+    return;
+  }
+  for (int64_t t = 0; t < count; t += kBlock) {
+    const int64_t n = std::min(kBlock, count - t);
+    if (count > kBlock) block = as_tiles(x + t, n, buffer);
+    coder.encode(block, tiles_of(n), s, index + t, seed, words + t / kTile * bits);
+  }
+  if (const int64_t used = count % kTile) {
+    uint64_t* last = words + count / kTile * bits;
+    for (int64_t p = 0; p < bits; ++p) last[p] &= (uint64_t{1} << used) - 1;
+  }
+}
+
+template <typename T>
+void unpack_group(const uint64_t* words, Stats stats, int64_t start, int64_t count, int64_t bits,
+                  const Reading<T>& read, T* x) {
+  constexpr bool kIsFloat = std::is_same_v<T, float>;
+  if (stats.step == 0.f) {
+    double value;
+    std::memcpy(&value, words, sizeof value);
+    std::fill_n(x, count, static_cast<T>(value));
+    return;
+  }
+  float buffer[kBlock];
+  for (int64_t t = 0; t < count; t += kBlock, words += kBlock / kTile * bits) {
+    const int64_t n = std::min(kBlock, count - t);
+    const int64_t whole = n / kTile * kTile;
+    if constexpr (kIsFloat) {
+      read(words, whole / kTile, stats, start + t, x + t);
+      if (whole == n) continue;
+      read(words + whole / kTile * bits, 1, stats, start + t + whole, buffer + whole);
+    } else {
+      read(words, tiles_of(n), stats, start + t, buffer);
+      for (int64_t i = 0; i < whole; i += kTile) narrow_tile(buffer + i, x + t + i);
+    }
+    for (int64_t i = whole; i < n; ++i) x[t + i] = static_cast<T>(buffer[i]);
+  }
+}
+
+// The elements of groups that the codes cannot tell: rows of `width`, by ascending group.
+template <typename T>
+struct Kept {
+  const int64_t* groups = nullptr;
+  const T* values = nullptr;
+  int64_t count = 0;
+  int64_t width = 0;
+
+  // Those of a group, or null where it is not among them.
+  const T* find(int64_t group, Stats stats) const {
+    if (!std::isnan(stats.step)) return nullptr;
+    const int64_t* found = std::lower_bound(groups, groups + count, group);
+    if (found == groups + count || *found != group) return nullptr;
+    return values + (found - groups) * width;
+  }
+};
+
+// Elements from `start` on of a tensor whose words and stats these are.
+template <typename T>
+void unpack_span(const uint64_t* words, const at::BFloat16* pairs, int64_t start, int64_t count,
+                 int64_t bits, int64_t group_size, const Reading<T>& read, const Kept<T>& kept,
+                 T* x) {
+  float buffer[kBlock];
+  for (int64_t at = start, end; at < start + count; x += end - at, at = end) {
+    const int64_t g = at / group_size, first = at / kTile * kTile;
+    end = std::min({start + count, (g + 1) * group_size, first + kBlock});
+    const Stats s = {static_cast<float>(pairs[2 * g]), static_cast<float>(pairs[2 * g + 1])};
+    if (const T* own = kept.find(g, s)) {
+      std::copy_n(own + (at - g * group_size), end - at, x);
+      continue;
+    }
+    if (s.step == 0.f) {
+      double value;
+      std::memcpy(&value, words + g * group_size / kTile * bits, sizeof value);
+      std::fill_n(x, end - at, static_cast<T>(value));
+      continue;
+    }
+    const uint64_t* tiles = words + first / kTile * bits;
+    if constexpr (std::is_same_v<T, float>) {
+      if (at == first && (end - at) % kTile == 0) {
+        read(tiles, (end - at) / kTile, s, first, x);
+        continue;
+      }
+    }
+    read(tiles, tiles_of(end - first), s, first, buffer);
+    for (int64_t i = at; i < end; ++i) x[i - at] = static_cast<T>(buffer[i - first]);
+  }
+}
+
+int64_t groups_per_task(int64_t group_size) {
+  return std::max<int64_t>(1, (int64_t{1} << 15) / group_size);
+}
+
+void check(int64_t bits, int64_t group_size) {
+  TORCH_CHECK_VALUE(1 <= bits && bits <= kMostBits, "Expected bits from 1 to ", kMostBits, " (got ",
+                    bits, ")");
+  TORCH_CHECK_VALUE(group_size > 0 && group_size % kTile == 0,
+                    "Expected group_size to be a positive multiple of ", kTile, " (got ",
+                    group_size, ")");
+}
+
+// Words read past their end would be a silent error, or a crash.
+void check_record(const at::Tensor& codes, const at::Tensor& stats, int64_t n, int64_t bits,
+                  int64_t group_size) {
+  check_tensor("codes", codes, at::kLong, {tiles_of(n), bits});
+  check_tensor("stats", stats, at::kBFloat16, {ceil_div(n, group_size), 2});
+}
+
+template <typename T>
+Kept<T> kept_of(const std::optional<at::Tensor>& groups, const std::optional<at::Tensor>& values,
+                int64_t n, int64_t group_size) {
+  TORCH_CHECK_VALUE(groups.has_value() == values.has_value(),
+                    "Expected groups and values, or none of both (got one)");
+  if (!groups) return {};
+  check_dim("groups", *groups, 1);
+  const int64_t count = groups->size(0), width = std::min(group_size, n);
+  check_tensor("groups", *groups, at::kLong, {count});
+  check_tensor("values", *values, c10::CppTypeToScalarType<T>::value, {count, width});
+  return {groups->const_data_ptr<int64_t>(), values->const_data_ptr<T>(), count, width};
+}
+
+std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& input, int64_t bits, int64_t group_size,
+                                        int64_t seed) {
+  check(bits, group_size);
+  check_readable("x", input);
+  check_coded("x", input.scalar_type());
+  const at::Tensor x = input.contiguous();
+  const int64_t n = x.numel();
+  const int64_t groups = ceil_div(n, group_size);
+  at::Tensor codes = at::empty({tiles_of(n), bits}, x.options().dtype(at::kLong));
+  at::Tensor stats = at::empty({groups, 2}, x.options().dtype(at::kBFloat16));
+  advise_huge_pages(codes);
+  auto* words = reinterpret_cast<uint64_t*>(codes.data_ptr<int64_t>());
+  auto* pairs = stats.data_ptr<at::BFloat16>();
+  const Coder& coder = coder_of(bits);
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "pack", [&] {
+    const scalar_t* from = x.const_data_ptr<scalar_t>();
+    at::parallel_for(0, groups, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
+      for (int64_t g = begin; g < end; ++g) {
+        const int64_t start = g * group_size;
+        pack_group(from + start, std::min(group_size, n - start), static_cast<uint64_t>(start),
+                   static_cast<uint64_t>(seed), bits, coder, words + start / kTile * bits,
+                   pairs + 2 * g);
+      }
+    });
+  });
+  return {codes, stats};
+}
+
+// Groups without stats, and their elements; the last group is filled up with its own last element.
+std::tuple<at::Tensor, at::Tensor> exact_groups(const at::Tensor& input, const at::Tensor& stats,
+                                                int64_t group_size) {
+  check(1, group_size);
+  check_readable("x", input);
+  check_coded("x", input.scalar_type());
+  const int64_t n = input.numel(), width = std::min(group_size, n);
+  check_tensor("stats", stats, at::kBFloat16, {ceil_div(n, group_size), 2});
+  const auto* pairs = stats.const_data_ptr<at::BFloat16>();
+  std::vector<int64_t> found;
+  for (int64_t g = 0; g < stats.size(0); ++g) {
+    if (std::isnan(static_cast<float>(pairs[2 * g + 1]))) found.push_back(g);
+  }
+  const auto count = static_cast<int64_t>(found.size());
+  at::Tensor groups = at::empty({count}, stats.options().dtype(at::kLong));
+  at::Tensor values = at::empty({count, width}, input.options());
+  if (found.empty()) return {groups, values};
+  std::copy(found.begin(), found.end(), groups.mutable_data_ptr<int64_t>());
+  const at::Tensor x = input.contiguous();
+  const auto size = static_cast<int64_t>(x.element_size());
+  const char* from = static_cast<const char*>(x.const_data_ptr());
+  char* to = static_cast<char*>(values.mutable_data_ptr());
+  for (const int64_t g : found) {
+    const int64_t start = g * group_size, own = std::min(width, n - start);
+    std::memcpy(to, from + start * size, own * size);
+    for (int64_t i = own; i < width; ++i) std::memcpy(to + i * size, from + (n - 1) * size, size);
+    to += width * size;
+  }
+  return {groups, values};
+}
+
+at::Tensor unpack(const at::Tensor& codes, const at::Tensor& stats, at::IntArrayRef shape,
+                  int64_t bits, int64_t group_size, at::ScalarType dtype,
+                  const std::optional<at::Tensor>& kept_groups,
+                  const std::optional<at::Tensor>& kept_values, std::optional<int64_t> seed) {
+  check(bits, group_size);
+  check_coded("a dtype", dtype);
+  const int64_t n = checked_numel(shape);
+  const int64_t groups = ceil_div(n, group_size);
+  check_record(codes, stats, n, bits, group_size);
+  at::Tensor x = at::empty(shape, codes.options().dtype(dtype));
+  advise_huge_pages(x);
+  const auto* words = reinterpret_cast<const uint64_t*>(codes.const_data_ptr<int64_t>());
+  const auto* pairs = stats.const_data_ptr<at::BFloat16>();
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "unpack", [&] {
+    const auto kept = kept_of<scalar_t>(kept_groups, kept_values, n, group_size);
+    const Reading<scalar_t> read(bits, seed);
+    scalar_t* to = x.mutable_data_ptr<scalar_t>();
+    at::parallel_for(0, groups, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
+      for (int64_t g = begin; g < end; ++g) {
+        const int64_t start = g * group_size, count = std::min(group_size, n - start);
+        const Stats s = {static_cast<float>(pairs[2 * g]), static_cast<float>(pairs[2 * g + 1])};
+        if (const scalar_t* own = kept.find(g, s)) {
+          std::copy_n(own, count, to + start);
+        } else {
+          unpack_group(words + start / kTile * bits, s, start, count, bits, read, to + start);
+        }
+      }
+    });
+  });
+  return x;
+}
+
+constexpr int64_t kAhead = 6;  // rows
+
+at::Tensor unpack_rows(const at::Tensor& codes, const at::Tensor& stats, const at::Tensor& rows,
+                       int64_t numel, int64_t width, int64_t bits, int64_t group_size,
+                       at::ScalarType dtype, const std::optional<at::Tensor>& kept_groups,
+                       const std::optional<at::Tensor>& kept_values, std::optional<int64_t> seed) {
+  check(bits, group_size);
+  check_coded("a dtype", dtype);
+  TORCH_CHECK_VALUE(numel >= 0, "Expected numel from 0 on (got ", numel, ")");
+  TORCH_CHECK_VALUE(width > 0, "Expected rows of 1 element or more (got ", width, ")");
+  check_record(codes, stats, numel, bits, group_size);
+  check_readable("rows", rows);
+  TORCH_CHECK_TYPE(rows.scalar_type() == at::kLong, "Expected rows of ", at::kLong, " (got ",
+                   rows.scalar_type(), ")");
+  TORCH_CHECK_VALUE(rows.dim() == 1, "Expected rows of 1 dimension(s) (got ", rows.sizes(), ")");
+  const at::Tensor wanted = rows.contiguous();
+  const int64_t* numbers = wanted.const_data_ptr<int64_t>();
+  const int64_t last = numel / width - 1;
+  // Before anything of that size is made, and before a product of them might overflow.
+  for (int64_t i = 0; i < wanted.size(0); ++i) {
+    TORCH_CHECK_INDEX(0 <= numbers[i] && numbers[i] <= last, "Expected rows from 0 to ", last,
+                      " (got ", numbers[i], ")");
+  }
+  at::Tensor x = at::empty({wanted.size(0), width}, codes.options().dtype(dtype));
+  advise_huge_pages(x);
+  const auto* words = reinterpret_cast<const uint64_t*>(codes.const_data_ptr<int64_t>());
+  const auto* pairs = stats.const_data_ptr<at::BFloat16>();
+  const auto prefetch = [&](int64_t start, int64_t count) {
+    constexpr int64_t kLine = 64 / sizeof(uint64_t);
+    const uint64_t* first = words + start / kTile * bits;
+    for (int64_t i = 0; i < (count / kTile + 1) * bits; i += kLine) __builtin_prefetch(first + i);
+    __builtin_prefetch(pairs + 2 * (start / group_size));
+  };
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "unpack_rows", [&] {
+    const auto kept = kept_of<scalar_t>(kept_groups, kept_values, numel, group_size);
+    const Reading<scalar_t> read(bits, seed);
+    scalar_t* to = x.mutable_data_ptr<scalar_t>();
+    const int64_t task = std::max<int64_t>(1, (int64_t{1} << 15) / width);
+    at::parallel_for(0, wanted.size(0), task, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        // Rows lie anywhere: fetched ahead, they need not be waited for.
+        if (i + kAhead < end) prefetch(numbers[i + kAhead] * width, width);
+        unpack_span(words, pairs, numbers[i] * width, width, bits, group_size, read, kept,
+                    to + i * width);
+      }
+    });
+  });
+  return x;
+}
+
+}  // namespace
+
+TORCH_LIBRARY(GACT_LIBRARY, library) {
+  library.def("pack(Tensor x, int bits, int group_size, int seed) -> (Tensor, Tensor)", &pack);
+  library.def("exact_groups(Tensor x, Tensor stats, int group_size) -> (Tensor, Tensor)",
+              &exact_groups);
+  library.def(
+      "unpack(Tensor codes, Tensor stats, int[] shape, int bits, int group_size, ScalarType dtype,"
+      " Tensor? groups=None, Tensor? values=None, int? seed=None) -> Tensor",
+      &unpack);
+  library.def(
+      "unpack_rows(Tensor codes, Tensor stats, Tensor rows, int numel, int width, int bits,"
+      " int group_size, ScalarType dtype, Tensor? groups=None, Tensor? values=None,"
+      " int? seed=None) -> Tensor",
+      &unpack_rows);
+}
+
+}  // namespace gact_graph

@@ -1,0 +1,194 @@
+// Sums of weighted rows on the CPU, and their gradients: see gact_graph/ops/weighted_sum.py.
+// No row of a message is ever written: it is used as soon as it is known.
+
+#include <ATen/Dispatch.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <optional>
+
+#include "edges.h"
+
+namespace gact_graph {
+namespace {
+
+template <typename scalar_t>
+scalar_t dot(const scalar_t* one, const scalar_t* other, int64_t count) {
+  scalar_t found = 0;
+#pragma omp simd reduction(+ : found)
+  for (int64_t i = 0; i < count; ++i) found += one[i] * other[i];
+  return found;
+}
+
+// Both at once, with one look at what is added; returns the dot product of that and another row.
+template <typename scalar_t>
+scalar_t add_scaled_and_dot(scalar_t* to, const scalar_t* from, scalar_t by, const scalar_t* other,
+                            int64_t count) {
+  scalar_t found = 0;
+#pragma omp simd reduction(+ : found)
+  for (int64_t i = 0; i < count; ++i) {
+    to[i] += by * from[i];
+    found += from[i] * other[i];
+  }
+  return found;
+}
+
+// What the rows of a matrix and the weights of edges agree on.
+struct Heads {
+  Heads(const at::Tensor& x, int64_t heads) : heads(heads), width(x.size(1)) {
+    TORCH_CHECK_VALUE(heads > 0 && width % heads == 0, "Expected heads that share ", width,
+                      " columns evenly (got ", heads, ")");
+    each = width / heads;
+  }
+
+  int64_t heads;
+  int64_t width;
+  int64_t each = 0;
+};
+
+// The heads of weights, which are those of all edges, or of those that have a place.
+int64_t check_weight(const at::Tensor& weight, const AllPlaces& places, at::ScalarType dtype) {
+  check_dim("weight", weight, 2);
+  const int64_t rows = places.of_weights ? weight.size(0) : places.count;
+  check_tensor("weight", weight, dtype, {rows, weight.size(1)});
+  return weight.size(1);
+}
+
+void weighted_sum(at::Tensor& out, const at::Tensor& x, const std::optional<at::Tensor>& places,
+                  const at::Tensor& weight, const std::optional<at::Tensor>& weight_places,
+                  const at::Tensor& starts) {
+  check_matrix("x", x);
+  const AllPlaces all(places, x.size(0), weight_places);
+  const Heads shared(x, check_weight(weight, all, x.scalar_type()));
+  const int64_t heads = shared.heads, width = shared.width, each = shared.each;
+  const Edges edges(starts, all.count);
+  check_tensor("out", out, x.scalar_type(), {edges.rows, width});
+  at::assert_no_overlap(out, x);
+  at::assert_no_overlap(out, weight);
+  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "weighted_sum", [&] {
+    AT_DISPATCH_INDEX_TYPES(all.kind, "weighted_sum", [&] {
+      const Places<index_t> place("places", places, x.size(0));
+      const Places<index_t> weight_place("weight_places", weight_places, weight.size(0));
+      const scalar_t* from = x.const_data_ptr<scalar_t>();
+      const scalar_t* w = weight.const_data_ptr<scalar_t>();
+      const auto add = [&](scalar_t* sum, int64_t, int64_t first, int64_t last) {
+        for (int64_t edge = first; edge < last; ++edge) {
+          if (edge + kAhead < all.count) {
+            prefetch(from + place[edge + kAhead] * width, width);
+            __builtin_prefetch(w + weight_place[edge + kAhead] * heads);
+          }
+          const scalar_t* own = from + place[edge] * width;
+          const scalar_t* own_w = w + weight_place[edge] * heads;
+          for (int64_t head = 0; head < heads; ++head) {
+            add_scaled(sum + head * each, own + head * each, own_w[head], each);
+          }
+        }
+      };
+      sum_rows(out.mutable_data_ptr<scalar_t>(), width, edges, add);
+    });
+  });
+}
+
+at::Tensor weighted_sum_weights(const at::Tensor& gradient, const at::Tensor& x,
+                                const std::optional<at::Tensor>& places, const at::Tensor& starts,
+                                int64_t heads) {
+  check_matrix("x", x);
+  const Heads shared(x, heads);
+  const int64_t width = shared.width, each = shared.each;
+  const AllPlaces all(places, x.size(0));
+  const Edges edges(starts, all.count);
+  check_tensor("gradient", gradient, x.scalar_type(), {edges.rows, width});
+  at::Tensor found = at::empty({all.count, heads}, x.options());
+  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "weighted_sum_weights", [&] {
+    AT_DISPATCH_INDEX_TYPES(all.kind, "weighted_sum_weights", [&] {
+      const Places<index_t> place("places", places, x.size(0));
+      const scalar_t* of_sum = gradient.const_data_ptr<scalar_t>();
+      const scalar_t* from = x.const_data_ptr<scalar_t>();
+      scalar_t* to = found.mutable_data_ptr<scalar_t>();
+      for_each_part(edges.parts(), [&](int64_t part) {
+        const int64_t last = edges.part_begin(part + 1);
+        int64_t edge = edges.part_begin(part);
+        for (int64_t row = edges.row_of(edge); edge < last; ++row) {
+          const scalar_t* sum = of_sum + row * width;
+          for (const int64_t end = std::min(last, edges.begin(row + 1)); edge < end; ++edge) {
+            if (edge + kAhead < all.count) prefetch(from + place[edge + kAhead] * width, width);
+            const scalar_t* own = from + place[edge] * width;
+            for (int64_t head = 0; head < heads; ++head) {
+              to[edge * heads + head] = dot(sum + head * each, own + head * each, each);
+            }
+          }
+        }
+      });
+    });
+  });
+  return found;
+}
+
+void weighted_sum_backward(at::Tensor& of_x, at::Tensor& of_weight, const at::Tensor& gradient,
+                           const at::Tensor& x, const at::Tensor& places, const at::Tensor& weight,
+                           const at::Tensor& weight_places, const at::Tensor& starts) {
+  check_matrix("x", x);
+  const std::optional<at::Tensor> rows(places), weights(weight_places);
+  const AllPlaces all(rows, gradient.size(0), weights);
+  const Heads shared(x, check_weight(weight, all, x.scalar_type()));
+  const int64_t heads = shared.heads, width = shared.width, each = shared.each;
+  const Edges edges(starts, all.count);
+  check_matrix("gradient", gradient);
+  check_tensor("gradient", gradient, x.scalar_type(), {gradient.size(0), width});
+  check_tensor("x", x, x.scalar_type(), {edges.rows, width});
+  check_tensor("of_x", of_x, x.scalar_type(), {edges.rows, width});
+  check_tensor("of_weight", of_weight, x.scalar_type(), {weight.size(0), heads});
+  for (const at::Tensor& given : {gradient, x, weight}) {
+    at::assert_no_overlap(of_x, given);
+    at::assert_no_overlap(of_weight, given);
+  }
+  at::assert_no_overlap(of_x, of_weight);
+  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "weighted_sum_backward", [&] {
+    AT_DISPATCH_INDEX_TYPES(all.kind, "weighted_sum_backward", [&] {
+      const Places<index_t> place("places", rows, gradient.size(0));
+      const Places<index_t> weight_place("weight_places", weights, weight.size(0));
+      const scalar_t* of_sum = gradient.const_data_ptr<scalar_t>();
+      const scalar_t* from = x.const_data_ptr<scalar_t>();
+      const scalar_t* w = weight.const_data_ptr<scalar_t>();
+      scalar_t* to = of_weight.mutable_data_ptr<scalar_t>();
+      const auto add = [&](scalar_t* sum, int64_t row, int64_t first, int64_t last) {
+        const scalar_t* own = from + row * width;
+        for (int64_t edge = first; edge < last; ++edge) {
+          if (edge + kAhead < all.count) {
+            prefetch(of_sum + place[edge + kAhead] * width, width);
+            __builtin_prefetch(w + weight_place[edge + kAhead] * heads);
+            __builtin_prefetch(to + weight_place[edge + kAhead] * heads, 1);
+          }
+          const scalar_t* other = of_sum + place[edge] * width;
+          const int64_t at = weight_place[edge] * heads;
+          for (int64_t head = 0; head < heads; ++head) {
+            to[at + head] = add_scaled_and_dot(sum + head * each, other + head * each, w[at + head],
+                                               own + head * each, each);
+          }
+        }
+      };
+      sum_rows(of_x.mutable_data_ptr<scalar_t>(), width, edges, add);
+    });
+  });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(GACT_LIBRARY, library) {
+  library.def(
+      "weighted_sum(Tensor(a!) out, Tensor x, Tensor? places, Tensor weight,"
+      " Tensor? weight_places, Tensor starts) -> ()",
+      &weighted_sum);
+  library.def(
+      "weighted_sum_weights(Tensor gradient, Tensor x, Tensor? places, Tensor starts, int heads)"
+      " -> Tensor",
+      &weighted_sum_weights);
+  library.def(
+      "weighted_sum_backward(Tensor(a!) of_x, Tensor(b!) of_weight, Tensor gradient, Tensor x,"
+      " Tensor places, Tensor weight, Tensor weight_places, Tensor starts) -> ()",
+      &weighted_sum_backward);
+}
+
+}  // namespace gact_graph

@@ -1,0 +1,353 @@
+// pack and unpack on the GPU: see gact_graph/quantizer.py for the format, and csrc/cpu/quantize.cpp
+// for the same on the CPU. Compiled for one width, GACT_BITS, and without contraction, which would
+// round once where the other backends round twice.
+//
+// A warp works on one group after another, 256 elements at a time. Of every 32 elements four lanes
+// hold eight each: lane j of them 4j to 4j + 3 and, 16 further on, the four that share a hash with
+// those. So loads and stores are of 16 bytes, each hash is computed once, and what four lanes hold
+// of a plane's 32 bits comes together by two shuffles.
+
+#include "element.h"
+#include "warp.h"
+
+namespace gact_graph {
+
+constexpr int kBits = GACT_BITS;
+constexpr int kTop = (1 << kBits) - 1;
+// A float32 has 24 bits of significand: what the code leaves of them, at most 16, is for the noise.
+constexpr int kFraction = kBits <= 8 ? 16 : 24 - kBits;
+constexpr int kChunk = 256;                 // elements of a warp at a time
+constexpr int kQuads = (kBits + 3) / 4;     // planes, four at a time
+constexpr float kSmallestStep = 0x1p-110f;  // its reciprocal, times 2^16, is in float32's range
+
+struct Stats {
+  float low;
+  float step;
+};
+
+// Where a lane's elements lie in the chunk, which of every four planes it stores, and whose words.
+struct Place {
+  int first;  // of the four elements; the other four begin 16 further on
+  int plane;  // of every four
+  int tile;   // of the chunk
+  int half;   // of the tile's words
+  explicit Place(int lane)
+      : first(lane / 4 * 32 + lane % 4 * 4), plane(lane % 4), tile(lane / 8), half(lane / 4 % 2) {}
+  int element(int i) const { return first + (i & 3) + (i & 4) * 4; }
+  int word(int quad) const { return (tile * kBits + quad * 4 + plane) * 2 + half; }
+  bool has(int quad, int64_t count) const {
+    return quad * 4 + plane < kBits && tile * kTile < count;
+  }
+};
+
+// Eight elements from the chunk at x. Behind the last element there is only that one again, which
+// widens no range.
+template <typename T>
+void load(const T* x, int64_t count, Place place, float (&values)[8]) {
+  if (count >= kChunk) {
+    const auto front = *reinterpret_cast<const Vector<T, 4>*>(x + place.first);
+    const auto back = *reinterpret_cast<const Vector<T, 4>*>(x + place.first + 16);
+    for (int i = 0; i < 4; ++i) values[i] = to_float(front.at[i]);
+    for (int i = 0; i < 4; ++i) values[4 + i] = to_float(back.at[i]);
+    return;
+  }
+  for (int i = 0; i < 8; ++i) {
+    const int64_t element = place.element(i);
+    values[i] = to_float(x[element < count ? element : count - 1]);
+  }
+}
+
+template <typename T>
+void store(const T (&values)[8], int64_t count, Place place, T* x) {
+  if (count >= kChunk) {
+    Vector<T, 4> front, back;
+    for (int i = 0; i < 4; ++i) front.at[i] = values[i];
+    for (int i = 0; i < 4; ++i) back.at[i] = values[4 + i];
+    *reinterpret_cast<Vector<T, 4>*>(x + place.first) = front;
+    *reinterpret_cast<Vector<T, 4>*>(x + place.first + 16) = back;
+    return;
+  }
+  for (int i = 0; i < 8; ++i) {
+    if (place.element(i) < count) x[place.element(i)] = values[i];
+  }
+}
+
+// The least and the greatest of what a lane saw, and whether all was finite.
+struct Extent {
+  float least = __uint_as_float(0x7F800000u);
+  float greatest = __uint_as_float(0xFF800000u);
+  float poison = 0.f;
+  void add(const float (&values)[8]) {
+    for (int i = 0; i < 8; ++i) {
+      least = fminf(least, values[i]);
+      greatest = fmaxf(greatest, values[i]);
+      // Zero times Inf or NaN is NaN, and stays so in the sum: cheaper than a look at each.
+      poison = fmaf(values[i], 0.f, poison);
+    }
+  }
+};
+
+float round_down_to_bf16(float x) {
+  const uint32_t bits = __float_as_uint(x);
+  return __uint_as_float((bits >> 31 ? bits + 0xFFFFu : bits) & 0xFFFF0000u);
+}
+float round_up_to_bf16(float x) {
+  return __uint_as_float((__float_as_uint(x) + 0xFFFFu) & 0xFFFF0000u);
+}
+
+// The group's stats, the same in all lanes.
+Stats stats_of(const Extent& extent) {
+  const float nan = __uint_as_float(0x7FC00000u);
+  const bool finite = !__any_sync(kAllLanes, extent.poison != extent.poison);
+  const float least = least_of_warp(extent.least);
+  const float greatest = greatest_of_warp(extent.greatest);
+  if (!finite) return {nan, nan};
+  const float low = round_down_to_bf16(least + 0.f);  // -0 counts as +0
+  if (least == greatest) return {low, 0.f};
+  const float step = round_up_to_bf16((greatest - low) / static_cast<float>(kTop));
+  if (!(step <= kFloatMax)) return {nan, nan};
+  return {low, fmaxf(step, kSmallestStep)};
+}
+
+uint32_t code_of(float x, Stats stats, float scale, uint32_t noise) {
+  const auto fine = static_cast<uint32_t>(__float2int_rn((x - stats.low) * scale));
+  const uint32_t code = (fine + (noise >> (16 - kFraction))) >> kFraction;
+  return code < kTop ? code : kTop;
+}
+
+// The codes of both fours of elements, the second four in the upper halves.
+void encode(const float (&values)[8], Stats stats, uint32_t index, NoiseKey key,
+            uint32_t (&codes)[4]) {
+  const float scale = (1.f / stats.step) * static_cast<float>(1 << kFraction);
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t hash = noise_hash(noise_counter(index + i), key);
+    codes[i] = code_of(values[i], stats, scale, hash & 0xFFFFu) |
+               code_of(values[4 + i], stats, scale, hash >> 16) << 16;
+  }
+}
+
+// The codes behind the last element are 0.
+void cut(int64_t count, Place place, uint32_t (&codes)[4]) {
+  for (int i = 0; i < 4; ++i) {
+    if (place.element(i) >= count) codes[i] &= 0xFFFF0000u;
+    if (place.element(i + 4) >= count) codes[i] &= 0x0000FFFFu;
+  }
+}
+
+template <typename T>
+void pack(const T* x, int64_t n, int64_t group_size, int64_t seed, uint32_t* words,
+          uint32_t* stats) {
+  const Place place(lane_of_thread());
+  uint64_t high = 0;
+  NoiseKey key = noise_key(seed, 0);
+  for (int64_t g = warp_of_thread(); g * group_size < n; g += warps_of_grid()) {
+    const int64_t start = g * group_size;
+    const int64_t count = group_size < n - start ? group_size : n - start;
+    float values[8];
+    Extent extent;
+    for (int64_t t = 0; t < count; t += kChunk) {
+      load(x + start + t, count - t, place, values);
+      extent.add(values);
+    }
+    const Stats s = stats_of(extent);
+    // Both are on bfloat16's grid.
+    if (lane_of_thread() == 0) {
+      stats[g] = __float_as_uint(s.low) >> 16 | (__float_as_uint(s.step) & 0xFFFF0000u);
+    }
+    for (int64_t t = 0; t < count; t += kChunk) {
+      // A group of one chunk is in the registers still.
+      if (count > kChunk) load(x + start + t, count - t, place, values);
+      uint32_t codes[4] = {};
+      if (s.step > 0.f) {
+        const uint64_t index = static_cast<uint64_t>(start + t) + place.first;
+        if (index >> 32 != high) {
+          high = index >> 32;
+          key = noise_key(seed, index);
+        }
+        encode(values, s, static_cast<uint32_t>(index), key, codes);
+        if (count - t < kChunk) cut(count - t, place, codes);
+      }
+      uint32_t* out = words + (start + t) / kTile * kBits * 2;
+      for (int quad = 0; quad < kQuads; ++quad) {
+        uint32_t nibbles = 0;
+        for (int i = 0; i < 4; ++i) nibbles |= (codes[i] >> 4 * quad & 0x000F000Fu) << 4 * i;
+        const uint32_t plane = transpose_lanes(transpose_bits(nibbles), lane_of_thread());
+        if (place.has(quad, count - t)) out[place.word(quad)] = plane;
+      }
+      // A group of equal elements keeps its value in the word that this lane has just cleared.
+      if (s.step == 0.f && t == 0 && place.tile == 0 && place.plane == 0) {
+        const auto value = static_cast<uint64_t>(__double_as_longlong(to_double(x[start])));
+        out[place.half] = static_cast<uint32_t>(place.half ? value >> 32 : value);
+      }
+    }
+  }
+}
+
+// Steps above low in the second reading, whose noise is another function of the same 16 bits.
+float second_level(uint32_t code, uint32_t noise) {
+  constexpr uint32_t kGrains = 1u << kFraction;
+  const uint32_t grains = code * kGrains + kGrains - 1 - 2 * (noise >> (16 - kFraction));
+  return static_cast<float>(static_cast<int>(grains)) * (1.f / kGrains);
+}
+
+template <typename T>
+T value_of(float level, Stats stats) {
+  if (stats.step != stats.step) return from_float<T>(__uint_as_float(0x7FC00000u));
+  const float value = level * stats.step + stats.low;
+  // A step that was rounded up must not turn a finite value into infinity.
+  return from_float<T>(fminf(fmaxf(value, -Element<T>::kMax), Element<T>::kMax));
+}
+
+// What a group of equal elements keeps in its first word.
+template <typename T>
+T kept_value(const uint32_t* word) {
+  const uint64_t value = static_cast<uint64_t>(word[1]) << 32 | word[0];
+  return Element<T>::of(__longlong_as_double(static_cast<int64_t>(value)));
+}
+
+// The elements of `count` groups that the codes cannot tell: rows of the tensor's length or a
+// group's, by ascending group.
+template <typename T>
+struct Kept {
+  const int64_t* groups;
+  const T* values;
+  int64_t count;
+  int64_t width;
+
+  // Those of a group, or null where it is not among them.
+  const T* find(int64_t group, Stats stats) const {
+    if (stats.step == stats.step) return nullptr;
+    int64_t first = 0, last = count;
+    while (first < last) {
+      const int64_t middle = (first + last) / 2;
+      if (groups[middle] < group) {
+        first = middle + 1;
+      } else {
+        last = middle;
+      }
+    }
+    return first < count && groups[first] == group ? values + first * width : nullptr;
+  }
+};
+
+// The seed is for the second reading.
+template <bool kSecond, typename T>
+void unpack(const uint32_t* words, const uint32_t* stats, const int64_t* kept_groups,
+            const T* kept_values, int64_t kept_count, int64_t n, int64_t group_size, int64_t seed,
+            T* x) {
+  const Kept<T> kept = {kept_groups, kept_values, kept_count, group_size < n ? group_size : n};
+  const Place place(lane_of_thread());
+  for (int64_t g = warp_of_thread(); g * group_size < n; g += warps_of_grid()) {
+    const int64_t start = g * group_size;
+    const int64_t count = group_size < n - start ? group_size : n - start;
+    const Stats s = {__uint_as_float(stats[g] << 16), __uint_as_float(stats[g] & 0xFFFF0000u)};
+    if (const T* own = kept.find(g, s)) {
+      for (int64_t c = lane_of_thread(); c < count; c += kLanes) x[start + c] = own[c];
+      continue;
+    }
+    const uint32_t* in = words + start / kTile * kBits * 2;
+    const T same = s.step == 0.f ? kept_value<T>(in) : T{};
+    for (int64_t t = 0; t < count; t += kChunk, in += kChunk / kTile * kBits * 2) {
+      uint32_t codes[4] = {};
+      for (int quad = 0; quad < kQuads; ++quad) {
+        const uint32_t plane = place.has(quad, count - t) ? in[place.word(quad)] : 0;
+        const uint32_t nibbles = transpose_bits(transpose_lanes(plane, lane_of_thread()));
+        for (int i = 0; i < 4; ++i) codes[i] |= (nibbles >> 4 * i & 0x000F000Fu) << 4 * quad;
+      }
+      uint32_t hashes[4] = {};
+      if constexpr (kSecond) {
+        const uint64_t index = static_cast<uint64_t>(start + t) + place.first;
+        const NoiseKey key = noise_key(seed, index);
+        for (int i = 0; i < 4; ++i) {
+          hashes[i] = noise_hash(noise_counter(static_cast<uint32_t>(index) + i), key);
+        }
+      }
+      T values[8];
+      for (int i = 0; i < 8; ++i) {
+        const uint32_t code = i < 4 ? codes[i] & 0xFFFFu : codes[i - 4] >> 16;
+        float level = static_cast<float>(code);
+        if constexpr (kSecond) {
+          level = second_level(code, i < 4 ? hashes[i] & 0xFFFFu : hashes[i - 4] >> 16);
+        }
+        values[i] = s.step == 0.f ? same : value_of<T>(level, s);
+      }
+      store(values, count - t, place, x + start + t);
+    }
+  }
+}
+
+// A warp a row, a lane an element: rows begin anywhere in a tile, and what 32 lanes read of a plane
+// is a word or two.
+template <bool kSecond, typename T>
+void unpack_rows(const uint32_t* words, const uint32_t* stats, const int64_t* kept_groups,
+                 const T* kept_values, int64_t kept_count, const int64_t* rows, int64_t count,
+                 int64_t numel, int64_t width, int64_t group_size, int64_t seed, T* x) {
+  const int64_t longest = group_size < numel ? group_size : numel;
+  const Kept<T> kept = {kept_groups, kept_values, kept_count, longest};
+  const int64_t of_rows = numel / width;
+  const uint32_t tiles_of_group = static_cast<uint32_t>(group_size / kTile);
+  for (int64_t r = warp_of_thread(); r < count; r += warps_of_grid()) {
+    // As index_select: a wrong row is an error of the device.
+    if (rows[r] < 0 || rows[r] >= of_rows) __trap();
+    const int64_t start = rows[r] * width;
+    for (int64_t c = lane_of_thread(); c < width; c += kLanes) {
+      const auto tile = static_cast<uint32_t>((start + c) / kTile);
+      const int element = static_cast<int>((start + c) % kTile);
+      const uint32_t group = tile / tiles_of_group;
+      const Stats s = {__uint_as_float(stats[group] << 16),
+                       __uint_as_float(stats[group] & 0xFFFF0000u)};
+      if (const T* own = kept.find(group, s)) {
+        x[r * width + c] = own[start + c - group * group_size];
+        continue;
+      }
+      const uint32_t* in = words + static_cast<int64_t>(tile) * kBits * 2 + element / 32;
+      uint32_t code = 0;
+      for (int p = 0; p < kBits; ++p) code |= (in[p * 2] >> element % 32 & 1) << p;
+      if (s.step == 0.f) {
+        x[r * width + c] =
+            kept_value<T>(words + static_cast<int64_t>(group) * tiles_of_group * kBits * 2);
+      } else {
+        float level = static_cast<float>(code);
+        if constexpr (kSecond) {
+          const auto index = static_cast<uint64_t>(start + c);
+          const NoiseKey key = noise_key(seed, index);
+          level = second_level(code, noise16(static_cast<uint32_t>(index), key));
+        }
+        x[r * width + c] = value_of<T>(level, s);
+      }
+    }
+  }
+}
+
+}  // namespace gact_graph
+
+#define GACT_UNPACK(name, T, kSecond)                                                              \
+  extern "C" __global__ void unpack##name(                                                         \
+      const uint32_t* __restrict__ words, const uint32_t* __restrict__ stats,                      \
+      const int64_t* __restrict__ kept_groups, const T* __restrict__ kept_values,                  \
+      int64_t kept_count, int64_t n, int64_t group_size, int64_t seed, T* __restrict__ x) {        \
+    gact_graph::unpack<kSecond>(words, stats, kept_groups, kept_values, kept_count, n, group_size, \
+                                seed, x);                                                          \
+  }                                                                                                \
+  extern "C" __global__ void unpack_rows##name(                                                    \
+      const uint32_t* __restrict__ words, const uint32_t* __restrict__ stats,                      \
+      const int64_t* __restrict__ kept_groups, const T* __restrict__ kept_values,                  \
+      int64_t kept_count, const int64_t* __restrict__ rows, int64_t count, int64_t numel,          \
+      int64_t width, int64_t group_size, int64_t seed, T* __restrict__ x) {                        \
+    gact_graph::unpack_rows<kSecond>(words, stats, kept_groups, kept_values, kept_count, rows,     \
+                                     count, numel, width, group_size, seed, x);                    \
+  }
+
+#define GACT_KERNELS(name, T)                                                                    \
+  extern "C" __global__ void pack_##name(const T* __restrict__ x, int64_t n, int64_t group_size, \
+                                         int64_t seed, uint32_t* __restrict__ words,             \
+                                         uint32_t* __restrict__ stats) {                         \
+    gact_graph::pack(x, n, group_size, seed, words, stats);                                      \
+  }                                                                                              \
+  GACT_UNPACK(_##name, T, false)                                                                 \
+  GACT_UNPACK(_again_##name, T, true)
+
+GACT_KERNELS(float32, float)
+GACT_KERNELS(float64, double)
+GACT_KERNELS(float16, gact_graph::Half)
+GACT_KERNELS(bfloat16, gact_graph::BFloat16)

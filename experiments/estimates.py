@@ -1,0 +1,218 @@
+"""What a memory budget predicts beside what is measured, and whether the budget is kept.
+
+``python -m experiments.estimates --models gat,gcn --datasets D/cora.npz,D/flickr_graph.npz --out
+DIR`` estimates each model on each graph, then trains it for some steps in each way, a fresh
+process each, and compares the peaks. ``--budgets`` also has ``wrap(memory=)`` choose under a few
+budgets, in a process that can get no more memory than that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+import gact_graph
+from datasets import load
+from experiments.helpers.cap import ended_by_memory, set_cap
+from experiments.helpers.display import make_console, make_table, say
+from experiments.helpers.errors import ExperimentError
+from experiments.helpers.options import Parser
+from experiments.helpers.origin import origin
+from experiments.helpers.subjects import choose, exit_code, write_json
+from experiments.helpers.summary import dataset_name
+from experiments.helpers.train import seed_everything
+from experiments.models.memory import KINDS
+from gact_graph.api.budget.budget import least_returned
+from gact_graph.support.heap import return_tensors
+from gact_graph.support.peak import PeakMeter
+from gact_graph.support.storage import tensors_in
+
+_STEPS = 4
+_WAYS = "stock,lossless,lossless + blocks,L1 8,L1 4,L1 2,CB2 4"
+HEAD = ("", "way", "predicted, MB", "measured, MB", "off by")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Compare and show; return the exit code as the main job does."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["--child"]:
+        print(json.dumps(_child(json.loads(arguments[1]))))
+        return 0
+    return exit_code("estimates", lambda: _run(arguments))
+
+
+def _run(argv: list[str]) -> None:
+    args = _parse(argv)
+    console = make_console()
+    args.out.mkdir(parents=True, exist_ok=True)
+    pairs: list[dict[str, Any]] = []
+    budgets: list[dict[str, Any]] = []
+    head = {"threads": torch.get_num_threads(), "steps": _STEPS} | origin("estimates", argv)
+    for dataset in args.datasets.split(","):
+        for model in args.models:
+            what = {"model": model, "dataset": dataset, "data_root": args.data_root}
+            say(console, f"{model} on {dataset_name(dataset)}")
+            estimate = _in_process(what | {"task": "estimate"})
+            assert estimate is not None
+            ways = {row["way"]: row for row in estimate["ways"]}
+            for name in args.ways:
+                row = ways[name]
+                found = _in_process(what | {"task": "measure", "way": row})
+                measured = None if found is None else found["peak_bytes"]
+                pairs.append(
+                    {"model": model, "dataset": dataset_name(dataset), "way": name}
+                    | {"predicted": row["peak_bytes"], "measured": measured}
+                )
+            for name in args.budgets:
+                memory = int(ways[name]["peak_bytes"] * 1.05) + (5 << 20)
+                found = _in_process(what | {"task": "budget", "memory": memory})
+                budgets.append(
+                    {"model": model, "dataset": dataset_name(dataset), "memory": memory}
+                    | {"for": name, "chosen": None if found is None else found["way"]}
+                    | {"peak": None if found is None else found["peak_bytes"]}
+                )
+            write_json(args.out / "estimates.json", head | {"pairs": pairs, "budgets": budgets})
+    _show(console, pairs, budgets)
+
+
+def _show(console: Console, pairs: list[dict[str, Any]], budgets: list[dict[str, Any]]) -> None:
+    rows = []
+    off = []
+    for pair in pairs:
+        where = f"{pair['model']} on {pair['dataset']}"
+        cells = [where, pair["way"], f"{pair['predicted'] / 1e6:,.1f}"]
+        if pair["measured"] is None:
+            rows.append((*cells, "does not fit", ""))
+            continue
+        off.append(pair["predicted"] / pair["measured"] - 1)
+        rows.append((*cells, f"{pair['measured'] / 1e6:,.1f}", f"{off[-1]:+.1%}"))
+    console.print(make_table("predicted and measured peaks", HEAD, rows))
+    if off:
+        within = sum(abs(value) <= 0.1 for value in off)
+        worst = max(off, key=abs)
+        say(console, f"{within} of {len(off)} within 10 %, the worst {worst:+.1%}")
+    for one in budgets:
+        kept = "did not fit" if one["peak"] is None else f"peak {one['peak'] / 1e6:,.1f} MB"
+        say(
+            console,
+            f"{one['model']} on {one['dataset']}, {one['memory'] / 1e6:,.1f} MB for {one['for']}: "
+            f"{one['chosen']}, {kept}",
+        )
+
+
+def _in_process(task: dict[str, Any]) -> dict[str, Any] | None:
+    """What a task gave in a fresh process; None if the memory did not suffice.
+
+    Raises:
+        ExperimentError: If the process failed for another reason.
+    """
+    command = [sys.executable, "-m", "experiments.estimates", "--child", json.dumps(task)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+    if ended_by_memory(done.returncode, done.stderr):
+        return None
+    last = (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
+    raise ExperimentError(f"{task['task']} of {task['model']} failed: {last}")
+
+
+def _child(task: dict[str, Any]) -> dict[str, Any]:
+    graph = load(task["dataset"], task["data_root"])
+    kind = KINDS[task["model"]]
+    seed_everything(0)
+    model, inputs = kind.make(graph), kind.inputs(graph)
+    with torch.no_grad():
+        model.eval()(*inputs)  # gives lazily initialised parameters their values
+    model.train()
+    if task["task"] == "estimate":
+        return gact_graph.estimate(model, *inputs).to_dict()
+    if task["task"] == "measure":
+        way = task["way"]
+        return_tensors(least_returned(way["peak_bytes"]))  # as within a budget of that size
+        if way["level"] is not None:
+            blocks = "auto" if way["blocks"] else False
+            options = {"bits": way["bits"], "level": way["level"], "blocks": blocks}
+            gact_graph.wrap(model, **options, min_bytes=0)
+        _warm_up()
+        return {"peak_bytes": max(_train(model, inputs, graph.y, _STEPS))}
+    memory = task["memory"]
+    gact_graph.wrap(model, memory=memory)
+    _choose(model, inputs)
+    set_cap(torch.device("cpu"), memory)
+    peaks = _train(model, inputs, graph.y, _STEPS)
+    return {"peak_bytes": max(peaks), "way": gact_graph.report(model).way}
+
+
+def _choose(model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """The first training call chooses; its graph is dropped."""
+    for output in tensors_in(model(*inputs)):
+        del output
+
+
+def _warm_up() -> None:
+    """What a process does once: kernels are loaded, for message passing too."""
+    x, edges = torch.randn(200, 16), torch.randint(200, (2, 1000))
+    model = gact_graph.wrap(KINDS["gat"].make(_Warm(x)), min_bytes=0)  # type: ignore[arg-type]
+    for _ in range(3):
+        model(x, edges).square().mean().backward()
+
+
+class _Warm:
+    """As much of a graph as a model is made of."""
+
+    num_classes = 3
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+def _train(model: nn.Module, inputs: tuple[Any, ...], y: Tensor, steps: int) -> list[int]:
+    """The peak of each step."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    peaks = []
+    for _ in range(steps):
+        optimizer.zero_grad(set_to_none=True)
+        with PeakMeter(torch.device("cpu")) as meter:
+            losses = [
+                nn.functional.cross_entropy(output, y) for output in tensors_in(model(*inputs))
+            ]
+            torch.stack(losses).sum().backward()
+            del losses
+            optimizer.step()
+        assert meter.peak_bytes is not None
+        peaks.append(meter.peak_bytes)
+    return peaks
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = Parser(prog="python -m experiments.estimates", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--models", default=",".join(KINDS), help="default: all")
+    parser.add_argument("--datasets", default="digits", metavar="D,D", help="default: digits")
+    parser.add_argument("--data-root", default="data", metavar="DIR", help="default: data")
+    parser.add_argument("--ways", default=_WAYS, help=f"default: {_WAYS}")
+    parser.add_argument("--budgets", default="", help="ways for each of which a budget is given")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the results")
+    args = parser.parse_args(argv)
+    args.models = choose("--models", args.models, KINDS)
+    args.ways = [*map(_way, args.ways.split(","))]
+    args.budgets = [*map(_way, filter(None, args.budgets.split(",")))]
+    return args
+
+
+def _way(text: str) -> str:
+    """``L1 4`` on the command line is ``L1, 4 bits`` in the table of an estimate."""
+    level, _, bits = text.rpartition(" ")
+    return f"{level}, {bits} bits" if bits.isdigit() else text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

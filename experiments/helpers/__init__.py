@@ -1,0 +1,1 @@
+"""What the commands of :mod:`experiments` share: training, measuring, results and pictures."""

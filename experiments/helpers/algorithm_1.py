@@ -1,0 +1,69 @@
+r"""How much the noise of one slot moves the gradient, by GACT (ICML 2022), Algorithm 1.
+
+With the gradient :math:`g_0` under seeds :math:`r_1, \dots, r_L` of the slots' noise, and
+:math:`g_1` with :math:`r_l` alone replaced,
+
+.. math::
+    c_l = \tfrac{1}{2} \lVert g_0 - g_1 \rVert^2 / S(b_l).
+
+The library finds the same for all slots at once (:mod:`gact_graph.adaptive.sensitivity`); this is
+what it is compared with. It is also divided by :math:`\lVert g_0 \rVert^2`, which changes no
+allocation and makes values of different steps, or under a scaled loss, comparable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from gact_graph.adaptive.allocator import noise
+from gact_graph.adaptive.replay import Receive
+
+
+def algorithm_1(
+    slots: Iterable[str],
+    bits_of: Callable[[str], int],
+    replay: Callable[[str | None, Receive], None],
+) -> dict[str, float]:
+    """c_l of each slot, relative to the squared length of the gradient.
+
+    Args:
+        slots: Names of quantized slots.
+        bits_of: The width that each has.
+        replay: Runs forward and backward, with another seed for the noise of the slot named, or for
+            none, and hands over the gradients of the parameters.
+
+    Returns:
+        Nothing where the gradient is zero or not finite.
+    """
+    first: dict[int, Tensor] = {}
+    replay(None, first.__setitem__)
+    length = sum(map(_squared, first.values()))
+    if not 0 < length < math.inf:
+        return {}
+    found = {}
+    for slot in slots:
+        distance = _Distance(first)
+        replay(slot, distance.receive)
+        if distance.squared < math.inf and noise(bits_of(slot)):
+            found[slot] = 0.5 * distance.squared / noise(bits_of(slot)) / length
+    return found
+
+
+class _Distance:
+    """Sums up how far gradients are from the first ones, without holding them."""
+
+    def __init__(self, first: Mapping[int, Tensor]) -> None:
+        self._first = first
+        self.squared = 0.0
+
+    def receive(self, place: int, gradient: Tensor) -> None:
+        self.squared += _squared(self._first[place] - gradient)
+
+
+def _squared(gradient: Tensor) -> float:
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2

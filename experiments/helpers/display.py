@@ -1,0 +1,91 @@
+"""What the main job shows on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from datasets.memory import format_bytes
+from experiments.helpers import summary
+from experiments.helpers.results import Results
+from experiments.helpers.train import Progress
+
+_LOG_WIDTH = 100  # columns, where the output is a file or a pipe and has none of its own
+
+
+def make_console() -> Console:
+    """Return a console on standard output, as wide as the terminal."""
+    return Console(width=None if sys.stdout.isatty() else _LOG_WIDTH, highlight=False)
+
+
+def say(console: Console, text: str) -> None:
+    """Print one line as it is: no markup (a path may hold brackets), no break inside it."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+class SeedProgress:
+    """One bar a seed, with loss, validation score and the peak of memory so far."""
+
+    def __init__(self, console: Console, epochs: int) -> None:
+        self._epochs = epochs
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+
+    def __enter__(self) -> SeedProgress:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def follow(self, seed: int) -> Callable[[Progress], None]:
+        """Start a seed's bar; return what moves it."""
+        bar = self._bars.add_task(f"seed {seed}", total=self._epochs, state="")
+
+        def show(progress: Progress) -> None:
+            peak = progress.peak_bytes
+            state = f"loss {progress.loss:.4f}  val {100 * progress.val_score:.2f} %"
+            if peak is not None:
+                state += f"  memory {format_bytes(peak)}"
+            self._bars.update(bar, completed=progress.epoch, state=state)
+
+        return show
+
+
+def show_result(console: Console, results: Results, report: Any) -> None:
+    """Print the result over the seeds, and the library's report of where the memory went."""
+    rows = summary.table(results)
+    console.print(make_table(summary.title(results.config), ("", "over the seeds"), rows))
+    if report is not None:
+        console.print(report)
+    else:
+        say(console, "Nothing was trained now; where the memory went is in report.md.")
+
+
+def make_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table whose first column is text and the others numbers."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for number, name in enumerate(head):
+        table.add_column(name, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table

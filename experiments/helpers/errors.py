@@ -1,0 +1,25 @@
+"""What ends the main job without a traceback: one line for the user, and an exit code."""
+
+from __future__ import annotations
+
+
+class ExperimentError(Exception):
+    """A cause the user can do something about; the text is one line and names the way out."""
+
+    exit_code = 1
+
+
+class UsageError(ExperimentError):
+    """A flag that cannot be served."""
+
+    exit_code = 2
+
+
+class ResultsError(ExperimentError):
+    """The folder of ``--out`` cannot be used, or holds something else."""
+
+
+class LockedError(ResultsError):
+    """Another job works in the folder of ``--out``."""
+
+    exit_code = 2

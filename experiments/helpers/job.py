@@ -1,0 +1,109 @@
+"""All seeds of one configuration: train what is missing, keep what is done."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+
+from experiments.helpers import plot
+from experiments.helpers.data import NodeTask
+from experiments.helpers.display import SeedProgress, say
+from experiments.helpers.folder import hold_folder
+from experiments.helpers.markdown import write_report
+from experiments.helpers.results import Results, open_results
+from experiments.helpers.train import Setup, train
+
+if TYPE_CHECKING:
+    from datasets import Graph
+
+
+@dataclass(frozen=True)
+class Job:
+    """One configuration and the seeds asked for.
+
+    Attributes:
+        setup: Model, recipe, and how its contexts are kept.
+        dataset: As ``--dataset`` has it.
+        graph: What was loaded for it.
+        task: What :func:`experiments.helpers.data.prepare` made of the graph.
+        seeds: Seeds to run.
+        out: Where results are kept; ``None`` keeps them in memory only.
+    """
+
+    setup: Setup
+    dataset: str
+    graph: Graph
+    task: NodeTask
+    seeds: tuple[int, ...]
+    out: Path | None
+
+
+def configuration(job: Job) -> dict[str, Any]:
+    """Return whatever changes a run's numbers, flat and JSON-ready; seeds stay out."""
+    dataset, graph, device = job.dataset, job.graph, job.task.x.device
+    return {
+        "model": job.setup.model,
+        # One file, one name, from whichever folder it is asked for.
+        "dataset": str(Path(dataset).resolve()) if dataset.endswith(".npz") else dataset,
+        # The name does not tell whether the file behind it is still the same graph.
+        "nodes": graph.num_nodes,
+        "edges": graph.num_edges,
+        "features": graph.x.size(1),
+        "classes": graph.num_classes,
+        "multi_label": graph.multi_label,
+        "level": job.setup.level,
+        "bits": job.setup.bits,
+        "adaptive": job.setup.adaptive,
+        "blocks": job.setup.blocks,
+        "memory": job.setup.memory,
+        **asdict(job.setup.recipe),
+        "device": device.type,
+        # Sums over threads come in another order with another number of them.
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
+    }
+
+
+def run(job: Job, console: Console) -> tuple[Results, Any]:
+    """Train the seeds that are not there yet, and write everything after each.
+
+    Returns:
+        The results, and the library's memory report of the last seed trained (``None`` where
+        every seed was there already).
+
+    Raises:
+        ExperimentError: If the results' folder cannot be used, another job works in it, or
+            matplotlib is missing.
+    """
+    if job.out is None:
+        return _run(job, console)
+    plot.require_matplotlib()
+    with hold_folder(job.out, lambda text: say(console, text)):
+        return _run(job, console)
+
+
+def _run(job: Job, console: Console) -> tuple[Results, Any]:
+    results = open_results(job.out, configuration(job))
+    missing = [seed for seed in job.seeds if seed not in results.seeds]
+    done = len(job.seeds) - len(missing)
+    if done:
+        say(console, f"{done} of {len(job.seeds)} seeds are in {job.out} already.")
+    report = None
+    with SeedProgress(console, job.setup.recipe.epochs) as progress:
+        for seed in missing:
+            outcome = train(job.task, job.setup, seed, progress.follow(seed))
+            report = outcome.report
+            results.add(outcome.record)
+            if job.out is not None:
+                # First, for the two others follow from it.
+                results.write(job.out)
+                write_report(results, job.out)
+                plot.plot_curves(results, job.out)
+    if job.out is not None and not missing:
+        # The last start may have ended between result.json and these.
+        write_report(results, job.out)
+        plot.plot_curves(results, job.out)
+    return results, report

@@ -1,0 +1,184 @@
+"""Train one model with one seed, full batch, and tell how it went."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gact_graph
+from experiments.helpers.data import NodeTask
+from experiments.helpers.recipes import Recipe
+from experiments.models import build
+from gact_graph.support.peak import PeakMeter
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How to train: a model, its recipe, and what becomes of its saved contexts.
+
+    Attributes:
+        model: ``"gcn"``, ``"gat"`` or ``"gcnii"``.
+        recipe: Hyperparameters.
+        bits: Bits of an element of a quantized context; 32 keeps it as it is.
+        level: gact_graph's level.
+        adaptive: Whether bits are spent by sensitivity; else all contexts have the same.
+        blocks: As :func:`gact_graph.wrap` takes it.
+        memory: A budget in bytes that chooses bits, level and blocks; None: those above.
+    """
+
+    model: str
+    recipe: Recipe
+    bits: int
+    level: str
+    adaptive: bool = False
+    blocks: int | str | None = None
+    memory: int | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What :func:`gact_graph.wrap` is called with."""
+        shared: dict[str, Any] = {"adaptive": self.adaptive}
+        if self.memory is not None:
+            return shared | {"memory": self.memory}
+        own = {"bits": self.bits, "level": self.level, "blocks": self.blocks, "min_bytes": 0}
+        return shared | own
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One epoch, as the progress bar shows it; ``peak_bytes`` is the peak so far."""
+
+    epoch: int
+    loss: float
+    val_score: float
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one seed gave: a JSON-ready record, and the library's own memory report."""
+
+    record: dict[str, Any]
+    report: Any
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's generators, on every device."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def score(logits: Tensor, y: Tensor) -> float:
+    """Accuracy, or micro-F1 where ``y`` is [n, C] of 0 and 1; both in [0, 1].
+
+    Shapes:
+        - **input**: logits [n, C] float; y [n] int64 or [n, C] float
+    """
+    if y.dim() == 1:
+        return float((logits.argmax(dim=-1) == y).double().mean())
+    predicted, actual = logits > 0, y > 0
+    hits = int((predicted & actual).sum())
+    total = int(predicted.sum()) + int(actual.sum())
+    return 2 * hits / total if total else 0.0
+
+
+def train(
+    task: NodeTask, setup: Setup, seed: int, on_epoch: Callable[[Progress], None] | None = None
+) -> Outcome:
+    """Train with Adam and keep the test score of the epoch that was best on validation.
+
+    The record holds ``seed``, ``test_score`` and ``val_score`` (in [0, 1]), ``best_epoch`` (from
+    1), ``rate``, ``raw_bytes``, ``stored_bytes`` and ``average_bits`` of the saved contexts,
+    ``contexts`` (one dict a context), ``peak_bytes`` (see
+    :class:`gact_graph.support.peak.PeakMeter`), ``epoch_seconds`` (median time of a training step:
+    forward, backward, update; without the evaluation), ``train_seconds`` (all of these steps
+    together, with what measuring took in them), ``passes`` (forwards with their backwards that
+    measuring took), and the curves ``loss`` and
+    ``val_curve``, one value an epoch.
+    """
+    seed_everything(seed)
+    device = task.x.device
+    with PeakMeter(device) as meter:
+        model = build(setup.model, setup.recipe, task.x.size(1), task.num_classes).to(device)
+        gact_graph.wrap(model, **setup.options, seed=seed)
+        optimizer = torch.optim.Adam(
+            model.parameters(), lr=setup.recipe.lr, weight_decay=setup.recipe.weight_decay
+        )
+        losses: list[float] = []
+        scores: list[tuple[float, float]] = []  # validation, test
+        seconds: list[float] = []
+        for epoch in range(1, setup.recipe.epochs + 1):
+            start = time.perf_counter()
+            # .item() waits for the device, so the clock sees all of the step's work.
+            losses.append(training_step(model, optimizer, task).item())
+            synchronize(device)
+            seconds.append(time.perf_counter() - start)
+            scores.append(_evaluate(model, task))
+            if on_epoch is not None:
+                on_epoch(Progress(epoch, losses[-1], scores[-1][0], meter.peak_bytes))
+    # max() keeps the first of equals: the earliest of the best epochs.
+    best = max(range(len(scores)), key=lambda epoch: scores[epoch][0])
+    report = gact_graph.report(model)
+    memory = report.to_dict()
+    record = {
+        "seed": seed,
+        "test_score": scores[best][1],
+        "val_score": scores[best][0],
+        "best_epoch": best + 1,
+        "rate": memory["rate"],
+        "raw_bytes": memory["raw_bytes"],
+        "stored_bytes": memory["stored_bytes"],
+        "average_bits": memory["average_bits"],
+        "peak_bytes": meter.peak_bytes,
+        "epoch_seconds": statistics.median(seconds),
+        "train_seconds": sum(seconds),
+        "passes": memory["passes"],
+        "loss": losses,
+        "val_curve": [val for val, _ in scores],
+        "contexts": memory["contexts"],
+    }
+    return Outcome(record, report)
+
+
+def training_step(model: nn.Module, optimizer: torch.optim.Optimizer, task: NodeTask) -> Tensor:
+    """Forward, backward and update on the whole graph; return the loss, a detached scalar."""
+    model.train()
+    optimizer.zero_grad(set_to_none=True)
+    loss = training_loss(model(task.x, task.adjacency), task)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def training_loss(output: Tensor, task: NodeTask) -> Tensor:
+    """The loss of the training nodes, a scalar, from the model's output [N, C]."""
+    logits, y = output[task.train_idx], task.y[task.train_idx]
+    if task.multi_label:
+        return F.binary_cross_entropy_with_logits(logits, y)
+    return F.cross_entropy(logits, y)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all it was asked; a CPU has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@torch.no_grad()
+def _evaluate(model: nn.Module, task: NodeTask) -> tuple[float, float]:
+    model.eval()
+    logits = model(task.x, task.adjacency)
+    return (
+        score(logits[task.val_idx], task.y[task.val_idx]),
+        score(logits[task.test_idx], task.y[task.test_idx]),
+    )

@@ -1,0 +1,13 @@
+"""Bits for each slot: measured, decided, and measured once more while training goes on.
+
+In the order in which they serve one measurement:
+
+- ``adaptation``: when to measure.
+- ``replay``: a recorded forward, which can run once more and leaves no trace.
+- ``sensitivity``, ``tangents``: how much the noise of each slot moves the gradient.
+- ``allocator``: the integer program that turns sensitivities into bits.
+- ``scheme``: the bits in force, and all that was measured.
+- ``state_checks``: whether a saved state can be loaded.
+
+Not here: code that encodes, or that knows a kind of layer.
+"""

@@ -1,0 +1,269 @@
+"""When sensitivities are measured: as soon as possible, and once more at each interval."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from gact_graph.adaptive.replay import CannotReplay, Forward, Recording
+from gact_graph.adaptive.scheme import Scheme
+from gact_graph.adaptive.sensitivity import Measured, Measurement, Open
+from gact_graph.adaptive.state_checks import check_count, check_keys
+from gact_graph.support.progress import telling
+from gact_graph.support.warn import warn
+
+_ENOUGH = 3
+"""Failures in a row after which no forward is recorded, until other parameters learn."""
+
+_REMEMBERED = 8
+"""Sets of learning parameters whose bits are remembered."""
+
+ALARM = 0.5
+"""A warning is given once if the variance that compression adds is more than this share of the
+gradient's mean square, and so more than the gradient and all its other variance together."""
+
+_EARLY = 32
+"""This forward is measured although the first interval has not ended: sensitivities change fast
+when training begins."""
+
+_MEASURING = "measuring which tensors need more bits (a step runs again)"
+
+
+@dataclass
+class _Pending:
+    """What waits to be measured, and what came of the last attempts.
+
+    Attributes:
+        recording: A forward, ready once its backward has run.
+        measurement: A measurement of which one half is done.
+        wait: Nothing is measured before this forward.
+        failures: Forwards in a row that could not be run again.
+        blanks: Measurements in a row whose gradient was zero or not finite.
+    """
+
+    recording: Recording | None = None
+    measurement: Measurement | None = None
+    wait: int = 0
+    failures: int = 0
+    blanks: int = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is something to measure."""
+        recorded = self.recording is not None and self.recording.ready
+        return recorded or self.measurement is not None
+
+
+class Adaptation:
+    """Finds the bits of one model's slots from replays of its forwards.
+
+    Args:
+        scheme: Gets what is measured.
+        interval: Forwards from one measurement to the next.
+
+    Attributes:
+        scheme: The same.
+        passes: What measuring has cost so far: a forward and a backward are one pass, and so are a
+            forward alone, or a backward and what its operations run once more.
+    """
+
+    def __init__(self, scheme: Scheme, interval: int) -> None:
+        self.scheme = scheme
+        self.passes = 0
+        self._interval = interval
+        self._forwards = 0
+        self._pending = _Pending()
+        self._complained: set[str] = set()
+        self._alarmed = False
+        self._learns: tuple[bool, ...] | None = None
+        # By which parameters learn: the scheme's state, and what is pending.
+        self._others: dict[tuple[bool, ...], tuple[dict[str, Any], _Pending]] = {}
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to measure."""
+        return self._pending.is_ready
+
+    def measure(self, model: nn.Module, forward: Forward, open_session: Open) -> None:
+        """Runs one half of a measurement, where a recording is ready: each call runs one half.
+
+        If a forward raises an exception when it is run again, training goes on.
+
+        Args:
+            model: The model.
+            forward: Gives the model's own forward, or that of a replica.
+            open_session: Opens the session of a forward that is run again.
+        """
+        self._see_what_learns(model)
+        pending = self._pending
+        if not pending.is_ready:
+            return
+        measurement, is_new = pending.measurement, pending.measurement is None
+        pending.measurement = None
+        if measurement is None:
+            assert pending.recording is not None
+            measurement = Measurement(pending.recording, open_session, seed=self.passes)
+            pending.recording = None
+        if not measurement.recording.is_of(model):
+            return
+        if not measurement.recording.unchanged:
+            self._fail("its inputs were changed in place since")
+            return
+        try:
+            if is_new:
+                self.passes += 1
+                with telling(f"{_MEASURING}, part 1 of 2"):
+                    measurement.run_moved(forward)
+                pending.measurement = measurement
+                return
+            self.passes += 2
+            with telling(f"{_MEASURING}, part 2 of 2"):
+                measured = measurement.run_as_it_was(forward)
+        except Exception as error:  # of any kind, for the code that runs is the user's
+            self._fail(f"that raised {type(error).__name__}: {error}".splitlines()[0][:300])
+            return
+        self._take(measured)
+
+    def _take(self, measured: Measured | None) -> None:
+        """Takes a measurement in; None is one whose gradient was zero or not finite."""
+        pending = self._pending
+        pending.failures = 0
+        if measured is not None:
+            pending.blanks = 0
+            self.scheme.measure(measured.sensitivities, measured.error, measured.explained)
+            self._warn_if_noise_dominates()
+            return
+        pending.wait = self._forwards + self._interval
+        pending.blanks += 1
+        if pending.blanks == _ENOUGH:
+            self._complain(
+                f"in {_ENOUGH} steps the gradient was zero or not finite. Look for NaN or infinity "
+                "in the loss and, if there is none without gact_graph, take more bits"
+            )
+
+    def record(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Recording | None:
+        """Called when a forward starts.
+
+        Returns:
+            What to pass to :meth:`watch` when it has ended; None where no measurement is due.
+        """
+        self._see_what_learns(model)
+        self._forwards += 1
+        if not self._is_due or any(is_lazy(p) for p in model.parameters()):
+            return None
+        try:
+            return Recording(model, args, kwargs)
+        except CannotReplay as reason:
+            self._fail(str(reason))
+            return None
+
+    @property
+    def _is_due(self) -> bool:
+        pending = self._pending
+        early = self._forwards == min(_EARLY, self._interval)
+        due = early or self._forwards % self._interval == 0 or not self.scheme.measured
+        held_up = self._forwards < pending.wait or pending.failures >= _ENOUGH
+        return due and not held_up and pending.measurement is None
+
+    def watch(self, recording: Recording, output: Any) -> None:
+        """Called when that forward has ended.
+
+        Args:
+            recording: What :meth:`record` gave.
+            output: What the forward gave.
+        """
+        try:
+            recording.watch(output)
+        except CannotReplay as reason:
+            self._fail(str(reason))
+            return
+        self._pending.recording = recording
+
+    def _see_what_learns(self, model: nn.Module) -> None:
+        """Changes to the bits of the parameters that learn now.
+
+        The noise of a frozen layer moves no gradient, so each set of learning parameters has bits
+        of its own, which start at the average. The last few sets are remembered, with what waits
+        to be measured, because layers may learn in turns.
+        """
+        learns = tuple(p.requires_grad for p in model.parameters())
+        if self._learns is not None and learns != self._learns:
+            state = self.scheme.state_dict()
+            self._others[self._learns] = state, self._pending
+            if len(self._others) > _REMEMBERED:
+                del self._others[next(iter(self._others))]
+            nothing = {"sizes": {}, "sensitivities": {}, "bits": {}, "least": state["least"]}
+            new = nothing, _Pending(wait=self._forwards)
+            state, self._pending = self._others.pop(learns, new)
+            self.scheme.load_state_dict(state)
+        self._learns = learns
+
+    def state_dict(self) -> dict[str, int]:
+        """Counters, so that a resumed run measures when this one would."""
+        return {"forwards": self._forwards, "passes": self.passes}
+
+    @staticmethod
+    def check_state(path: str, state: object) -> None:
+        """Raises TypeError or ValueError unless :meth:`load_state_dict` can take ``state``.
+
+        Args:
+            path: What to call the state in a message.
+            state: Anything.
+        """
+        keys = ("forwards", "passes")
+        check_keys(path, state, keys, ("turn",))  # which version 0.6.0 saved
+        assert isinstance(state, Mapping)
+        for key in keys:
+            check_count(f"{path}[{key!r}]", state[key])
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Takes over what :meth:`state_dict` gave and :meth:`check_state` has passed.
+
+        What waits to be measured is dropped.
+        """
+        self._forwards, self.passes = state["forwards"], state["passes"]
+        self._learns = None
+        self._pending = _Pending()
+        self._others.clear()
+
+    def _warn_if_noise_dominates(self) -> None:
+        """The alarm of the paper's section 4.2."""
+        ratio = self.scheme.variance_ratio
+        if self._alarmed or ratio is None or ratio <= ALARM:
+            return
+        self._alarmed = True
+        cure = self.scheme.cure(ALARM / 2)
+        advice = "level='lossless'" if cure is None else f"bits={cure:g}"
+        warn(
+            f"The noise of compression dominates the gradient: its variance is {ratio:.2g} of the "
+            "gradient's mean square, which has it in it. Most of it comes from "
+            f"{', '.join(self.scheme.worst())}. "
+            f"Take more bits: by what was measured, {advice} brings it below {ALARM / 2:g}.",
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        pending = self._pending
+        return vars(self) | {
+            "_pending": replace(pending, recording=None, measurement=None),
+            "_others": {},
+        }
+
+    def _fail(self, reason: str) -> None:
+        self._pending.failures += 1
+        self._complain(f"a forward cannot be run again: {reason}")
+
+    def _complain(self, reason: str) -> None:
+        if reason in self._complained or len(self._complained) == _ENOUGH:
+            return
+        self._complained.add(reason)
+        warn(
+            f"gact_graph could not measure which tensors need more bits, because {reason}. "
+            "Training goes on and the bits stay as they are; adaptive=False asks for the same "
+            "bits everywhere, and measures nothing.",
+        )

@@ -1,0 +1,232 @@
+"""A smaller graph with the proportions of the given one, to see how memory grows with its size.
+
+A tensor of a step is as long as the nodes, as the edges, or as neither. In a graph with a share of
+the nodes and of the edges, the first two are shorter by that share: what two such graphs take tells
+what the whole one takes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.typing import SparseTensor
+
+_ANY: Final = ("", "", "")
+"""The key of what is under no type of edges; its ends are of the nodes without a type, ``""``."""
+
+_Key = str | tuple[str, str, str]
+
+
+class CannotShrink(Exception):
+    """No smaller graph can be made of the inputs; the message says why."""
+
+
+@dataclass(frozen=True)
+class GraphSize:
+    """How large a graph is: all types of nodes and of edges together."""
+
+    nodes: int
+    edges: int
+
+
+class Miniature:
+    """The inputs of a model, and how to make them smaller.
+
+    Nodes are the first ones; for more than there are, they repeat. Edges are spread evenly over the
+    given ones, and their ends are folded into the nodes that are left, so that degrees stay. Inputs
+    by type may come in dicts, under types of nodes and triples of types, or as ``HeteroData``.
+
+    Args:
+        args: Of a call of the model.
+        kwargs: Of that call.
+
+    Attributes:
+        size: Of the graph in the inputs.
+
+    Raises:
+        CannotShrink: There is no graph in the inputs.
+    """
+
+    def __init__(self, args: Any, kwargs: Any) -> None:
+        self._inputs = (args, kwargs)
+        self._edges: dict[_Key, int] = {}
+        self._nodes: dict[_Key, int] = {}
+        self._types = {kind for key in _triples(self._inputs) for kind in (key[0], key[2])}
+        found = [*self._tensors(self._inputs, "")]
+        for key, tensor in found:
+            if is_edges(tensor):
+                self._see_edges(_ANY if isinstance(key, str) else key, tensor)
+        if not self._edges:
+            raise CannotShrink("no edge_index and no sparse matrix among the inputs")
+        for key, tensor in found:
+            if isinstance(key, str) and not is_edges(tensor) and tensor.dim():
+                self._see_nodes(key, tensor)
+        self.size = GraphSize(sum(self._nodes.values()), sum(self._edges.values()))
+
+    def shrunk(self, nodes: float, edges: float) -> tuple[Any, Any]:
+        """The inputs with these shares of the nodes and of the edges."""
+        result: tuple[Any, Any] = self._map(self._inputs, "", nodes, edges)
+        return result
+
+    def _see_edges(self, key: tuple[str, str, str], edges: Any) -> None:
+        self._edges[key] = max(self._edges.get(key, 0), _count(edges))
+        for kind, least in zip((key[0], key[2]), _ends(edges), strict=True):
+            self._nodes[kind] = max(self._nodes.get(kind, 0), least)
+
+    def _see_nodes(self, kind: str, tensor: Tensor) -> None:
+        # Without types, nodes are told from edges by their number.
+        length, least = tensor.size(0), self._nodes.get(kind, 0)
+        alike = kind == "" and length in self._edges.values()
+        if tensor.is_floating_point() and length >= least and not alike:
+            self._nodes[kind] = length
+
+    def _tensors(self, value: Any, key: _Key) -> Iterator[tuple[_Key, Any]]:
+        if isinstance(value, (Tensor, SparseTensor)):
+            yield key, value
+        elif isinstance(value, (Data, HeteroData)):
+            for store in value.stores:
+                for inside in store.values():
+                    yield from self._tensors(inside, _key_of(store))
+        elif isinstance(value, Mapping):
+            for name, inside in value.items():
+                yield from self._tensors(inside, self._under(name, key))
+        elif isinstance(value, (list, tuple)):
+            for inside in value:
+                yield from self._tensors(inside, key)
+
+    def _under(self, name: Any, outer: _Key) -> _Key:
+        """The key of what a mapping has under a name."""
+        found: _Key = name if _is_triple(name) or name in self._types else outer
+        return found
+
+    def _map(self, value: Any, key: _Key, nodes: float, edges: float) -> Any:
+        if isinstance(value, (Tensor, SparseTensor)):
+            return self._resized(value, key, nodes, edges)
+        if isinstance(value, (Data, HeteroData)):
+            small = copy.copy(value)
+            for store in small.stores:
+                for name, inside in [*store.items()]:
+                    store[name] = self._map(inside, _key_of(store), nodes, edges)
+            return small
+        if isinstance(value, Mapping):
+            return {
+                name: self._map(inside, self._under(name, key), nodes, edges)
+                for name, inside in value.items()
+            }
+        if isinstance(value, (list, tuple)):
+            made = [self._map(inside, key, nodes, edges) for inside in value]
+            return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+        return value
+
+    def _resized(self, tensor: Any, key: _Key, nodes: float, edges: float) -> Any:
+        if is_edges(tensor):
+            kinds = _ANY if isinstance(key, str) else key
+            ends = [_share(self._nodes[kind], nodes) for kind in (kinds[0], kinds[2])]
+            return _fewer_edges(tensor, edges, *ends)
+        if not tensor.dim():
+            return tensor
+        length = tensor.size(0)
+        if isinstance(key, str) and length == self._nodes.get(key):
+            return tensor.index_select(0, _repeated(tensor, _share(length, nodes)))
+        counts = self._edges.values() if isinstance(key, str) else (self._edges.get(key),)
+        if length in counts:
+            return tensor.index_select(0, _spread(length, _share(length, edges), tensor.device))
+        return tensor
+
+
+def is_edges(value: Any) -> bool:
+    """Whether a value is an ``edge_index`` [2, E] or a sparse matrix."""
+    if isinstance(value, SparseTensor) or value.layout != torch.strided:
+        return True
+    indices = not value.is_floating_point() and value.dtype != torch.bool
+    return indices and value.dim() == 2 and value.size(0) == 2
+
+
+def _triples(value: Any) -> Iterator[tuple[str, str, str]]:
+    """The types of edges."""
+    if isinstance(value, HeteroData):
+        yield from value.edge_types
+    elif isinstance(value, Mapping):
+        for name, inside in value.items():
+            if _is_triple(name):
+                yield name
+            yield from _triples(inside)
+    elif isinstance(value, (list, tuple)):
+        for inside in value:
+            yield from _triples(inside)
+
+
+def _is_triple(name: Any) -> bool:
+    return isinstance(name, tuple) and len(name) == 3
+
+
+def _key_of(store: Any) -> _Key:
+    found: _Key = getattr(store, "_key", None) or ""
+    return found
+
+
+def _count(edges: Any) -> int:
+    if isinstance(edges, SparseTensor):
+        return int(edges.nnz())
+    if edges.layout == torch.strided:
+        return int(edges.size(1))
+    return int(edges._nnz())
+
+
+def _ends(edges: Any) -> tuple[int, int]:
+    """How many source and destination nodes there are at least."""
+    if isinstance(edges, SparseTensor) or edges.layout != torch.strided:
+        return int(edges.size(1)), int(edges.size(0))
+    if not edges.numel():
+        return 0, 0
+    source, destination = edges.amax(dim=1).tolist()
+    return source + 1, destination + 1
+
+
+def _share(count: int, share: float) -> int:
+    return max(1, round(count * share))
+
+
+def _spread(length: int, count: int, device: torch.device) -> Tensor:
+    """``count`` places, spread evenly over ``length``; each several times if there are fewer."""
+    return torch.arange(count, device=device) * length // count
+
+
+def _repeated(tensor: Tensor, count: int) -> Tensor:
+    return torch.arange(count, device=tensor.device) % tensor.size(0)
+
+
+def _fewer_edges(edges: Any, share: float, sources: int, destinations: int) -> Any:
+    """Edges or a sparse matrix with a share of the entries, between so many nodes."""
+    count = _share(_count(edges), share)
+    if isinstance(edges, SparseTensor):
+        row, col, value = edges.coo()
+        chosen = _spread(row.numel(), count, row.device)
+        return SparseTensor(
+            row=row[chosen] % destinations,
+            col=col[chosen] % sources,
+            value=None if value is None else value[chosen],
+            sparse_sizes=(destinations, sources),
+        )
+    if edges.layout == torch.strided:
+        chosen = edges.index_select(1, _spread(edges.size(1), count, edges.device))
+        return chosen % torch.tensor([[sources], [destinations]], device=edges.device)
+    whole = edges.to_sparse_coo().coalesce()
+    chosen = _spread(whole._nnz(), count, whole.device)
+    indices = whole.indices()[:, chosen] % torch.tensor(
+        [[destinations], [sources]], device=whole.device
+    )
+    small = torch.sparse_coo_tensor(
+        indices, whole.values()[chosen], (destinations, sources), check_invariants=False
+    )
+    if edges.layout == torch.sparse_csr:
+        return small.coalesce().to_sparse_csr()
+    if edges.layout == torch.sparse_csc:
+        return small.coalesce().to_sparse_csc()
+    return small.coalesce()

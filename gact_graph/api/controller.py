@@ -1,0 +1,318 @@
+"""One controller for each wrapped model: it opens a session for each training forward."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from gact_graph.adaptive.replay import Forward
+from gact_graph.api.followed import Followed
+from gact_graph.api.report import Report
+from gact_graph.api.step import Step
+from gact_graph.capture import module_hooks
+from gact_graph.capture.config import Config
+from gact_graph.capture.noise import Noise
+from gact_graph.capture.session import Session
+from gact_graph.capture.uncompressed import Counted
+from gact_graph.codecs.compared import Widths
+from gact_graph.codecs.offload.streams import CudaStreams
+from gact_graph.codecs.offload.swap import Swap, Swapping
+from gact_graph.layers.blocks.layers import Blocks
+from gact_graph.layers.recompute import layers as recompute
+from gact_graph.support import current
+from gact_graph.support.advising import Advise
+from gact_graph.support.heap import give_back
+from gact_graph.support.rows import NOT_MADE, Row
+from gact_graph.support.warn import warn
+
+
+class Controller:
+    """The state of one wrapped model: settings, seed counter, last report, hooks.
+
+    Several threads may run the model at once: each call has a session of its own, and what they
+    share is changed under a lock, measuring too. The report is that of the call that ended last.
+
+    It holds no reference to the model, and tensors only while a forward waits to be measured; so it
+    is copied and pickled with the model.
+
+    Attributes:
+        config: The settings.
+        idle: Whether the model runs as it is, nothing being compressed.
+        followed: The methods that are followed, by their full names.
+        forward: The model's own forward among them.
+        forwards: How many calls were compressed: part of the noise's seed.
+    """
+
+    def __init__(self, config: Config, model: nn.Module) -> None:
+        self.owner = current.Owner()
+        self.forwards = 0
+        self.followed: dict[str, Followed] = {}
+        self._lock = threading.RLock()
+        self._warned = False
+        self._handles: list[Any] = []
+        self._set_up(config)
+        self.forward = self.follow("forward")
+        self._attach_to(model)
+
+    def _set_up(self, config: Config) -> None:
+        self.config = config
+        self.idle = False
+        self.report = Report(empty=True)
+        self.swapping = Swapping(CudaStreams()) if config.swap else None
+        self._step = Step(config)
+        size, layers = config.block_size, self._step.layers
+        self.blocks = (
+            None
+            if size is None
+            else Blocks(self.owner, layers, size, config.quantize, self._min_bytes)
+        )
+
+    def configure(self, config: Config | None, model: nn.Module) -> None:
+        """Takes other settings, between two steps. What was measured is forgotten.
+
+        Args:
+            config: The settings; None: the model runs as it is, and ``idle`` is set.
+            model: The wrapped model.
+        """
+        with self._lock:
+            self.remove_hooks()
+            self._set_up(self.config if config is None else config)
+            self.idle = config is None
+            for method in self.followed:
+                self.follow(method)
+            self.forward = self.followed["forward"]
+            if not self.idle:
+                self._attach_to(model)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock = threading.RLock()
+
+    def follow(self, method: str) -> Followed:
+        """Starts to follow a method, by its full name."""
+        self.followed[method] = Followed.under(self.config)
+        return self.followed[method]
+
+    @property
+    def session(self) -> current.Capture | None:
+        """The session of this model that captures on this thread."""
+        return current.session_of(self.owner)
+
+    def warn_of_compiler(self) -> None:
+        """Says once that a forward which was to be compiled is not."""
+        if not self._warned:
+            self._warned = True
+            warn(
+                "A wrapped model was compiled: its training forwards are compressed and run "
+                "uncompiled. To have both, compile first and wrap what that gives: "
+                "gact_graph.wrap(torch.compile(model))."
+            )
+
+    # Hooks on the submodules.
+
+    def _attach_to(self, model: nn.Module) -> None:
+        try:
+            self._attach(model)
+        except BaseException:
+            self.remove_hooks()
+            raise
+
+    def _attach(self, model: nn.Module, only: Container[nn.Module] | None = None) -> None:
+        # One by one: what fails halfway is removed again.
+        for handle in module_hooks.attach(self.owner, model, only):
+            self._handles.append(handle)
+        if self.blocks is not None:
+            for layer in self.blocks.attach(model, only):
+                self._handles.append(layer)
+        if self.config.recompute:
+            blocks, layers = self.blocks is not None, self._step.layers
+            for recomputed in recompute.attach(self.owner, layers, model, blocks, only):
+                self._handles.append(recomputed)
+
+    def remove_hooks(self) -> None:
+        """Takes the hooks off the submodules."""
+        for handle in reversed(self._handles):
+            handle.remove()
+        self._handles.clear()
+
+    # One call of a method that is followed.
+
+    def run(
+        self,
+        method: str,
+        module: nn.Module,
+        original: Forward,
+        args: Any,
+        kwargs: Any,
+        advise: Advise | None = None,
+    ) -> Any:
+        """Calls a method in training: compressed, or left alone where the last call saved little.
+
+        Args:
+            method: The method's full name, as it is followed.
+            module: The module that has it.
+            original: Gives the method that was there before, as that of the module or a replica.
+            args: Of the call.
+            kwargs: Of the call.
+            advise: Tells what to do where the step runs out of memory.
+
+        Returns:
+            What the method returns.
+        """
+        self.measure(module, original, method)
+        followed, forward = self.followed[method], original(module)
+        if followed.is_small(self._min_bytes):
+            return self._run_uncompressed(method, module, forward, args, kwargs)
+        recording = None
+        if followed.adaptation is not None and followed.is_large(self._min_bytes):
+            with self._lock:
+                recording = followed.adaptation.record(module, args, kwargs)
+        with self._capturing(method, module, (args, kwargs), advise) as session:
+            output = session.run(forward, args, kwargs)
+        if recording is not None and followed.adaptation is not None:
+            with self._lock:
+                followed.adaptation.watch(recording, output)
+        return output
+
+    @contextmanager
+    def capturing(self, model: nn.Module) -> Iterator[None]:
+        """Compresses what autograd saves meanwhile, whichever parts of the model are called."""
+        with self._capturing("forward", model, None):
+            yield
+
+    @contextmanager
+    def _capturing(
+        self, method: str, model: nn.Module, inputs: Any, advise: Advise | None = None
+    ) -> Iterator[Session]:
+        """Compresses what autograd saves inside, and reports if it ends without an exception."""
+        followed = self.followed[method]
+        self.owner.followed = True
+        with self._lock:
+            if "." not in method:  # of the model itself
+                later = module_hooks.without_hooks(self.owner, model)
+                if later:
+                    self._attach(model, later)
+            is_large = followed.is_large(self._min_bytes)
+            spare = 0 if is_large else self._min_bytes
+            session = self._session(model, inputs, followed, spare=spare, advise=advise)
+            self._start(method)
+        first = next(model.parameters(), None)  # replicas of DataParallel have none
+        if self.config.quantize and first is not None:
+            give_back(first.device)
+        with session.capturing():
+            part = method.rpartition(".")[0]
+            if part:
+                session.trace.enter(part)
+            yield session
+        with self._lock:
+            followed.scheme.see(session.rows)
+            for row in session.rows:
+                row.sensitivity = followed.scheme.sensitivity_of(row.slot)
+            made = (row.raw_bytes for row in session.rows if row.codec != NOT_MADE)
+            saved = sum(made) + session.not_made
+            self._end(method, session.rows, saved, left_alone=spare > 0)
+            complete = all(f.saved_bytes is not None for f in self.followed.values())
+            self._step.check_pins(session.rows, complete)
+
+    def _run_uncompressed(
+        self, method: str, model: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Keeps what autograd saves as it is, in a call that is expected to save little."""
+        self.owner.followed = True
+        with self._lock:
+            self._start(method)
+        counted = Counted((args, kwargs))
+        with current.leaving_alone(self.owner, counted.pack):
+            output = forward(*args, **kwargs)
+        raw = counted.raw_bytes(model, self._min_bytes)
+        row = Row(method, "other", "keep", (), 0, None, raw, raw)
+        with self._lock:
+            self._end(method, [row], raw, left_alone=True)
+        return output
+
+    def _start(self, method: str) -> None:
+        self._step.start(method)
+        if self.blocks is not None:
+            self.blocks.orders.next_forward()
+        self.forwards += 1
+
+    def _end(self, method: str, rows: list[Row], saved_bytes: int, left_alone: bool) -> None:
+        self.followed[method].saved_bytes = saved_bytes
+        self._step.end(method, rows)
+        self.report = self._step.report(
+            self.followed.values(),
+            self.blocks,
+            self.swapping,
+            spared_below=self._min_bytes if left_alone else None,
+        )
+
+    def next_forward(self) -> None:
+        """Tells the layers that a forward starts which is not compressed."""
+        self._step.layers.clear()
+        if self.blocks is not None:
+            self.blocks.orders.next_forward()
+
+    @property
+    def _min_bytes(self) -> int:
+        return self.config.min_bytes if self.config.exact else 0
+
+    def _session(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        followed: Followed,
+        reseed: str | None = None,
+        widths: Widths | None = None,
+        spare: int = 0,
+        advise: Advise | None = None,
+    ) -> Session:
+        return Session(
+            self.config,
+            followed.scheme,
+            self.owner,
+            Noise(self.config.seed, self.forwards, reseed),
+            model,
+            inputs,
+            swap=None if self.swapping is None or widths is not None else Swap(self.swapping),
+            widths=widths,
+            spare=spare,
+            layers=self._step.layers if widths is None else None,
+            advise=advise,
+        )
+
+    # Measuring: a call is run again.
+
+    @contextmanager
+    def replay(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        widths: Widths | None = None,
+        reseed: str | None = None,
+        method: str = "forward",
+    ) -> Iterator[Session]:
+        """Compresses a call that is run again to measure. It is not counted and not reported."""
+        session = self._session(model, inputs, self.followed[method], reseed, widths)
+        with session.capturing():
+            yield session
+
+    def measure(
+        self, model: nn.Module, forward: Forward, method: str = "forward", to_the_end: bool = False
+    ) -> None:
+        """Finds the bits by what was recorded, if that is due: a part of it, or all."""
+        adaptation = self.followed[method].adaptation
+        if adaptation is None:
+            return
+        replay = functools.partial(self.replay, method=method)
+        with self._lock:
+            adaptation.measure(model, forward, replay)
+            while to_the_end and adaptation.waits:
+                adaptation.measure(model, forward, replay)

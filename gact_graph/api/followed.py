@@ -1,0 +1,78 @@
+"""What is known of one method that is followed: its bits, and how much it saves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gact_graph.adaptive.adaptation import Adaptation
+from gact_graph.adaptive.scheme import Scheme
+from gact_graph.adaptive.state_checks import check_count, check_keys
+from gact_graph.capture.config import Config
+
+
+@dataclass
+class Followed:
+    """One method that is followed.
+
+    Attributes:
+        scheme: Bits by slot.
+        adaptation: What finds them, if they are to be found.
+        saved_bytes: What stock autograd would have held of the last call; None before the first.
+    """
+
+    scheme: Scheme
+    adaptation: Adaptation | None
+    saved_bytes: int | None = None
+
+    @classmethod
+    def under(cls, config: Config) -> Followed:
+        """A method that was not called yet, of a model with these settings."""
+        scheme = Scheme(config.bits, config.pin)
+        adaptive = config.adaptive and config.quantize
+        return cls(scheme, Adaptation(scheme, config.adapt_interval) if adaptive else None)
+
+    def is_large(self, least: int) -> bool:
+        """Whether the last call saved ``least`` bytes or more: the next is encoded as a whole."""
+        return (self.saved_bytes or 0) >= least
+
+    def is_small(self, least: int) -> bool:
+        """Whether the last call saved fewer than ``least`` bytes: the next is left alone."""
+        return self.saved_bytes is not None and self.saved_bytes < least
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {
+            "scheme": self.scheme.state_dict(),
+            "adaptation": None if self.adaptation is None else self.adaptation.state_dict(),
+            "saved_bytes": self.saved_bytes,
+        }
+
+    def check_state(self, path: str, state: object) -> None:
+        """Raises TypeError or ValueError unless :meth:`load_state_dict` can take ``state``.
+
+        Args:
+            path: What to call the state in a message.
+            state: Anything.
+        """
+        check_keys(path, state, ("scheme", "adaptation", "saved_bytes"))
+        assert isinstance(state, Mapping)
+        adaptive = self.adaptation is not None
+        if adaptive != (state["adaptation"] is not None):
+            raise ValueError(
+                f"Expected the state of a model with adaptive={adaptive} (got that of one with "
+                f"adaptive={not adaptive}); wrap the model as it was when the state was made"
+            )
+        self.scheme.check_state(f"{path}['scheme']", state["scheme"])
+        if self.adaptation is not None:
+            self.adaptation.check_state(f"{path}['adaptation']", state["adaptation"])
+        if state["saved_bytes"] is not None:
+            check_count(f"{path}['saved_bytes']", state["saved_bytes"])
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what :meth:`state_dict` gave and :meth:`check_state` has passed."""
+        self.scheme.load_state_dict(state["scheme"])
+        if self.adaptation is not None:
+            self.adaptation.load_state_dict(state["adaptation"])
+        self.saved_bytes = state["saved_bytes"]

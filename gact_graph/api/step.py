@@ -1,0 +1,82 @@
+"""What is known of the last step: the contexts of each method that was called, and the layers."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection
+
+from gact_graph.api.followed import Followed
+from gact_graph.api.report import Report
+from gact_graph.capture.config import Config
+from gact_graph.codecs.offload.swap import Swapping
+from gact_graph.layers.blocks.layers import Blocks
+from gact_graph.support.rows import LayerRow, Row
+from gact_graph.support.warn import warn
+
+
+class Step:
+    """Collects the rows of one step, call by call.
+
+    A step may call several methods that are followed. A second call of one of them starts another
+    step.
+
+    Attributes:
+        layers: What became of each message passing layer; the layers write it themselves.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.layers: dict[str, LayerRow] = {}
+        self._rows: dict[str, list[Row]] = {}
+        self._unmatched = set(config.pin) if config.quantize else set()
+
+    def start(self, method: str) -> None:
+        """A method starts."""
+        if method in self._rows:
+            self._rows.clear()
+            self.layers.clear()
+
+    def end(self, method: str, rows: list[Row]) -> None:
+        """The method has ended and saved these contexts."""
+        self._rows[method] = rows
+
+    def report(
+        self,
+        followed: Collection[Followed],
+        blocks: Blocks | None,
+        swapping: Swapping | None,
+        spared_below: int | None,
+    ) -> Report:
+        """The report of the step so far; see :class:`gact_graph.Report`."""
+        adaptations = [f.adaptation for f in followed if f.adaptation is not None]
+        return Report(
+            [row for rows in self._rows.values() for row in rows],
+            gradient_error=_largest([f.scheme.gradient_error for f in followed]),
+            variance_ratio=_largest([f.scheme.variance_ratio for f in followed]),
+            passes=sum(adaptation.passes for adaptation in adaptations),
+            layers=[*self.layers.values()],
+            order_bytes=0 if blocks is None else blocks.orders.nbytes,
+            order_seconds=0.0 if blocks is None else blocks.orders.seconds,
+            swaps_from=None if swapping is None else swapping.least,
+            spared_below=spared_below,
+        )
+
+    def check_pins(self, rows: list[Row], complete: bool) -> None:
+        """Warns once of patterns in ``pin`` that match no slot.
+
+        Args:
+            rows: Those of a call that was just compressed.
+            complete: Whether each method that is followed was called by now.
+        """
+        for row in rows:
+            self._unmatched -= {p for p in self._unmatched if fnmatch.fnmatchcase(row.slot, p)}
+        if self._unmatched and rows and complete:
+            patterns = ", ".join(sorted(map(repr, self._unmatched)))
+            self._unmatched.clear()
+            warn(
+                f"Expected pin to match slots of the model (got {patterns}, which match none); "
+                f"gact_graph.report(model) lists them, such as {rows[0].slot!r}."
+            )
+
+
+def _largest(found: list[float | None]) -> float | None:
+    return max((value for value in found if value is not None), default=None)

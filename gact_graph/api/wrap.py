@@ -1,0 +1,292 @@
+"""What a user calls."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from torch import nn
+
+from gact_graph.adaptive.state_checks import check_count, check_keys
+from gact_graph.api.budget.advice import Advice
+from gact_graph.api.budget.budget import Budget
+from gact_graph.api.budget.estimate import Estimate
+from gact_graph.api.budget.miniature import CannotShrink
+from gact_graph.api.budget.sizes import parse_bytes
+from gact_graph.api.budget.trying import estimate_call
+from gact_graph.api.controller import Controller
+from gact_graph.api.forward import should_compress
+from gact_graph.api.install import check_module, install, patch_of, remove, wrapped
+from gact_graph.api.report import Report
+from gact_graph.capture.config import MIN_BYTES, Config
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def wrap(
+    model: Model,
+    bits: float = 4,
+    *,
+    memory: int | str | None = None,
+    level: str = "L1",
+    adaptive: bool = True,
+    adapt_interval: int = 500,
+    pin: Mapping[str, int] | None = None,
+    group_size: int = 256,
+    blocks: int | str | None = None,
+    min_bytes: int = MIN_BYTES,
+    methods: Sequence[str] = (),
+    seed: int = 0,
+) -> Model:
+    """Makes ``model`` keep what it saves for backward in a few bits an element.
+
+    Activation compressed training as in GACT (ICML 2022, https://arxiv.org/abs/2206.11357). The
+    training loop stays as it is. In evaluation mode and under ``no_grad`` nothing changes.
+
+    Args:
+        model: Any module with parameters. It is changed in place: same object, class and
+            ``state_dict``.
+        bits: Bits an element of a quantized context: 1 to 16, or 32 for none quantized. With
+            ``adaptive`` it is the average over those whose width is free, and may be a fraction;
+            what ``pin`` names, and what an operation needs more bits of, comes on top.
+        memory: In place of ``bits``, ``level`` and ``blocks``: how much a training step may add to
+            what is there at its start, in bytes or as in ``"8 GB"``, on the model's device: of
+            CUDA's allocator, or of the resident set of the process. The first training call
+            chooses the least lossy way that fits, the fastest of several: the model as it is,
+            ``"lossless"``, the same in blocks, then 8 to 2 bits. A larger graph later on may have
+            it step down. ``min_bytes`` is then 0, and on a CPU freed tensors go back to the system
+            at once.
+        level: ``"L0"`` keeps every context as PyTorch does and only takes account of them.
+            ``"lossless"`` keeps masks, indices, gathered tensors and what is never read in exact
+            small forms: gradients are bit-identical. ``"L1"`` also quantizes what is left.
+            ``"L2"`` is ``"L1"`` with masks and quantized contexts of 1 MiB or more swapped from a
+            CUDA device to pinned host memory; elsewhere it equals ``"L1"``, and ``report`` says
+            so. With ``"CB1"`` a message passing layer saves its inputs alone, as in L1, and is
+            computed again in backward; what its blocks read then waits at 8 bits or more. ``"CB2"``
+            is the paper's name for ``"CB1"`` in blocks, which is the default.
+        adaptive: Spend the bits where the gradient needs them, by sensitivities that are measured
+            while the model trains (paper, section 4.1): all of them together, at the cost of about
+            three steps, which is spread over the second and the third step; again after 32 forwards
+            and at each interval. Without it all contexts have the same bits.
+        adapt_interval: Forwards from one measurement to the next.
+        pin: Bits for the slots whose names match a pattern, as in ``{"*.lin*": 8}``.
+        group_size: Elements that share a minimum and a step: a multiple of 64, at most 2^20.
+        blocks: Edges that a message passing layer works on at a time, 1 to 2^40, or ``"auto"``,
+            which also leaves a layer alone whose messages take fewer than ``min_bytes``. The
+            edge work then runs for one block of destination nodes after another, in forward, in
+            backward (where each block is computed again) and in evaluation: no tensor of messages
+            is alive for more than a block. Sums come in another order. ``report`` tells which
+            layers cannot. False: layers run as PyG has them. None: False at ``"L0"`` and
+            ``"lossless"``, ``"auto"`` at the other levels.
+        min_bytes: A call that saves fewer bytes than this is left alone: coding takes time, and
+            there is little to win. The call before tells; in the first one, contexts are kept as
+            they are until they take this much. 0 codes all.
+        methods: Names of methods that are followed as ``forward`` is, for a training loop that
+            calls them in its place, as in ``("encode",)``. With ``adaptive`` they are run again to
+            measure, so they should do no more than compute. Without any, PyG's autoencoders are
+            followed in ``encode`` too, and a ``LightningModule`` in the forward of each part.
+        seed: Seed of the quantization noise, which never touches torch's generators.
+
+    Returns:
+        The same ``model``.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: An argument is out of range, or the model has no parameters, is wrapped, or is
+            scripted or traced by torch.jit.
+    """
+    check_module(model)
+    if memory is not None and (bits, level, blocks) != (4, "L1", None):
+        raise ValueError(
+            "Expected memory in place of bits, level and blocks, which it chooses (got some of "
+            "them too); leave them out, or leave memory out"
+        )
+    if pin is not None and not isinstance(pin, Mapping):
+        raise TypeError(
+            f"Expected pin to map patterns of slot names to bits (got {type(pin).__name__}); "
+            "write {'*.lin*': 8}"
+        )
+    config = Config(
+        bits=bits,
+        level=level,
+        adaptive=adaptive,
+        adapt_interval=adapt_interval,
+        pin=dict(pin or {}),
+        group_size=group_size,
+        blocks=blocks,
+        min_bytes=min_bytes,
+        seed=seed,
+    )
+    patch = install(model, config, methods)
+    patch.adviser = Advice
+    if memory is not None:
+        patch.budget = Budget(parse_bytes(memory), config)
+        patch.controller.configure(None, model)
+    return model
+
+
+def unwrap(model: Model) -> Model:
+    """Undoes ``wrap`` and returns the same ``model``; graphs made before still work.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: ``model`` is not wrapped.
+    """
+    remove(wrapped(model))
+    return model
+
+
+def report(model: nn.Module, *, by: str = "slot") -> Report:
+    """Where the memory of the last compressed forward went: print it, or ``save`` it as a page.
+
+    Args:
+        model: A wrapped model.
+        by: What has a row in the table: ``"slot"`` or ``"layer"``.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: ``model`` is not wrapped, or ``by`` is something else.
+    """
+    patch = wrapped(model)
+    found = patch.controller.report
+    if patch.budget is not None and patch.budget.way is not None:
+        found = dataclasses.replace(found, way=patch.budget.way.name)
+    return found if found.by == by else dataclasses.replace(found, by=by)
+
+
+def estimate(
+    model: nn.Module,
+    *inputs: Any,
+    memory: int | str | None = None,
+    nodes: int | None = None,
+    edges: int | None = None,
+) -> Estimate:
+    """What a training step would take in each way: print it, or take ``to_dict()``.
+
+    Each way is tried on two small graphs with the proportions of the given one, and what they take
+    is extended to the whole. Neither the model nor its gradients, buffers and random states change;
+    on CUDA the allocator's peak is counted anew.
+
+    Args:
+        model: Any module with parameters, wrapped or not, on the device that it is to train on.
+        inputs: The positional arguments of its forward: among them an ``edge_index`` [2, E] or a
+            sparse matrix, for each type of edges if there are several.
+        memory: A budget in bytes, or as in ``"8 GB"``: the table then says what fits.
+        nodes: Of the graph that is meant, all types together, if it is not the one in ``inputs``;
+            tensors whose length is the number of nodes grow with it.
+        edges: Likewise.
+
+    Raises:
+        TypeError: ``model`` is no module, or ``memory`` is neither a number nor a text.
+        ValueError: No graph is found in ``inputs``, ``memory`` is malformed, or the model has no
+            parameters.
+    """
+    check_module(model)
+    budget = None if memory is None else parse_bytes(memory)
+    for name, count in (("nodes", nodes), ("edges", edges)):
+        if count is not None:
+            check_count(name, count)
+    patch = patch_of(model)
+    config = Config() if patch is None else patch.controller.config
+    try:
+        return estimate_call(model, "forward", (inputs, {}), config, budget, nodes, edges)
+    except CannotShrink as reason:
+        raise ValueError(
+            f"Expected inputs that hold a graph (got {reason}); pass what you pass to the model"
+        ) from reason
+
+
+def state_dict(model: nn.Module) -> dict[str, Any]:
+    """What the library itself must remember to go on: bits by slot, sensitivities, counters.
+
+    Plain numbers, to be saved beside the model's and the optimizer's. What waits to be measured is
+    measured first, so that this run and a resumed one go on alike.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: ``model`` is not wrapped.
+    """
+    patch = wrapped(model)
+    controller = patch.controller
+    for one in (patch, *patch.others):
+        one.measure()
+    states = {method: followed.state_dict() for method, followed in controller.followed.items()}
+    own = states.pop("forward")
+    state = {"forwards": controller.forwards, **own, "methods": states}
+    return state if patch.budget is None else state | {"way": patch.budget.state_dict()}
+
+
+def load_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Takes over what ``state_dict`` gave, of a model that was wrapped alike.
+
+    The state is checked as a whole first: after an error the model is as it was.
+
+    Raises:
+        TypeError: ``model`` is no module, or an entry of ``state`` is of the wrong type.
+        ValueError: ``model`` is not wrapped; or ``state`` lacks a key, has one too many or a value
+            out of range, or comes from an adaptive model and this one is not, or the other way
+            round. The message names the entry.
+    """
+    patch = wrapped(model)
+    controller = patch.controller
+    # Version 0.6.0 did not have the optional ones.
+    optional = ["saved_bytes", "methods"] + ["way"] * (patch.budget is not None)
+    check_keys("state", state, ("forwards", "scheme", "adaptation"), optional)
+    state = {"saved_bytes": None, "methods": {}, **state}
+    if patch.budget is None:
+        _load(controller, state)
+        return
+    way = patch.budget.state_dict()
+    before = {method: followed.state_dict() for method, followed in controller.followed.items()}
+    patch.budget.load_state_dict(state.get("way"), patch)
+    try:
+        _load(controller, state)
+    except (TypeError, ValueError):
+        patch.budget.load_state_dict(way, patch)
+        for method, one in before.items():
+            controller.followed[method].load_state_dict(one)
+        raise
+
+
+def _load(controller: Controller, state: Mapping[str, Any]) -> None:
+    check_count("state['forwards']", state["forwards"])
+    others = {method for method in controller.followed if method != "forward"}
+    check_keys("state['methods']", state["methods"], others)
+    states = {
+        method: (f"state['methods'][{method!r}]", state["methods"][method]) for method in others
+    }
+    own = {key: state[key] for key in ("scheme", "adaptation", "saved_bytes")}
+    states["forward"] = "state", own
+    for method, (path, one) in states.items():
+        controller.followed[method].check_state(path, one)
+    # Nothing below can fail.
+    controller.forwards = state["forwards"]
+    for method, (_, one) in states.items():
+        controller.followed[method].load_state_dict(one)
+
+
+@contextmanager
+def compress(model: nn.Module) -> Iterator[None]:
+    """Compresses what autograd saves inside the block, for a loop that calls parts of a model.
+
+    ```python
+    with gact_graph.compress(model):
+        z = model.encode(x, edge_index)
+        out = model.decode(z, pairs)
+    ```
+
+    The inputs are not known here, so tensors without history that are handed to a submodule count
+    as inputs and are kept by reference. In evaluation mode and under ``no_grad`` nothing happens.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: ``model`` is not wrapped.
+    """
+    controller = wrapped(model).controller
+    if not should_compress(model) or controller.session is not None:
+        yield
+        return
+    with controller.capturing(model):
+        yield

@@ -1,1 +1,0 @@
-"""Message passing by blocks of destination nodes."""

@@ -1,0 +1,132 @@
+"""What a user may set, and the levels as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gact_graph.ops.quantize import check_bits, check_group_size, check_int
+
+# Far beyond any graph, and far below what int64 can add a number of edges to.
+_MOST_EDGES = 2**40
+
+
+MIN_BYTES = 16 << 20
+"""Below this, coding takes longer than it is worth: a step of a small graph takes several times as
+long, for memory that nobody misses. It is no share of the device's memory: then the same training
+would be compressed on one machine and not on another, and its gradients would differ."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """What a level does to the contexts that autograd saves.
+
+    Args:
+        exact: Masks, indices, gathers and what is never read take their small exact forms.
+        quantize: What is left takes ``bits`` an element.
+        blocks: The edge work runs in blocks, unless the user says otherwise.
+        recompute: Message passing layers save their inputs, and are computed again in backward.
+        swap: Encoded contexts on a CUDA device wait for backward in host memory.
+    """
+
+    exact: bool
+    quantize: bool
+    blocks: bool = False
+    recompute: bool = False
+    swap: bool = False
+
+
+LEVELS = {
+    "L0": Level(exact=False, quantize=False),
+    "lossless": Level(exact=True, quantize=False),
+    "L1": Level(exact=True, quantize=True, blocks=True),
+    "L2": Level(exact=True, quantize=True, blocks=True, swap=True),
+    "CB1": Level(exact=True, quantize=True, blocks=True, recompute=True),
+    "CB2": Level(exact=True, quantize=True, blocks=True, recompute=True),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of one wrapped model; see :func:`gact_graph.wrap` for their meaning."""
+
+    bits: float = 4
+    level: str = "L1"
+    adaptive: bool = True
+    adapt_interval: int = 500
+    pin: Mapping[str, int] = field(default_factory=dict)
+    group_size: int = 256
+    blocks: int | str | None = None
+    min_bytes: int = MIN_BYTES
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.adaptive, bool):
+            raise TypeError(
+                f"Expected adaptive to be True or False (got {type(self.adaptive).__name__})"
+            )
+        if self.adaptive:
+            _check_average(self.bits)
+        else:
+            check_bits(self.bits)  # type: ignore[arg-type]
+        check_int("adapt_interval", self.adapt_interval)
+        if self.adapt_interval < 1:
+            raise ValueError(f"Expected adapt_interval to be 1 or more (got {self.adapt_interval})")
+        for pattern, bits in self.pin.items():
+            if not isinstance(pattern, str):
+                raise TypeError(f"Expected pin's patterns to be str (got {type(pattern).__name__})")
+            check_bits(bits)
+        check_group_size(self.group_size)
+        if not isinstance(self.level, str):
+            raise TypeError(f"Expected level to be a str (got {type(self.level).__name__})")
+        if self.level not in LEVELS:
+            names = ", ".join(repr(name) for name in LEVELS)
+            raise ValueError(f"Expected level to be one of {names} (got {self.level!r})")
+        check_int("min_bytes", self.min_bytes)
+        if self.min_bytes < 0:
+            raise ValueError(f"Expected min_bytes to be 0 or more (got {self.min_bytes})")
+        check_int("seed", self.seed)
+        check_blocks(self.blocks)
+
+    @property
+    def exact(self) -> bool:
+        return LEVELS[self.level].exact
+
+    @property
+    def quantize(self) -> bool:
+        return LEVELS[self.level].quantize and self.bits < 32
+
+    @property
+    def recompute(self) -> bool:
+        return LEVELS[self.level].recompute
+
+    @property
+    def swap(self) -> bool:
+        return LEVELS[self.level].swap
+
+    @property
+    def block_size(self) -> int | str | None:
+        """Edges of a block, ``"auto"``, or None where layers run as PyG has them."""
+        if self.blocks is None:
+            return "auto" if LEVELS[self.level].blocks else None
+        return self.blocks or None
+
+
+def check_blocks(blocks: object) -> None:
+    """Raises an error unless ``blocks`` is what a user may set."""
+    if blocks is None or blocks is False or blocks == "auto":
+        return
+    if isinstance(blocks, bool) or not isinstance(blocks, int):
+        got = type(blocks).__name__ if not isinstance(blocks, (str, bool)) else repr(blocks)
+        raise TypeError(f"Expected blocks to be 'auto', a number of edges or False (got {got})")
+    if not 1 <= blocks <= _MOST_EDGES:
+        raise ValueError(f"Expected blocks of 1 to 2^40 edges (got {blocks})")
+
+
+def _check_average(bits: float) -> None:
+    if isinstance(bits, bool) or not isinstance(bits, (int, float)):
+        raise TypeError(f"Expected bits to be a number (got {type(bits).__name__})")
+    if not (1 <= bits <= 16 or bits == 32):
+        raise ValueError(
+            f"Expected bits to be from 1 to 16, or 32 for no quantization (got {bits})"
+        )

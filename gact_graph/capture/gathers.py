@@ -1,0 +1,145 @@
+"""Which tensors were gathered from another one, by ``index_select`` and its kin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from gact_graph.capture.trace import Call
+from gact_graph.codecs.base import Gathered, GatherOperation, Saved
+from gact_graph.support.storage import is_plain, key_of, plain_of, version_of
+
+
+@dataclass(frozen=True)
+class Select:
+    """``source.index_select(dim, index)``."""
+
+    dim: int
+
+    def gather(self, source: Tensor, index: Tensor) -> Tensor:
+        return source.index_select(self.dim, index)
+
+
+@dataclass(frozen=True)
+class Item:
+    """``source[..., index, ...]``: slices that take all, and one tensor."""
+
+    before: tuple[Any, ...]
+    after: tuple[Any, ...]
+
+    def gather(self, source: Tensor, index: Tensor) -> Tensor:
+        key = (*self.before, index, *self.after)
+        return source[key]
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """``source.repeat_interleave(index, dim)``, which PyG's softmax over sorted edges takes."""
+
+    dim: int
+    size: int
+
+    def gather(self, source: Tensor, index: Tensor) -> Tensor:
+        return source.repeat_interleave(index, self.dim, output_size=self.size)
+
+
+class Gathers:
+    """Remembers each gathered tensor for as long as its memory lives.
+
+    A record holds the source, for nobody else may: the sum in PyG's softmax is a passing value. The
+    source is no larger than the gathered tensor, and is let go when that is gone.
+
+    Args:
+        keep: Saves the index of an operation.
+    """
+
+    def __init__(self, keep: Callable[[Call, Tensor], Saved]) -> None:
+        self._keep = keep
+        self._records: dict[StorageWeakRef, Gathered] = {}
+
+    def see(self, call: Call, result: Any) -> None:
+        """Makes a record of the operation if it gathered."""
+        form = _FORMS.get(call.name)
+        if form is None or not isinstance(result, Tensor) or not is_plain(result):
+            return
+        found = form(call, result)
+        if found is None:
+            return
+        source, index, operation = found
+        if not isinstance(source, Tensor) or not isinstance(index, Tensor):
+            return
+        source, index = plain_of(source), plain_of(index)
+        whole = result.untyped_storage().nbytes() == result.nbytes and result.is_contiguous()
+        lazy = result.is_conj() or result.is_neg()
+        if not (is_plain(source) and is_plain(index)) or not whole or lazy:
+            return
+        if key_of(source) == key_of(result):
+            return
+        if source.numel() > result.numel():
+            return
+        self.forget()
+        self._records[key_of(result)] = Gathered(
+            source=source.detach(),
+            source_version=version_of(source),
+            index=self._keep(call, index),
+            operation=operation,
+            version=version_of(result),
+            dtype=result.dtype,
+            numel=result.numel(),
+        )
+
+    def find(self, tensor: Tensor) -> Gathered | None:
+        """How to gather the tensor again, if neither it nor its source has changed since."""
+        self.forget()
+        record = self._records.get(key_of(tensor))
+        if record is None or record.dtype != tensor.dtype or record.version != version_of(tensor):
+            return None
+        return record if version_of(record.source) == record.source_version else None
+
+    def forget(self) -> None:
+        """Drops the records whose tensor is gone."""
+        for key in [key for key in self._records if key.expired()]:
+            del self._records[key]
+
+    def clear(self) -> None:
+        """Drops all records."""
+        self._records.clear()
+
+
+def _select(call: Call, result: Tensor) -> tuple[Any, Any, GatherOperation] | None:
+    dim = call.argument(1, "dim")
+    if not isinstance(dim, int):
+        return None
+    return call.argument(0, "input", "self"), call.argument(2, "index"), Select(dim)
+
+
+def _item(call: Call, result: Tensor) -> tuple[Any, Any, GatherOperation] | None:
+    source, key = call.args
+    key = key if isinstance(key, tuple) else (key,)
+    tensors = [i for i, part in enumerate(key) if isinstance(part, Tensor)]
+    if len(tensors) != 1:
+        return None
+    [at] = tensors
+    before, after = key[:at], key[at + 1 :]
+    if any(part is not Ellipsis and part != slice(None) for part in (*before, *after)):
+        return None
+    return source, key[at], Item(before, after)
+
+
+def _repeat(call: Call, result: Tensor) -> tuple[Any, Any, GatherOperation] | None:
+    dim = call.argument(2, "dim")
+    if not isinstance(dim, int):
+        return None
+    source, repeats = call.argument(0, "input", "self"), call.argument(1, "repeats")
+    return source, repeats, Repeat(dim, result.size(dim))
+
+
+_FORMS: dict[str, Callable[[Call, Tensor], tuple[Any, Any, GatherOperation] | None]] = {
+    "index_select": _select,
+    "getitem": _item,
+    "repeat_interleave": _repeat,
+}

@@ -1,0 +1,119 @@
+"""Hooks on a wrapped model's modules: they tell its session which module and phase runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.jit._script import RecursiveScriptModule
+from torch.utils.hooks import RemovableHandle
+from torch_geometric.nn import MessagePassing
+
+from gact_graph.support.current import Hook, Owner, session_of
+from gact_graph.support.storage import tensors_in
+from gact_graph.support.transforms import is_transformed
+
+
+class EnterModule(Hook):
+    """Forward pre-hook on a submodule."""
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        session = session_of(self.owner)
+        if session is not None:
+            session.enter(self.name, module, args, kwargs)
+
+
+class LeaveModule(Hook):
+    """Forward hook on a submodule, called also when its forward raises."""
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        session = session_of(self.owner)
+        if session is not None:
+            session.trace.leave(self.name)
+        elif not self.owner.followed and module.training and torch.is_grad_enabled():
+            if torch.compiler.is_compiling() or is_transformed():
+                return
+            for tensor in tensors_in(output):
+                if tensor.grad_fn is not None:
+                    tensor.register_hook(self.owner.warn_unless_followed)
+                    return
+
+
+class EnterPhase(Hook):
+    """Pre-hook on a phase of message passing, such as ``message``."""
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        session = session_of(self.owner)
+        if session is not None:
+            session.trace.enter_phase(self.name)
+
+
+class LeavePhase(Hook):
+    """Hook after a phase; its result is left as it is."""
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        session = session_of(self.owner)
+        if session is not None:
+            session.trace.leave_phase(self.name)
+
+
+class Propagated(Hook):
+    """Hook after ``propagate``, which has been told how many nodes and edges there are."""
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        session = session_of(self.owner)
+        if session is not None:
+            edge_index, size, _ = args
+            session.sizes.add(edge_index, size)
+
+
+def attach(
+    owner: Owner, model: nn.Module, only: Container[nn.Module] | None = None
+) -> Iterator[RemovableHandle]:
+    """Puts hooks on the model and its submodules, and yields handles that remove them.
+
+    Args:
+        owner: What the hooks carry.
+        model: The model.
+        only: The modules that get hooks; None for all of them.
+    """
+    for name, module in model.named_modules():
+        if only is not None and module not in only:
+            continue
+        # A scripted module takes no hooks: what it saves gets the name of the module around it.
+        if module is not model and not isinstance(module, RecursiveScriptModule):
+            enter, leave = EnterModule(owner, name), LeaveModule(owner, name)
+            yield module.register_forward_pre_hook(enter, with_kwargs=True)
+            yield module.register_forward_hook(leave, always_call=True)
+        if isinstance(module, MessagePassing):
+            yield module.register_propagate_forward_hook(Propagated(owner, "propagate"))
+            for phase, before, after in _phases(module):
+                yield before(EnterPhase(owner, phase))
+                yield after(LeavePhase(owner, phase))
+
+
+def without_hooks(owner: Owner, model: nn.Module) -> set[nn.Module]:
+    """The submodules without hooks of this owner: they were added after the model was wrapped."""
+    return {
+        module
+        for module in model.modules()
+        if module is not model
+        and not isinstance(module, RecursiveScriptModule)
+        and not any(
+            isinstance(hook, EnterModule) and hook.owner is owner
+            for hook in module._forward_pre_hooks.values()
+        )
+    }
+
+
+def _phases(
+    module: MessagePassing,
+) -> Iterator[tuple[str, Callable[..., RemovableHandle], Callable[..., RemovableHandle]]]:
+    for phase in ("edge_update", "message", "aggregate", "message_and_aggregate"):
+        yield (
+            phase,
+            getattr(module, f"register_{phase}_forward_pre_hook"),
+            getattr(module, f"register_{phase}_forward_hook"),
+        )

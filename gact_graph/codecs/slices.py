@@ -1,0 +1,88 @@
+"""``quantize`` by slice: codes of (x - mean) / deviation, as normalisation reads a context.
+
+Batch norm brings each channel to variance 1, layer norm each row. It multiplies noise by as much:
+relative to the largest channels, noise would drown those that are a hundred times smaller. Here it
+is relative to each slice, and sums to zero in each.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gact_graph.codecs.base import Codec, Encoded, Request
+from gact_graph.codecs.reads import Values
+from gact_graph.ops.quantize import DTYPES, Packed, pack
+
+_FEW = 8
+"""Elements of a slice below which its statistics take more room than its codes."""
+
+
+class QuantizedBySlice(Encoded):
+    """The codes of a tensor whose slices were brought to variance 1, and their scales.
+
+    Args:
+        packed: The codes.
+        mean: Of each slice, float32, in the context's shape with 1 for what is in one slice.
+        deviation: The same, bfloat16.
+        shape: Of the context.
+        dtype: Of the context.
+    """
+
+    codec = "quantize"
+
+    def __init__(
+        self, packed: Packed, mean: Tensor, deviation: Tensor, shape: torch.Size, dtype: torch.dtype
+    ) -> None:
+        self.packed = packed
+        self.mean = mean
+        self.deviation = deviation
+        self.shape = shape
+        self.dtype = dtype
+        self.bits = packed.bits
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes + self.mean.nbytes + self.deviation.nbytes
+
+    def decode(self) -> Tensor:
+        x = self.packed.unpack().view(self.shape)
+        # What is normalised has a mean of 0. So backward hands on gradients that sum to 0 in each
+        # slice, and the means of what comes before, however large, cancel. So does their noise.
+        x -= x.sum_to_size(self.mean.shape) / (x.numel() // self.mean.numel())
+        return torch.addcmul(self.mean, x, self.deviation.float(), out=x).view(-1).to(self.dtype)
+
+    def reread(self) -> Encoded:
+        packed = self.packed.reread()
+        return QuantizedBySlice(packed, self.mean, self.deviation, self.shape, self.dtype)
+
+    def movable(self) -> tuple[Tensor, ...]:
+        return *self.packed.tensors, self.mean, self.deviation
+
+    def moved(self, *tensors: Tensor) -> QuantizedBySlice:
+        *packed, mean, deviation = tensors
+        return QuantizedBySlice(self.packed.moved(*packed), mean, deviation, self.shape, self.dtype)
+
+
+class QuantizeBySlice(Codec):
+    """Takes floating-point tensors that backward normalises slice by slice."""
+
+    def encode(self, request: Request) -> QuantizedBySlice | None:
+        x, reads = request.tensor, request.reads
+        if not isinstance(reads, Values) or reads.slices is None or x.dtype not in DTYPES:
+            return None
+        bits = max(request.bits, reads.least_bits)
+        if bits >= min(32, 8 * x.element_size()) or not x.numel():
+            return None
+        shape, dims = reads.slices
+        if x.numel() != math.prod(shape) or math.prod(shape[d] for d in dims) < _FEW:
+            return None
+        rows = x.view(shape).float()
+        deviation, mean = torch.std_mean(rows, dims, correction=0, keepdim=True)
+        # A slice of equal elements has a deviation of 0, and comes back as its mean.
+        deviation = deviation.bfloat16()
+        scaled = (rows - mean).div_(deviation.masked_fill(deviation == 0, 1))
+        packed = pack(scaled, bits, group_size=request.group_size, seed=request.seed)
+        return QuantizedBySlice(packed, mean, deviation, rows.shape, x.dtype)

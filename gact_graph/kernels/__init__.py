@@ -1,1 +1,0 @@
-"""The backends of the quantizer: a pure-torch oracle and compiled kernels that agree with it."""

@@ -1,0 +1,68 @@
+"""Node tensors that stay coded while blocks are computed again.
+
+A block decodes the rows that it reads, so the decoded tensor never exists as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gact_graph.codecs import Saved
+from gact_graph.codecs.quantize import Quantized
+from gact_graph.ops.checks import TILE
+from gact_graph.ops.quantize import Packed
+from gact_graph.support.current import saved_by
+
+
+class CodedRows:
+    """A quantized node tensor [N, ...]. Its rows have the values of the decoded tensor."""
+
+    def __init__(self, packed: Packed, shape: torch.Size) -> None:
+        self.shape = shape
+        self.dtype = packed.dtype
+        self.device = packed.codes.device
+        self._packed = packed
+        self._width = shape[1:].numel()
+
+    def rows(self, index: Tensor | slice) -> Tensor:
+        """The rows [R, ...] at an index of int64, or at a slice with start and stop."""
+        if isinstance(index, slice):
+            index = torch.arange(index.start, index.stop, device=self.device)
+        return self._packed.unpack_rows(index, self._width).view(-1, *self.shape[1:])
+
+
+def saved_tensors(
+    ctx: Any, indices: Sequence[int], of_nodes: Collection[int]
+) -> list[Tensor | CodedRows]:
+    """``ctx.saved_tensors``, where node tensors that can stay coded do.
+
+    Args:
+        ctx: That of an autograd function's backward.
+        indices: The index of each saved tensor among the function's inputs.
+        of_nodes: The indices of the inputs that are read by rows of nodes only.
+    """
+    saved = None if set(of_nodes).isdisjoint(indices) else saved_by(ctx)
+    if saved is None:
+        return [*ctx.saved_tensors]
+    return [
+        (_coded(one) if index in of_nodes else None) or one.tensor()
+        for one, index in zip(saved, indices, strict=True)
+    ]
+
+
+def _coded(saved: Saved) -> CodedRows | None:
+    encoded, layout = saved.context.encoded, saved.layout
+    # Exactly this class, because a subclass may decode otherwise.
+    if type(encoded) is not Quantized or layout is None or not layout.shape:
+        return None
+    contiguous = torch.empty(layout.shape, device="meta").stride()
+    whole = encoded.packed.shape.numel() == layout.shape.numel()
+    if not (layout.dense and layout.offset == 0 and whole and layout.stride == contiguous):
+        return None
+    # A row is decoded by whole tiles.
+    wide = layout.shape[1:].numel() >= TILE
+    return CodedRows(encoded.packed, layout.shape) if wide else None

@@ -1,0 +1,176 @@
+"""The backward of a backward in blocks, as for forces: computes each block and its gradients again.
+
+No message, and no gradient of one, is alive for more than a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gact_graph.layers.blocks.arguments import Use
+from gact_graph.layers.blocks.attention import Attention
+from gact_graph.layers.blocks.backward import BlockGraph, Input, graph_of_messages, parts_of
+from gact_graph.layers.blocks.call import BlockedCall
+from gact_graph.layers.blocks.cuts import Block
+from gact_graph.layers.blocks.outputs import Output
+from gact_graph.layers.blocks.rows import rows_of
+
+
+def double_backward(
+    call: BlockedCall,
+    tensors: Sequence[Input],
+    parameters: Sequence[Input],
+    gradients: Sequence[Input | None],
+    of_gradients: Sequence[Tensor | None],
+) -> None:
+    """Sets the gradients of what :func:`backward` took, by those of what it gave.
+
+    Args:
+        call: The call.
+        tensors: The tensors among the arguments.
+        parameters: The parameters of ``call.snapshot.learning``.
+        gradients: The gradient of each output; None for none.
+        of_gradients: Of the gradient of each tensor, then of each parameter; None for none.
+    """
+    if call.attention is not None:
+        _of_attention(call, call.attention, tensors, gradients, of_gradients)
+        return
+    values: list[Any] = [one.value for one in parameters]
+    given: list[Any] = [None if one is None else one.value for one in gradients]
+    with call.snapshot.replica(values) as replica, call.run_state.restored():
+        of_parameters = [
+            _Target(leaf, of_gradient, one.add)
+            for one, leaf, of_gradient in zip(
+                parameters, replica.parameters, of_gradients[len(tensors) :], strict=True
+            )
+            if one.learns
+        ]
+        for block in call.blocks:
+            # Contiguous: rows that share memory would share their gradient.
+            parts = [
+                None if part is None else part.detach().contiguous().requires_grad_()
+                for part in parts_of(call, block, given)
+            ]
+            graph = graph_of_messages(call, replica.module, tensors, block, parts)
+            targets = of_parameters + [
+                _Target(
+                    leaf,
+                    _rows(call, use, block, graph, of_gradients[use.index]),
+                    partial(tensors[use.index].add_part, use, call.order, block, graph.sources),
+                )
+                for use, leaf in graph.leaves
+            ]
+            ends = [
+                _End(part, partial(_add, one, output, call, block))
+                for part, one, output in zip(parts, gradients, call.outputs, strict=True)
+                if part is not None and one is not None
+            ]
+            _differentiate(graph, targets, ends)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A leaf of a block's graph.
+
+    Attributes:
+        leaf: It.
+        of_gradient: The gradient of its gradient; None for none.
+        add: Takes its gradient.
+    """
+
+    leaf: Tensor
+    of_gradient: Tensor | None
+    add: Callable[[Tensor], None]
+
+
+@dataclass(frozen=True)
+class _End:
+    """A part of the gradient of an output, and what takes the gradient of that."""
+
+    part: Tensor
+    add: Callable[[Tensor], None]
+
+
+def _differentiate(graph: BlockGraph, targets: Sequence[_Target], ends: Sequence[_End]) -> None:
+    if not graph.computed or not targets:
+        return
+    first = torch.autograd.grad(
+        [one.tensor for one in graph.computed],
+        [target.leaf for target in targets],
+        [one.gradient for one in graph.computed],
+        create_graph=True,
+        allow_unused=True,
+    )
+    reached = [
+        (gradient, target.of_gradient)
+        for gradient, target in zip(first, targets, strict=True)
+        if gradient is not None and gradient.requires_grad and target.of_gradient is not None
+    ]
+    if not reached:
+        return
+    outputs, of_outputs = zip(*reached, strict=True)
+    leaves = [*(target.leaf for target in targets), *(end.part for end in ends)]
+    found = torch.autograd.grad(outputs, leaves, of_outputs, allow_unused=True)
+    adds = [*(target.add for target in targets), *(end.add for end in ends)]
+    for add, gradient in zip(adds, found, strict=True):
+        if gradient is not None:
+            add(gradient)
+
+
+def _of_attention(
+    call: BlockedCall,
+    attention: Attention,
+    tensors: Sequence[Input],
+    gradients: Sequence[Input | None],
+    of_gradients: Sequence[Tensor | None],
+) -> None:
+    """The same for all edges at once: their weights are narrow."""
+    given = gradients[0]
+    if given is None:
+        return
+    scores = [tensors[attention.source], tensors[attention.destination]]
+    leaves, (part,) = (
+        [rows_of(one.value, slice(0, one.value.shape[0])).detach() for one in many]
+        for many in (scores, [given])
+    )
+    for leaf in (*leaves, part):
+        leaf.requires_grad_()
+    with call.run_state.restored(), torch.enable_grad():
+        weights = attention.written_out(leaves[0], leaves[1], call.order)
+        first = torch.autograd.grad(weights, leaves, part, create_graph=True)
+    wanted = [
+        (gradient, of_gradients[index])
+        for gradient, index in zip(first, (attention.source, attention.destination), strict=True)
+        if of_gradients[index] is not None
+    ]
+    if not wanted:
+        return
+    outputs, of_outputs = zip(*wanted, strict=True)
+    found = torch.autograd.grad(outputs, [*leaves, part], of_outputs, allow_unused=True)
+    for one, gradient in zip((*scores, given), found, strict=True):
+        if gradient is not None and one.learns:
+            one.add(gradient)
+
+
+def _rows(
+    call: BlockedCall, use: Use, block: Block, graph: BlockGraph, of_gradient: Tensor | None
+) -> Tensor | None:
+    """What a leaf has of the gradient of its tensor's gradient."""
+    if of_gradient is None or use.level == "whole":
+        return of_gradient
+    if use.level == "source":
+        return rows_of(of_gradient, graph.sources)
+    if use.level == "edge":
+        return rows_of(of_gradient, call.order.positions(block))
+    return of_gradient[block.nodes]
+
+
+def _add(gradient: Input, output: Output, call: BlockedCall, block: Block, of_part: Tensor) -> None:
+    """Adds the gradient of a part of an output's gradient, which no other block has."""
+    output.write(gradient.total(), call.order, block, of_part)

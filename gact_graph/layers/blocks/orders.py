@@ -1,0 +1,129 @@
+"""The orders of edges that are in use, found again by the content of an edge_index."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gact_graph.layers.blocks.order import Order, chunk_of
+from gact_graph.support.storage import key_of, version_of
+
+_RESTS = 2
+"""Forwards after which an unused order is dropped: training and evaluation may take turns."""
+
+
+def checksum(edge_index: Tensor) -> int:
+    """A multilinear hash of a whole edge_index [2, E], modulo 2^64.
+
+    Its factors are random and odd. So a change of one number always changes the hash; a change of
+    several does not with probability 2^-63 times the power of two that divides all differences.
+    """
+    chunk = chunk_of(edge_index)
+    factors = _factors(edge_index.device, chunk)
+    count = -(-edge_index.size(1) // chunk)
+    # Each chunk has a factor of its own, or chunks could change places unseen.
+    generator = torch.Generator().manual_seed(count)
+    of_chunks = torch.randint(-(2**63), 2**63 - 1, (count, 2), generator=generator) | 1
+    of_chunks = of_chunks.to(edge_index.device)
+    total = torch.zeros(2, dtype=torch.int64, device=edge_index.device)
+    for number, edge in enumerate(range(0, edge_index.size(1), chunk)):
+        part = edge_index[:, edge : edge + chunk]
+        total += (part * factors[: part.size(1)]).sum(1) * of_chunks[number]
+    return int(total.sum())
+
+
+@functools.lru_cache(maxsize=4)
+def _factors(device: torch.device, count: int) -> Tensor:
+    generator = torch.Generator()
+    generator.seed()
+    found = torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator) | 1
+    return found.to(device)
+
+
+@dataclass
+class _Entry:
+    order: Order
+    checksum: int
+    forward: int  # the last one that used it
+
+
+class Orders:
+    """The orders of edges that the last forwards used, so that edges are sorted once.
+
+    A layer may make a new edge_index in each forward that equals the one before (GATConv adds
+    self-loops), so a new tensor is compared by its content. The memory of a known tensor may change
+    unseen by autograd (through NumPy or ``.data``), so a known tensor is trusted only within one
+    forward; the next one compares its checksum.
+
+    Attributes:
+        seconds: Time spent on sorting and comparing so far.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._forward = 0
+        self._known: dict[Hashable, _Entry] = {}
+
+    def next_forward(self) -> None:
+        """Counts a forward, and drops orders that were not used lately."""
+        self._forward += 1
+        since = self._forward - _RESTS
+        # A copy, here and below, because another thread may add one meanwhile.
+        self._known = {k: v for k, v in [*self._known.items()] if v.forward >= since}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all orders take."""
+        return sum(order.nbytes for order in self._orders())
+
+    def get(
+        self, edge_index: Tensor, target: int, num_destinations: int, confirm: bool = False
+    ) -> Order:
+        """The order of these edges.
+
+        Args:
+            edge_index: [2, E], int64.
+            target: The row of edge_index that holds the destinations.
+            num_destinations: Number of destination nodes.
+            confirm: Whether its content may have changed within this forward.
+
+        Raises:
+            IndexError: A node index is negative, or a destination is too large.
+        """
+        identity = (
+            *(key_of(edge_index), version_of(edge_index), edge_index.storage_offset()),
+            *(edge_index.shape, edge_index.stride(), target, num_destinations),
+        )
+        start = time.perf_counter()
+        entry = self._known.get(identity)
+        if entry is None or confirm or entry.forward != self._forward:
+            found = checksum(edge_index)
+            if entry is None or entry.checksum != found:
+                order = self._equal(edge_index, target, num_destinations, found)
+                order = order or Order(edge_index, target, num_destinations)
+                entry = _Entry(order, found, self._forward)
+            entry.forward = self._forward
+            self._known[identity] = entry
+        self.seconds += time.perf_counter() - start
+        return entry.order
+
+    def _equal(
+        self, edge_index: Tensor, target: int, num_destinations: int, checksum: int
+    ) -> Order | None:
+        for entry in [*self._known.values()]:
+            if entry.checksum == checksum and entry.order.is_of(
+                edge_index, target, num_destinations
+            ):
+                return entry.order
+        return None
+
+    def _orders(self) -> list[Order]:
+        return [*{id(entry.order): entry.order for entry in [*self._known.values()]}.values()]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"seconds": 0.0, "_forward": 0, "_known": {}}

@@ -1,0 +1,31 @@
+"""About how much memory a layer takes, estimated before it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from gact_graph.support.storage import tensors_in
+
+
+def most_saved(module: nn.Module, arguments: Any) -> int:
+    """The most that the inputs of a layer and one tensor of messages take, in bytes, about."""
+    given = (t for t in tensors_in(arguments) if t.dim() and t.is_floating_point())
+    return sum(t.nbytes for t in given) + message_bytes(module, arguments)
+
+
+def message_bytes(module: nn.Module, arguments: Any) -> int:
+    """The most that one tensor of messages takes, in bytes, about.
+
+    Args:
+        module: The layer.
+        arguments: Of its call. The longest index is that of the edges; a message is as wide as the
+            widest row of a tensor or the largest size of a parameter.
+    """
+    tensors = [t for t in tensors_in(arguments) if t.dim()]
+    edges = max((t.size(-1) for t in tensors if not t.is_floating_point()), default=0)
+    widths = [t.nbytes // max(1, t.size(0)) for t in tensors if t.is_floating_point()]
+    widths += [4 * max(p.shape, default=1) for p in module.parameters() if not is_lazy(p)]
+    return edges * max(widths, default=0)

@@ -1,0 +1,111 @@
+"""A callback for Lightning's Trainer, from either of its packages."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+import gact_graph
+from gact_graph.api.report import Report
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _callback() -> Any:
+    """Lightning's Callback: of the package that was imported, else of the first that is there."""
+    for name in sorted(_PACKAGES, key=lambda name: name not in sys.modules):
+        try:
+            return importlib.import_module(name).Callback
+        except ModuleNotFoundError as error:
+            if error.name not in (name, name.partition(".")[0]):
+                raise
+    raise ImportError("Expected Lightning (got none): pip install lightning")
+
+
+class Compression(_callback()):  # type: ignore[misc]
+    """Trains the ``LightningModule`` compressed: wraps it while the Trainer fits it.
+
+    ``Trainer(callbacks=[Compression(bits=4)])`` is all it takes. Checkpoints of the Trainer hold
+    what :func:`gact_graph.state_dict` gives, so a run that is resumed goes on with the same bits
+    and the same noise.
+
+    It logs ``gact_graph/raw_mb`` (what stock autograd would hold for backward, in 10^6 bytes),
+    ``gact_graph/stored_mb`` (what is held instead), ``gact_graph/rate`` (the one over the other)
+    and, once it was measured, ``gact_graph/gradient_error`` (how far the gradient was off, over its
+    length).
+
+    Args:
+        bits: As of :func:`gact_graph.wrap`.
+        options: The other options of :func:`gact_graph.wrap`, by name.
+
+    Attributes:
+        report: That of the last training step; also after the module was unwrapped.
+
+    Raises:
+        TypeError: ``gact_graph.wrap`` has no such option. What it raises for a value that is wrong,
+            it raises when the Trainer sets the module up.
+    """
+
+    def __init__(self, bits: float = 4, **options: Any) -> None:
+        inspect.signature(gact_graph.wrap).bind(None, bits, **options)
+        super().__init__()
+        self.report = Report(empty=True)
+        self._options = {"bits": bits, **options}
+        self._module: nn.Module | None = None
+        self._state: dict[str, Any] = {}
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        # Without parameters it makes its layers in configure_model, which comes after.
+        if stage == "fit" and next(pl_module.parameters(), None) is not None:
+            self._wrap(pl_module)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        if self._module is None:
+            self._wrap(pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.report = report = gact_graph.report(pl_module)
+        if not report.contexts:
+            return
+        scalars = {
+            "raw_mb": report.raw_bytes / 1e6,
+            "stored_mb": report.stored_bytes / 1e6,
+            "rate": report.rate,
+            "gradient_error": report.gradient_error,
+        }
+        found = {
+            f"gact_graph/{name}": value for name, value in scalars.items() if value is not None
+        }
+        pl_module.log_dict(found, on_step=True, on_epoch=False, batch_size=1)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        # Lightning does not come here after an exception; the next fit finds the module wrapped.
+        if stage == "fit" and self._module is not None:
+            self.state_dict()  # for checkpoints that are saved later
+            gact_graph.unwrap(self._module)
+            self._module = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """For Lightning: what its checkpoint holds."""
+        if self._module is not None:
+            self._state = gact_graph.state_dict(self._module)
+        return self._state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """For Lightning: takes over what a checkpoint holds, now or when the module is set up."""
+        self._state = dict(state_dict)
+        if self._module is not None and self._state:
+            gact_graph.load_state_dict(self._module, self._state)
+
+    def _wrap(self, module: nn.Module) -> None:
+        if self._module is not module:
+            self._module = gact_graph.wrap(module, **self._options)
+        if self._state:
+            gact_graph.load_state_dict(module, self._state)

@@ -1,0 +1,84 @@
+"""Builds ``csrc/cpu`` at first use and loads it; tells why where that cannot be done."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gact_graph.ops.kernels import cache, fallback
+from gact_graph.ops.kernels.compiler import compile_library, version
+from gact_graph.ops.kernels.once import once
+from gact_graph.ops.kernels.sources import digest, files_of
+from gact_graph.support.progress import telling
+
+# Floating-point contraction would round once where the other backends round twice.
+# Without errno lrint is one instruction.
+_FLAGS = ["-O3", "-std=c++17", "-ffp-contract=off", "-fno-math-errno"]
+VECTOR_FLAGS: dict[str, tuple[str, ...]] = {
+    "AVX512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"),
+    "AVX2": ("-mavx2", "-mf16c"),
+    "DEFAULT": (),
+}
+"""By the name that torch gives to what the processor can do; others take the plain loops."""
+
+
+@once
+def load() -> Any | None:
+    """The namespace of compiled operators, or None with one warning where there is no compiler."""
+    try:
+        return build(VECTOR_FLAGS.get(torch.backends.cpu.get_cpu_capability(), ()))
+    except Exception as error:  # whatever a toolchain may raise: the reference still serves
+        fallback.warn("build its CPU kernels", "a C++ compiler (g++ or clang++)", error)
+        return None
+
+
+@once
+def build(vector_flags: tuple[str, ...]) -> Any:
+    """Compiles the kernels with ``vector_flags``, or finds them in the cache, and loads them.
+
+    A file's name in the cache holds a hash of every source, the flags, and the versions of torch
+    and of the compiler, so that none is ever stale.
+
+    Raises:
+        FileNotFoundError: There is no compiler.
+        RuntimeError: It failed.
+        OSError: The library cannot be loaded.
+    """
+    flags = [*_FLAGS, *vector_flags]
+    name = f"gact_graph_cpu_{_digest(flags)}"
+    if not _load_from_cache(name):
+        # Built in a folder of its own: processes do not wait for each other, and one that is killed
+        # leaves no lock behind.
+        place = cache.place_to_build()
+        with tempfile.TemporaryDirectory(dir=place, prefix=cache.BUILD) as folder:
+            sources = [path for path in files_of("cpu") if path.suffix == ".cpp"]
+            defined = f"-DGACT_LIBRARY={name}"
+            kept_in = "" if place is None else f", which are then kept in {place}"
+            with telling(f"compiling kernels for the CPU{kept_in}"):
+                library = compile_library(sources, [*flags, defined], Path(folder))
+            kept = cache.keep(f"{name}.so", library.read_bytes())
+            torch.ops.load_library(str(kept or library))
+    return getattr(torch.ops, name)
+
+
+def _load_from_cache(name: str) -> bool:
+    path = cache.find(f"{name}.so")
+    if path is None:
+        return False
+    try:
+        torch.ops.load_library(str(path))
+    except OSError:  # whole, and yet of no use here: linked for another machine
+        cache.discard(path)
+        return False
+    return True
+
+
+def _digest(flags: list[str]) -> str:
+    how = [torch.__version__, str(torch.compiled_with_cxx11_abi())]
+    how += [platform.machine(), platform.system(), os.environ.get("CXX", ""), version()]
+    return digest("cpu", [*how, *flags])

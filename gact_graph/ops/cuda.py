@@ -1,0 +1,254 @@
+"""The operators on CUDA tensors: what is checked, allocated and handed to the kernels."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gact_graph.ops.checks import (
+    TILE,
+    check_coded,
+    check_packed,
+    check_quantization,
+    check_rows,
+    check_strided,
+    checked_numel,
+    used_size,
+)
+from gact_graph.ops.kernels import fallback, nvrtc
+from gact_graph.ops.kernels.nvrtc import Kernel
+from gact_graph.ops.kernels.once import once
+from gact_graph.ops.reference import bitmask as bits_reference
+from gact_graph.ops.reference import quantize as reference
+from gact_graph.ops.reference.bitmask import check_mask_test, check_pair, check_words
+from gact_graph.support.progress import telling
+
+Launch = Callable[..., None]
+"""As :func:`gact_graph.ops.kernels.nvrtc.launch`; the tests hand over another."""
+
+_LANES = 32
+_VECTOR = 16  # bytes that a lane loads at a time, and what addresses must be a multiple of
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_PLAIN_INTEGERS = (
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+)
+_TESTS = ("nonzero", "above", "not_at_most")
+
+
+class Kernels:
+    """The compiled kernels, with the signatures of the operators.
+
+    Everything is queued on the current stream; nothing waits for the device. A tensor that is not
+    contiguous, or does not begin at a multiple of 16 bytes, is copied first.
+
+    Args:
+        launch: Starts a kernel.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+
+    def pack(self, x: Tensor, bits: int, group_size: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Codes [ceil(numel / 64), bits] (int64) and stats [ceil(numel / group_size), 2]."""
+        check_quantization(bits, group_size)
+        check_strided("x", x, x.device)
+        check_coded("x", x.dtype)
+        x = _aligned(x)
+        n, groups = x.numel(), -(-x.numel() // group_size)
+        codes = x.new_empty((-(-n // TILE), bits), dtype=torch.int64)
+        stats = x.new_empty((groups, 2), dtype=torch.bfloat16)
+        if n:
+            kernel = _quantizer("pack", bits, x.dtype)
+            ends = codes.data_ptr(), stats.data_ptr()
+            size = used_size(group_size, n)
+            self._launch(kernel, x.device, groups, x.data_ptr(), n, size, seed, *ends)
+        return codes, stats
+
+    def unpack(
+        self,
+        codes: Tensor,
+        stats: Tensor,
+        shape: list[int],
+        bits: int,
+        group_size: int,
+        dtype: torch.dtype,
+        groups: Tensor | None = None,
+        values: Tensor | None = None,
+        seed: int | None = None,
+    ) -> Tensor:
+        """The decoded tensor of ``shape`` and ``dtype``, contiguous."""
+        n = checked_numel(shape)
+        check_packed(codes, stats, n, bits, group_size, dtype, groups, values)
+        x = codes.new_empty(shape, dtype=dtype)
+        if n:
+            kernel = _quantizer(_reading("unpack", seed), bits, dtype)
+            starts = codes.data_ptr(), stats.data_ptr(), *_exact(groups, values)
+            of_groups = -(-n // group_size)
+            size = used_size(group_size, n)
+            self._launch(kernel, x.device, of_groups, *starts, n, size, seed or 0, x.data_ptr())
+        return x
+
+    def unpack_rows(
+        self,
+        codes: Tensor,
+        stats: Tensor,
+        rows: Tensor,
+        numel: int,
+        width: int,
+        bits: int,
+        group_size: int,
+        dtype: torch.dtype,
+        groups: Tensor | None = None,
+        values: Tensor | None = None,
+        seed: int | None = None,
+    ) -> Tensor:
+        """Rows [len(rows), width] of the decoded tensor seen as [numel / width, width]."""
+        check_rows(rows, numel, width, codes.device)
+        check_packed(codes, stats, numel, bits, group_size, dtype, groups, values)
+        rows = rows.contiguous()
+        x = codes.new_empty((len(rows), width), dtype=dtype)
+        if len(rows):
+            kernel = _quantizer(_reading("unpack_rows", seed), bits, dtype)
+            starts = codes.data_ptr(), stats.data_ptr(), *_exact(groups, values), rows.data_ptr()
+            sizes = len(rows), numel, width, used_size(group_size, numel)
+            self._launch(kernel, x.device, len(rows), *starts, *sizes, seed or 0, x.data_ptr())
+        return x
+
+    def pack_bits(self, x: Tensor, test: int, threshold: float) -> Tensor:
+        """Words [ceil(numel / 64)] int64. Tests: 0 nonzero, 1 above, 2 not at most."""
+        check_mask_test(x, test)
+        kind = _name(x.dtype)
+        if x.dtype in _PLAIN_INTEGERS:
+            kind = str(x.element_size())
+        elif x.dtype not in _FLOATS:
+            x, kind = x != 0, "1"
+        x = _aligned(x)
+        words = _words_for(x)
+        if x.numel():
+            kernel = Kernel("cuda/bitmask.cu", f"{_TESTS[test]}_{kind}")
+            args = (threshold,) if test else ()
+            self._launch(
+                kernel, x.device, _warps(x), x.data_ptr(), x.numel(), *args, words.data_ptr()
+            )
+        return words
+
+    def pack_pair(self, x: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+        """Words, and a bool tensor [] that tells whether all elements were one of both."""
+        check_pair(x)
+        x = _aligned(x)
+        words, matched = _words_for(x), x.new_ones((), dtype=torch.bool)
+        if x.numel():
+            kernel = Kernel("cuda/bitmask.cu", f"pack_pair_{x.element_size()}")
+            ends = words.data_ptr(), matched.data_ptr()
+            pair = _raw(low, high, x.dtype)
+            self._launch(kernel, x.device, _warps(x), x.data_ptr(), x.numel(), *pair, *ends)
+        return words, matched
+
+    def unpack_bits(
+        self, words: Tensor, shape: list[int], low: float, high: float, dtype: torch.dtype
+    ) -> Tensor:
+        """The tensor of ``shape`` and ``dtype``, contiguous."""
+        check_words(words, shape, dtype)
+        x = words.new_empty(shape, dtype=dtype)
+        words = words.contiguous()
+        if x.numel():
+            kernel = Kernel("cuda/bitmask.cu", f"unpack_bits_{x.element_size()}")
+            pair = _raw(low, high, dtype)
+            self._launch(
+                kernel, x.device, _warps(x), words.data_ptr(), x.numel(), *pair, x.data_ptr()
+            )
+        return x
+
+
+def load(device: torch.device) -> Kernels | None:
+    """The kernels for a CUDA device, or None with one warning where there are none for it."""
+    return _load(device)
+
+
+@once
+def _load(device: torch.device) -> Kernels | None:
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "Expected a step before the CUDA graph is captured: the first one compiles the kernels"
+        )
+    try:
+        kernels = Kernels(nvrtc.launch)
+        with telling("compiling kernels for CUDA"):
+            verify(kernels, device)
+    except Exception as error:  # whatever a toolchain or driver may raise: the reference serves
+        remedy = f"`{_package()}` and a driver that is no older than that CUDA"
+        fallback.warn("make its CUDA kernels", remedy, error)
+        return None
+    return kernels
+
+
+def verify(kernels: Kernels, device: torch.device) -> None:
+    """Runs kernels of each source on a group, for what compiles may yet not start, or not work.
+
+    Waits for the device.
+
+    Raises:
+        RuntimeError: They did not give the reference's bytes.
+        Exception: Whatever the driver says.
+    """
+    x = torch.linspace(-1, 1, 256)
+    given = x.to(device)
+    packed, expected = kernels.pack(given, 4, 256, 1), reference.pack(x, 4, 256, 1)
+    unpacked = kernels.unpack(*packed, [256], 4, 256, x.dtype)
+    pairs = [
+        *zip(packed, expected, strict=True),
+        (unpacked, reference.unpack(*expected, [256], 4, 256, x.dtype)),
+        (kernels.pack_bits(given, 1, 0.0), bits_reference.pack_bits(x, 1, 0.0)),
+    ]
+    if not all(torch.equal(found.cpu(), wanted) for found, wanted in pairs):
+        raise RuntimeError(f"Expected the bytes of the reference from {device} (got others)")
+
+
+def _package() -> str:
+    """What pip installs for the CUDA that torch was built with."""
+    major = (torch.version.cuda or "13").split(".")[0]
+    return f"pip install 'cuda-core[cu{major}]'"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@functools.cache
+def _quantizer(name: str, bits: int, dtype: torch.dtype) -> Kernel:
+    return Kernel("cuda/quantize.cu", f"{name}_{_name(dtype)}", bits)
+
+
+def _reading(name: str, seed: int | None) -> str:
+    return name if seed is None else f"{name}_again"
+
+
+def _aligned(x: Tensor) -> Tensor:
+    x = x.contiguous()
+    return x if x.data_ptr() % _VECTOR == 0 else x.clone()
+
+
+def _words_for(x: Tensor) -> Tensor:
+    return x.new_empty(-(-x.numel() // TILE), dtype=torch.int64)
+
+
+def _warps(x: Tensor) -> int:
+    return -(-x.nbytes // (_LANES * _VECTOR))
+
+
+def _raw(low: float, high: float, dtype: torch.dtype) -> list[int]:
+    """The bits of both in ``dtype``, as torch itself converts them."""
+    pair = torch.tensor([low, high], dtype=torch.float64).to(dtype)
+    return pair.view(_INTEGERS[dtype.itemsize]).tolist()
+
+
+def _exact(groups: Tensor | None, values: Tensor | None) -> tuple[int, int, int]:
+    """Where the groups and their elements lie that the codes cannot tell, and how many they are."""
+    if groups is None or values is None:
+        return 0, 0, 0
+    return groups.data_ptr(), values.data_ptr(), len(groups)

@@ -1,0 +1,48 @@
+"""Where the sources of the kernels lie, and which files a compiler reads."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+_SOURCES = ("*.h", "*.cpp", "*.cu")
+
+
+@functools.cache
+def csrc() -> Path:
+    """The folder ``csrc``: inside the package where a wheel is installed, else beside it.
+
+    Raises:
+        FileNotFoundError: It is in neither place.
+    """
+    package = Path(__file__).resolve().parents[2]
+    places = (package / "csrc", package.parent / "csrc")
+    for place in places:
+        if (place / "noise.h").is_file():
+            return place
+    raise FileNotFoundError(f"Expected the sources of the kernels in {places[0]} or {places[1]}")
+
+
+def files_of(backend: str) -> list[Path]:
+    """Every file that a compiler may read for ``cpu`` or ``cuda``, in a stable order."""
+    folders = (csrc(), csrc() / backend)
+    return sorted(path for folder in folders for kind in _SOURCES for path in folder.glob(kind))
+
+
+def digest(backend: str, how: Iterable[str]) -> str:
+    """Names what a compiler makes of these files.
+
+    Args:
+        backend: ``cpu`` or ``cuda``.
+        how: All else that the result depends on: options, versions, the machine.
+    """
+    mark = hashlib.sha256()
+    for text in (*how, *(part for path in files_of(backend) for part in _named(path))):
+        mark.update(text.encode() + b"\0")
+    return mark.hexdigest()[:16]
+
+
+def _named(path: Path) -> tuple[str, str]:
+    return str(path.relative_to(csrc())), path.read_text()

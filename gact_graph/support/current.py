@@ -1,0 +1,223 @@
+"""Which session captures on this thread, and what the rooms below it may ask of it.
+
+Hooks and patched methods find the session here. They hold none, so that modules stay picklable.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from gact_graph.support.advising import advising
+from gact_graph.support.heap import give_back_now_and_then
+from gact_graph.support.warn import warn
+
+_local = threading.local()
+
+
+class Coding(NamedTuple):
+    """How node tensors are quantized while a layer that runs again in backward reads them."""
+
+    bits: int
+    group_size: int
+    seed: int
+
+
+class Steps(Protocol):
+    """The trace of a session, as hooks and layers see it."""
+
+    def paused(self) -> AbstractContextManager[None]: ...
+
+    def standing_for(
+        self, name: str, tensors: dict[str, Tensor], only_here: Collection[str] = ()
+    ) -> AbstractContextManager[Any]: ...
+
+    def leave(self, module: str) -> None: ...
+
+    def enter_phase(self, phase: str) -> None: ...
+
+    def leave_phase(self, phase: str) -> None: ...
+
+
+class Sizes(Protocol):
+    """Notes how many nodes and edges there are."""
+
+    def add(self, edge_index: Any, size: Any) -> None: ...
+
+
+class Capture(Protocol):
+    """A session, as hooks and layers see it; :class:`gact_graph.capture.session.Session` is one."""
+
+    owner: Owner
+
+    @property
+    def trace(self) -> Steps: ...
+
+    @property
+    def sizes(self) -> Sizes: ...
+
+    def enter(
+        self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None: ...
+
+    def own_leaves(self, inputs: Any) -> None: ...
+
+    def leaves_alone(self, nbytes: int) -> bool: ...
+
+    @property
+    def may_run_backward_twice(self) -> bool: ...
+
+    def layer_ran(
+        self, name: str, way: str, blocks: int | None, reason: str | None, counted: bool = True
+    ) -> None: ...
+
+    def stock_saves(self, operation: Any, nbytes: int, tensors: dict[str, Tensor]) -> None: ...
+
+    def coding_of(self, module: str) -> Coding | None: ...
+
+
+def current() -> Capture | None:
+    """The session that captures on this thread, or None."""
+    session: Capture | None = getattr(_local, "session", None)
+    return session
+
+
+def set_current(session: Capture | None) -> None:
+    """Makes ``session`` (or None) the one that captures on this thread."""
+    _local.session = session
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """No session follows what runs inside, on this thread."""
+    session = current()
+    with ExitStack() as stack:
+        if session is not None:
+            stack.enter_context(session.trace.paused())
+        stack.callback(set_current, session)
+        set_current(None)
+        yield
+
+
+def unpack(saved: Any) -> torch.Tensor:
+    """The unpack hook: the tensor of a :class:`gact_graph.codecs.Saved`."""
+    with advising(saved.advise):
+        tensor: torch.Tensor = saved.tensor()
+    give_back_now_and_then(tensor)
+    return tensor
+
+
+Backward = Callable[..., tuple[torch.Tensor | None, ...]]
+
+
+def advises(backward: Backward) -> Backward:
+    """Decorates the backward of an autograd function: out of memory, it says what to do.
+
+    The advice is that of the step whose tensors the function has saved.
+    """
+
+    @functools.wraps(backward)
+    def run(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        saved = saved_by(ctx)
+        with advising(saved[0].advise if saved else None):
+            return backward(ctx, *gradients)
+
+    return run
+
+
+def saved_by(ctx: Any) -> list[Any] | None:
+    """What our pack hook made of a function's ``saved_tensors``; None if other hooks hold some.
+
+    Those of others are not called: the ones of ``torch.utils.checkpoint`` would run a forward.
+    """
+    raw = ctx._raw_saved_tensors
+    return [one.data for one in raw] if all(one.unpack_hook is unpack for one in raw) else None
+
+
+def are_innermost() -> bool:
+    """Whether tensors that autograd saves now reach our hooks first, or no hooks at all."""
+    top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return top is None or top[1] is unpack
+
+
+class Owner:
+    """The identity of one wrapped model, which all of its hooks carry.
+
+    A copy of the model, pickled or deep-copied, has another owner, which its own hooks carry.
+
+    Attributes:
+        followed: Whether a training forward of the model was ever followed.
+    """
+
+    def __init__(self) -> None:
+        self.followed = False
+        self._origin = uuid.uuid4().int
+
+    def warn_unless_followed(self, gradient: torch.Tensor) -> None:
+        """A hook on the output of a submodule: warns once that nothing was compressed for it."""
+        if self.followed or self._origin in _warned:
+            return
+        _warned.add(self._origin)
+        warn(
+            "A backward reached layers of a model that gact_graph wraps, and nothing was "
+            "compressed: what called them is neither the model's forward nor a method that is "
+            "followed. Name what your training loop calls, as in gact_graph.wrap(model, "
+            "methods=('encode',)), or train inside `with gact_graph.compress(model)`. If the "
+            "layers were copied out of a wrapped model, as to_hetero does, wrap the result: "
+            "gact_graph.wrap(to_hetero(gact_graph.unwrap(model), metadata))."
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"followed": False}  # a copy is another model
+
+
+_warned: set[int] = set()
+"""The models, and the parts copied out of them, of which that was said."""
+
+
+def session_of(owner: Owner) -> Capture | None:
+    """The session that captures on this thread, if it is that of this owner's model; else None.
+
+    Also None while a compiler traces: compiled operations save other tensors.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    session = current()
+    return session if session is not None and session.owner is owner else None
+
+
+@contextmanager
+def leaving_alone(owner: Owner, pack: Callable[[torch.Tensor], Any]) -> Iterator[None]:
+    """Inside, this owner's model is not compressed on this thread.
+
+    Args:
+        owner: The model's.
+        pack: The pack hook, which gets what autograd saves.
+    """
+    outer = getattr(_local, "alone", None)
+    with ExitStack() as stack:
+        stack.callback(setattr, _local, "alone", outer)
+        _local.alone = owner
+        stack.enter_context(saved_tensors_hooks(pack, unpack))
+        yield
+
+
+def is_left_alone(owner: Owner) -> bool:
+    """Whether :func:`leaving_alone` is active for this owner on this thread."""
+    return getattr(_local, "alone", None) is owner
+
+
+class Hook:
+    """A hook of a wrapped model. It carries the owner and the name of its module or phase."""
+
+    def __init__(self, owner: Owner, name: str) -> None:
+        self.owner = owner
+        self.name = name

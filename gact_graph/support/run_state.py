@@ -1,0 +1,85 @@
+"""What an operation depends on besides its arguments: random states and autocast."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+
+class RunState:
+    """Records the random states and autocast as they are now, so that they can be restored.
+
+    Args:
+        devices: Types of the devices that are used besides the CPU.
+    """
+
+    def __init__(self, devices: set[str]) -> None:
+        self._random = _RandomState.now()
+        self._autocast = {
+            kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+            for kind in {"cpu", *devices}
+        }
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restores both inside, with gradients on. The caller's random states return on exit."""
+        now = _RandomState.now()
+        with ExitStack() as stack:
+            stack.callback(now.set)
+            self._random.set()
+            stack.enter_context(torch.enable_grad())
+            for kind, (enabled, dtype) in self._autocast.items():
+                stack.enter_context(torch.autocast(kind, dtype, enabled))
+            yield
+
+    def restore_random_state(self) -> None:
+        """Restores the random states for good."""
+        self._random.set()
+
+
+def check_once(what: str) -> None:
+    """Refuses a backward with ``create_graph=True``: what runs again in it has no graph.
+
+    Raises:
+        RuntimeError: Backward runs with ``create_graph=True``.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"Expected a backward without create_graph=True (got one through {what}, whose "
+            "gradient cannot be differentiated again). For second derivatives (hvp, hessian, "
+            "functional.jvp, gradient penalties) wrap the model with level='L1' or "
+            "level='lossless'; for third ones with blocks=False, too."
+        )
+
+
+@dataclass(frozen=True)
+class _RandomState:
+    """States of the generators of torch, Python and NumPy: some layers sample with the last two."""
+
+    cpu: Tensor
+    cuda: list[Tensor]
+    python: object
+    numpy: Any
+
+    @classmethod
+    def now(cls) -> _RandomState:
+        return cls(
+            torch.get_rng_state(),
+            torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+            random.getstate(),
+            numpy.random.get_state(),
+        )
+
+    def set(self) -> None:
+        torch.set_rng_state(self.cpu)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(self.cuda)
+        random.setstate(self.python)  # type: ignore[arg-type]
+        numpy.random.set_state(self.numpy)

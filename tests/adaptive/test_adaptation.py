@@ -1,0 +1,460 @@
+"""Sensitivities: measured without a trace, true to the definition, and put to use."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from samples import (  # noqa: F401
+    FEATURES,
+    GraphNet,
+    Mlp,
+    equal,
+    gradients,
+    graph,
+    labels,
+    make,
+    one_thread,
+    replayed,
+    train_step,
+)
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.nn import SAGEConv
+
+import gact_graph
+from gact_graph.adaptive.replay import Recording
+from gact_graph.support.storage import tensors_in
+
+X, EDGES = graph()
+
+
+def wrapped(kind="gat", bits=6, **options):
+    model = make(lambda: GraphNet(kind)) if isinstance(kind, str) else kind
+    return gact_graph.wrap(model, bits=bits, adaptive=True, **options)
+
+
+class Deep(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(FEATURES, FEATURES) for _ in range(layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh().exp()
+        return x
+
+
+def widths(model):
+    return {row.slot: row.bits for row in gact_graph.report(model).contexts if row.bits is not None}
+
+
+def passes(model):
+    return model.forward.controller.forward.adaptation.passes
+
+
+def everything(model):
+    """Whatever a replay might disturb."""
+    return [
+        *(p.detach().clone() for p in model.parameters()),
+        *(b.clone() for b in model.buffers()),
+        *(p.grad.clone() for p in model.parameters() if p.grad is not None),
+        torch.get_rng_state(),
+    ]
+
+
+class TestReplay:
+    def gradient(self, model, recording):
+        return replayed(model, recording, None)
+
+    @pytest.mark.parametrize("kind", ["gcn", "gat", "sage", "gin"])
+    def test_gives_the_same_gradient_and_leaves_no_trace(self, kind):
+        model = gact_graph.wrap(make(lambda: GraphNet(kind)), level="lossless", bits=32)
+        optimizer = torch.optim.Adam(model.parameters())
+        torch.manual_seed(3)
+        recording = Recording(model, (X, EDGES), {})
+        fresh = copy.deepcopy(model)
+        out = model(X, EDGES)
+        recording.watch(out)
+        F.cross_entropy(out, labels()).backward()
+        objects = [id(t) for t in (*model.parameters(), *model.buffers())]
+        before, versions = everything(model), [p._version for p in model.parameters()]
+        assert equal(self.gradient(model, recording), gradients(model))
+        assert equal(everything(model), before)
+        assert [p._version for p in model.parameters()] == versions
+        assert [id(t) for t in (*model.parameters(), *model.buffers())] == objects
+        optimizer.step()
+        torch.manual_seed(3)
+        assert torch.equal(fresh(X, EDGES), out)
+
+    def test_hooks_on_parameters_rest(self):
+        calls = []
+        model = wrapped()
+        next(model.parameters()).register_hook(lambda grad: calls.append(1))
+        for _ in range(3):
+            train_step(model, X, EDGES)
+        assert len(calls) == 3 and passes(model) == 3
+
+    @pytest.mark.parametrize("steps", [1, 2, 5])
+    def test_training_is_the_same_with_and_without_measuring(self, steps):
+        """With exact codecs the scheme changes nothing, so whatever differs is a trace."""
+
+        def run(measure):
+            model = wrapped(bits=4) if measure else gact_graph.wrap(make(lambda: GraphNet("gat")))
+            if measure:  # it allocates, and 32 bits are asked for all the same
+                model.forward.controller.forward.scheme.bits_of = lambda slot: 32
+            else:
+                gact_graph.unwrap(model)
+            optimizer = torch.optim.Adam(model.parameters())
+            torch.manual_seed(0)
+            for _ in range(steps):
+                optimizer.zero_grad()
+                F.cross_entropy(model(X, EDGES), labels()).backward()
+                optimizer.step()
+            return everything(model)
+
+        assert equal(run(True), run(False))
+
+
+class LiveBytes(TorchDispatchMode):
+    """The most bytes of storages made inside that were alive at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.peak = 0
+        self._alive = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in tensors_in(out):
+            storage = tensor.untyped_storage()
+            self._alive[StorageWeakRef(storage)] = storage.nbytes()
+        self._alive = {ref: size for ref, size in self._alive.items() if not ref.expired()}
+        self.peak = max(self.peak, sum(self._alive.values()))
+        return out
+
+
+@pytest.mark.parametrize(("kind", "blocks"), [("gcn", None), ("gat", None), ("gat", 4096)])
+def test_measuring_peaks_little_above_a_step(kind, blocks):
+    """It holds codes of four bits more, and up to 32,768 samples of each tensor."""
+    model = wrapped(kind, bits=4, blocks=blocks)
+    nodes = 50_000
+    x, edges = graph(nodes=nodes, edges=300_000)
+
+    def forward_and_backward():
+        out = model(x, edges)
+        F.cross_entropy(out, labels(nodes)).backward()
+        model.zero_grad()
+
+    with LiveBytes() as step:
+        forward_and_backward()
+    with LiveBytes() as measuring:
+        controller = model.forward.controller
+        controller.measure(model, model.forward.original, to_the_end=True)
+    assert passes(model) == 3
+    assert measuring.peak <= 1.4 * step.peak
+
+
+class TestAdaptation:
+    def test_measures_after_the_first_step_and_again_later_in_two_parts(self):
+        model = wrapped(adapt_interval=4)
+        counts = []
+        for _ in range(12):
+            train_step(model, X, EDGES)
+            counts.append(passes(model))
+        assert counts == [0, 1, 3, 3, 4, 6, 6, 6, 7, 9, 9, 9]
+
+    def test_costs_the_same_for_any_number_of_slots(self):
+        counts = []
+        for layers in (1, 6):
+            model = wrapped(make(lambda n=layers: Deep(n)))
+            for _ in range(4):
+                train_step(model, X)
+            counts.append((len(widths(model)), passes(model)))
+        assert counts[1][0] > 3 * counts[0][0] and counts[0][1] == counts[1][1] == 3
+
+    def test_the_average_is_kept_and_spent_unevenly(self):
+        model = wrapped(bits=5)
+        for _ in range(4):
+            train_step(model, X, EDGES)
+        report = gact_graph.report(model)
+        assert 4.5 < report.average_bits <= 5
+        assert len({*widths(model).values()}) > 1
+        measured = [row.sensitivity for row in report.contexts if row.bits is not None]
+        assert all(c is not None and c > 0 for c in measured)
+
+    def test_a_fraction_and_a_pin(self):
+        model = wrapped(bits=5.5, pin={"*linear*": 8})
+        for _ in range(4):
+            train_step(model, X, EDGES)
+        bits = widths(model)
+        assert bits.pop("convs.1/lin/linear.input") == 8
+        free = [row for row in gact_graph.report(model).contexts if row.slot in bits]
+        taken = sum(row.numel * row.bits for row in free if row.bits < 16)
+        assert taken <= 5.5 * sum(row.numel for row in free if row.bits < 16)
+
+    def test_outputs_of_every_kind(self):
+        class Several(GraphNet):
+            def forward(self, x, edge_index):
+                out = super().forward(x, edge_index)
+                return {"a": (out, Data(x=out.tanh())), "unused": out.exp()}
+
+        model = wrapped(make(lambda: Several("gat")))
+        for _ in range(2):
+            out = model(X, EDGES)
+            (out["a"][0].sum() + out["a"][1].x.square().sum()).backward()
+        assert passes(model) == 1
+
+    def test_changing_batches_and_accumulation(self):
+        model = wrapped("gcn", adapt_interval=2)
+        for step in range(8):
+            train_step(model, *graph(nodes=300 + 10 * step, edges=2000 + 100 * step, seed=step))
+            model(X, EDGES).sum().backward()
+        assert passes(model) > 8
+        assert all(g.isfinite().all() for g in gradients(model))
+
+    def test_several_forwards_before_one_backward(self):
+        model = wrapped()
+        for _ in range(3):
+            (model(X, EDGES) * model(X, EDGES)).sum().backward()
+        assert passes(model) == 3
+
+    def test_frozen_and_shared_parameters(self):
+        class Shared(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a = nn.Linear(FEATURES, FEATURES)
+                self.b = self.a
+                self.frozen = nn.Linear(FEATURES, FEATURES).requires_grad_(False)
+
+            def forward(self, x):
+                return self.b(self.frozen(self.a(x).tanh()).exp())
+
+        model = wrapped(Shared())
+        for _ in range(3):
+            model(X).sum().backward()
+        assert passes(model) == 3
+        assert model.a is model.b and model.frozen.weight.grad is None
+
+    def test_what_cannot_be_replayed_is_told_once(self):
+        model, x = wrapped(), X.clone()
+        model(x, EDGES).sum().backward()
+        x.add_(1)
+        with pytest.warns(RuntimeWarning, match="changed in place since"):
+            model(x, EDGES)
+        assert passes(model) == 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model(x, EDGES).sum().backward()
+            x.add_(1)
+            model(x, EDGES)
+
+    def test_a_part_of_a_larger_model(self):
+        encoder, model = nn.Linear(FEATURES, FEATURES), wrapped("sage")
+        for _ in range(2):
+            encoder.zero_grad()
+            model(encoder(X), EDGES).sum().backward()
+        assert passes(model) == 1
+        before = encoder.weight.grad.clone()
+        model.forward.controller.measure(model, model.forward.original)
+        assert torch.equal(encoder.weight.grad, before)
+
+    def test_objects_that_hold_a_graph_cannot_be_replayed(self):
+        class Taking(GraphNet):
+            def forward(self, data):
+                return super().forward(data.x, data.edge_index)
+
+        encoder, model = nn.Linear(FEATURES, FEATURES), wrapped(make(lambda: Taking("sage")))
+        with pytest.warns(RuntimeWarning, match="hold tensors of another module's graph"):
+            model(Data(x=encoder(X), edge_index=EDGES)).sum().backward()
+
+    def test_other_levels_measure_nothing(self):
+        model = gact_graph.wrap(make(GraphNet), level="lossless", bits=32, adaptive=True)
+        for _ in range(2):
+            train_step(model, X, EDGES)
+        assert model.forward.controller.forward.adaptation is None
+
+    @pytest.mark.parametrize("clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+    def test_copies_measure_for_themselves(self, clone):
+        model = wrapped()
+        train_step(model, X, EDGES)
+        other = clone(model)
+        for _ in range(2):
+            train_step(other, X, EDGES)
+        assert passes(other) > 0 == passes(model)
+
+
+class TestState:
+    def run(self, model, optimizer, start, stop):
+        for step in range(start, stop):
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            F.cross_entropy(model(X, EDGES), labels()).backward()
+            optimizer.step()
+
+    @pytest.mark.parametrize("stop", [1, 2, 3, 4, 5])
+    def test_a_resumed_run_goes_on_bit_by_bit(self, stop):
+        model = wrapped(adapt_interval=2)
+        optimizer = torch.optim.Adam(model.parameters())
+        self.run(model, optimizer, 0, stop)
+        states = copy.deepcopy(
+            (model.state_dict(), optimizer.state_dict(), gact_graph.state_dict(model))
+        )
+        self.run(model, optimizer, stop, stop + 4)
+
+        other = wrapped(adapt_interval=2)
+        another = torch.optim.Adam(other.parameters())
+        other.load_state_dict(states[0])
+        another.load_state_dict(states[1])
+        gact_graph.load_state_dict(other, states[2])
+        self.run(other, another, stop, stop + 4)
+        assert equal([*other.parameters()], [*model.parameters()])
+        assert widths(other) == widths(model)
+
+    def test_of_a_model_with_the_same_bits_everywhere(self):
+        model, other = (gact_graph.wrap(make(Mlp), bits=2, adaptive=False) for _ in range(2))
+        train_step(model, X)
+        gact_graph.load_state_dict(other, gact_graph.state_dict(model))
+        assert equal(train_step(other, X), train_step(model, X))
+
+    def test_of_the_other_kind_is_refused(self):
+        fixed, adaptive = gact_graph.wrap(make(Mlp), adaptive=False), wrapped(make(Mlp))
+        with pytest.raises(ValueError, match="Expected the state of a model with adaptive=True"):
+            gact_graph.load_state_dict(adaptive, gact_graph.state_dict(fixed))
+
+
+class TestAlarm:
+    def steps(self, bits, lr, **options):
+        model = wrapped(bits=bits, adapt_interval=1, **options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        for step in range(12):
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            F.cross_entropy(model(X, EDGES), labels()).backward()
+            optimizer.step()
+        return model
+
+    def test_one_bit_and_a_high_learning_rate_provoke_it_once(self):
+        with pytest.warns(RuntimeWarning, match="noise of compression dominates") as caught:
+            model = self.steps(1, 5.0)
+        found = [w for w in caught if "dominates" in str(w.message)]
+        assert len(found) == 1
+        text = str(found[0].message)
+        assert "Most of it comes from" in text and "Take more bits" in text
+        assert any(row.slot in text for row in gact_graph.report(model).contexts)
+
+    def test_eight_bits_do_not(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model = self.steps(8, 0.01)
+        assert gact_graph.report(model).variance_ratio < 0.1
+
+    def test_the_cure_it_names_is_one(self):
+        model = self.steps(4, 0.01)
+        scheme = model.forward.controller.forward.scheme
+        cure = scheme.cure(0.001)
+        assert scheme._ratio(scheme._allocated(cure)) <= 0.001
+        assert scheme._ratio(scheme._allocated(cure - 0.5)) > 0.001
+
+
+class TestLog:
+    def test_scalars(self):
+        model = wrapped()
+        for _ in range(4):
+            train_step(model, X, EDGES)
+        report, seen = gact_graph.report(model), []
+        report.log(lambda *scalar: seen.append(scalar), 7)
+        names = ["rate", "stored_mb", "average_bits", "variance_ratio", "gradient_error"]
+        assert [(name, step) for name, _, step in seen] == [(f"gact_graph/{n}", 7) for n in names]
+        values = [value for _, value, _ in seen]
+        expected = [report.rate, report.stored_bytes / 1e6, report.average_bits]
+        assert values == [*expected, report.variance_ratio, report.gradient_error]
+        assert 0 < report.variance_ratio < 1
+
+    def test_a_writer_of_tensorboards_kind(self):
+        class Writer:
+            def add_scalar(self, name, value, step):
+                seen.append(name)
+
+        seen = []
+        model = gact_graph.wrap(make(Mlp), adaptive=False)
+        train_step(model, X)
+        gact_graph.report(model).log(Writer())
+        assert len(seen) == 3  # nothing was measured
+
+    def test_anything_else_is_refused(self):
+        with pytest.raises(TypeError, match=r"Expected a writer with add_scalar.*got int"):
+            gact_graph.report(wrapped()).log(3)
+
+
+def test_no_warning_in_ordinary_use():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = wrapped(adapt_interval=2)
+        for _ in range(6):
+            train_step(model, X, EDGES)
+
+
+class Embeds(nn.Module):
+    """Puts embeddings where the indices were, as examples with bipartite graphs do."""
+
+    def __init__(self):
+        super().__init__()
+        self.user, self.item = nn.Embedding(300, 32), nn.Embedding(200, 32)
+        self.conv = SAGEConv((32, 32), 32)
+
+    def forward(self, x_dict, edge_index):
+        x_dict["user"] = self.user(x_dict["user"])
+        x_dict["item"] = self.item(x_dict["item"])
+        return self.conv((x_dict["user"], x_dict["item"]), edge_index).relu() @ torch.ones(32, 5)
+
+
+class EmbedsInData(Embeds):
+    def forward(self, data):
+        data["user"].x = self.user(data["user"].x)
+        data["item"].x = self.item(data["item"].x)
+        x = data["user"].x, data["item"].x
+        return self.conv(x, data["user", "item"].edge_index).relu() @ torch.ones(32, 5)
+
+
+class TestForwardChangesItsArguments:
+    def edges(self):
+        generator = torch.Generator().manual_seed(0)
+        return torch.stack([torch.randint(n, (3000,), generator=generator) for n in (300, 200)])
+
+    def test_in_a_dict(self):
+        model = gact_graph.wrap(make(Embeds), bits=4, adapt_interval=2)
+        for _ in range(5):
+            train_step(model, {"user": torch.arange(300), "item": torch.arange(200)}, self.edges())
+        assert gact_graph.report(model).passes > 1
+
+    def test_in_a_data_object(self):
+        model = gact_graph.wrap(make(EmbedsInData), bits=4, adapt_interval=2)
+        for _ in range(5):
+            data = HeteroData()
+            data["user"].x, data["item"].x = torch.arange(300), torch.arange(200)
+            data["user", "item"].edge_index = self.edges()
+            train_step(model, data)
+            assert data["user"].x.is_floating_point()
+        assert gact_graph.report(model).passes > 1
+
+    def test_in_an_object_of_the_users_own(self):
+        class Batch:
+            def __init__(self, x):
+                self.x = x
+
+        class Changes(Mlp):
+            def forward(self, batch):
+                batch.x = batch.x.float()
+                return super().forward(batch.x)
+
+        model = gact_graph.wrap(make(Changes), adapt_interval=2)
+        for _ in range(5):
+            train_step(model, Batch(torch.ones(300, 32, dtype=torch.float64)))
+        assert gact_graph.report(model).passes > 1

@@ -1,0 +1,118 @@
+"""Which slot has how many bits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gact_graph.adaptive.scheme import Scheme
+from gact_graph.support.rows import Row
+
+
+def row(slot, numel=1000, bits=2):
+    return Row(slot, "node", "quantize", (numel,), numel, bits, 4 * numel, numel)
+
+
+def test_before_anything_is_measured_the_average_holds():
+    assert Scheme(4, {}).bits_of("a") == 4
+    assert Scheme(2.9, {}).bits_of("a") == 2
+    assert Scheme(1, {}).bits_of("a") == 1
+
+
+def test_measured_slots_share_the_budget():
+    scheme = Scheme(3, {})
+    scheme.see([row("a"), row("b"), row("mask", bits=None)])
+    assert scheme.free == ["a", "b"] and not scheme.measured
+    scheme.measure({"a": 1.0}, error=0.0, explained=0.0)
+    assert not scheme.measured and scheme.bits_of("a") == 3
+    scheme.measure({"b": 1e-4}, error=0.0, explained=0.0)
+    assert scheme.measured
+    assert scheme.bits_of("a") > 3 > scheme.bits_of("b")
+    assert scheme.bits_of("a") + scheme.bits_of("b") <= 6
+
+
+def test_smaller_measurements_are_smoothed_and_larger_ones_count_at_once():
+    scheme = Scheme(2, {})
+    scheme.see([row("a")])
+    for _ in range(2):
+        scheme.measure({"a": 3.0}, error=0.0, explained=0.0)
+    scheme.measure({"a": 1.0}, error=0.0, explained=0.0)
+    assert scheme.sensitivity_of("a") == 2.0
+    scheme.measure({"a": 5.0}, error=0.0, explained=0.0)
+    assert scheme.sensitivity_of("a") == 5.0
+    assert scheme.sensitivity_of("b") is None
+
+
+def test_what_the_first_steps_told_keeps_no_bits_after_the_second_measurement():
+    scheme = Scheme(2, {})
+    scheme.see([row("early"), row("late")])
+    scheme.measure({"early": 1.0, "late": 0.01}, error=0.0, explained=0.0)
+    scheme.measure({"early": 0.01, "late": 0.1}, error=0.0, explained=0.0)
+    assert scheme.sensitivity_of("early") == 0.01
+    assert [scheme.bits_of(slot) for slot in ("early", "late")] == [1, 3]
+
+
+def test_a_slot_gets_few_bits_only_after_two_measurements():
+    scheme = Scheme(4, {})
+    scheme.see([row("a"), row("b")])
+    scheme.measure({"a": 1.0, "b": 1e-6}, error=0.0, explained=0.0)
+    assert [scheme.bits_of(slot) for slot in "ab"] == [5, 3]
+    scheme.measure({"a": 1.0, "b": 1e-6}, error=0.0, explained=0.0)
+    assert [scheme.bits_of(slot) for slot in "ab"] == [7, 1]
+
+
+def test_an_error_larger_than_the_slots_explain_counts():
+    scheme = Scheme(2, {})
+    scheme.see([row("a")])
+    scheme.measure({"a": 0.9}, error=0.2, explained=0.3)  # 0.9 * S(2) = 0.1
+    assert scheme.variance_ratio == pytest.approx(0.1)
+    assert scheme.gradient_error == 0.2
+    scheme.measure({"a": 0.9}, error=0.6, explained=0.3)
+    assert scheme.variance_ratio == pytest.approx(0.9 * 4 / 49)  # 3 bits by now
+
+
+@pytest.mark.parametrize(("sensitivity", "average"), [(1.0, 2), (20.0, 2.5), (1e6, 3)])
+def test_an_error_too_large_gets_bits_on_top_of_the_average(sensitivity, average):
+    scheme = Scheme(2, {})
+    scheme.see([row("a"), row("b")])
+    for _ in range(2):
+        scheme.measure({"a": sensitivity, "b": 1e-9}, error=0.5, explained=0.5)
+    assert (scheme.bits_of("a") + scheme.bits_of("b")) / 2 == average
+
+
+def test_pins_hold_and_come_on_top():
+    scheme = Scheme(4, {"*.lin*": 8, "convs.1*": 2})
+    assert scheme.bits_of("convs.1/x.linear") == 8  # the first pattern that matches
+    scheme.see([row("convs.0/x.linear", bits=8), row("a"), row("b")])
+    assert scheme.free == ["a", "b"]
+    scheme.measure({"a": 1.0, "b": 1.0}, error=0.0, explained=0.0)
+    assert [scheme.bits_of(slot) for slot in ("convs.0/x.linear", "a", "b")] == [8, 4, 4]
+
+
+def test_what_an_operation_asks_for_comes_on_top():
+    scheme = Scheme(4, {})
+    scheme.see([row("sum", bits=16), row("a"), row("b")])
+    assert scheme.free == ["a", "b"]
+    scheme.measure({"a": 1.0, "b": 1.0}, error=0.0, explained=0.0)
+    assert [scheme.bits_of(slot) for slot in ("sum", "a", "b")] == [16, 4, 4]
+
+
+def test_state():
+    scheme = Scheme(3, {})
+    scheme.see([row("a"), row("b"), row("sum", bits=16)])
+    scheme.measure({"a": 1.0, "b": 100.0}, error=0.0, explained=0.0)
+    state = json.loads(json.dumps(scheme.state_dict()))
+    other = Scheme(3, {})
+    other.load_state_dict(state)
+    assert other.state_dict() == scheme.state_dict()
+    assert [other.bits_of(s) for s in "ab"] == [scheme.bits_of(s) for s in "ab"]
+
+
+def test_a_slot_that_could_not_be_measured_yet_does_not_stop_the_others():
+    scheme = Scheme(2, {})
+    scheme.see([row("a")])
+    scheme.measure({"a": 1.0}, error=0.0, explained=0.0)
+    scheme.see([row("b"), row("c")])
+    scheme.measure({"b": 1.0}, error=0.0, explained=0.0)
+    assert scheme.variance_ratio > 0

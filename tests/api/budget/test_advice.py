@@ -1,0 +1,136 @@
+"""What a user reads whose CUDA device is out of memory, without having one."""
+
+import gc
+import types
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.nn import GCNConv, MessagePassing
+
+import gact_graph
+from gact_graph.codecs.quantize import Quantized
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A device whose memory a test may set."""
+    properties = types.SimpleNamespace(total_memory=GIB)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: properties)
+    return properties
+
+
+class Once:
+    """Something that runs out of memory in backward, the first time."""
+
+    def __init__(self):
+        self.waits = True
+
+    def run(self):
+        if self.waits and torch._C._current_graph_task_id() != -1:
+            self.waits = False
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+class Full(nn.Module):
+    """Runs out of memory at the first call, and not when it is tried on less."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = GCNConv(16, 32)
+
+    def forward(self, x, edge_index):
+        if edge_index.size(1) > 200_000:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return self.conv(x, edge_index)
+
+
+class Conv(MessagePassing):
+    def __init__(self, once):
+        super().__init__()
+        self.lin = nn.Linear(64, 64)
+        self.once = once
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x).relu())
+
+    def message(self, x_i, x_j):
+        self.once.run()
+        return torch.sigmoid(x_i - x_j) * x_j
+
+
+class Net(nn.Module):
+    def __init__(self, once):
+        super().__init__()
+        self.first, self.second = GCNConv(64, 64), Conv(once)
+
+    def forward(self, x, edge_index):
+        return self.second(self.first(x, edge_index).tanh(), edge_index)
+
+
+def call(total, device):
+    device.total_memory = total
+    torch.manual_seed(0)
+    model = gact_graph.wrap(Full())
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as caught:
+        model(torch.randn(8000, 16), torch.randint(8000, (2, 300_000)))
+    return str(caught.value)
+
+
+def test_it_names_the_way_that_would_fit(device):
+    text = call(GIB, device)
+    assert (
+        "stock would fit into the 1.00 GiB that were free: wrap(model, memory=1073741824)" in text
+    )
+
+
+def test_it_says_where_nothing_would(device):
+    text = call(1 << 20, device)
+    assert "no way to train fits into the 1.0 MiB that were free; the smallest, " in text
+
+
+def forward(once, **settings):
+    """A wrapped model, its inputs, and what it gives."""
+    torch.manual_seed(0)
+    model = gact_graph.wrap(Net(once), min_bytes=0, adaptive=False, **settings)
+    inputs = torch.randn(500, 64), torch.randint(500, (2, 5000))
+    return model, inputs, model(*inputs)
+
+
+def error_of(out):
+    with pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory\. ") as caught:
+        out.sum().backward()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("level", ["L1", "CB2"])
+def test_a_layer_that_runs_again_in_backward_has_the_advice(device, level):
+    model, inputs, out = forward(Once(), level=level, blocks=4096)
+    text = error_of(out)
+    assert text.count("gact_graph: ") == 1
+    assert "gact_graph: stock would fit into the 1.00 GiB that were free: wrap(" in text
+    model(*inputs).sum().backward()  # and trains on
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_decoding_what_was_saved_has_the_advice(device, monkeypatch):
+    once, never, decode = Once(), Once(), Quantized.decode
+    never.waits = False
+    monkeypatch.setattr(Quantized, "decode", lambda self: once.run() or decode(self))
+    _model, _inputs, out = forward(never, blocks=False)
+    assert "gact_graph: stock would fit into the 1.00 GiB that were free" in error_of(out)
+
+
+def test_a_graph_holds_no_input_for_the_sake_of_advice(device):
+    model, inputs, out = forward(Once(), blocks=4096)
+    gone = [weakref.ref(one) for one in inputs]
+    del inputs
+    gc.collect()
+    assert None in [one() for one in gone]
+    assert error_of(out).endswith(
+        "gact_graph: wrap(model, memory=...) chooses a way to train that fits."
+    )
+    assert model.training

@@ -1,0 +1,165 @@
+"""A model that is given a memory budget."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.nn import GAE, GCNConv
+
+import gact_graph
+from gact_graph.api.budget import budget as budgets
+from gact_graph.api.budget.estimate import Estimate
+from gact_graph.api.budget.growth import Growth, Line
+from gact_graph.api.budget.miniature import GraphSize, Miniature
+from gact_graph.api.budget.ways import ways
+
+MB = 10**6
+
+
+def graph(nodes=300, edges=2000):
+    torch.manual_seed(0)
+    return torch.randn(nodes, 16), torch.randint(nodes, (2, edges))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = GCNConv(16, 32), GCNConv(32, 3)
+
+    def forward(self, x, edge_index):
+        return self.two(self.one(x, edge_index).relu(), edge_index)
+
+
+@pytest.fixture(autouse=True)
+def known_costs(monkeypatch):
+    """Stock takes 100 MB, each way after it 5 MB less: whatever the machine is busy with."""
+    calls = []
+
+    def estimate_call(model, method, inputs, config, memory, nodes=None, edges=None):
+        calls.append(method)
+        grown = {
+            way: Growth(Line(0.0, (100 - 5 * index) * MB), Line(0.0, MB), Line(0.0, 1.0 + index))
+            for index, way in enumerate(ways("cpu"))
+        }
+        return Estimate(grown, Miniature(*inputs).size, memory)
+
+    monkeypatch.setattr(budgets, "estimate_call", estimate_call)
+    return calls
+
+
+def step(model, inputs):
+    model.zero_grad()
+    model(*inputs).square().mean().backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def chosen(model):
+    return gact_graph.report(model).way
+
+
+def test_enough_memory_leaves_the_model_as_it_is():
+    model, stock = gact_graph.wrap(Net(), memory="200 MB"), Net()
+    assert torch.equal(step(model, graph()), step(stock, graph()))
+    assert chosen(model) == "stock"
+    assert "trains as it is" in str(gact_graph.report(model))
+
+
+@pytest.mark.parametrize(
+    ("memory", "way", "level"),
+    [("105 MB", "lossless", "lossless"), ("100 MB", "lossless + blocks", "lossless")],
+)
+def test_exact_ways_come_first(memory, way, level):
+    model, stock = gact_graph.wrap(Net(), memory=memory), Net()
+    torch.testing.assert_close(step(model, graph()), step(stock, graph()))
+    assert chosen(model) == way and model.forward.controller.config.level == level
+
+
+def test_then_more_bits_before_fewer():
+    model = gact_graph.wrap(Net(), memory="85 MB")
+    step(model, graph())
+    assert chosen(model) == "L1, 7 bits"
+    assert model.forward.controller.config.bits == 7
+
+
+def test_a_larger_graph_has_it_step_down_and_a_smaller_one_changes_nothing(known_costs):
+    model = gact_graph.wrap(Net(), memory="120 MB")
+    found = []
+    for nodes, edges in ((300, 2000), (200, 1000), (420, 2000), (300, 2400), (420, 2400)):
+        step(model, graph(nodes, edges))
+        found.append(chosen(model))
+    assert found == ["stock", "stock", "L1, 7 bits", "L1, 7 bits", "L1, 7 bits"]
+    assert known_costs == ["forward"]  # estimated once
+
+
+def test_nothing_fits():
+    model = gact_graph.wrap(Net(), memory="10 MB")
+    with pytest.raises(
+        gact_graph.MemoryBudgetError,
+        match=r"Expected a way to train in 9.5 MiB .* the smallest, .*, takes .*; give that much",
+    ):
+        step(model, graph())
+    assert chosen(model) is None
+
+
+def test_a_later_batch_for_which_nothing_fits_leaves_the_model_as_it_was():
+    model = gact_graph.wrap(Net(), memory="200 MB")
+    step(model, graph())
+    with pytest.raises(gact_graph.MemoryBudgetError):
+        step(model, graph(300 * 100))
+    assert chosen(model) == "stock"
+    step(model, graph())
+
+
+def test_evaluation_does_not_choose():
+    model = gact_graph.wrap(Net(), memory="200 MB").eval()
+    model(*graph())
+    assert chosen(model) is None
+
+
+def test_state_resumes_in_the_same_way(known_costs):
+    model = gact_graph.wrap(Net(), memory="85 MB")
+    for _ in range(2):
+        step(model, graph())
+    state = gact_graph.state_dict(model)
+    other = gact_graph.wrap(Net(), memory="85 MB")
+    gact_graph.load_state_dict(other, state)
+    assert chosen(other) == "L1, 7 bits" and gact_graph.state_dict(other) == state
+    with pytest.raises(ValueError, match=r"Expected state\['way'\] to be a way"):
+        gact_graph.load_state_dict(other, state | {"way": {"level": "L9", "bits": 1, "blocks": 1}})
+    with pytest.raises(ValueError, match="scheme"):
+        gact_graph.load_state_dict(other, state | {"scheme": {}, "way": None})
+    assert gact_graph.state_dict(other) == state
+
+
+def test_a_copy_chooses_for_itself_and_unwrap_restores_the_class():
+    model = gact_graph.wrap(Net(), memory="200 MB")
+    other = copy.deepcopy(model)
+    step(other, graph())
+    assert chosen(other) == "stock" and chosen(model) is None
+    gact_graph.unwrap(model)
+    assert "forward" not in vars(model)
+
+
+def test_other_methods_are_followed():
+    model = gact_graph.wrap(GAE(Net()), memory="85 MB")
+    x, edges = graph()
+    model.recon_loss(model.encode(x, edges), edges).backward()
+    assert chosen(model) == "L1, 7 bits"
+
+
+@pytest.mark.parametrize("options", [{"bits": 2}, {"level": "CB2"}, {"blocks": 100}])
+def test_memory_stands_in_place_of_other_options(options):
+    with pytest.raises(ValueError, match="Expected memory in place of bits, level and blocks"):
+        gact_graph.wrap(Net(), memory="8 GB", **options)
+
+
+def test_inputs_without_a_graph_are_refused():
+    model = gact_graph.wrap(nn.Linear(3, 3), memory="8 GB")
+    with pytest.raises(ValueError, match=r"Expected inputs that hold a graph, for memory="):
+        model(torch.randn(5, 3))
+
+
+def test_graphs_are_as_large_as_all_their_parts():
+    assert GraphSize(300, 2000) == Miniature(graph(), {}).size

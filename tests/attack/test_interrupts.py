@@ -1,0 +1,127 @@
+"""A step that breaks off anywhere, by an error or a signal, leaves the model as it was."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from beside import small_storages_count
+from small_net import WAYS, Net, parts_of
+from torch import Tensor, nn
+
+import gact_graph
+
+HERE = str(Path(gact_graph.__file__).parent)
+
+MADE = torch.Generator().manual_seed(0)
+X = torch.randn(20, 8, generator=MADE, dtype=torch.float64)
+EDGES = torch.randint(20, (2, 70), generator=MADE)
+
+
+def _model(options: dict[str, Any] | None) -> nn.Module:
+    torch.manual_seed(0)
+    model = Net().double()
+    return model if options is None else gact_graph.wrap(model, adaptive=False, **options)
+
+
+def _step(model: nn.Module) -> list[Tensor]:
+    model.zero_grad()
+    torch.manual_seed(1)
+    model(X, EDGES).square().sum().backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+class Lines:
+    """Counts the lines of the library that run, and raises at one of them."""
+
+    def __init__(self, at: int | None) -> None:
+        self.count, self._at = 0, at
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(HERE):
+            return None
+        if event == "line":
+            self.count += 1
+            if self.count == self._at:
+                raise KeyboardInterrupt
+        return self
+
+
+@contextmanager
+def _tracing(lines: Lines) -> Iterator[None]:
+    before = sys.gettrace()
+    sys.settrace(lines)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def _recovers(model: nn.Module, parts: dict[str, Any], expected: list[Tensor]) -> str | None:
+    """What is wrong with the model after a step that broke off, or None."""
+    # torch's own no_grad stays on if a signal comes as it ends, stock too.
+    torch.set_grad_enabled(True)
+    if parts_of(model) != parts:
+        now = parts_of(model)
+        return f"{[key for key in parts if now.get(key) != parts[key]]} changed"
+    got = _step(model)
+    close = all(torch.allclose(a, b, rtol=1e-9) for a, b in zip(got, expected, strict=True))
+    return None if close else "the next step is wrong"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WAYS)
+def test_an_error_at_any_line(name: str) -> None:
+    expected = _step(_model(None))
+    choose = random.Random(0)
+    with small_storages_count():
+        first = Lines(None)
+        with _tracing(first):
+            _step(_model(WAYS[name]))
+        for _ in range(150):
+            model = _model(WAYS[name])
+            warm = choose.random() < 0.5
+            if warm:
+                _step(model)
+            parts = parts_of(model)
+            at = choose.randrange(1, first.count)
+            with _tracing(Lines(at)), suppress(KeyboardInterrupt):
+                _step(model)
+            problem = _recovers(model, parts, expected)
+            assert problem is None, f"{problem} after an error at line {at}, warm={warm}"
+
+
+@pytest.mark.long
+# A signal that comes while Python runs a callback of its own is printed and goes no further.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", WAYS)
+def test_a_signal_at_any_time(name: str) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    expected = _step(_model(None))
+    choose = random.Random(0)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with small_storages_count():
+            model = _model(WAYS[name])
+            _step(model)
+            parts = parts_of(model)
+            for number in range(100):
+                with suppress(KeyboardInterrupt):
+                    signal.setitimer(signal.ITIMER_REAL, choose.uniform(1e-4, 3e-2))
+                    _step(model)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                problem = _recovers(model, parts, expected)
+                assert problem is None, f"{problem} after signal {number}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,15 @@
+"""Random stacks of message passing layers, stock beside every level."""
+
+from __future__ import annotations
+
+import pytest
+from beside import check, how_many, ways
+from hypothesis import given
+from stacks import Stack, stacks
+
+
+@pytest.mark.long
+@how_many(300)
+@given(stacks())
+def test_stacks(stack: Stack) -> None:
+    check(stack.source, ways(stack.blocks))

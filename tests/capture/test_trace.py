@@ -1,0 +1,280 @@
+"""The names of contexts."""
+
+import contextlib
+
+import pytest
+import torch
+import torch.nn.functional as F
+from samples import (
+    FEATURES,
+    GraphNet,
+    Lambda,
+    graph,
+    make,
+    one_thread,  # noqa: F401
+    train_step,
+)
+from torch import nn
+from torch_geometric.nn import GATConv
+
+import gact_graph
+from gact_graph.capture.callers import helper_of
+from gact_graph.capture.trace import Call
+
+X, EDGES = graph()
+
+
+def slots(model):
+    return [row.slot for row in gact_graph.report(model).contexts]
+
+
+def after(model, *inputs):
+    model(*inputs).sum().backward()
+    return slots(model)
+
+
+class TestSlots:
+    def test_of_a_gat_net(self):
+        model = gact_graph.wrap(make(lambda: GraphNet("gat")))
+        names = after(model, X, EDGES)
+        expected = {
+            "convs.0/message/mul.other",
+            "convs.0/edge_update/leaky_relu.input",
+            "convs.0/edge_update/softmax.exp.result",
+            "convs.0/index_select.index",
+            "norm/batch_norm.input",
+            "relu.result",
+            "convs.1/lin/linear.input",
+        }
+        assert expected <= set(names)
+        assert len(set(names)) == len(names)
+
+    @pytest.mark.parametrize("kind", ["gcn", "gat", "sage", "gin"])
+    def test_are_the_same_at_each_step_and_size(self, kind):
+        model = gact_graph.wrap(make(lambda: GraphNet(kind)))
+        first = after(model, X, EDGES)
+        assert after(model, X, EDGES) == first
+        sizes = [graph(400, 2600, seed=1), graph(350, 3000, seed=2)]
+        assert [after(model, *sampled) for sampled in sizes] == [first, first]
+
+    def test_do_not_depend_on_bits(self):
+        def run(bits):
+            return after(gact_graph.wrap(make(GraphNet), bits=bits), X, EDGES)
+
+        assert run(2) == run(32)
+
+    def test_of_a_shared_module(self):
+        class Twice(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(FEATURES, FEATURES)
+                self.alias = self.lin
+
+            def forward(self, x):
+                return self.alias(self.lin(self.lin(x).tanh()).tanh())
+
+        model = gact_graph.wrap(Twice())
+        names = after(model, X)
+        # The input of the first call is the model's own; tanh#2 and linear#3 save one tensor.
+        assert names == ["tanh.result", "tanh#2.result"]
+        exact = gact_graph.wrap(Twice(), bits=32)
+        assert after(exact, X) == names
+
+    def test_of_a_shared_module_that_saves(self):
+        class Twice(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(FEATURES, FEATURES)
+
+            def forward(self, x):
+                return self.lin(self.lin(self.lin(x)))
+
+        model = gact_graph.wrap(Twice())
+        assert after(model, X) == ["lin/linear#2.input", "lin/linear#3.input"]
+        assert after(model, X) == ["lin/linear#2.input", "lin/linear#3.input"]
+
+    def test_of_an_autograd_function(self):
+        class Square(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, h):
+                ctx.save_for_backward(h)
+                return h * h
+
+            @staticmethod
+            def backward(ctx, grad):
+                return 2 * grad * ctx.saved_tensors[0]
+
+        def forward(module, x):
+            return Square.apply(Square.apply(x @ module.weight))
+
+        model = gact_graph.wrap(Lambda(forward))
+        assert after(model, X) == ["function.result", "function#2.result"]
+
+    def test_of_functions_at_the_root(self):
+        def forward(module, x):
+            h = F.silu(x @ module.weight)
+            return torch.stack([h.exp(), torch.sigmoid(input=h)]).amax(0)
+
+        names = after(gact_graph.wrap(Lambda(forward)), X)
+        assert "silu.derivative" in names
+        assert "exp.result" in names
+        assert "sigmoid.result" in names
+        assert not any("/" in name for name in names)
+
+    def test_nested_paths_are_relative_to_the_caller(self):
+        class Outer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.block = nn.Module()
+                self.block.inner = nn.ModuleDict({"conv": GATConv(FEATURES, 32)})
+                self.block1 = nn.Linear(32, 32)
+
+            def forward(self, x, edge_index):
+                return self.block1(self.block.inner["conv"](x, edge_index).tanh().exp())
+
+        names = after(gact_graph.wrap(Outer()), X, EDGES)
+        assert "block.inner.conv/edge_update/softmax.exp.result" in names
+        assert "exp.result" in names
+
+
+class TestExceptions:
+    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+    @pytest.mark.parametrize("where", ["root", "submodule", "loss of a hook"])
+    def test_leave_nothing_on_the_stack(self, error, where):
+        class Failing(GraphNet):
+            fail = False
+
+            def forward(self, x, edge_index):
+                h = self.norm(self.convs[0](x, edge_index))
+                if self.fail and where == "root":
+                    raise error("on purpose")
+                return self.convs[1](h.relu(), edge_index)
+
+        def hook(*_):
+            if model.fail:
+                raise error("on purpose")
+
+        model = make(Failing)
+        if where == "submodule":
+            model.convs[0].lin.register_forward_hook(hook)
+        elif where != "root":
+            model.convs[0].lin.register_forward_pre_hook(hook)
+        gact_graph.wrap(model, adaptive=False)
+        names = after(model, X, EDGES)
+        before = gact_graph.report(model)
+        model.fail = True
+        with pytest.raises(error, match="on purpose"):
+            model(X, EDGES)
+        leaf = torch.ones(5000, requires_grad=True)
+        saved = leaf.exp()
+        # Autograd itself holds the tensor: the error is its own, without our words.
+        saved.detach().mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation") as caught:
+            saved.sum().backward()
+        assert "saved at" not in str(caught.value)
+        current = torch.overrides._get_current_function_mode_stack()
+        assert current == []
+        assert gact_graph.report(model) is before
+        model.fail = False
+        assert after(model, X, EDGES) == names
+
+    def test_that_the_model_catches(self):
+        class Retrying(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.block = nn.Sequential(nn.Linear(FEATURES, 64), nn.Linear(64, FEATURES))
+                self.last = nn.Linear(FEATURES, 8)
+
+            def forward(self, x):
+                with contextlib.suppress(ValueError):
+                    self.block(x)
+                return self.last(self.last.weight.sum() + x * self.last.bias.mean())
+
+        def hook(module, args):
+            raise ValueError
+
+        for target in ("block", "block.0", "block.1"):
+            model = Retrying()
+            model.get_submodule(target).register_forward_pre_hook(hook)
+            gact_graph.wrap(model)
+            assert after(model, X) == ["last/linear.input"]
+
+    def test_a_hook_that_stops_a_submodule_does_not_leave_its_parent(self):
+        class Inner(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.bad = nn.Linear(FEATURES, FEATURES)
+                self.good = nn.Linear(FEATURES, FEATURES)
+
+            def forward(self, x):
+                try:
+                    return self.bad(x)
+                except ValueError:
+                    return self.good(x).exp()
+
+        def hook(module, args):
+            raise ValueError
+
+        model = nn.Sequential(Inner())
+        model[0].bad.register_forward_pre_hook(hook)
+        gact_graph.wrap(model)
+        # Kept, for it is the output, and named by the module that made it.
+        assert after(model, X) == ["0/exp.result"]
+
+
+class TestCall:
+    def test_positions(self):
+        a, b = torch.randn(3, 3), torch.randn(3, 3)
+        call = Call(torch.mul, (a,), {"other": b})
+        assert call.position_of(a) == "input"
+        assert call.position_of(b.t()) == "other"
+        assert call.position_of(torch.randn(3)) == "result"
+        assert Call(torch.cat, ([a, b],), {}).position_of(b) == "tensors.1"
+
+    def test_names_of_special_methods(self):
+        assert Call(torch.Tensor.__matmul__, (), {}).name == "matmul"
+        assert Call(torch.Tensor.relu_, (), {}).name == "relu"
+
+    def test_a_callable_without_a_name(self):
+        class Op:
+            def __call__(self, x):
+                return x
+
+        a = torch.randn(2)
+        call = Call(Op(), (a,), {})
+        assert (call.name, call.position_of(a)) == ("Op", "x")
+
+    def test_more_arguments_than_names(self):
+        a = torch.randn(2)
+        assert Call(lambda *rest: None, (a, a + 1, a), {}).position_of(a) in ("rest", "arg0")
+
+
+def test_in_place_operations_are_named_and_right():
+    def forward(module, x):
+        h = F.elu_(x @ module.weight)
+        return torch.relu_(F.dropout(h * 2, 0.5, training=True, inplace=True)).sum()
+
+    model = gact_graph.wrap(Lambda(forward), bits=32)
+    plain = Lambda(forward)
+    for net in (model, plain):
+        torch.manual_seed(0)
+        net(X).backward()
+    assert torch.equal(model.weight.grad, plain.weight.grad)
+    assert any(name.startswith("elu.") for name in slots(model))
+    assert len(train_step(gact_graph.wrap(make(GraphNet)), X, EDGES)) > 0
+
+
+@pytest.mark.parametrize(
+    ("functions", "name"),
+    [
+        (["softmax"], "softmax"),
+        (["scatter", "softmax"], "softmax"),
+        # What PyG does not publish may be renamed, and is passed over.
+        (["broadcast", "scatter", "<listcomp>", "softmax", "_wrapper"], "softmax"),
+        (["scatter", "_private"], "scatter"),
+        (["broadcast", "_private"], "private"),
+        ([], ""),
+    ],
+)
+def test_a_helper_goes_by_the_name_that_pyg_publishes(functions, name):
+    assert helper_of(functions) == name

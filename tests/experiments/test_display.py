@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import io
+
+from experiments_samples import record, results
+from rich.console import Console
+
+from experiments.helpers.display import SeedProgress, say, show_result
+from experiments.helpers.train import Progress
+
+
+def console() -> Console:
+    return Console(file=io.StringIO(), width=100, highlight=False)
+
+
+def printed(target: Console) -> str:
+    assert isinstance(target.file, io.StringIO)
+    return target.file.getvalue()
+
+
+def test_progress_shows_loss_score_and_memory() -> None:
+    target = console()
+    with SeedProgress(target, epochs=4) as progress:
+        progress.follow(7)(Progress(4, loss=0.12345, val_score=0.9, peak_bytes=2_500_000))
+    text = printed(target)
+    for words in ("seed 7", "4/4", "loss 0.1235", "val 90.00 %", "memory 2.5 MB"):
+        assert words in text
+
+
+def test_progress_without_a_known_peak() -> None:
+    target = console()
+    with SeedProgress(target, epochs=4) as progress:
+        progress.follow(7)(Progress(1, loss=1.0, val_score=0.5, peak_bytes=None))
+    assert "val 50.00 %" in printed(target)
+    assert "memory" not in printed(target)
+
+
+def test_result_ends_with_where_the_memory_went() -> None:
+    target = console()
+    show_result(target, results(record(0), record(1)), "THE REPORT")
+    text = printed(target)
+    assert "51.00 ± 1.41" in text
+    assert text.index("51.00") < text.index("THE REPORT")
+
+
+def test_result_without_training_points_to_the_file() -> None:
+    target = console()
+    show_result(target, results(record(0)), None)
+    assert "where the memory went is in report.md" in printed(target)
+
+
+def test_said_lines_are_left_as_they_are() -> None:
+    target = console()
+    line = "[bold]a path[/bold] " + "x" * 200
+    say(target, line)
+    assert printed(target) == line + "\n"

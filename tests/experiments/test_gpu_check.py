@@ -1,0 +1,128 @@
+"""The parts for a lent GPU, and how they are run; none of them needs a GPU here."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiments import gpu_check
+from experiments.gpu_check import Part, run_parts
+from experiments.helpers.machine import gpus
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", gpu_check.PARTS)
+def test_each_part_has_flags_that_its_command_takes(name: str, tmp_path: Path) -> None:
+    part = gpu_check.PARTS[name]
+    if part.module == "pytest":
+        for path in part.flags:
+            assert not path.endswith("tests") or (ROOT / path.removeprefix("--ignore=")).exists()
+            assert not path.startswith("tests/") or (ROOT / path).exists()
+        return
+    on_cpu = [flag.replace("cuda", "cpu") for flag in part.flags]
+    module = importlib.import_module(part.module)
+    args = module._parse([*on_cpu, part.out, str(tmp_path)])
+    assert args.device.type == "cpu"
+
+
+def test_a_program_that_is_missing_leaves_its_part_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    sanitizer = gpu_check.PARTS["memcheck"]
+    assert sanitizer.command[:3] == ["compute-sanitizer", "--tool", "memcheck"]
+    monkeypatch.setattr(gpu_check.shutil, "which", lambda name: None)
+    assert not sanitizer.is_there() and gpu_check.PARTS["kernels"].is_there()
+
+
+def test_the_tests_of_a_gpu_are_found() -> None:
+    """The part of the kernels picks tests that are there, none of them of the simulated GPU."""
+    flags = ["--co", "-p", "no:cacheprovider"]
+    command = [*gpu_check.PARTS["kernels"].command, *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "test_on_device.py::test_quantizer" in done.stdout
+    assert "test_on_device.py::test_masks" in done.stdout
+    assert "source" not in done.stdout
+
+
+def test_a_report_of_pytest_stays_a_file(tmp_path: Path) -> None:
+    test = tmp_path / "test_one.py"
+    test.write_text("def test_one():\n    pass\n")
+    flags = ("-q", "-c", "/dev/null", "-p", "no:cacheprovider", str(test))
+    part = Part("pytest", flags, folder=True, out="--junitxml")
+    found = run_parts({"tests": part}, tmp_path / "out")
+    assert found["tests"]["state"] == "done" and "found" not in found["tests"]
+    assert "test_one" in (tmp_path / "out" / "tests").read_text()
+
+
+def test_each_part_runs_and_what_it_had_is_kept(tmp_path: Path, monkeypatch, capsys) -> None:
+    scripts = {
+        "good": "print('{\"a\": 1}', file=open(sys.argv[2], 'w'))",
+        "bad": "print('{\"a\": 2}', file=open(sys.argv[2], 'w')); raise ValueError('half way')",
+        "folder": "import os; os.mkdir(sys.argv[2])",
+    }
+    fake = tmp_path / "experiments"
+    fake.mkdir()
+    for name, text in scripts.items():
+        (fake / f"{name}.py").write_text(f"import sys\n{text}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(
+        gpu_check.importlib.util, "find_spec", lambda name: None if "none" in name else name
+    )
+    names = ("bad", "none", "good")
+    parts = {name: Part(f"experiments.{name}", ()) for name in names}
+    parts["folder"] = Part("experiments.folder", (), folder=True)
+    out = tmp_path / "out"
+    found = run_parts(parts, out)
+    content = json.loads((out / gpu_check.FILE_NAME).read_text())
+    assert content["parts"] == found and content["versions"]["torch"] == torch.__version__
+    states = {name: outcome["state"] for name, outcome in found.items()}
+    assert states == {"bad": "failed", "none": "not there", "good": "done", "folder": "done"}
+    assert found["bad"]["error"] == "ValueError: half way" and found["bad"]["found"] == {"a": 2}
+    assert found["good"]["found"] == {"a": 1} and "error" not in found["good"]
+    assert sorted(path.name for path in out.iterdir()) == ["folder", gpu_check.FILE_NAME]
+    assert "failed ValueError: half way" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"), [("done", 0), ("not there", 0), ("failed", 1)], ids=str
+)
+def test_the_exit_code_tells_of_failures(
+    outcome: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    seen: list[str] = []
+
+    def run(parts: dict[str, Part], out: Path) -> dict[str, Any]:
+        seen.extend(parts)
+        return {name: {"state": outcome} for name in parts}
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu_check, "run_parts", run)
+    assert gpu_check.main(["--parts", "table,swap", "--out", str(tmp_path)]) == code
+    assert seen == ["table", "swap"]
+    assert ("failed: table, swap; see" in capsys.readouterr().err) == bool(code)
+
+
+def test_without_a_gpu_one_line_says_so(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu_check.main(["--out", str(tmp_path / "out")]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("gpu_check: Expected a CUDA device that torch sees (got none)")
+    assert text.count("\n") == 1 and not (tmp_path / "out").exists()
+    assert gpu_check.main(["--parts", "all", "--out", str(tmp_path)]) == 2
+    assert "Expected --parts of kernels, memcheck, racecheck" in capsys.readouterr().err
+
+
+def test_gpus_by_name_and_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpus() == []
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 580.159.03, 143771 MiB'\n")
+    tool.chmod(0o755)
+    name, driver, memory = "NVIDIA H200", "580.159.03", "143771 MiB"
+    assert gpus() == [{"name": name, "driver_version": driver, "memory.total": memory}]

@@ -1,0 +1,40 @@
+"""A net of two layers, the ways to wrap it, and what a step must leave as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+
+WAYS: dict[str, dict[str, Any]] = {
+    "lossless": {"level": "lossless"},
+    "lossless in blocks": {"level": "lossless", "blocks": 16},
+    "L1": {"level": "L1", "bits": 32},
+    "CB1": {"level": "CB1", "bits": 32},
+    "CB2": {"level": "CB2", "bits": 32, "blocks": 16},
+}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gcn, self.gat = pyg.GCNConv(8, 8), pyg.GATConv(8, 4, heads=2)
+        self.norm = pyg.BatchNorm(8)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return self.gat(torch.dropout(self.norm(self.gcn(x, edges)).relu(), 0.3, True), edges)
+
+
+def parts_of(model: nn.Module) -> dict[str, Any]:
+    """What a broken step must leave where it is: attributes by name, parameters by identity."""
+    found: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        found[f"{name} attributes"] = sorted(vars(module))
+        found[f"{name} methods"] = {
+            key: id(value) for key, value in vars(module).items() if callable(value)
+        }
+        for kind in ("_parameters", "_buffers"):
+            found[f"{name} {kind}"] = {k: id(v) for k, v in getattr(module, kind).items()}
+    return found

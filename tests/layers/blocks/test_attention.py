@@ -1,0 +1,234 @@
+"""Layers whose ``edge_update`` is GAT's attention: which take the operator, and it is right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from samples import distance, gradients, graph, make, one_thread  # noqa: F401
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv, GATv2Conv
+from torch_geometric.utils import softmax
+
+import gact_graph
+from gact_graph.layers.blocks.attention import Attention
+
+X, EDGES = graph()
+EXACT = {"level": "lossless", "bits": 32, "adaptive": False}
+
+
+class Net(nn.Module):
+    """One conv after a linear layer."""
+
+    def __init__(self, conv: nn.Module, *extra: Tensor) -> None:
+        super().__init__()
+        self.first, self.conv, self.extra = nn.Linear(32, 32), conv, extra
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(torch.tanh(self.first(x)), EDGES, *self.extra)
+        return out
+
+
+class Other(GATConv):
+    """GATConv by name, with another function of the scores."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(32, 8, heads=3, add_self_loops=False)
+        self.function = function
+
+    def edge_update(  # type: ignore[override]
+        self,
+        alpha_j: Tensor,
+        alpha_i: Tensor,
+        index: Tensor,
+        ptr: Tensor | None,
+        dim_size: int | None,
+    ) -> Tensor:
+        return self.function(self, alpha_j, alpha_i, index, ptr, dim_size)
+
+
+class _Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, score: Tensor) -> Tensor:
+        return score.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+def _last(score: Tensor, index: Tensor, ptr: Tensor | None, size: int | None) -> Tensor:
+    return F.dropout(softmax(F.leaky_relu(score, 0.2), index, ptr, size), p=0.0, training=True)
+
+
+def _no_grad(conv: Other, j: Tensor, i: Tensor, *where: Any) -> Tensor:
+    with torch.no_grad():
+        score = j + i
+    return _last(score, *where) + 0 * _last(j + i, *where)
+
+
+OTHERS = {
+    "relu": lambda m, j, i, *w: F.dropout(softmax(F.relu(j + i), *w), p=0.0),
+    "another order": lambda m, j, i, *w: F.dropout(F.leaky_relu(softmax(j + i, *w), 0.2), p=0.0),
+    "twice": lambda m, j, i, *w: _last(i + i + j - j, *w),
+    "destination alone": lambda m, j, i, *w: _last(i + i, *w),
+    "squared": lambda m, j, i, *w: _last(j * j + i, *w),
+    "reversed": lambda m, j, i, *w: _last(_Reversed.apply(j) + i, *w),
+    "detached": lambda m, j, i, *w: _last(j.detach() + i, *w),
+    "partly without gradient": _no_grad,
+    "over all nodes": lambda m, j, i, index, *w: _last(j + i, index % 2, *w),
+    "temperature": lambda m, j, i, *w: _last((j + i) * 2, *w),
+}
+
+
+def _step(model: nn.Module, seed: int = 0, **options: Any) -> list[Tensor]:
+    if options:
+        gact_graph.wrap(model, **options)
+    torch.manual_seed(seed)
+    out = model(X)
+    model.zero_grad()
+    out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(2)))
+    return [out.detach(), *gradients(model)]
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[Attention]:
+    """Grows with each call that takes the operator."""
+    found: list[Attention] = []
+    weights = Attention.weights
+
+    def watched(self: Attention, *args: Any) -> Tensor:
+        found.append(self)
+        return weights(self, *args)
+
+    monkeypatch.setattr(Attention, "weights", watched)
+    return found
+
+
+class Renamed(GATConv):
+    """As GATConv but for its name."""
+
+
+TAKEN = {
+    "GAT": lambda: GATConv(32, 8, heads=3),
+    "one head": lambda: GATConv(32, 8),
+    "mean": lambda: GATConv(32, 8, heads=5, concat=False, negative_slope=0.05),
+    "no self-loops": lambda: GATConv(32, 8, heads=2, add_self_loops=False),
+    "another name": lambda: Renamed(32, 8, heads=2),
+    "written anew": lambda: Other(lambda m, j, i, *w: _last(j + i, *w)),
+}
+
+
+@pytest.mark.parametrize("conv", TAKEN.values(), ids=TAKEN)
+def test_attention_is_recognized_and_right(conv: Any, taken: list[Attention]) -> None:
+    expected = _step(make(lambda: Net(conv())))
+    got = _step(make(lambda: Net(conv())), blocks=256, **EXACT)
+    assert distance(got, expected) < 1e-5
+    assert len(taken) == 1
+
+
+@pytest.mark.parametrize("function", OTHERS.values(), ids=OTHERS)
+def test_others_are_left_as_they_are(function: Any, taken: list[Attention]) -> None:
+    expected = _step(make(lambda: Net(Other(function))))
+    got = _step(make(lambda: Net(Other(function))), blocks=256, **EXACT)
+    assert distance(got, expected) < 1e-5
+    assert not taken
+
+
+def test_edge_features_and_other_scores_are_left(taken: list[Attention]) -> None:
+    features = torch.randn(EDGES.size(1), 4)
+    for conv in (
+        lambda: Net(GATConv(32, 8, heads=2, edge_dim=4), features),
+        lambda: Net(GATv2Conv(32, 8, heads=2)),
+    ):
+        assert distance(_step(make(conv), blocks=256, **EXACT), _step(make(conv))) < 1e-5
+    assert not taken
+
+
+def test_what_turns_into_another_is_noticed(taken: list[Attention]) -> None:
+    turned: list[bool] = []
+    net = make(
+        lambda: Net(
+            Other(lambda m, j, i, *w: _last(j + i, *w).square() if turned else _last(j + i, *w))
+        )
+    )
+    gact_graph.wrap(net, blocks=256, **EXACT)
+    net(X)
+    assert len(taken) == 1
+    turned.append(True)
+    got = _step(net)
+    assert len(taken) == 1
+    gact_graph.unwrap(net)
+    assert distance(got, _step(net)) < 1e-5
+
+
+@pytest.mark.parametrize("options", [EXACT, {"level": "CB2", "adaptive": False}], ids=str)
+def test_dropout_of_backward_is_that_of_forward(
+    options: dict[str, Any], taken: list[Attention]
+) -> None:
+    """The output is linear in the rows that are added up: by Euler, <out, g> = <x, dx>."""
+    conv = make(lambda: GATConv(32, 8, heads=3, dropout=0.5, bias=False))
+    torch.nn.init.zeros_(conv.att_src)
+    torch.nn.init.zeros_(conv.att_dst)
+    model = gact_graph.wrap(Net(conv), blocks=256, **options)
+    torch.manual_seed(1)
+    out = model(X)
+    out.backward(gradient := torch.randn_like(out))
+    assert taken
+    of_values = (conv.lin.weight.grad * conv.lin.weight).sum().item()
+    tolerance = 1e-4 if options is EXACT else 0.2
+    assert of_values == pytest.approx((out * gradient).sum().item(), rel=tolerance)
+
+
+def test_dropout_follows_the_global_seed(taken: list[Attention]) -> None:
+    conv = lambda: Net(GATConv(32, 8, heads=3, dropout=0.5))  # noqa: E731
+    model = gact_graph.wrap(make(conv), blocks=256, **EXACT)
+    first, again, other = _step(model, 3), _step(model, 3), _step(model, 4)
+    assert all(map(torch.equal, first, again)) and not torch.equal(first[0], other[0])
+    torch.manual_seed(3)
+    one, two = model(X), model(X)
+    assert not torch.equal(one, two)
+    model.eval()
+    assert torch.equal(model(X), model(X))
+
+
+def test_dropout_gives_the_right_gradient_on_average() -> None:
+    """Against the mean of stock PyG: over 300 seeds both are within their noise of each other."""
+    conv = lambda: Net(GATConv(32, 8, heads=2, dropout=0.3))  # noqa: E731
+
+    def found(**options: Any) -> tuple[Tensor, Tensor]:
+        model = make(conv)
+        if options:
+            gact_graph.wrap(model, **options)
+        steps = [_step(model, seed) for seed in range(300)]
+        of_att = torch.stack([torch.cat([t.flatten() for t in step]) for step in steps])
+        return of_att.mean(0), of_att.var(0) / len(steps)
+
+    mean, var = found(blocks=256, **EXACT)
+    expected, other = found()
+    z = (mean - expected) / (var + other).sqrt().clamp_min(1e-7)
+    assert z.square().mean() < 1.5
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_second_derivatives_have_the_mask_of_forward(dropout):
+    torch.manual_seed(0)
+    conv = GATConv(6, 4, heads=2, dropout=dropout).double()
+    gact_graph.wrap(conv, bits=32, level="lossless", blocks=64, min_bytes=0)
+    x = torch.randn(50, 6, dtype=torch.float64)
+    edges = torch.randint(50, (2, 300))
+    direction = torch.randn_like(x)
+
+    def gradient(at, create_graph=False):
+        torch.manual_seed(1)
+        at = at.clone().requires_grad_()
+        loss = conv(at, edges).tanh().sum()
+        return at, torch.autograd.grad(loss, at, create_graph=create_graph)[0]
+
+    at, first = gradient(x, create_graph=True)
+    (found,) = torch.autograd.grad((first * direction).sum(), at)
+    step = 1e-6 * direction
+    expected = (gradient(x + step)[1] - gradient(x - step)[1]) / 2e-6
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)

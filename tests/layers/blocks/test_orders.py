@@ -1,0 +1,75 @@
+"""Orders of edges that are found again: by tensor, by content, and not after a change."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from samples import graph, seeded
+
+from gact_graph.layers.blocks.orders import Orders, checksum
+
+_, EDGES = graph()
+
+
+def test_one_for_the_same_tensor_and_for_an_equal_one():
+    orders = Orders()
+    first = orders.get(EDGES, 1, 300)
+    assert orders.get(EDGES, 1, 300) is first
+    assert orders.get(EDGES.clone(), 1, 300) is first
+    assert orders.get(EDGES, 0, 300) is not first
+    assert orders.seconds > 0
+
+
+def test_a_change_in_place_is_noticed():
+    orders, edges = Orders(), EDGES.clone()
+    first = orders.get(edges, 1, 300)
+    edges[0, 0] = (edges[0, 0] + 1) % 300
+    assert orders.get(edges, 1, 300) is not first
+
+
+def test_what_is_not_taken_is_dropped():
+    orders = Orders()
+    kept, dropped = weakref.ref(orders.get(EDGES, 1, 300)), None
+    for _ in range(5):
+        orders.next_forward()
+        orders.get(EDGES, 1, 300)
+        dropped = weakref.ref(orders.get(torch.randint(300, (2, 50)), 1, 300))
+    size = orders.nbytes
+    for _ in range(4):
+        orders.next_forward()
+        orders.get(EDGES, 1, 300)
+    assert kept() is not None and dropped() is None
+    assert orders.nbytes < size
+
+
+@pytest.mark.parametrize("count", [1, 1000, 300_000])
+def test_checksum_tells_edits_apart(count: int) -> None:
+    edge_index = torch.randint(2**31, (2, count), generator=seeded(3))
+    expected = checksum(edge_index)
+    assert checksum(edge_index.clone()) == expected
+    assert checksum(edge_index.t().contiguous().t()) == expected
+    assert checksum(edge_index.flip(0)) != expected
+    for edge in {0, count // 2, count - 1}:
+        for row in (0, 1):
+            for by in (1, 1 << 40):
+                other = edge_index.clone()
+                other[row, edge] += by
+                assert checksum(other) != expected
+    if count > 1:
+        assert checksum(edge_index.flip(1)) != expected
+        assert checksum(edge_index.roll(1 << 17, 1)) != expected
+
+
+def test_an_edge_index_is_read_once_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(
+        "gact_graph.layers.blocks.orders.checksum", lambda edges: calls.append(1) or checksum(edges)
+    )
+    orders = Orders()
+    for forward in range(1, 4):
+        orders.next_forward()
+        first = orders.get(EDGES, 1, 300)
+        assert all(orders.get(EDGES, 1, 300) is first for _ in range(3))
+        assert len(calls) == forward

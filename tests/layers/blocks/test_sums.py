@@ -1,0 +1,248 @@
+"""Layers that add up weighted rows: which are seen to, and that it makes no difference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from samples import distance, gradients, graph, make, one_thread  # noqa: F401
+from torch import Tensor, nn
+from torch_geometric.nn import (
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    GraphConv,
+    MessagePassing,
+    SAGEConv,
+    TransformerConv,
+)
+
+import gact_graph
+from gact_graph.layers.blocks import findings
+from gact_graph.ops import cpu
+
+X, EDGES = graph()
+WEIGHT = torch.rand(EDGES.size(1), generator=torch.Generator().manual_seed(5))
+EXACT = {"level": "lossless", "bits": 32, "adaptive": False}
+
+
+class Net(nn.Module):
+    """One conv between two linear layers, which also keep what it leaves behind."""
+
+    def __init__(self, conv: nn.Module, *extra: Tensor) -> None:
+        super().__init__()
+        self.first, self.conv, self.extra = nn.Linear(32, 32), conv, extra
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(torch.tanh(self.first(x)), EDGES, *self.extra)
+        return out
+
+
+class Message(MessagePassing):
+    """Adds up any function of what lies at the source, and of a weight that learns."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(aggr="sum")
+        self.weight = nn.Parameter(torch.rand(EDGES.size(1), 1))
+        self.function = function
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.propagate(edge_index, x=x, weight=self.weight)
+        return out
+
+    def message(self, x_j: Tensor, weight: Tensor) -> Tensor:
+        return self.function(self, x_j, weight)
+
+
+def _leave(module: Message, x: Tensor, weight: Tensor) -> Tensor:
+    module.left = x * 2
+    return weight * x
+
+
+def _read_in_place(module: Message, x: Tensor, weight: Tensor) -> Tensor:
+    return weight * (1 + x.sum(1, keepdim=True).sigmoid()) * x
+
+
+SUMS = {
+    "GCN": lambda: Net(GCNConv(32, 24)),
+    "GCN, weights": lambda: Net(GCNConv(32, 24), WEIGHT),
+    "GAT": lambda: Net(GATConv(32, 8, heads=3)),
+    "GAT, mean": lambda: Net(GATConv(32, 8, heads=3, concat=False)),
+    "GATv2": lambda: Net(GATv2Conv(32, 8, heads=3)),
+    "Transformer": lambda: Net(TransformerConv(32, 8, heads=3, dropout=0.0)),
+    "GraphConv, weights": lambda: Net(GraphConv(32, 24), WEIGHT),
+    "weights first": lambda: Net(Message(lambda m, x, w: w.exp() * x)),
+    "rows first": lambda: Net(Message(lambda m, x, w: torch.mul(x, w * w))),
+    "another product": lambda: Net(Message(lambda m, x, w: x * (w * w.detach()))),
+}
+GIVEN = {"GCN", "GCN, weights", "GAT", "GAT, mean", "GATv2", "GraphConv, weights"}
+"""Those whose message is the product of x_j and a tensor of edges as it is."""
+
+OTHERS = {
+    "GIN": lambda: Net(GINConv(nn.Linear(32, 24))),
+    "SAGE": lambda: Net(SAGEConv(32, 24)),
+    "GCN, mean": lambda: Net(GraphConv(32, 24, aggr="mean"), WEIGHT),
+    "a number a column": lambda: Net(Message(lambda m, x, w: x * (w + torch.ones(1, 32)))),
+    "not the row": lambda: Net(Message(lambda m, x, w: x.relu() * w)),
+    "in the weight too": lambda: Net(Message(_read_in_place)),
+    "left behind": lambda: Net(Message(_leave)),
+    "after the product": lambda: Net(Message(lambda m, x, w: (x * w).tanh())),
+    "the row alone": lambda: Net(Message(lambda m, x, w: x)),
+    "of the wide type": lambda: Net(Message(lambda m, x, w: x * w.double())),
+}
+
+
+def _step(model: nn.Module, **options: Any) -> list[Tensor]:
+    if options:
+        gact_graph.wrap(model, **options)
+    torch.manual_seed(0)
+    out = model(X)
+    out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(out.dtype))
+    return [out.detach(), *gradients(model)]
+
+
+def _rows_read(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Grows with each later call of ``message``: whether all source rows had memory."""
+    read: list[bool] = []
+    kind = type(model.conv)
+    message = kind.message
+
+    def watched(conv: MessagePassing, **given: Any) -> Tensor:
+        with torch._C.DisableTorchFunction():  # else it would count as a use of the rows
+            rows = [v for k, v in given.items() if k.endswith("_j") and isinstance(v, Tensor)]
+            read.append(not any(r.numel() > 1 and r.untyped_storage().nbytes() <= 8 for r in rows))
+        out: Tensor = message(conv, **given)
+        return out
+
+    monkeypatch.setattr(kind, "message", watched)
+    return read
+
+
+@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_sums_are_recognized_and_right(
+    name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that are given are taken for all edges at once: once in forward, once in backward."""
+    if not compiled:
+        monkeypatch.setattr(cpu, "load", lambda: None)
+    expected, model = _step(make(SUMS[name])), make(SUMS[name])
+    read = _rows_read(model, monkeypatch)
+    assert distance(_step(model, blocks=256, **EXACT), expected) < 1e-6
+    read.clear()  # those of the try-out
+    model(X).sum().backward()
+    assert not any(read)
+    assert len(read) == 2 if name in GIVEN else len(read) > 8
+
+
+@pytest.mark.parametrize("net", OTHERS.values(), ids=OTHERS)
+def test_others_are_left_as_they_are(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, model = _step(make(net)), make(net)
+    read = _rows_read(model, monkeypatch)
+    assert distance(_step(model, blocks=256, **EXACT), expected) < 1e-6
+    assert read and all(read)
+
+
+@pytest.mark.parametrize("name", ["GCN", "GAT", "Transformer"])
+@pytest.mark.parametrize("options", [{"level": "L1", "blocks": 256}, {"level": "CB2"}], ids=str)
+def test_the_same_values_are_read_from_codes(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With and without: the same codes of the same seeds, so rounding alone differs."""
+    options = options | {"bits": 4, "adaptive": False}
+    model = make(SUMS[name])
+    got = _step(model, **options)
+    monkeypatch.setattr(findings, "find_weighted_sum", lambda *given: None)
+    assert distance(got, _step(make(SUMS[name]), **options)) < 1e-5
+
+
+def test_attention_dropout_is_that_of_forward() -> None:
+    """The output is linear in the values, which only the last linear layer of them scales."""
+    conv = make(lambda: TransformerConv(32, 8, heads=3, dropout=0.5, root_weight=False))
+    model = gact_graph.wrap(Net(conv), blocks=256, **EXACT)
+    out = model(X)
+    out.backward(weight := torch.randn_like(out))
+    value = conv.lin_value
+    of_values = (value.weight.grad * value.weight).sum() + (value.bias.grad * value.bias).sum()
+    assert of_values.item() == pytest.approx((out * weight).sum().item(), rel=1e-4)
+
+
+def test_a_message_that_turns_into_another_is_noticed() -> None:
+    """Each call is looked at: what was a sum on one graph may be something else on the next."""
+    turned: list[bool] = []
+    net = Net(Message(lambda m, x, w: (w * x).tanh() if turned else w * x))
+    model = gact_graph.wrap(net, blocks=256, **EXACT)
+    first = model(X)
+    turned.append(True)
+    second = _step(model)
+    assert not torch.equal(first, second[0])
+    gact_graph.unwrap(model)
+    model.zero_grad()
+    assert distance(second, _step(model)) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["x_j at the destination too", "reversed", "detached", "index"])
+def test_weights_that_look_given(name: str) -> None:
+    """The gradient of the weights is that of the layer, and so is what else reads the rows."""
+
+    class Reversed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, weight: Tensor) -> Tensor:
+            return weight.view_as(weight)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return -gradient
+
+    class Both(Message):
+        def message(self, x_j: Tensor, x_i: Tensor, weight: Tensor) -> Tensor:
+            return weight * x_j + 0 * x_i
+
+    class Indexed(Message):
+        def message(self, x_j: Tensor, weight: Tensor, index: Tensor) -> Tensor:
+            return weight * x_j
+
+    kinds = {
+        "x_j at the destination too": lambda: Both(None),
+        "reversed": lambda: Message(lambda m, x, w: Reversed.apply(w) * x),
+        "detached": lambda: Message(lambda m, x, w: w.detach() * x),
+        "index": lambda: Indexed(None),
+    }
+    expected = _step(make(lambda: Net(kinds[name]())))
+    got = _step(make(lambda: Net(kinds[name]())), blocks=256, **EXACT)
+    assert distance(got, expected) < 1e-6
+
+
+def test_rows_beyond_the_last_source_have_no_gradient() -> None:
+    edges = EDGES[:, EDGES[0] < 100]
+    conv = make(lambda: GATConv(32, 8, heads=3, add_self_loops=False))
+    x = X.clone().requires_grad_()
+    gact_graph.wrap(conv, blocks=256, **EXACT)
+    conv(x, edges)[:, :1].sum().backward()
+    got = x.grad
+    gact_graph.unwrap(conv)
+    x.grad = None
+    conv(x, edges)[:, :1].sum().backward()
+    assert distance([got], [x.grad]) < 1e-6
+
+
+def test_no_message_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row at the source has no memory, nor has the product with it."""
+    sizes = []
+    net = Net(Message(lambda m, x, w: w.exp() * x))
+    inner = net.conv.message
+
+    def message(x_j: Tensor, weight: Tensor) -> Tensor:
+        out: Tensor = inner(x_j, weight)
+        with torch._C.DisableTorchFunction():  # else it would count as a use of the row
+            sizes.append((x_j.untyped_storage().nbytes(), out.untyped_storage().nbytes()))
+        return out
+
+    monkeypatch.setattr(net.conv, "message", message)
+    model = gact_graph.wrap(net, blocks=256, **EXACT)
+    model(X)
+    sizes.clear()  # those of the try-out
+    model(X).sum().backward()
+    assert len(sizes) > 8 and set(sizes) == {(4, 4)}

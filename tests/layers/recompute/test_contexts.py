@@ -1,0 +1,135 @@
+"""What a layer that is computed again saves for that long: codes where they will do."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from samples import distance, equal, graph, make, one_thread, train_step  # noqa: F401
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch_geometric.nn import GATConv, GATv2Conv, SAGEConv, TransformerConv
+
+import gact_graph
+from gact_graph.codecs import Kept
+from gact_graph.codecs.quantize import Quantized
+from gact_graph.layers.recompute import contexts
+
+X, EDGES = graph()
+
+
+class Net(nn.Module):
+    def __init__(self, conv):
+        super().__init__()
+        self.first, self.conv, self.last = nn.Linear(32, 64), conv, nn.Linear(64, 5)
+
+    def forward(self, x, edge_index):
+        return self.last(torch.tanh(self.conv(torch.tanh(self.first(x)), edge_index)))
+
+
+CONVS = {
+    "gat": lambda: GATConv(64, 32, heads=2),
+    "gatv2": lambda: GATv2Conv(64, 32, heads=2),
+    "transformer": lambda: TransformerConv(64, 32, heads=2),
+    "sage": lambda: SAGEConv(64, 64, aggr="max"),
+}
+
+
+@pytest.fixture
+def packed(monkeypatch):
+    """What each saved tensor was packed to, by LayerContexts."""
+    found = []
+    pack = contexts.LayerContexts.pack
+
+    def watch(self, tensor):
+        saved = pack(self, tensor)
+        found.append((tensor.shape, saved))
+        return saved
+
+    monkeypatch.setattr(contexts.LayerContexts, "pack", watch)
+    return found
+
+
+@pytest.mark.parametrize("level", ["CB1", "CB2"])
+@pytest.mark.parametrize("kind", CONVS)
+def test_inputs_stay_in_their_codes_and_change_nothing(kind, level, packed, monkeypatch):
+    options = {"level": level, "bits": 3, "adaptive": False, "blocks": None}
+    net = make(lambda: Net(CONVS[kind]()))
+    other = copy.deepcopy(net)
+    found = train_step(gact_graph.wrap(net, **options), X, EDGES)
+    assert any(isinstance(s.context.encoded, Quantized) for _, s in packed)
+
+    def plain(self, saved):
+        return saved.tensor()
+
+    monkeypatch.setattr(contexts.LayerContexts, "given", plain)
+    packed.clear()
+    assert equal(train_step(gact_graph.wrap(other, **options), X, EDGES), found)
+    assert all(isinstance(s.context.encoded, Kept) for _, s in packed)
+
+
+@pytest.mark.parametrize("kind", ["gat", "gatv2", "transformer"])
+def test_what_blocks_read_waits_in_codes_of_little_noise(kind, packed, monkeypatch):
+    def steps(least, bits):
+        monkeypatch.setattr(contexts, "_LEAST_BYTES", least)
+        packed.clear()
+        net = make(lambda: Net(CONVS[kind]()))
+        gact_graph.wrap(net, level="CB2", bits=bits, adaptive=False, blocks=200)
+        return [train_step(net, X, EDGES, seed=seed) for seed in range(2)]
+
+    exact = steps(1 << 40, 4)  # the least that tanh takes
+    noisy = steps(0, 4)
+    codes = {id(s): s for _, s in packed if s.context.encoded.bits == contexts.BITS}
+    assert codes
+    # One for each tensor, though edge_update and propagate may both save it; new in each step.
+    assert len(codes) == 2 * {"gat": 1, "gatv2": 2, "transformer": 3}[kind]
+    assert not equal(noisy[0], exact[0])
+    coarse = make(lambda: Net(CONVS[kind]()))
+    gact_graph.wrap(coarse, level="CB2", bits=5, adaptive=False, blocks=200)
+    other = train_step(coarse, X, EDGES, seed=0)
+    assert distance(noisy[0], exact[0]) < 0.3 * distance(other, exact[0])
+    # With no quantization asked for there is none.
+    steps(0, 32)
+    assert all(s.context.encoded.bits is None for _, s in packed)
+    # And never less than the rest has.
+    steps(0, 11)
+    assert {s.context.encoded.bits for _, s in packed} <= {None, 11}
+
+
+def test_a_replay_has_the_same_noise(monkeypatch):
+    monkeypatch.setattr(contexts, "_LEAST_BYTES", 0)
+    states = []
+    for adaptive in (True, True):
+        net = make(lambda: Net(CONVS["transformer"]()))
+        gact_graph.wrap(net, level="CB2", bits=3, adaptive=adaptive, blocks=200)
+        states.append([train_step(net, X, EDGES, seed=seed) for seed in range(3)])
+    assert all(equal(a, b) for a, b in zip(*states, strict=True))
+
+
+def test_hooks_of_others_around_the_layer():
+    """They hold what the layer saves, so that there are no codes to be had."""
+    net = gact_graph.wrap(make(lambda: Net(CONVS["gatv2"]())), level="CB2", bits=32, adaptive=False)
+    plain = make(lambda: Net(CONVS["gatv2"]()))
+    forward = net.conv.forward
+
+    def hooked(*args):
+        with saved_tensors_hooks(lambda tensor: tensor.detach(), lambda tensor: tensor):
+            return forward(*args)
+
+    net.conv.forward = hooked
+    assert distance(train_step(net, X, EDGES), train_step(plain, X, EDGES)) < 1e-5
+
+
+def test_an_input_changed_inside_is_saved_as_it_was():
+    class Changes(SAGEConv):
+        def forward(self, x, edge_index):
+            out = super().forward(x, edge_index)
+            y = x * 2
+            y.mul_(3)
+            return out + y * y
+
+    net = make(lambda: Net(Changes(64, 64)))
+    plain = copy.deepcopy(net)
+    gact_graph.wrap(net, level="CB2", bits=32, adaptive=False, blocks=200)
+    assert distance(train_step(net, X, EDGES), train_step(plain, X, EDGES)) < 1e-5

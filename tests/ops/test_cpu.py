@@ -1,0 +1,192 @@
+"""The compiled kernels against the oracle, and how they are built, cached and done without."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import shutil
+from typing import Any
+
+import pytest
+import simt
+import torch
+from cpu_builds import CAPABILITY, RUNNABLE
+from quantizer_samples import DTYPES, GROUP, SAMPLES, WIDTHS, Sample, same_bytes
+from torch import Tensor
+
+from gact_graph.ops import cpu
+from gact_graph.ops.kernels import sources
+from gact_graph.ops.reference import quantize as reference
+
+
+@pytest.fixture(scope="module", params=[*cpu.VECTOR_FLAGS, "cuda-source"])
+def kernels(request: pytest.FixtureRequest) -> Any:
+    """A build of the kernels; from the user's cache where an earlier run left it."""
+    if request.param == "cuda-source":
+        return simt.KERNELS
+    if request.param not in RUNNABLE:
+        pytest.skip(f"the processor has {CAPABILITY}, not {request.param}")
+    return cpu.build(cpu.VECTOR_FLAGS[request.param])
+
+
+@functools.cache
+def _expected(sample: Sample, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes, stats and decoding by the reference, once for all builds."""
+    x = sample.tensor()
+    codes, stats = reference.pack(x, bits, GROUP, 12345)
+    return codes, stats, reference.unpack(codes, stats, list(x.shape), bits, GROUP, x.dtype)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=str)
+def test_same_bytes_as_the_reference(sample: Sample, kernels: Any) -> None:
+    x = sample.tensor()
+    for bits in WIDTHS:
+        codes, stats, y = _expected(sample, bits)
+        built_codes, built_stats = kernels.pack(x, bits, GROUP, 12345)
+        assert torch.equal(built_codes, codes), bits
+        assert torch.equal(built_stats.view(torch.int16), stats.view(torch.int16)), bits
+        assert same_bytes(kernels.unpack(codes, stats, x.shape, bits, GROUP, x.dtype), y), bits
+
+
+@pytest.mark.parametrize("group_size", [64, 192, 320, 1024, 8192])
+@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
+def test_same_bytes_for_other_groups_and_seeds(group_size: int, seed: int, kernels: Any) -> None:
+    for dtype in (torch.float32, torch.float16):
+        x = torch.randn(3001, generator=torch.Generator().manual_seed(1)).to(dtype)
+        for bits in (1, 3, 8, 11):
+            codes, stats = reference.pack(x, bits, group_size, seed)
+            built = kernels.pack(x, bits, group_size, seed)
+            assert torch.equal(built[0], codes) and torch.equal(built[1], stats)
+            y = reference.unpack(codes, stats, [3001], bits, group_size, dtype)
+            assert torch.equal(kernels.unpack(codes, stats, [3001], bits, group_size, dtype), y)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_second_reading_is_that_of_the_reference(dtype: torch.dtype, kernels: Any) -> None:
+    x = torch.randn(3001, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x[300:600], x[1100], x[-1] = 0.1, torch.nan, torch.inf
+    rows = torch.tensor([29, 0, 11, 11])
+    for bits, (group_size, seed) in itertools.product(
+        (1, 4, 8, 9, 16), ((64, 0), (192, -1), (256, 2**63 - 1), (1024, -(2**63)))
+    ):
+        codes, stats = reference.pack(x, bits, group_size, seed)
+        exact = reference.exact_groups(x, stats, group_size)
+        how = bits, group_size, dtype, *exact, seed
+        y = reference.unpack(codes, stats, [3001], *how)
+        assert not same_bytes(y, reference.unpack(codes, stats, [3001], *how[:-1]))
+        assert same_bytes(kernels.unpack(codes, stats, [3001], *how), y), (bits, group_size)
+        some = y[:3000].view(30, 100)[rows]
+        for backend in (kernels, reference):
+            found = backend.unpack_rows(codes, stats, rows, 3001, 100, *how)
+            assert same_bytes(found, some), (bits, group_size)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 8, 9])
+def test_products_of_both_readings_are_right_on_average(bits: int, kernels: Any) -> None:
+    """In steps from the group's least number: E[k k'] = t^2, where E[k k] = t^2 + f (1 - f)."""
+    top, count = 2**bits - 1, 256 * 200
+    inside = (torch.arange(count) % 256) > 1
+    for fraction in (0.1, 0.5, 0.75):
+        x = torch.full((count,), (top - 1) // 2 + fraction)
+        x[::256], x[1::256] = 0, top  # so that a step is 1
+        codes, stats = kernels.pack(x, bits, 256, 3)
+        how = bits, 256, x.dtype, None, None
+        found = (kernels.unpack(codes, stats, [count], *how, seed) for seed in (None, 3))
+        first, second = ((y - x)[inside].double() for y in found)
+        variance = fraction * (1 - fraction)
+        # Each is a mean over 50,800 numbers below 1, or 2.
+        assert first.mean().item() == pytest.approx(0, abs=0.015)
+        assert second.mean().item() == pytest.approx(0, abs=0.015)
+        assert first.square().mean().item() == pytest.approx(variance, abs=0.015)
+        assert second.square().mean().item() == pytest.approx(1 / 3 - variance, abs=0.015)
+        assert (first * second).mean().item() == pytest.approx(0, abs=0.015)
+
+
+@pytest.mark.parametrize("width", [1, 3, 64, 65, 192, 256, 300, 999])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_are_those_of_the_whole(width: int, dtype: torch.dtype, kernels: Any) -> None:
+    """Of plain groups, of equal elements, of NaN; the last row ends in a short group."""
+    x = torch.randn(5 * width * 20, generator=torch.Generator().manual_seed(width)).to(dtype)
+    x[300:600], x[-40:] = 0.1, torch.nan
+    rows = torch.tensor([99, 0, 3, 3, 50, 98, 1])
+    for bits, group_size in ((1, 64), (4, 256), (7, 192), (11, 1024)):
+        codes, stats = reference.pack(x, bits, group_size, 5)
+        whole = reference.unpack(codes, stats, [100, width], bits, group_size, dtype)
+        for backend in (kernels, reference):
+            for wanted in (rows, rows.repeat(2)[::2], rows[:0]):
+                found = backend.unpack_rows(
+                    codes, stats, wanted, x.numel(), width, bits, group_size, dtype
+                )
+                assert same_bytes(found, whole[wanted]), (bits, group_size)
+
+
+def test_rows_that_are_not_there_are_refused(kernels: Any) -> None:
+    codes, stats = kernels.pack(torch.randn(300), 2, GROUP, 0)
+    if kernels is not simt.KERNELS:  # a GPU ends the process
+        for row in (-1, 3):
+            with pytest.raises(IndexError, match=rf"Expected rows from 0 to 2 \(got {row}\)"):
+                kernels.unpack_rows(
+                    codes, stats, torch.tensor([0, row]), 300, 100, 2, GROUP, torch.float32
+                )
+    rows = torch.tensor([0])
+    with pytest.raises(ValueError, match=r"Expected codes of \[7, 2\].*\(got \[5, 2\]\)"):
+        kernels.unpack_rows(codes, stats, rows, 400, 100, 2, GROUP, torch.float32)
+    with pytest.raises(ValueError, match=r"Expected rows of 1 element or more \(got 0\)"):
+        kernels.unpack_rows(codes, stats, rows, 300, 0, 2, GROUP, torch.float32)
+
+
+def test_threads_do_not_change_the_bytes(kernels: Any) -> None:
+    x = torch.randn(300_000, generator=torch.Generator().manual_seed(2))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = kernels.pack(x, 3, GROUP, 1)
+        torch.set_num_threads(4)
+        shared = kernels.pack(x, 3, GROUP, 1)
+    finally:
+        torch.set_num_threads(threads)
+    expected = reference.pack(x, 3, GROUP, 1)
+    for packed in (alone, shared):
+        assert torch.equal(packed[0], expected[0]) and torch.equal(packed[1], expected[1])
+
+
+def test_refuses_widths_and_records_that_do_not_fit(kernels: Any) -> None:
+    x = torch.randn(300)
+    codes, stats = kernels.pack(x, 2, GROUP, 0)
+    with pytest.raises(ValueError, match=r"Expected bits from 1 to 16 \(got 17\)"):
+        kernels.pack(x, 17, GROUP, 0)
+    with pytest.raises(ValueError, match=r"Expected group_size .* multiple of 64 \(got 100\)"):
+        kernels.pack(x, 2, 100, 0)
+    # A record read past its end would be a silent error, or a crash.
+    with pytest.raises(ValueError, match=r"Expected codes of \[7, 2\].*\(got \[5, 2\]\)"):
+        kernels.unpack(codes, stats, [400], 2, GROUP, x.dtype)
+    with pytest.raises(ValueError, match=r"Expected codes of \[5, 3\].*\(got \[5, 2\]\)"):
+        kernels.unpack(codes, stats, [300], 3, GROUP, x.dtype)
+    with pytest.raises(ValueError, match=r"Expected stats of \[5, 2\].*\(got \[2, 2\]\)"):
+        kernels.unpack(codes, stats, [300], 2, 64, x.dtype)
+
+
+def test_load_takes_the_flags_of_the_processor() -> None:
+    assert cpu.load() is cpu.build(cpu.VECTOR_FLAGS.get(CAPABILITY, ()))
+
+
+def test_file_names_change_with_what_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    names = {cpu._digest([*cpu._FLAGS, *flags]) for flags in cpu.VECTOR_FLAGS.values()}
+    assert len(names) == len(cpu.VECTOR_FLAGS)
+    plain = cpu._digest(cpu._FLAGS)
+    assert cpu._digest(cpu._FLAGS) == plain
+    monkeypatch.setenv("CXX", "g++ -DANOTHER")
+    assert cpu._digest(cpu._FLAGS) != plain
+    monkeypatch.undo()
+    copy = tmp_path / "csrc"
+    shutil.copytree(sources.csrc(), copy)
+    monkeypatch.setattr(sources, "csrc", lambda: copy)
+    names = {plain}
+    for count, path in enumerate([*copy.glob("*.h"), *copy.glob("cpu/*")], start=2):
+        assert cpu._digest(cpu._FLAGS) in names
+        with path.open("a") as opened:
+            opened.write("// changed\n")
+        names.add(cpu._digest(cpu._FLAGS))
+        assert len(names) == count, path
+    (copy / "cpu" / "new.h").touch()
+    assert cpu._digest(cpu._FLAGS) not in names

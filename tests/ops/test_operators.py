@@ -1,0 +1,232 @@
+"""The operators called directly, with anything: a clear error or a right result, never a crash.
+
+Under the sanitizers (``.ci/sanitize``) that also means: nothing is read or written beside a tensor,
+and no number overflows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+from typing import Any
+
+import pytest
+import torch
+from samples import seeded
+from torch import Tensor
+
+from gact_graph.ops import cpu
+from gact_graph.ops.reference import attention as attention_reference
+from gact_graph.ops.reference import bitmask as bitmask_reference
+from gact_graph.ops.reference import quantize as reference
+from gact_graph.ops.reference import weighted_sum as weighted_reference
+
+INT_MAX = 2**63 - 1
+_INTS = (0, 1, -1, 2, 3, 63, 64, 256, 2**31, 2**32, 2**40, 2**62, INT_MAX - 63, INT_MAX, -(2**63))
+_DTYPES = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64, torch.bool)
+_SAID = (ValueError, TypeError, IndexError, RuntimeError)
+
+
+def _normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=seeded(7)).to(dtype)
+
+
+def _coded(bad: bool = False) -> tuple[Any, ...]:
+    x = _normal(30, 20)
+    if bad:
+        x[2] = torch.nan
+    codes, stats = reference.pack(x, 3, 256, 1)
+    return codes, stats, *reference.exact_groups(x, stats, 256)
+
+
+def _calls() -> dict[str, tuple[Any, ...]]:
+    """Right arguments of each operator."""
+    codes, stats, groups, values = _coded(bad=True)
+    x, weight = _normal(12, 8), _normal(50, 2)
+    places = torch.randint(12, (50,), generator=seeded(1))
+    weight_places = torch.randperm(50, generator=seeded(2))
+    starts = torch.tensor([3, 13, 13, 40, 53])
+    words = torch.arange(10)
+    return {
+        "pack": (_normal(30, 20), 3, 256, 7),
+        "exact_groups": (_normal(30, 20), stats, 256),
+        "unpack": (codes, stats, [30, 20], 3, 256, torch.float32, groups, values, 1),
+        "unpack_rows": (
+            *(codes, stats, torch.tensor([0, 29, 3]), 600, 20, 3, 256, torch.float32),
+            *(groups, values, 1),
+        ),
+        "pack_bits": (_normal(30, 20), 1, 0.5),
+        "pack_pair": (_normal(600).sign(), -1.0, 1.0),
+        "unpack_bits": (words, [30, 20], 0.0, 1.0, torch.float32),
+        "weighted_sum": (_normal(4, 8), x, places, weight, weight_places, starts),
+        "weighted_sum_weights": (_normal(4, 8), x, places, starts, 2),
+        "weighted_sum_backward": (
+            _normal(4, 8),
+            _normal(50, 2),
+            x,
+            _normal(4, 8),
+            places,
+            weight,
+            weight_places,
+            starts,
+        ),
+        "attention": (
+            *(_normal(50, 2), _normal(12, 2), _normal(4, 2), places, weight_places, starts),
+            *(0.2, 0.5, 7),
+        ),
+        "attention_backward": (
+            *(_normal(50, 2), _normal(4, 2), _normal(50, 2), _normal(12, 2), _normal(4, 2)),
+            *(places, weight_places, starts, 0.2, 0.5, 7),
+        ),
+        "segment_sum": (_normal(4, 8), x, places, starts),
+    }
+
+
+def _others(value: Any) -> list[Any]:
+    """What might be given in place of a right argument."""
+    if isinstance(value, Tensor):
+        other = [value.to(dtype) for dtype in _DTYPES if dtype != value.dtype]
+        other += [
+            value[:0],
+            value[:-1],
+            value[None],
+            value.flatten()[:1].squeeze(),
+            value.flatten(),
+        ]
+        other += [torch.cat([value, value[-1:]]), value.repeat_interleave(2, 0)[::2]]
+        other += [value.to("meta"), value.to_sparse(), value[:1].expand_as(value), value.t()]
+        freed = value.clone()
+        freed.untyped_storage().resize_(0)
+        other.append(freed)
+        if value.dim() == 2:
+            other += [value[:, :0], value[:, :-1].contiguous(), value.new_empty(0, 0)]
+        if value.dtype == torch.int64:
+            numbers = (-1, 12, 2**31, 2**32 + 3, INT_MAX, -(2**63))
+            for number, place in itertools.product(numbers, (0, -1, len(value) // 2)):
+                wrong = value.clone()
+                wrong[place] = number
+                other.append(wrong)
+            other.append(value.flip(0))
+        return other
+    if isinstance(value, torch.dtype):
+        return [d for d in (*_DTYPES, torch.complex64, torch.bfloat16) if d != value]
+    if isinstance(value, list):
+        return [[], [0], [-1], [30], [601], [30, -20], [-30, -20], [2**62, 4], [2**32, 2**32]]
+    if isinstance(value, float):
+        return [torch.inf, -torch.inf, torch.nan, 1e300]
+    return [number for number in _INTS if number != value]
+
+
+def _backends() -> dict[str, Any]:
+    class Reference:
+        def __getattr__(self, name: str) -> Any:
+            modules = reference, bitmask_reference, weighted_reference, attention_reference
+            return next(getattr(m, name) for m in modules if hasattr(m, name))
+
+    return {"public": torch.ops.gact_graph, "compiled": cpu.load(), "reference": Reference()}
+
+
+def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """So that what is written to changes no other call."""
+    return tuple(
+        a.clone() if isinstance(a, Tensor) and a.is_contiguous() and not a.is_meta
+        and a.layout == torch.strided and a.untyped_storage().nbytes() else a
+        for a in arguments
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", _backends())
+@pytest.mark.parametrize("name", _calls())
+def test_one_wrong_argument(name: str, backend: str) -> None:
+    call = getattr(_backends()[backend], name)
+    right = _calls()[name]
+    call(*_copied(right))
+    refused = 0
+    for place, value in enumerate(right):
+        for other in _others(value):
+            try:
+                call(*_copied((*right[:place], other, *right[place + 1 :])))
+            except _SAID as error:
+                refused += str(error).startswith("Expected")
+    assert refused > len(right)
+
+
+@pytest.mark.parametrize("backend", ["public", "compiled"])
+@pytest.mark.parametrize("name", _calls())
+def test_several_wrong_arguments(name: str, backend: str) -> None:
+    call, right, draw = getattr(_backends()[backend], name), _calls()[name], random.Random(name)
+    for _ in range(300):
+        arguments = [draw.choice(_others(v)) if draw.random() < 0.4 else v for v in right]
+        with contextlib.suppress(_SAID):
+            call(*_copied(tuple(arguments)))
+
+
+_MISTAKES: dict[str, tuple[str, int, Any, type[Exception], str]] = {
+    "heads 0": ("weighted_sum_weights", 4, 0, ValueError, r"share 8 columns evenly \(got 0\)"),
+    "heads -1": ("weighted_sum_weights", 4, -1, ValueError, r"share 8 columns evenly \(got -1\)"),
+    "heads 3": ("weighted_sum_weights", 4, 3, ValueError, r"share 8 columns evenly \(got 3\)"),
+    "no heads": ("weighted_sum", 3, torch.ones(50, 0), ValueError, r"evenly \(got 0\)"),
+    "out": ("weighted_sum", 0, torch.ones(3, 8), ValueError, r"out of \[4, 8\].*\(got \[3, 8\]\)"),
+    "few weights": ("weighted_sum", 3, torch.ones(49, 2), IndexError, r"from 0 to 48 \(got 49\)"),
+    "few places": (
+        "weighted_sum", 4, torch.arange(49), ValueError, r"weight_places of \[50\]",
+    ),
+    "double": ("weighted_sum", 3, torch.ones(50, 2).double(), TypeError, r"weight of "),
+    "starts fall": (
+        "weighted_sum", 5, torch.tensor([3, 13, 9, 40, 53]), ValueError, "do not decrease",
+    ),
+    "starts beyond": (
+        "weighted_sum", 5, torch.tensor([3, 13, 13, 40, 54]), ValueError,
+        r"span 50 edges \(got 3 to 54\)",
+    ),
+    "no starts": (
+        "weighted_sum", 5, torch.zeros(0, dtype=torch.int64), ValueError, r"starts of 1 number",
+    ),
+    "place": (
+        "weighted_sum_backward", 4, torch.full((50,), 12), IndexError,
+        r"Expected places from 0 to 11 \(got 12\)",
+    ),
+    "int16 places": (
+        "weighted_sum", 2, torch.zeros(50, dtype=torch.int16), TypeError, r"int32 or int64",
+    ),
+    "gradient": ("weighted_sum_backward", 2, torch.ones(12, 9), ValueError, r"of \[12, 8\]"),
+    "dropout 1": ("attention", 7, 1.0, ValueError, r"dropout from 0 to less than 1 \(got 1"),
+    "dropout -1": ("attention_backward", 9, -1.0, ValueError, r"less than 1 \(got -1"),
+    "scores": ("attention", 2, torch.ones(4, 3), ValueError, r"destination of \[4, 2\]"),
+    "int32 rows": (
+        "unpack_rows", 2, torch.zeros(3, dtype=torch.int32), TypeError, r"Expected rows of",
+    ),
+    "numel": ("unpack_rows", 3, -600, ValueError, r"Expected numel from 0 on \(got -600\)"),
+    "dtype": ("unpack", 5, torch.int32, TypeError, r"Expected a dtype of float16"),
+    "shape": ("unpack", 2, [2**62, 4], ValueError, r"less than 2\^63 elements"),
+    "one of both": ("unpack", 6, None, ValueError, r"Expected groups and values, or none of both"),
+    "test": ("pack_bits", 1, 3, ValueError, r"Expected test from 0 to 2 \(got 3\)"),
+    "integers": ("pack", 0, torch.ones(3, dtype=torch.int64), TypeError, r"Expected x of float16"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", _backends())
+@pytest.mark.parametrize("mistake", _MISTAKES.values(), ids=_MISTAKES)
+def test_mistakes_are_told(
+    mistake: tuple[str, int, Any, type[Exception], str], backend: str
+) -> None:
+    name, place, other, error, words = mistake
+    arguments = [*_calls()[name]]
+    arguments[place] = other
+    with pytest.raises(error, match=words):
+        getattr(_backends()[backend], name)(*arguments)
+
+
+def test_groups_of_any_size() -> None:
+    """Sums of sizes and counts are not made where they would overflow."""
+    x = _normal(600)
+    for group_size in (2**32, 2**62, INT_MAX - 63):
+        codes, stats = torch.ops.gact_graph.pack(x, 2, group_size, 0)
+        y = torch.ops.gact_graph.unpack(codes, stats, [600], 2, group_size, x.dtype)
+        assert (y - x).abs().max() <= stats[0, 1].float() * 1.01
+        rows = torch.tensor([0, 5])
+        some = torch.ops.gact_graph.unpack_rows(
+            codes, stats, rows, 600, 100, 2, group_size, x.dtype
+        )
+        assert torch.equal(some, y.view(6, 100)[rows])

@@ -1,0 +1,285 @@
+"""pack and unpack as the library calls them: unbiased, bounded, strict about their arguments."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from quantizer_samples import DEVICES, DTYPES, GROUP, SAMPLES, Sample, same_bytes, steps_of
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from gact_graph.ops import quantize as quantizer
+from gact_graph.ops.quantize import pack
+from gact_graph.ops.reference import quantize as reference
+
+
+def _normal(n: int, device: str = "cpu") -> Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(n)).to(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("sample", SAMPLES, ids=str)
+def test_every_sample_as_the_reference_does_it(sample: Sample, device: str) -> None:
+    x = sample.tensor().to(device)
+    before = x.clone()
+    for bits in (1, 2, 4, 8, 16):
+        packed = pack(x, bits, seed=3)
+        y = packed.unpack()
+        assert (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)
+        if packed.stats is None:
+            assert same_bytes(y, x)
+            continue
+        codes, stats = reference.pack(before, bits, GROUP, 3)
+        assert torch.equal(packed.codes, codes)
+        assert torch.equal(packed.stats.view(torch.int16), stats.view(torch.int16))
+        expected = reference.unpack(codes, stats, list(x.shape), bits, GROUP, x.dtype)
+        # Groups that the codes cannot tell come back as they were.
+        lost = steps_of(stats.cpu(), x.numel()).isnan().view(x.shape).to(device)
+        assert same_bytes(y, torch.where(lost, x, expected))
+    assert same_bytes(x, before)
+
+
+def _decoded(x: Tensor, bits: int, seeds: range) -> tuple[Tensor, Tensor]:
+    """Decodings [seeds, numel] (float64) of ``x``, and each element's step."""
+    records = [pack(x, bits, seed=seed) for seed in seeds]
+    assert records[0].stats is not None
+    decodings = torch.stack([record.unpack().double() for record in records])
+    return decodings, steps_of(records[0].stats.cpu(), x.numel()).to(x.device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8, 12])
+def test_unbiased_with_bounded_error_and_variance(bits: int, device: str) -> None:
+    x, count = _normal(600, device), 2000
+    y, step = _decoded(x, bits, range(count))
+    error = y - x.double()
+    # Rounding to the 2^16 (2^12 at 12 bits) grains below the code, and to float32.
+    grain = step * 2.0 ** -(reference.fraction_bits(bits)) + 1e-6
+    # An element is off by at most one step, with a standard deviation of step / 2 at most; of
+    # 600 elements none is beyond six of them.
+    assert (error.abs() <= step + grain).all()
+    assert (error.mean(0).abs() <= 6 * step / 2 / count**0.5 + grain).all()
+    assert (error.mean(0) / step).mean().abs() <= 6 * 0.5 / (count * x.numel()) ** 0.5 + 2e-3
+    assert (y.var(0) <= step**2 / 4 * (1 + 6 * 2 / count**0.5) + grain**2).all()
+    # Stochastic rounding: not everything may simply be rounded to nearest.
+    assert ((y.var(0) > step**2 / 100).double().mean() > 0.5).all()
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_errors_of_different_elements_and_seeds_are_uncorrelated(bits: int) -> None:
+    x, count = torch.zeros(128), 4000
+    x[1] = 1.0
+    record = pack(x, bits)
+    assert record.stats is not None
+    # A third of the way between two codes: near a code there is little noise to correlate.
+    x[2:] = record.stats[0, 1].float() * (2**bits // 3 + 1 / 3)
+    y, _ = _decoded(x, bits, range(count))
+    noisy = y[:, 2:].t()
+    between = torch.corrcoef(noisy) - torch.eye(126, dtype=torch.float64)
+    assert between.abs().max() < 6 / count**0.5
+    neighbours = torch.stack([noisy[:-1].ravel(), noisy[1:].ravel()])
+    assert abs(torch.corrcoef(neighbours)[0, 1]) < 6 / (125 * count) ** 0.5
+    seeds = torch.stack([noisy[:, :-1].ravel(), noisy[:, 1:].ravel()])
+    assert abs(torch.corrcoef(seeds)[0, 1]) < 6 / (126 * count) ** 0.5
+
+
+def test_float64_constant_keeps_every_digit() -> None:
+    x = torch.full((5, 70), 0.1, dtype=torch.float64)
+    assert torch.equal(pack(x, 1).unpack(), x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_32_bits_keep_the_tensor(dtype: torch.dtype) -> None:
+    x = _normal(60).to(dtype).view(6, 10).t()
+    packed = pack(x, 32)
+    y = packed.unpack()
+    assert packed.stats is None
+    assert packed.nbytes == 60 * dtype.itemsize
+    assert y.data_ptr() == x.data_ptr() and y.stride() == x.stride()
+    assert not y.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_16_bits_keep_a_half_tensor_and_code_a_wider_one(dtype: torch.dtype) -> None:
+    x = _normal(60).to(dtype)
+    assert pack(x, 16).stats is None
+    assert pack(x, 16).unpack().data_ptr() == x.data_ptr()
+    assert pack(x, 15).stats is not None
+    assert pack(x.float(), 16).stats is not None
+
+
+@pytest.mark.parametrize("n", [0, 1, 64, 65, 256, 257, 1000])
+@pytest.mark.parametrize("group_size", [64, 256])
+def test_nbytes_is_what_the_format_says(n: int, group_size: int) -> None:
+    for bits in range(1, 17):
+        packed = pack(_normal(n), bits, group_size=group_size)
+        words, groups = -(-n // 64) * bits, -(-n // group_size)
+        assert packed.nbytes == 8 * words + 4 * groups
+        assert packed.stats is not None
+        held = packed.codes.untyped_storage().nbytes() + packed.stats.untyped_storage().nbytes()
+        assert held == packed.nbytes
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("seed", [0, -1, 2**64 - 2])
+def test_a_second_reading(device: str, seed: int) -> None:
+    x = _normal(30_000, device)
+    x[300] = torch.nan
+    packed = pack(x, 2, seed=seed)
+    again = packed.reread()
+    first, second = packed.unpack(), again.unpack()
+    assert again.nbytes == packed.nbytes and again.tensors == packed.tensors
+    assert not torch.equal(first, second) and torch.equal(
+        second[256:512].isnan(), x[256:512].isnan()
+    )
+    rows = torch.tensor([7, 0, 7], device=device)
+    assert torch.equal(again.unpack_rows(rows, 100), second.view(-1, 100)[rows])
+    noise, other = (y[512:] - x[512:] for y in (first, second))
+    # Means of 29,488 products; on average over the fractions, both variances are step^2 / 6.
+    square = noise.square().mean()
+    assert other.square().mean() == pytest.approx(square.item(), rel=0.1)
+    assert abs((noise * other).mean()) < 0.05 * square
+    kept = pack(x, 32).reread()
+    assert kept.unpack().data_ptr() == x.data_ptr()
+
+
+def test_seed_decides_and_may_be_any_int() -> None:
+    x = _normal(500)
+    seeds = [0, 1, -1, 2**63, 2**63 + 5, -(2**63) + 1, 2**64 - 2]
+    codes = [pack(x, 2, seed=seed).codes for seed in seeds]
+    for i, a in enumerate(codes):
+        assert torch.equal(a, pack(x, 2, seed=seeds[i]).codes)
+        assert not any(torch.equal(a, b) for b in codes[:i])
+    # A seed counts modulo 2^64.
+    assert torch.equal(pack(x, 2, seed=-1).codes, pack(x, 2, seed=2**64 - 1).codes)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_global_generators_are_left_alone(device: str) -> None:
+    cpu_state = torch.get_rng_state()
+    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    pack(_normal(1000, device), 2).unpack()
+    assert torch.equal(torch.get_rng_state(), cpu_state)
+    after = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    assert all(torch.equal(a, b) for a, b in zip(cuda_states, after, strict=True))
+
+
+def test_gradients_do_not_hang_on_a_record() -> None:
+    x = _normal(300).requires_grad_()
+    packed = pack(x * 2, 4)
+    assert packed.codes.grad_fn is None and not packed.unpack().requires_grad
+    with torch.inference_mode():
+        inside = pack(torch.ones(300), 4).unpack()
+    assert torch.equal(inside, torch.ones(300))
+
+
+_SMALL = [s for s in SAMPLES if s.size in (0, 65) and s.kind in ("normal", "constant", "expanded")]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("sample", _SMALL, ids=str)
+def test_opcheck(sample: Sample, device: str) -> None:
+    x = sample.tensor().to(device)
+    ops = torch.ops.gact_graph
+    torch.library.opcheck(ops.pack.default, (x, 3, GROUP, 1))
+    codes, stats = ops.pack(x, 3, GROUP, 1)
+    how = 3, GROUP, x.dtype
+    rows = torch.arange(min(x.numel(), 2), device=device)
+    for seed in (None, 1):
+        again = None, None, seed
+        torch.library.opcheck(ops.unpack.default, (codes, stats, list(x.shape), *how, *again))
+        whole = codes, stats, rows, x.numel(), 1
+        torch.library.opcheck(ops.unpack_rows.default, (*whole, *how, *again))
+
+
+def test_meta_and_fake_tensors_have_the_shapes_of_real_ones() -> None:
+    real = torch.randn(7, 100, dtype=torch.float64)
+    record = pack(real, 5, group_size=128)
+    assert record.stats is not None
+    with FakeTensorMode() as mode:
+        for x in (mode.from_tensor(real), torch.empty(7, 100, dtype=torch.float64, device="meta")):
+            packed = pack(x, 5, group_size=128)
+            assert packed.stats is not None
+            assert packed.codes.shape == record.codes.shape
+            assert packed.stats.shape == record.stats.shape
+            assert (packed.codes.dtype, packed.stats.dtype) == (torch.int64, torch.bfloat16)
+            assert packed.nbytes == record.nbytes
+            y = packed.unpack()
+            assert (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"bits": 0}, ValueError, r"Expected bits to be 1 to 16, or 32 .*\(got 0\)"),
+        ({"bits": 17}, ValueError, r"Expected bits to be 1 to 16, or 32 .*\(got 17\)"),
+        ({"bits": -1}, ValueError, r"\(got -1\)"),
+        ({"bits": 2.0}, TypeError, r"Expected bits to be an int \(got float\)"),
+        ({"bits": True}, TypeError, r"Expected bits to be an int \(got bool\)"),
+        ({"group_size": 0}, ValueError, r"Expected group_size .* multiple of 64 \(got 0\)"),
+        ({"group_size": 100}, ValueError, r"Expected group_size .* multiple of 64 \(got 100\)"),
+        ({"group_size": -64}, ValueError, r"\(got -64\)"),
+        ({"group_size": "256"}, TypeError, r"Expected group_size to be an int \(got str\)"),
+        ({"seed": 1.5}, TypeError, r"Expected seed to be an int \(got float\)"),
+        (
+            {"x": torch.ones(3, dtype=torch.int64)},
+            TypeError,
+            r"Expected a .*float.* \(got torch.int64\)",
+        ),
+        ({"x": torch.ones(3, dtype=torch.cfloat)}, TypeError, r"\(got torch.complex64\)"),
+        ({"x": torch.ones(3, dtype=torch.bool)}, TypeError, r"\(got torch.bool\)"),
+        ({"x": [1.0]}, TypeError, r"Expected a tensor \(got list\)"),
+        (
+            {"x": torch.eye(3).to_sparse()},
+            TypeError,
+            r"Expected a strided tensor \(got torch.sparse",
+        ),
+    ],
+)
+def test_mistakes_are_told(arguments: dict, error: type[Exception], words: str) -> None:
+    call = {"x": torch.ones(3), "bits": 2, **arguments}
+    with pytest.raises(error, match=words):
+        pack(call.pop("x"), call.pop("bits"), **call)
+
+
+def test_widths_are_those_that_check_bits_lets_through() -> None:
+    passed = []
+    for bits in range(-5, 70):
+        try:
+            quantizer.check_bits(bits)
+        except ValueError:
+            continue
+        passed.append(bits)
+    assert tuple(passed) == quantizer.WIDTHS
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    values=st.lists(
+        st.floats(width=32, allow_nan=False, min_value=-(2.0**120), max_value=2.0**120),
+        max_size=300,
+    ),
+    bits=st.integers(1, 16),
+    group_size=st.sampled_from([64, 128, 256]),
+    seed=st.integers(-(2**64), 2**64),
+)
+def test_round_trip_is_off_by_one_step_at_most(
+    values: list[float], bits: int, group_size: int, seed: int
+) -> None:
+    x = torch.tensor(values, dtype=torch.float32)
+    packed = pack(x, bits, group_size=group_size, seed=seed)
+    assert packed.stats is not None
+    y = packed.unpack()
+    assert y.isfinite().all()
+    step = steps_of(packed.stats, len(values), group_size)
+    # lo + step * code is summed in float32, and the code's grain is 2^-9 steps at the coarsest.
+    rounding = torch.maximum(x.abs(), y.abs()).double() * 2.0**-22
+    low = packed.stats[:, 0].double().repeat_interleave(group_size)[: len(values)]
+    assert ((y.double() - x.double()).abs() <= step * (1 + 2.0**-8) + rounding).all()
+    # bfloat16 has 8 bits: no step is wider than what is needed, but for its rounding.
+    for g, group in enumerate(x.split(group_size) if values else ()):
+        need = (group.max().double() - low[g * group_size]) / (2**bits - 1)
+        smallest = float(torch.finfo(torch.float32).tiny) * 2**17
+        assert step[g * group_size] <= max(need * (1 + 2.0**-6), smallest)

@@ -1,0 +1,206 @@
+"""What is said of work that takes long: when, how often, where and by whom. No test waits."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from samples import GraphNet, graph, make, train_step
+
+import gact_graph
+from gact_graph.ops import cpu
+from gact_graph.support import progress
+from gact_graph.support.progress import telling
+
+
+class Timers:
+    """In place of the clock: the test says when time is up."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+        self.seconds: list[float] = []
+        self.fire_at_once = False
+        self.now = 100.0
+
+    def later(self, seconds: float, function: Callable[[], None]) -> Timers:
+        self.seconds.append(seconds)
+        self.waiting.append(function)
+        if self.fire_at_once:
+            function()
+        return self
+
+    def cancel(self) -> None:
+        self.waiting.pop()
+
+
+@pytest.fixture(autouse=True)
+def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
+    found = Timers()
+    monkeypatch.setattr(progress, "later", found.later)
+    monkeypatch.setattr(progress, "_told", set())
+    monkeypatch.setattr(progress, "monotonic", lambda: found.now)
+    # One without a parent, since pytest has handlers of its own on the root logger.
+    monkeypatch.setattr(progress, "_logger", logging.Logger("gact_graph"))
+    for name in progress._RANKS:
+        monkeypatch.delenv(name, raising=False)
+    return found
+
+
+@pytest.fixture
+def silent(capsys: pytest.CaptureFixture[str]) -> Callable[[], bool]:
+    return lambda: capsys.readouterr() == ("", "")
+
+
+def test_short_work_is_not_told(timers: Timers, silent: Callable[[], bool]) -> None:
+    with telling("counting"):
+        (begin,) = timers.waiting
+    assert timers.seconds == [2.0] and timers.waiting == []
+    begin()  # a timer that could not be canceled any more
+    assert silent()
+
+
+def test_long_work_is_told_while_it_lasts(timers: Timers, capsys: pytest.CaptureFixture) -> None:
+    with telling("counting"):
+        timers.waiting[0]()
+        assert capsys.readouterr() == ("", "gact_graph: counting ... ")
+        timers.now += 14.24
+    assert capsys.readouterr() == ("", "14.2 s\n")
+
+
+def test_it_is_told_once(timers: Timers, capsys: pytest.CaptureFixture) -> None:
+    timers.fire_at_once = True
+    for work in ("counting", "counting", "sorting"):
+        with telling(work):
+            pass
+    said = capsys.readouterr().err
+    assert said.count("counting") == said.count("sorting") == 1
+    assert said.count("\n") == 2
+
+
+def test_what_was_quick_at_first_may_be_told_later(
+    timers: Timers, capsys: pytest.CaptureFixture
+) -> None:
+    with telling("counting"):
+        pass
+    timers.fire_at_once = True
+    with telling("counting"):
+        pass
+    assert "counting" in capsys.readouterr().err
+
+
+def test_the_line_ends_where_the_work_fails(timers: Timers, capsys: pytest.CaptureFixture) -> None:
+    timers.fire_at_once = True
+    with pytest.raises(RuntimeError, match="broken"), telling("counting"):
+        raise RuntimeError("broken")
+    assert capsys.readouterr().err.endswith(" s\n")
+
+
+def handled(level: int) -> list[str]:
+    """What a handler gets from the library's logger, which has this level."""
+    found: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())
+    progress._logger.addHandler(handler)
+    progress._logger.setLevel(level)
+    return found
+
+
+def test_logging_that_shows_info_gets_records(timers: Timers, silent: Callable[[], bool]) -> None:
+    found = handled(logging.INFO)
+    with telling("counting"):
+        timers.waiting[0]()
+        timers.now += 3
+    assert found == ["counting", "counting took 3.0 s"]
+    assert silent()
+
+
+def test_logging_that_was_set_up_for_others_does_not_hide_the_line(
+    timers: Timers, capsys: pytest.CaptureFixture
+) -> None:
+    timers.fire_at_once = True
+    found = handled(logging.WARNING)
+    # The handler and the level are those of the root logger, as after logging.basicConfig().
+    root, progress._logger = progress._logger, logging.Logger("gact_graph")
+    progress._logger.parent = root
+    with telling("counting"):
+        pass
+    assert "counting" in capsys.readouterr().err
+    assert found == []
+
+
+def test_a_higher_level_silences_it(timers: Timers, silent: Callable[[], bool]) -> None:
+    timers.fire_at_once = True
+    found = handled(logging.WARNING)
+    with telling("counting"):
+        pass
+    assert found == [] and silent()
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "SLURM_PROCID"])
+def test_other_ranks_say_nothing(
+    name: str, timers: Timers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    timers.fire_at_once = True
+    monkeypatch.setenv(name, "1")
+    with telling("counting"):
+        pass
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv(name, "0")
+    with telling("counting"):
+        pass
+    assert "counting" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_group_knows_the_rank_best(
+    rank: int, timers: Timers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    timers.fire_at_once = True
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+    monkeypatch.setenv("RANK", str(1 - rank))
+    with telling("counting"):
+        pass
+    assert ("counting" in capsys.readouterr().err) == (rank == 0)
+
+
+@pytest.mark.parametrize("kind", ["none", "closed"])
+def test_without_stderr_work_goes_on(
+    kind: str, timers: Timers, monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    timers.fire_at_once = True
+    closed = open(tmp_path / "closed", "w")  # noqa: SIM115
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", None if kind == "none" else closed)
+    with telling("counting"):
+        done = True
+    assert done
+
+
+def test_measuring_is_told(timers: Timers, capsys: pytest.CaptureFixture) -> None:
+    timers.fire_at_once = True
+    model = gact_graph.wrap(make(lambda: GraphNet("gat")), bits=3, adaptive=True)
+    for _ in range(3):
+        train_step(model, *graph())
+    lines = [line for line in capsys.readouterr().err.splitlines() if "measuring" in line]
+    assert [line.partition(" ... ")[0][-11:] for line in lines] == ["part 1 of 2", "part 2 of 2"]
+
+
+def test_building_kernels_is_told(
+    timers: Timers, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    timers.fire_at_once = True
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+
+    def fails(*args: object) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(cpu, "compile_library", fails)
+    with pytest.raises(RuntimeError, match="no compiler"):
+        cpu.build.__wrapped__(())
+    said = capsys.readouterr().err
+    assert said.startswith("gact_graph: compiling kernels for the CPU, which are then kept in")
+    assert str(tmp_path) in said

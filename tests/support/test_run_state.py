@@ -1,0 +1,56 @@
+"""Random states and autocast, had again."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+
+import numpy
+import torch
+
+from gact_graph.support import heap
+from gact_graph.support.heap import give_back
+from gact_graph.support.run_state import RunState
+
+
+def test_random_numbers_come_again_and_go_on_from_here():
+    run_state = RunState({"cpu"})
+    first, others = torch.rand(5), (random.random(), numpy.random.rand())
+    here = torch.get_rng_state()
+    with suppress(KeyError), run_state.restored():
+        assert torch.equal(torch.rand(5), first)
+        assert (random.random(), numpy.random.rand()) == others
+        raise KeyError
+    assert torch.equal(torch.get_rng_state(), here)
+    run_state.restore_random_state()
+    assert torch.equal(torch.rand(5), first)
+
+
+def test_autocast_and_gradients_are_as_they_were():
+    x = torch.ones(4, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        run_state = RunState({"cpu"})
+    with torch.no_grad(), run_state.restored():
+        assert (x @ x).dtype == torch.bfloat16
+        assert torch.is_grad_enabled()
+    assert (x @ x).dtype == torch.float32
+
+
+def test_the_heap_can_be_given_back_anywhere():
+    give_back(torch.device("cpu"))
+    give_back(torch.device("meta"))
+
+
+def test_what_is_free_is_handed_back_where_it_is_much(monkeypatch):
+    given = []
+    monkeypatch.setattr(heap, "_trim", lambda: given.append)
+    monkeypatch.setattr(heap, "_since", 0)
+    piece = torch.empty(9 << 20, dtype=torch.uint8)
+    for free, count in ((heap._MUCH, 0), (heap._MUCH + 1, 2)):
+        monkeypatch.setattr(heap, "_info", lambda free=free: lambda: heap._Info(fordblks=free))
+        for _ in range(16):
+            heap.give_back_now_and_then(piece)
+        assert len(given) == count
+    for _ in range(16):
+        heap.give_back_now_and_then(piece.to("meta"))
+    assert len(given) == 2

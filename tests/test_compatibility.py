@@ -1,0 +1,487 @@
+"""What else a training script does to a wrapped model: the rows of docs/compatibility.md."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch._dynamo.testing
+import torch.nn.functional as F
+from samples import (
+    FEATURES,
+    GraphNet,
+    Mlp,
+    distance,
+    equal,
+    gradients,
+    graph,
+    make,
+    one_thread,  # noqa: F401
+    train_step,
+)
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.explain import Explainer, GNNExplainer
+from torch_geometric.nn import GCNConv
+
+import gact_graph
+
+X, EDGES = graph()
+EXACT = {"level": "lossless"}
+LEVELS = ["lossless", "L1", "CB1", "CB2"]
+ROOT = Path(__file__).parent.parent
+
+
+def plain() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, 5))
+
+
+def hooks_on(model):
+    return sum(
+        len(m._forward_hooks) + len(m._forward_pre_hooks)
+        for m in model.modules()
+        if not isinstance(m, torch.jit.ScriptModule)
+    )
+
+
+@pytest.fixture
+def backend():
+    """Counts the graphs that are compiled; nothing compiled is left behind."""
+    torch.compiler.reset()
+    yield torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    torch.compiler.reset()
+
+
+# Dynamo looks at the gradient of a tensor that has none.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+class TestCompile:
+    @pytest.mark.parametrize("options", [EXACT, {"bits": 8}], ids=str)
+    def test_before_wrap(self, backend, options):
+        expected = train_step(torch.compile(make(Mlp), backend="aot_eager"), X)
+        model = gact_graph.wrap(torch.compile(make(Mlp), backend=backend), **options)
+        got = train_step(model, X)
+        assert distance(got, expected) < (0.05 if "bits" in options else 1e-6)
+        compiled = backend.frame_count
+        assert compiled > 0
+        train_step(model, X)
+        assert backend.frame_count == compiled
+        assert gact_graph.report(model).raw_bytes > 0
+
+    @pytest.mark.parametrize("in_place", [False, True])
+    def test_of_a_layer(self, backend, in_place):
+        model = make(GraphNet)
+        if in_place:
+            model.convs[1].compile(backend=backend)
+        else:
+            model.convs[1] = torch.compile(model.convs[1], backend=backend)
+        gact_graph.wrap(model, **EXACT)
+        for _ in range(2):
+            got = train_step(model, X, EDGES)
+        assert backend.frame_count > 0
+        assert distance(got, train_step(make(GraphNet), X, EDGES)) < 1e-6
+        slots = [row.slot for row in gact_graph.report(model).contexts]
+        assert any(slot.startswith("convs.0/") for slot in slots)
+
+    @pytest.mark.parametrize("in_place", [False, True])
+    def test_after_wrap_trains_uncompiled_and_says_so(self, backend, in_place):
+        expected = train_step(gact_graph.wrap(make(GraphNet), bits=4), X, EDGES)
+        model = gact_graph.wrap(make(GraphNet), bits=4)
+        compiled = model
+        if in_place:
+            model.compile(backend=backend)
+        else:
+            compiled = torch.compile(model, backend=backend)
+        with pytest.warns(RuntimeWarning, match=r"gact_graph.wrap\(torch.compile\(model\)\)"):
+            assert equal(train_step(compiled, X, EDGES), expected)
+        train_step(compiled, X, EDGES)  # says it once
+        assert gact_graph.report(model).rate > 2
+        assert backend.frame_count == 0
+
+    def test_after_wrap_with_fullgraph_says_what_to_do(self, backend):
+        model = gact_graph.wrap(make(GraphNet))
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        with pytest.raises(
+            torch._dynamo.exc.Unsupported, match=r"gact_graph.wrap\(torch.compile\(model\)\)"
+        ):
+            compiled(X, EDGES)
+
+    @pytest.mark.parametrize("blocks", [False, 64])
+    def test_after_wrap_evaluates_past_what_cannot_be_compiled(self, backend, blocks):
+        """There the graph breaks, and the methods that are replaced go on as Python."""
+
+        class Breaks(GraphNet):
+            def forward(self, x, edge_index):
+                torch._dynamo.graph_break()
+                return super().forward(x, edge_index)
+
+        compiled = torch.compile(gact_graph.wrap(make(Breaks), blocks=blocks), backend=backend)
+        expected = make(Breaks).eval()(X, EDGES)
+        assert torch.allclose(compiled.eval()(X, EDGES), expected, atol=1e-6)
+
+    def test_after_wrap_evaluates_compiled(self, backend):
+        compiled = torch.compile(gact_graph.wrap(make(GraphNet)), backend=backend, fullgraph=True)
+        expected = make(GraphNet).eval()(X, EDGES)
+        assert torch.allclose(compiled.eval()(X, EDGES), expected, atol=1e-6)
+        assert backend.frame_count == 1
+
+
+class TestExport:
+    @pytest.mark.parametrize("strict", [False, True])
+    def test_in_eval(self, strict):
+        model = gact_graph.wrap(make(GraphNet)).eval()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, of what it deprecates in itself
+            program = torch.export.export(model, (X, EDGES), strict=strict)
+        assert torch.allclose(program.module()(X, EDGES), model(X, EDGES), atol=1e-6)
+
+    def test_script_says_what_to_do(self):
+        model = gact_graph.wrap(make(plain))
+        with pytest.raises(AttributeError, match=r"script what gact_graph.unwrap\(model\) gives"):
+            script(model)
+        scripted = script(gact_graph.unwrap(model))
+        assert torch.equal(scripted(X), model(X))
+
+    @pytest.mark.parametrize("training", [False, True])
+    def test_trace(self, training):
+        model = gact_graph.wrap(make(Mlp)).train(training)
+        assert torch.allclose(trace(model, X)(X), model(X))
+
+    def test_a_scripted_layer_trains_inside(self):
+        def net(kind):
+            model = make(plain)
+            model[1] = kind(nn.Sequential(nn.Tanh(), nn.Linear(64, 64)))
+            return model
+
+        model = gact_graph.wrap(make(lambda: net(script)), **EXACT)
+        # The scripted part adds up in another order once it was profiled.
+        assert distance(train_step(model, X), train_step(make(lambda: net(script)), X)) < 1e-6
+        assert hooks_on(gact_graph.unwrap(model)) == 0
+
+    def test_a_wrap_that_fails_leaves_no_hooks(self, monkeypatch):
+        model = make(GraphNet)
+        before = hooks_on(model)
+
+        def fails(*args, **kwargs):
+            raise RuntimeError("on purpose")
+
+        monkeypatch.setattr(model.convs[1], "register_forward_hook", fails)
+        with pytest.raises(RuntimeError, match="on purpose"):
+            gact_graph.wrap(model)
+        assert hooks_on(model) == before
+        assert "forward" not in vars(model)
+
+    @pytest.mark.parametrize("how", ["script", "trace"])
+    def test_a_scripted_model_is_refused(self, how):
+        model = make(plain)
+        made = script(model) if how == "script" else trace(model, X)
+        with pytest.raises(ValueError, match="wrap the model that it was made of"):
+            gact_graph.wrap(made)
+
+
+class TestChangesAfterWrap:
+    """At the exact level, so that what stock does is what the wrapped model must do."""
+
+    @pytest.mark.parametrize("options", [EXACT, {"level": "lossless", "blocks": 512}], ids=str)
+    def test_a_layer_that_was_replaced(self, options):
+        def changed(model):
+            model.convs[1] = make(lambda: GCNConv(32, 5), seed=1)
+            return model
+
+        model = gact_graph.wrap(make(GraphNet), **options)
+        train_step(model, X, EDGES)
+        changed(model)
+        got = train_step(model, X, EDGES)
+        assert distance(got, train_step(changed(make(GraphNet)), X, EDGES)) < 1e-6
+        report = gact_graph.report(model)
+        slots = [row.slot for row in report.contexts]
+        assert any(slot.startswith("convs.1/") for slot in slots)
+        assert {row.way for row in report.layers} == ({"blocks"} if "blocks" in options else set())
+        assert hooks_on(gact_graph.unwrap(model)) == 0
+
+    @pytest.mark.parametrize("level", ["CB1", "CB2"])
+    def test_a_layer_that_was_added(self, level):
+        class Growing(GraphNet):
+            def forward(self, x, edge_index):
+                x = self.norm(self.convs[0](x, edge_index))
+                for conv in self.convs[1:]:
+                    x = conv(x, edge_index)
+                return x
+
+        def grown(model):
+            model.convs.append(make(lambda: GCNConv(5, 5), seed=1))
+            return model
+
+        model = gact_graph.wrap(make(Growing), level=level, bits=32)
+        train_step(model, X, EDGES)
+        got = train_step(grown(model), X, EDGES)
+        assert distance(got, train_step(grown(make(Growing)), X, EDGES)) < 1e-6
+        recomputed = [r.slot for r in gact_graph.report(model).layers if r.way == "recomputed"]
+        assert len(recomputed) == 3
+
+    @pytest.mark.parametrize("level", LEVELS)
+    def test_requires_grad(self, level):
+        plain, model = make(GraphNet), gact_graph.wrap(make(GraphNet), level=level, bits=32)
+        for learns in (True, False, True):
+            for one in (plain, model):
+                one.convs[0].requires_grad_(learns)
+            got, expected = train_step(model, X, EDGES), train_step(plain, X, EDGES)
+            assert len(got) == len(expected)
+            assert distance(got, expected) < 1e-6
+
+    @pytest.mark.parametrize("level", LEVELS)
+    def test_dtype(self, level):
+        plain, model = make(GraphNet), gact_graph.wrap(make(GraphNet), level=level, bits=32)
+        for dtype in (torch.float64, torch.float32):
+            expected = train_step(plain.to(dtype), X.to(dtype), EDGES)
+            got = train_step(model.to(dtype), X.to(dtype), EDGES)
+            assert got[0].dtype == dtype
+            assert distance(got, expected) < 1e-6
+
+    def test_dtype_with_adaptive_bits(self):
+        model = gact_graph.wrap(make(GraphNet), bits=8)
+        for dtype in (torch.float32, torch.float64, torch.float64, torch.float32, torch.float32):
+            expected = train_step(make(GraphNet).to(dtype), X.to(dtype), EDGES)
+            assert distance(train_step(model.to(dtype), X.to(dtype), EDGES), expected) < 0.05
+
+    @pytest.mark.parametrize("level", LEVELS)
+    def test_reset_parameters(self, level):
+        plain, model = make(GraphNet), gact_graph.wrap(make(GraphNet), level=level, bits=32)
+        train_step(model, X, EDGES)
+        for one in (plain, model):
+            torch.manual_seed(5)
+            for conv in one.convs:
+                conv.reset_parameters()
+            one.norm.reset_running_stats()
+        assert distance(train_step(model, X, EDGES), train_step(plain, X, EDGES)) < 1e-6
+
+
+class Checkpointed(GraphNet):
+    reentrant = False
+
+    def forward(self, x, edge_index):
+        h = self.norm(self.convs[0](x, edge_index)).relu()
+        return checkpoint(self.convs[1], h, edge_index, use_reentrant=self.reentrant)
+
+
+class Reentrant(Checkpointed):
+    reentrant = True
+
+
+class TestCheckpoint:
+    @pytest.mark.parametrize("net", [Checkpointed, Reentrant])
+    @pytest.mark.parametrize(
+        "options", [*({"level": level} for level in LEVELS), {"blocks": 512}], ids=str
+    )
+    def test_inside(self, net, options):
+        model = gact_graph.wrap(make(net), bits=8, adaptive=False, **options)
+        expected = train_step(make(net), X, EDGES)
+        for _ in range(2):
+            assert distance(train_step(model, X, EDGES), expected) < 0.05
+        # What is computed again is not saved.
+        slots = [row.slot for row in gact_graph.report(model).contexts]
+        assert not any(slot.startswith("convs.1/aggregate") for slot in slots)
+
+    def test_inside_with_adaptive_bits(self):
+        model = gact_graph.wrap(make(Checkpointed), bits=8)
+        expected = train_step(make(Checkpointed), X, EDGES)
+        for _ in range(4):
+            assert distance(train_step(model, X, EDGES), expected) < 0.05
+        assert gact_graph.report(model).passes > 0
+
+    def test_reentrant_inside_is_not_measured_and_says_so(self):
+        model = gact_graph.wrap(make(Reentrant), bits=8)
+        expected = train_step(make(Reentrant), X, EDGES)
+        train_step(model, X, EDGES)
+        words = r"set use_reentrant=False.*adaptive=False"
+        with pytest.warns(RuntimeWarning, match=words) as found:
+            got = [train_step(model, X, EDGES) for _ in range(4)]
+        assert all(distance(one, expected) < 0.05 for one in got)
+        assert len(found) == 1
+
+    @pytest.mark.parametrize("level", LEVELS)
+    def test_around_compresses_in_its_place(self, level):
+        def step(model):
+            model.zero_grad()
+            torch.manual_seed(0)
+            x = X.clone().requires_grad_()
+            out = checkpoint(lambda x: model(x, EDGES).tanh() * 2, x, use_reentrant=False)
+            out.square().mean().backward()
+            return [x.grad, *gradients(model)]
+
+        model = gact_graph.wrap(make(GraphNet), level=level, bits=8)
+        expected = step(make(GraphNet))
+        for _ in range(3):
+            assert distance(step(model), expected) < 0.05
+        assert gact_graph.report(model).rate > 1.2
+
+
+class TestPrecision:
+    def test_grad_scaler(self):
+        def steps(model):
+            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for step in range(3):
+                torch.manual_seed(step)
+                optimizer.zero_grad()
+                with torch.autocast("cpu", torch.float16):
+                    loss = F.cross_entropy(model(X, EDGES), torch.arange(len(X)) % 5)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            return [p.detach().clone() for p in model.parameters()]
+
+        expected = steps(make(GraphNet))
+        assert equal(steps(gact_graph.wrap(make(GraphNet), **EXACT)), expected)
+        assert distance(steps(gact_graph.wrap(make(GraphNet), bits=8)), expected) < 0.01
+
+    def test_accumulation(self):
+        def steps(model):
+            model.zero_grad()
+            for step in range(4):
+                torch.manual_seed(step)
+                loss = F.cross_entropy(model(X * (1 + step), EDGES), torch.arange(len(X)) % 5)
+                (loss / 4).backward()
+            return gradients(model)
+
+        expected = steps(make(GraphNet))
+        assert equal(steps(gact_graph.wrap(make(GraphNet), **EXACT)), expected)
+        assert distance(steps(gact_graph.wrap(make(GraphNet), bits=8)), expected) < 0.05
+
+
+class TestExplainer:
+    @pytest.mark.parametrize("blocks", [None, "auto"])
+    def test_explains_as_it_does_a_plain_model(self, blocks):
+        def explain(model):
+            torch.manual_seed(0)
+            config = {"mode": "multiclass_classification", "task_level": "node"}
+            explainer = Explainer(
+                model,
+                GNNExplainer(epochs=5),
+                explanation_type="model",
+                node_mask_type="attributes",
+                edge_mask_type="object",
+                model_config={**config, "return_type": "raw"},
+            )
+            found = explainer(X, EDGES, index=3)
+            return [found.node_mask, found.edge_mask]
+
+        model = gact_graph.wrap(make(GraphNet), bits=2, blocks=blocks)
+        train_step(model, X, EDGES)
+        before = gact_graph.report(model)
+        expected = make(GraphNet)
+        train_step(expected, X, EDGES)
+        assert distance(explain(model), explain(expected)) < 1e-5
+        assert gact_graph.report(model) is before
+
+
+class TestLightning:
+    def test_bf16_with_accumulation(self, tmp_path):
+        lightning = pytest.importorskip("lightning")
+
+        class Module(lightning.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.gnn = GraphNet(dropout=0.0)
+                self.head = nn.Linear(5, 5)
+
+            def training_step(self, batch, index):
+                # Lightning asks for this in place of a direct call.
+                loss = F.cross_entropy(self.head(self.gnn(X, EDGES)), torch.arange(len(X)) % 5)
+                self.log("loss", loss, batch_size=1)
+                return loss
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        def train(model):
+            trainer = lightning.Trainer(
+                max_epochs=1,
+                accelerator="cpu",
+                precision="bf16-mixed",
+                accumulate_grad_batches=2,
+                default_root_dir=tmp_path,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+            trainer.fit(model, torch.utils.data.DataLoader(torch.arange(6), batch_size=1))
+            return [p.detach().clone() for p in model.parameters()]
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Lightning, on workers, cores and its own imports
+            warnings.filterwarnings("error", module="gact_graph")
+            expected = train(make(Module))
+            exact = train(gact_graph.wrap(make(Module), **EXACT))
+            model = gact_graph.wrap(make(Module), bits=8)
+            near = train(model)
+        assert equal(exact, expected)
+        assert 0 < distance(near, expected) < 0.01
+        report = gact_graph.report(model)
+        assert report.rate > 1.5
+        assert any(row.slot.startswith("gnn/convs.0/") for row in report.contexts)
+
+
+TRAIN = """
+import warnings
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of torch and PyG, while they are imported
+    import torch, torch_geometric.nn
+import gact_graph
+torch.manual_seed(0)
+x, edges = torch.randn(300, 32), torch.randint(300, (2, 2000))
+for kind in ("GCN", "GAT"):
+    for level in ("L0", "lossless", "L1", "L2", "CB1", "CB2"):
+        for min_bytes in (0, 16 << 20):
+            model = getattr(torch_geometric.nn, kind)(32, 32, 2, 5)
+            gact_graph.wrap(model, bits=4, level=level, min_bytes=min_bytes)
+            for _ in range(3):
+                model(x, edges).square().mean().backward()
+            print(gact_graph.report(model).raw_bytes > 0)
+"""
+
+
+def test_python_with_warnings_as_errors_trains():
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", TRAIN],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True"] * 24
+
+
+def test_each_row_of_the_documentation_names_its_test():
+    text = (ROOT / "docs" / "compatibility.md").read_text()
+    rows = [
+        line
+        for line in text.splitlines()
+        if line.startswith("| ") and not line.endswith("| test |")
+    ]
+    assert len(rows) >= 20
+    for row in rows:
+        (cell,) = re.findall(r"\| `([\w./:]+)` \|$", row)
+        names = cell.split("::")
+        file = names.pop(0) if names[0].endswith(".py") else Path(__file__).name
+        source = (ROOT / "tests" / file).read_text()
+        assert f"def {names[-1]}(" in source, cell
+        assert len(names) == 1 or f"class {names[0]}:" in source, cell
+
+
+def script(module):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(module)
+
+
+def trace(module, *inputs):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.trace(module, inputs)

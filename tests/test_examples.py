@@ -1,0 +1,88 @@
+"""Each example runs for one epoch on a small graph, outside of pytest, as a user runs it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import metis
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+# All in one process: importing torch and PyG takes longer than an example.
+RUN = """
+import contextlib, io, json, runpy, sys, traceback
+import metis
+metis.provide()
+found = {}
+for path in sys.argv[1:]:
+    printed, told = io.StringIO(), io.StringIO()
+    sys.argv = [path, "--epochs", "1", "--nodes", "300"]
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(told):
+        try:
+            runpy.run_path(path, run_name="__main__")
+            error = None
+        except BaseException:
+            error = traceback.format_exc()
+    found[path] = {"printed": printed.getvalue(), "told": told.getvalue(), "error": error}
+json.dump(found, open("found.json", "w"))
+"""
+
+
+def missing(example: str) -> str | None:
+    """What the example needs and is not there."""
+    samplers = ("pyg_lib", "torch_sparse")
+    if example == "neighbor_loader" and not any(map(importlib.util.find_spec, samplers)):
+        return "PyG samples neighbours with pyg-lib or torch-sparse"
+    # torch-sparse from PyPI is built without METIS.
+    if example == "cluster_loader" and not metis.is_there():
+        return "PyG cuts graphs with METIS, which pyg-lib or pymetis would bring"
+    if example == "lightning_trainer" and importlib.util.find_spec("lightning") is None:
+        return "the callback needs Lightning"
+    return None
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("examples")
+    paths = [str(path) for path in EXAMPLES if missing(path.stem) is None]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/helpers'}", "COLUMNS": "120"}
+    command = [sys.executable, "-c", RUN, *paths]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "found.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs(path: Path, outcomes: Any) -> None:
+    reason = missing(path.stem)
+    if reason is not None:
+        pytest.skip(reason)
+    outcome = outcomes[str(path)]
+    assert outcome["error"] is None, outcome["error"]
+    assert "saved for backward in the last forward" in outcome["printed"]
+    assert "gact_graph" not in outcome["told"]  # no warning of ours
+
+
+def test_a_resumed_run_ends_where_the_other_one_does(outcomes: Any) -> None:
+    printed = outcomes[str(ROOT / "examples" / "resume.py")]["printed"]
+    losses = dict(line.split(": ") for line in printed.splitlines() if line.startswith("loss of"))
+    assert losses["loss of the run that went on"] == losses["loss of the run that was resumed"]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_short_and_says_what_it_shows(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 80
+    told = ast.get_docstring(ast.parse(text))
+    assert told is not None and 2 <= sum(told.count(end) for end in (". ", ".\n")) + 1 <= 5
+    listed = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    assert f"[{path.name}]({path.name})" in listed

@@ -1,0 +1,61 @@
+"""The rooms of the library: which there are, and that imports run one way."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import gact_graph
+
+PACKAGE = Path(gact_graph.__file__).resolve().parent
+
+# Each room may import those before it.
+ROOMS = ("support", "ops", "codecs", "layers", "capture", "adaptive", "api")
+
+
+def imported(path: Path) -> set[str]:
+    """The rooms that a module imports from, wherever in the file it does so."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            found.add("a relative import")
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        found |= {n.split(".")[1] for n in names if n.startswith("gact_graph.")}
+    return found
+
+
+def test_there_are_at_most_ten_entries() -> None:
+    entries = {path.name for path in PACKAGE.iterdir()} - {"__pycache__", "csrc"}
+    assert entries == {"__init__.py", "info.py", "lightning.py", *ROOMS}
+    assert len(entries) <= 10
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_rooms_below_it(room: str) -> None:
+    allowed = set(ROOMS[: ROOMS.index(room) + 1])
+    for path in (PACKAGE / room).rglob("*.py"):
+        assert imported(path) <= allowed, path
+
+
+def test_recomputing_knows_nothing_of_blocks() -> None:
+    for path in (PACKAGE / "layers" / "recompute").rglob("*.py"):
+        assert "gact_graph.layers.blocks" not in path.read_text(), path
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_says_what_lives_there_and_what_does_not(room: str) -> None:
+    told = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text()))
+    assert told is not None and "Not here:" in told
+
+
+def test_the_wheel_lists_every_folder() -> None:
+    project = PACKAGE.parent / "pyproject.toml"
+    if not project.exists():
+        pytest.skip("not a source tree")
+    folders = {path.parent.relative_to(PACKAGE.parent) for path in PACKAGE.rglob("*.py")}
+    for name in (".".join(folder.parts) for folder in folders):
+        assert f'"{name}",' in project.read_text(), name
