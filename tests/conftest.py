@@ -1,8 +1,14 @@
 """What all tests share."""
 
+import os
+import random
 from dataclasses import replace
 
+import numpy as np
+import pytest
+import torch
 from defaults import DEFAULTS
+from hypothesis import settings
 
 import gact_graph
 from gact_graph.capture.config import LEVELS
@@ -13,3 +19,15 @@ gact_graph.wrap.__kwdefaults__.update(DEFAULTS | {"min_bytes": 0})
 # Most tests look at what layers save as PyG has them. Those of blocks name blocks, or CB2.
 for name in ("L1", "L2", "CB1"):
     LEVELS[name] = replace(LEVELS[name], blocks=False)
+
+# The same examples at every run: what looks for others is `make attack`.
+settings.register_profile("repeatable", derandomize="GACT_GRAPH_ATTACK" not in os.environ)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Each test draws the same numbers, whichever tests ran before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
