@@ -70,8 +70,7 @@ def test_second_block_is_not_spoilt_by_the_first() -> None:
     assert second > 0.8 * first > 70 * MEGA
 
 
-def test_unknown_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_unknown_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("gact_graph.support.peak._STATM", tmp_path / "statm")
     with PeakMeter(torch.device("cpu")) as meter:
         pass
