@@ -222,15 +222,16 @@ class _Errors:
         self._parameters = {id(parameter) for parameter in parameters}
         # By slot: at the first inputs with tangents, and at the first wide ones.
         self._estimates: dict[str, tuple[_Arrivals, _Arrivals]] = {}
+        self._fine: dict[Edge, Tensor] | None = None  # of the node that runs
 
     @contextmanager
     def watching(self, replayed: Replayed) -> Iterator[None]:
         """Measures during the backward that runs inside."""
-        handles = [
-            node.register_prehook(functools.partial(self._before, node))
-            for node in [*nodes_before(replayed.ends)]
-            if _hooks_of(node) == {unpack}
-        ]
+        handles = []
+        for node in nodes_before(replayed.ends):
+            if _hooks_of(node) == {unpack}:
+                handles.append(node.register_prehook(functools.partial(self._before, node)))
+                handles.append(node.register_hook(functools.partial(self._after, node)))
         try:
             yield
         finally:
@@ -255,27 +256,57 @@ class _Errors:
         return found
 
     def _before(self, node: Node, gradients: Sequence[Tensor | None]) -> None:
-        # Before it runs, and not after: its results, as wide as messages, are never alive twice.
+        """Where one slot is read, :meth:`_after` compares this with what the node hands on."""
+        self._fine = None
         self._widths.read.clear()
+        self._widths.all_fine = True
+        try:
+            fine = self._sketch(node, gradients)
+        finally:
+            self._widths.all_fine = False
+        slots = sorted(self._widths.read)
+        if len(slots) == 1:
+            self._fine = fine
+        if len(slots) < 2:
+            return
+        last = slots.pop()
+        # One slot after the other becomes fine. What the node itself is to hand on is as wide as
+        # messages: where several of its kind are needed, they are not to be alive beside it.
         narrow = self._sketch(node, gradients)
-        for slot in sorted(self._widths.read):
-            self._widths.fine = slot
-            try:
-                fine = self._sketch(node, gradients)
-            finally:
-                self._widths.fine = None
-            # Not in place: what a node hands on may be the very gradient that it was given.
-            changes = {edge: fine.pop(edge) - one for edge, one in narrow.items() if edge in fine}
-            near = self._follow({**changes}, beyond_narrow=False)
-            far = self._follow(changes, beyond_narrow=True) if near.is_narrow else near
-            estimates = self._estimates.setdefault(slot, (_Arrivals(), _Arrivals()))
-            estimates[0].update(near)
-            estimates[1].update(far)
+        try:
+            for slot in slots:
+                self._widths.fine.add(slot)
+                finer = self._sketch(node, gradients)
+                self._compare(slot, narrow, finer)
+                narrow = finer
+        finally:
+            self._widths.fine.clear()
+        self._compare(last, narrow, fine)
+
+    def _after(
+        self, node: Node, results: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
+    ) -> None:
+        if self._fine is not None:
+            [slot] = self._widths.read
+            fine, self._fine = self._fine, None
+            self._compare(slot, self._samples(node, results), fine)
+
+    def _compare(self, slot: str, narrow: dict[Edge, Tensor], fine: dict[Edge, Tensor]) -> None:
+        # Not in place: what a node hands on may be the very gradient that it was given.
+        changes = {edge: fine[edge] - one for edge, one in narrow.items() if edge in fine}
+        near = self._follow({**changes}, beyond_narrow=False)
+        far = self._follow(changes, beyond_narrow=True) if near.is_narrow else near
+        estimates = self._estimates.setdefault(slot, (_Arrivals(), _Arrivals()))
+        estimates[0].update(near)
+        estimates[1].update(far)
 
     def _sketch(self, node: Node, gradients: Sequence[Tensor | None]) -> dict[Edge, Tensor]:
+        """What the node hands on if it runs once more, as :meth:`_samples` gives it."""
+        return self._samples(node, _call(node, gradients))
+
+    def _samples(self, node: Node, results: Sequence[Tensor | None]) -> dict[Edge, Tensor]:
         """What the node hands on, by edge: samples where wide tangents are known, else all."""
         found: dict[Edge, Tensor] = {}
-        results = _call(node, gradients)
         for (following, output), result in zip(node.next_functions, results, strict=True):
             if following is None or result is None:
                 continue

@@ -16,7 +16,7 @@ class Widths:
     """Which width is decoded, while a step is run again to measure.
 
     Attributes:
-        fine: The slot that is decoded in its fine width; all others are decoded in the narrow one.
+        fine: The slots that are decoded in their fine width; all others are in the narrow one.
         all_fine: Whether every slot is decoded in its fine width.
         read: The slots that were decoded since somebody cleared the set.
         slots: Bits of the narrow width of each slot.
@@ -24,7 +24,7 @@ class Widths:
             :class:`gact_graph.codecs.reads.Values`.
     """
 
-    fine: str | None = None
+    fine: set[str] = field(default_factory=set)
     all_fine: bool = False
     read: set[str] = field(default_factory=set)
     slots: dict[str, int] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Compared(Context):
     @property
     def encoded(self) -> Encoded:
         self._widths.read.add(self._slot)
-        is_fine = self._widths.all_fine or self._widths.fine == self._slot
+        is_fine = self._widths.all_fine or self._slot in self._widths.fine
         return self._fine if is_fine else self._narrow
 
     @encoded.setter
