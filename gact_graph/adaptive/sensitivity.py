@@ -222,7 +222,8 @@ class _Errors:
         self._parameters = {id(parameter) for parameter in parameters}
         # By slot: at the first inputs with tangents, and at the first wide ones.
         self._estimates: dict[str, tuple[_Arrivals, _Arrivals]] = {}
-        self._fine: dict[Edge, Tensor] | None = None  # of the node that runs
+        # Of the node that runs: the slot that is not compared yet, if any, and its fine sketch.
+        self._waiting: tuple[list[str], dict[Edge, Tensor]] = [], {}
 
     @contextmanager
     def watching(self, replayed: Replayed) -> Iterator[None]:
@@ -256,8 +257,8 @@ class _Errors:
         return found
 
     def _before(self, node: Node, gradients: Sequence[Tensor | None]) -> None:
-        """Where one slot is read, :meth:`_after` compares this with what the node hands on."""
-        self._fine = None
+        """One slot after the other becomes narrow. The last of them :meth:`_after` compares with
+        what the node hands on itself, which is one run less."""
         self._widths.read.clear()
         self._widths.all_fine = True
         try:
@@ -265,30 +266,22 @@ class _Errors:
         finally:
             self._widths.all_fine = False
         slots = sorted(self._widths.read)
-        if len(slots) == 1:
-            self._fine = fine
-        if len(slots) < 2:
-            return
-        last = slots.pop()
-        # One slot after the other becomes fine. What the node itself is to hand on is as wide as
-        # messages: where several of its kind are needed, they are not to be alive beside it.
-        narrow = self._sketch(node, gradients)
         try:
-            for slot in slots:
-                self._widths.fine.add(slot)
-                finer = self._sketch(node, gradients)
-                self._compare(slot, narrow, finer)
-                narrow = finer
+            while len(slots) > 1:
+                slot = slots.pop()
+                self._widths.fine = {*slots}
+                narrow = self._sketch(node, gradients)
+                self._compare(slot, narrow, fine)
+                fine = narrow
         finally:
-            self._widths.fine.clear()
-        self._compare(last, narrow, fine)
+            self._widths.fine = set()
+        self._waiting = slots, fine
 
     def _after(
         self, node: Node, results: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
     ) -> None:
-        if self._fine is not None:
-            [slot] = self._widths.read
-            fine, self._fine = self._fine, None
+        (slots, fine), self._waiting = self._waiting, ([], {})
+        for slot in slots:
             self._compare(slot, self._samples(node, results), fine)
 
     def _compare(self, slot: str, narrow: dict[Edge, Tensor], fine: dict[Edge, Tensor]) -> None:
