@@ -168,18 +168,21 @@ def test_what_turns_into_another_is_noticed(taken: list[Attention]) -> None:
 def test_dropout_of_backward_is_that_of_forward(
     options: dict[str, Any], taken: list[Attention]
 ) -> None:
-    """The output is linear in the rows that are added up: by Euler, <out, g> = <x, dx>."""
+    """The output is linear in the rows that are added up: by Euler, <out, g> = <x, dx>.
+
+    With g = out no terms cancel, and the noise of the codes is small beside the sum.
+    """
     conv = make(lambda: GATConv(32, 8, heads=3, dropout=0.5, bias=False))
     torch.nn.init.zeros_(conv.att_src)
     torch.nn.init.zeros_(conv.att_dst)
     model = gact_graph.wrap(Net(conv), blocks=256, **options)
     torch.manual_seed(1)
     out = model(X)
-    out.backward(gradient := torch.randn_like(out))
+    out.backward(out.detach())
     assert taken
     of_values = (conv.lin.weight.grad * conv.lin.weight).sum().item()
-    tolerance = 1e-4 if options is EXACT else 0.2
-    assert of_values == pytest.approx((out * gradient).sum().item(), rel=tolerance)
+    tolerance = 1e-4 if options is EXACT else 0.05
+    assert of_values == pytest.approx(out.square().sum().item(), rel=tolerance)
 
 
 def test_dropout_follows_the_global_seed(taken: list[Attention]) -> None:
