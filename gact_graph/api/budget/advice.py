@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,10 @@ from torch.utils._pytree import tree_map
 from gact_graph.api.budget.estimate import Estimate
 from gact_graph.api.budget.miniature import GraphSize
 from gact_graph.api.budget.trying import estimate_call
+from gact_graph.api.budget.ways import STOCK, Way
 from gact_graph.api.forward import CompressedForward
 from gact_graph.api.report import format_bytes
+from gact_graph.capture.config import Config
 
 
 class Advice:
@@ -51,16 +54,27 @@ class Advice:
         room = torch.cuda.get_device_properties(device).total_memory - self._before
         config = patch.controller.config
         found = estimate_call(module, patch.attribute, inputs, config, max(1, room))
-        way = found.choose()
-        if way is not None:
-            return (
-                f"{way.name} would fit into the {format_bytes(room)} that were free: "
-                f"wrap(model, memory={room})."
-            )
-        return (
-            f"no way to train fits into the {format_bytes(room)} that were free; "
-            f"{smallest_way(found)}."
-        )
+        failed = round(found.peak_of(_way_of(config, found)))
+        # An estimate may be wrong, but it orders the ways: what failed, and what is larger, is out.
+        memory = min(room, failed)
+        way = found.within(memory).choose()
+        free = f"the {format_bytes(room)} that were free"
+        if way is None:
+            none = f"fits into {free}" if memory == room else "takes clearly less than this one"
+            return f"no way to train {none}; {smallest_way(found)}."
+        if memory == room:
+            where = f"would fit into {free}"
+        else:
+            peak = format_bytes(round(found.peak_of(way)))
+            where = f"takes about {peak}, and this way {format_bytes(failed)}"
+        return f"{way.name} {where}: wrap(model, memory={memory})."
+
+
+def _way_of(config: Config, found: Estimate) -> Way:
+    """The way with these settings; if it is none that was estimated, the model as it is."""
+    bits = math.ceil(config.bits) if config.quantize else 32
+    way = Way(config.level, bits, blocks=config.block_size is not None)
+    return way if way in found.ways else STOCK
 
 
 def smallest_way(found: Estimate, size: GraphSize | None = None) -> str:

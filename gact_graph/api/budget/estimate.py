@@ -47,7 +47,8 @@ class Estimate:
     """What a step takes in each way: print it, or take ``to_dict()``.
 
     Attributes:
-        rows: One a way, the least lossy first, and of equally lossy ones the fastest first.
+        ways: The least lossy first, and of equally lossy ones the fastest first.
+        rows: What each of them takes.
         size: The graph that they are for.
         memory: The budget in bytes; None without one.
     """
@@ -59,7 +60,11 @@ class Estimate:
         order = {way: index for index, way in enumerate(grown)}
         by_loss = sorted(grown, key=lambda way: (_loss_rank(way, order), self._time(way)))
         self.rows = [self._row(way) for way in by_loss]
-        self._ways = by_loss
+        self.ways = by_loss
+
+    def within(self, memory: int) -> Estimate:
+        """The same for another budget, in bytes."""
+        return Estimate(self._grown, self.size, memory)
 
     def choose(self, size: GraphSize | None = None) -> Way | None:
         """The first way that fits; None if none does.
@@ -68,13 +73,13 @@ class Estimate:
             size: Of another graph with about the same number of edges a node.
         """
         share = self._share(size)
-        return next((way for way in self._ways if self._fits(self.peak_of(way, share))), None)
+        return next((way for way in self.ways if self._fits(self.peak_of(way, share))), None)
 
     def smallest(self, size: GraphSize | None = None) -> tuple[Way, float]:
         """The way with the lowest peak, and that peak in bytes."""
         share = self._share(size)
-        peak, index = min((self.peak_of(way, share), i) for i, way in enumerate(self._ways))
-        return self._ways[index], peak
+        peak, index = min((self.peak_of(way, share), i) for i, way in enumerate(self.ways))
+        return self.ways[index], peak
 
     def peak_of(self, way: Way, share: float = 1.0) -> float:
         """Its peak in bytes, for a share of the graph."""
