@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,17 @@ from cpu_builds import CAPABILITY, RUNNABLE
 from samples import seeded
 from torch import Tensor
 
-from gact_graph.ops import attention as public
-from gact_graph.ops import cpu
-from gact_graph.ops.reference import attention as reference
+from gact_graph.ops import attention, cpu, leaky_attention
+from gact_graph.ops.reference import attention as attention_reference
+from gact_graph.ops.reference import leaky_attention as leaky_reference
+
+
+def _both(*modules: ModuleType) -> SimpleNamespace:
+    return SimpleNamespace(**{name: f for module in modules for name, f in vars(module).items()})
+
+
+public = _both(attention, leaky_attention)
+reference = _both(attention_reference, leaky_reference)
 
 
 @pytest.fixture(scope="module", params=["torch", *cpu.VECTOR_FLAGS])
@@ -28,8 +37,11 @@ def kernels(request: pytest.FixtureRequest) -> Any:
 class Sample:
     """Destinations with many edges, one and none, some edges twice; scores of both signs."""
 
-    def __init__(self, edges: int, heads: int, large: float = 1.0, **kinds: torch.dtype) -> None:
+    def __init__(
+        self, edges: int, heads: int, large: float = 1.0, each: int = 1, **kinds: torch.dtype
+    ) -> None:
         generator, self.rows, self.nodes = seeded(edges + heads), 37, 50
+        width = heads * each
         real, index = kinds.get("real", torch.float32), kinds.get("index", torch.int64)
         self.owners = torch.randint(self.rows // 2, (edges,), generator=generator).sort()[0] * 2
         self.starts = torch.full((self.rows + 1,), 9)
@@ -38,8 +50,9 @@ class Sample:
         places[1::7] = places[:-1:7]
         self.places = places.to(index)
         self.weight_places = torch.randperm(edges + 3, generator=generator)[:edges].to(index)
-        self.source = torch.randn(self.nodes, heads, generator=generator).to(real) * large
-        self.destination = torch.randn(self.rows, heads, generator=generator).to(real) * large
+        self.source = torch.randn(self.nodes, width, generator=generator).to(real) * large
+        self.destination = torch.randn(self.rows, width, generator=generator).to(real) * large
+        self.att = torch.randn(heads, each, generator=generator).to(real)
         self.gradient = torch.randn(edges + 3, heads, generator=generator).to(real)
         self.tolerance = {"rtol": 1e-5, "atol": 2e-6 if real == torch.float32 else 1e-13}
 
@@ -54,32 +67,76 @@ class Sample:
         return out[self.weight_places.long()]
 
     def backward(self, kernels: Any, dropout: float = 0.0, seed: int = 0) -> tuple[Tensor, ...]:
-        """The gradients of the scores at sources and destinations."""
+        """The gradients of :attr:`inputs`."""
         of_score = torch.full_like(self.gradient, torch.nan)
         of_destination = torch.full_like(self.destination, torch.nan)
         given = self.gradient, self.source, self.destination, *self.edges, 0.2, dropout, seed
         kernels.attention_backward(of_score, of_destination, *given)
-        by_source = self.places.argsort(stable=True)
-        starts = torch.zeros(self.nodes + 1, dtype=torch.int64)
-        starts[1:] = torch.bincount(self.places, minlength=self.nodes).cumsum(0)
+        by_source, starts = self.by_source
         of_source = torch.full_like(self.source, torch.nan)
         kernels.segment_sum(of_source, of_score, self.weight_places[by_source], starts)
         return of_source, of_destination
 
-    def by_autograd(self, kept: Tensor | float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    @property
+    def by_source(self) -> tuple[Tensor, Tensor]:
+        """The edges sorted by source, and the first of each."""
+        starts = torch.zeros(self.nodes + 1, dtype=torch.int64)
+        starts[1:] = torch.bincount(self.places, minlength=self.nodes).cumsum(0)
+        return self.places.argsort(stable=True), starts
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What has a gradient."""
+        return self.source, self.destination
+
+    def score(self, source: Tensor, destination: Tensor) -> Tensor:
+        """The scores of edges, from the rows at their ends."""
+        return F.leaky_relu(source + destination, 0.2)
+
+    def by_autograd(self, kept: Tensor | float = 1.0) -> tuple[Tensor, ...]:
         """The weights and the same gradients, in float64."""
-        source, destination = (
-            t.double().clone().requires_grad_() for t in (self.source, self.destination)
-        )
-        score = F.leaky_relu(source[self.places.long()] + destination[self.owners], 0.2)
+        inputs = [t.double().clone().requires_grad_() for t in self.inputs]
+        source, destination, *others = inputs
+        score = self.score(source[self.places.long()], destination[self.owners], *others)
         weight = score * 0
         for row in self.owners.unique():
             of_row = self.owners == row
             weight = torch.where(of_row[:, None], _softmax_of(score, of_row), weight)
         weight = weight * kept
         gradient = self.gradient.double()[self.weight_places.long()]
-        found = torch.autograd.grad(weight, [source, destination], gradient)
+        found = torch.autograd.grad(weight, inputs, gradient)
         return weight.detach(), *found
+
+
+class RowSample(Sample):
+    """The same with rows of several channels for each head, weighed by a vector."""
+
+    def forward(self, kernels: Any, dropout: float = 0.0, seed: int = 0) -> Tensor:
+        out = torch.full_like(self.gradient, torch.nan)
+        given = self.source, self.destination, self.att, *self.edges, 0.2, dropout, seed
+        kernels.leaky_attention(out, *given)
+        return out[self.weight_places.long()]
+
+    def backward(self, kernels: Any, dropout: float = 0.0, seed: int = 0) -> tuple[Tensor, ...]:
+        of_score, of_source, of_destination, of_att = (
+            torch.full_like(t, torch.nan)
+            for t in (self.gradient, self.source, self.destination, self.att)
+        )
+        rows = self.source, self.destination, self.att
+        given = self.gradient, *rows, *self.edges, 0.2, dropout, seed
+        kernels.leaky_attention_backward(of_score, of_destination, of_att, *given)
+        by_source, starts = self.by_source
+        edges = self.owners.to(self.places.dtype)[by_source], self.weight_places[by_source], starts
+        kernels.leaky_attention_source(of_source, of_score, *rows, *edges, 0.2)
+        return of_source, of_destination, of_att
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        return self.source, self.destination, self.att
+
+    def score(self, source: Tensor, destination: Tensor, *others: Tensor) -> Tensor:
+        (att,) = others
+        return (F.leaky_relu(source + destination, 0.2).view(-1, *att.shape) * att).sum(-1)
 
 
 def _softmax_of(score: Tensor, chosen: Tensor) -> Tensor:
@@ -92,6 +149,11 @@ SAMPLES: dict[str, Sample] = {
     "eight heads": Sample(1200, 8, real=torch.float64),
     "large scores": Sample(900, 4, large=300.0, real=torch.float64, index=torch.int32),
     "no edges": Sample(0, 2),
+    "rows": RowSample(1500, 3, each=20, index=torch.int32),
+    "rows, one head": RowSample(700, 1, each=64),
+    "rows of one": RowSample(1200, 8, each=1, real=torch.float64),
+    "large rows": RowSample(900, 4, large=30.0, each=17, real=torch.float64, index=torch.int32),
+    "rows, no edges": RowSample(0, 2, each=3),
 }
 
 
@@ -104,8 +166,9 @@ def test_as_autograd_in_float64(sample: Sample, kernels: Any) -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
-def test_dropout_is_the_same_in_backward(dropout: float, kernels: Any) -> None:
-    sample = Sample(1200, 3, real=torch.float64)
+@pytest.mark.parametrize("kind", [Sample, RowSample])
+def test_dropout_is_the_same_in_backward(kind: Any, dropout: float, kernels: Any) -> None:
+    sample = kind(1200, 3, each=1 if kind is Sample else 5, real=torch.float64)
     without = sample.forward(kernels)
     for seed in (0, 2**63 - 1):
         got = sample.forward(kernels, dropout, seed)
@@ -117,8 +180,9 @@ def test_dropout_is_the_same_in_backward(dropout: float, kernels: Any) -> None:
             assert torch.allclose(found, expected, rtol=1e-6, atol=1e-12)
 
 
-def test_backends_drop_the_same_weights() -> None:
-    sample = SAMPLES["heads"]
+@pytest.mark.parametrize("name", ["heads", "rows"])
+def test_backends_drop_the_same_weights(name: str) -> None:
+    sample = SAMPLES[name]
     for seed in (3, 2**40):
         expected = sample.forward(reference, 0.3, seed)
         assert torch.allclose(sample.forward(public, 0.3, seed), expected, rtol=1e-5)
@@ -136,8 +200,9 @@ def test_dropout_changes_nothing_on_average() -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_threads_change_no_bit(threads: int) -> None:
-    sample = Sample(20_000, 3, index=torch.int32)
+@pytest.mark.parametrize("kind", [Sample, RowSample])
+def test_threads_change_no_bit(kind: Any, threads: int) -> None:
+    sample = kind(20_000, 3, each=1 if kind is Sample else 9, index=torch.int32)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -149,8 +214,9 @@ def test_threads_change_no_bit(threads: int) -> None:
         torch.set_num_threads(before)
 
 
-def test_nan_stays_in_its_row(kernels: Any) -> None:
-    sample = Sample(700, 2)
+@pytest.mark.parametrize("kind", [Sample, RowSample])
+def test_nan_stays_in_its_row(kind: Any, kernels: Any) -> None:
+    sample = kind(700, 2)
     sample.destination[4] = torch.nan
     got = sample.forward(kernels)
     assert got[sample.owners == 4].isnan().all() and got[sample.owners != 4].isfinite().all()

@@ -19,6 +19,7 @@ from torch import Tensor
 from gact_graph.ops import cpu
 from gact_graph.ops.reference import attention as attention_reference
 from gact_graph.ops.reference import bitmask as bitmask_reference
+from gact_graph.ops.reference import leaky_attention as leaky_reference
 from gact_graph.ops.reference import quantize as reference
 from gact_graph.ops.reference import weighted_sum as weighted_reference
 
@@ -80,6 +81,18 @@ def _calls() -> dict[str, tuple[Any, ...]]:
             *(places, weight_places, starts, 0.2, 0.5, 7),
         ),
         "segment_sum": (_normal(4, 8), x, places, starts),
+        "leaky_attention": (
+            *(_normal(50, 2), x, _normal(4, 8), _normal(2, 4), places, weight_places, starts),
+            *(0.2, 0.5, 7),
+        ),
+        "leaky_attention_backward": (
+            *(_normal(50, 2), _normal(4, 8), _normal(2, 4), _normal(50, 2), x, _normal(4, 8)),
+            *(_normal(2, 4), places, weight_places, starts, 0.2, 0.5, 7),
+        ),
+        "leaky_attention_source": (
+            *(_normal(4, 8), _normal(50, 2), _normal(4, 8), x, _normal(2, 4), places),
+            *(weight_places, starts, 0.2),
+        ),
     }
 
 
@@ -121,7 +134,8 @@ def _others(value: Any) -> list[Any]:
 def _backends() -> dict[str, Any]:
     class Reference:
         def __getattr__(self, name: str) -> Any:
-            modules = reference, bitmask_reference, weighted_reference, attention_reference
+            sums = weighted_reference, attention_reference, leaky_reference
+            modules = reference, bitmask_reference, *sums
             return next(getattr(m, name) for m in modules if hasattr(m, name))
 
     return {"public": torch.ops.gact_graph, "compiled": cpu.load(), "reference": Reference()}
@@ -193,6 +207,13 @@ _MISTAKES: dict[str, tuple[str, int, Any, type[Exception], str]] = {
     "gradient": ("weighted_sum_backward", 2, torch.ones(12, 9), ValueError, r"of \[12, 8\]"),
     "dropout 1": ("attention", 7, 1.0, ValueError, r"dropout from 0 to less than 1 \(got 1"),
     "dropout -1": ("attention_backward", 9, -1.0, ValueError, r"less than 1 \(got -1"),
+    "att": ("leaky_attention", 3, torch.ones(2, 3), ValueError, r"att of 8 elements \(got 6\)"),
+    "att's heads": (
+        "leaky_attention_backward", 6, torch.ones(1, 8), ValueError, r"gradient of \[50, 1\]",
+    ),
+    "a source's rows": (
+        "leaky_attention_source", 2, torch.ones(5, 8), ValueError, r"source of \[4, 8\]",
+    ),
     "scores": ("attention", 2, torch.ones(4, 3), ValueError, r"destination of \[4, 2\]"),
     "int32 rows": (
         "unpack_rows", 2, torch.zeros(3, dtype=torch.int32), TypeError, r"Expected rows of",

@@ -1,41 +1,31 @@
-"""Attention from the scores of nodes, as GATConv's ``edge_update`` computes it: one operator."""
+"""Attention of edges as one operator: from tensors of nodes to the weights of edges, and back."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.utils import softmax
 
-from gact_graph.layers.blocks.arguments import Arguments
 from gact_graph.layers.blocks.cuts import Block
-from gact_graph.layers.blocks.edge_functions import EdgeFunction
 from gact_graph.layers.blocks.order import Order
-from gact_graph.layers.blocks.probe import Probed, other_parameters
-from gact_graph.layers.blocks.sample import Sample
-from gact_graph.layers.blocks.steps import Recorder, Steps
-from gact_graph.ops import attention as ops
-from gact_graph.ops.reference.attention import written_out
-from gact_graph.ops.weighted_sum import makes_messages
-from gact_graph.support.replica import Snapshot
-from gact_graph.support.run_state import RunState
-
-_OF_SHAPES = frozenset({"size", "dim", "numel"})
-"""Functions that compute nothing of a tensor's values."""
+from gact_graph.layers.blocks.rows import Rows, rows_at_a_time, rows_of
+from gact_graph.ops import attention as sums
+from gact_graph.ops import leaky_attention as leaky
+from gact_graph.ops.reference import attention as sums_reference
+from gact_graph.ops.reference import leaky_attention as leaky_reference
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(ABC):
     """The attention that an ``edge_update`` computes.
 
     Attributes:
-        source: Index of the scores at the sources in ``Arguments.tensors``.
-        destination: Index of those at the destinations.
+        source: Index of what the sources have, in ``Arguments.tensors``.
+        destination: Index of what the destinations have.
         slope: Of LeakyReLU.
         dropout: The share of weights that become 0.
     """
@@ -45,201 +35,211 @@ class Attention:
     slope: float
     dropout: float
 
-    def weights(self, tensors: Sequence[Tensor], order: Order) -> Tensor:
-        """The weights [E, H] in the order of edge_index; draws a number if there is dropout."""
-        source, destination = tensors[self.source], tensors[self.destination]
-        out = source.new_empty(order.num_edges, source.size(1))
-        ops.attention(out, *self._given(source, destination, order))
-        return out
+    _attend: ClassVar[Callable[..., None]]
+    _written_out: ClassVar[Callable[..., Tensor]]
 
-    def weights_of_block(self, tensors: Sequence[Tensor], order: Order, block: Block) -> Tensor:
-        """The weights of the edges of a block, without dropout."""
-        source, destination = tensors[self.source], tensors[self.destination][block.nodes]
-        out = source.new_empty(block.num_edges, source.size(1))
-        starts = order.starts[block.first_node : block.end_node + 1]
-        edges = order.sources[block.edges], None, starts
-        ops.attention(out, source, destination, *edges, self.slope, 0.0, 0)
-        return out
+    @property
+    def tensors(self) -> tuple[int, int]:
+        """Indices of the tensors that it reads."""
+        return self.source, self.destination
 
-    def gradients(
-        self, tensors: Sequence[Tensor], order: Order, gradient: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The gradients of the scores at the sources and at the destinations.
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        """Indices of the parameters that it reads, in ``Snapshot.learning``."""
+        return ()
+
+    def weights(
+        self, tensors: Sequence[Tensor], learning: Sequence[Tensor], order: Order
+    ) -> Tensor:
+        """The weights [E, H] in the order of edge_index; draws a number if there is dropout.
 
         Args:
-            tensors: As in forward. The random state must be that of forward, too.
+            tensors: Those of the arguments.
+            learning: Those of the layer.
+            order: The order of the edges.
+        """
+        read = self._read(tensors[self.source], tensors[self.destination], learning)
+        edges = order.sources, order.permutation, order.starts
+        out = tensors[self.source].new_empty(order.num_edges, tensors[self.source].size(1))
+        type(self)._attend(out, *read, *edges, self.slope, self.dropout, self._seed())
+        return out
+
+    def weights_of_block(
+        self, tensors: Sequence[Tensor], learning: Sequence[Tensor], order: Order, block: Block
+    ) -> Tensor:
+        """The weights of the edges of a block, without dropout."""
+        read = self._read(tensors[self.source], tensors[self.destination][block.nodes], learning)
+        edges = order.sources[block.edges], None, _starts(order.starts, block)
+        out = tensors[self.source].new_empty(block.num_edges, tensors[self.source].size(1))
+        type(self)._attend(out, *read, *edges, self.slope, 0.0, 0)
+        return out
+
+    @abstractmethod
+    def gradients(
+        self,
+        tensors: Sequence[Tensor | Rows],
+        learning: Sequence[Tensor],
+        order: Order,
+        gradient: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """The gradients of :attr:`tensors`, then those of :attr:`parameters`.
+
+        Args:
+            tensors: As in forward, or coded. The random state must be that of forward, too.
+            learning: As in forward.
             order: The order of the edges.
             gradient: That of the weights [E, H].
         """
-        source = tensors[self.source].contiguous()
-        destination = tensors[self.destination].contiguous()
-        gradient = gradient.contiguous()
-        of_score, of_destination = torch.empty_like(gradient), torch.empty_like(destination)
-        given = self._given(source, destination, order)
-        ops.attention_backward(of_score, of_destination, gradient, *given)
-        of_source = torch.zeros_like(source)
-        by_source = order.by_source
-        out = of_source[: order.num_sources]
-        ops.segment_sum(out, of_score, by_source.positions, by_source.cuts.starts)
-        return of_source, of_destination
 
-    def written_out(self, source: Tensor, destination: Tensor, order: Order) -> Tensor:
+    def written_out(self, read: Sequence[Tensor], order: Order) -> Tensor:
         """The weights [E, H] as :meth:`weights` has them, by operations that have second
-        derivatives. The random state must be that of forward."""
-        return written_out(*self._given(source, destination, order))
+        derivatives. The random state must be that of forward.
 
-    def _given(self, source: Tensor, destination: Tensor, order: Order) -> tuple[Any, ...]:
-        seed = int(torch.randint(2**63 - 1, (), device="cpu")) if self.dropout else 0
+        Args:
+            read: :attr:`tensors`, then :attr:`parameters`.
+            order: The order of the edges.
+        """
         edges = order.sources, order.permutation, order.starts
-        return source, destination, *edges, self.slope, self.dropout, seed
+        settings = self.slope, self.dropout, self._seed()
+        return type(self)._written_out(*self._matrices(read), *edges, *settings)
 
+    def _read(
+        self, source: Tensor, destination: Tensor, learning: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        return self._matrices([source, destination, *(learning[i] for i in self.parameters)])
 
-def find_attention(
-    edge_function: EdgeFunction,
-    snapshot: Snapshot,
-    arguments: Arguments,
-    sample: Sample,
-    probed: Probed,
-) -> Attention | None:
-    """The attention that a layer computes; None if it computes something else.
+    @abstractmethod
+    def _matrices(self, read: Sequence[Tensor]) -> Sequence[Tensor]:
+        """In the shapes that the operator takes."""
 
-    What decides is what the layer does on the sample: it runs the same operations as
-    :func:`_written_out`, with the same settings, and gives the same values and gradients for all
-    draws of its tensors.
-
-    Args:
-        edge_function: What runs for each block.
-        snapshot: Of the layer.
-        arguments: Those of one call.
-        sample: A small graph with rows of their tensors.
-        probed: What the layer does in blocks.
-    """
-    uses = {use.level: use for use in arguments.uses}
-    tensors = arguments.tensors
-    if len(arguments.uses) != 2 or set(uses) != {"source", "destination"} or probed.kept:
-        return None
-    if any(t.dim() != 2 or t.dtype not in (torch.float32, torch.float64) for t in tensors):
-        return None
-    if not all(t.is_contiguous() for t in tensors) or makes_messages(tensors[0].device):
-        return None
-    if len({(t.dtype, t.size(1)) for t in tensors}) != 1:
-        return None
-    settings = _settings(probed.steps)
-    if settings is None:
-        return None
-    written_out = partial(
-        _written_out, uses["source"].parameter, uses["destination"].parameter, settings
-    )
-    run_state = RunState(set())
-    for number, drawn in enumerate(sample.draws()):
-        values = other_parameters(snapshot) if number else None
-        with snapshot.replica(values, own=True) as replica:
-            tried = []
-            for function in (partial(edge_function, replica.module), written_out):
-                learns = [True] * len(drawn)
-                given, leaves = sample.arguments.part(drawn, sample.order, sample.whole, learns)
-                inputs = [*(leaf for _, leaf in leaves), *replica.parameters]
-                with run_state.restored():
-                    tried.append(_tried(partial(function, given), inputs))
-        found, expected = tried
-        if found is None or expected is None or found.steps != expected.steps:
-            return None
-        if not all(map(_same, found.tensors, expected.tensors)):
-            return None
-    dropout = settings.dropout if settings.training else 0.0
-    if not 0 <= dropout < 1:
-        return None
-    return Attention(uses["source"].index, uses["destination"].index, settings.slope, dropout)
-
-
-def computes(
-    attention: Attention,
-    edge_function: EdgeFunction,
-    snapshot: Snapshot,
-    arguments: Arguments,
-    order: Order,
-    block: Block,
-    steps: Steps,
-) -> bool:
-    """Whether the layer computes this attention in a call, too: tried on one block of it.
-
-    Args:
-        attention: What was found on a sample.
-        edge_function: What runs for each block.
-        snapshot: Of the layer.
-        arguments: Those of the call.
-        order: The order of its edges.
-        block: One of its blocks.
-        steps: The operations that the layer ran on the sample.
-    """
-    with snapshot.replica(own=True) as replica, RunState(set()).restored(), torch.no_grad():
-        given, _ = arguments.part(arguments.tensors, order, block)
-        try:
-            with Recorder() as recorder:
-                expected = edge_function(replica.module, given)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # which PyG's own edge_updater raises again
-            return False
-    if recorder.steps != steps:
-        return False
-    if attention.dropout:  # by another mask
-        return True
-    found = attention.weights_of_block(arguments.tensors, order, block)
-    return torch.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    def _seed(self) -> int:
+        return int(torch.randint(2**63 - 1, (), device="cpu")) if self.dropout else 0
 
 
 @dataclass(frozen=True)
-class _Tried:
-    steps: Steps
-    tensors: list[Tensor | None]
+class SumAttention(Attention):
+    """GAT's: the score of an edge is LeakyReLU of the sum of what both ends have [N, H]."""
+
+    _attend = staticmethod(sums.attention)
+    _written_out = staticmethod(sums_reference.written_out)
+
+    def gradients(
+        self,
+        tensors: Sequence[Tensor | Rows],
+        learning: Sequence[Tensor],
+        order: Order,
+        gradient: Tensor,
+    ) -> tuple[Tensor, ...]:
+        source, destination = (_whole(tensors[i]) for i in self.tensors)
+        gradient = gradient.contiguous()
+        of_score, of_destination = torch.empty_like(gradient), torch.empty_like(destination)
+        edges = order.sources, order.permutation, order.starts
+        settings = self.slope, self.dropout, self._seed()
+        sums.attention_backward(
+            of_score, of_destination, gradient, source, destination, *edges, *settings
+        )
+        of_source = torch.zeros_like(source)
+        by_source = order.by_source
+        out = of_source[: order.num_sources]
+        sums.segment_sum(out, of_score, by_source.positions, by_source.cuts.starts)
+        return of_source, of_destination
+
+    def _matrices(self, read: Sequence[Tensor]) -> Sequence[Tensor]:
+        return read
 
 
-def _tried(run: Callable[[], Tensor], inputs: Sequence[Tensor]) -> _Tried | None:
-    """The operations; the result and the gradients of the inputs. None where there are none."""
-    try:
-        with Recorder() as recorder:
-            out = run()
-        weight = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape)
-        gradients = torch.autograd.grad(out, inputs, weight, allow_unused=True)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # it has no gradient, say
-        return None
-    steps = [step for step in recorder.steps if getattr(step, "__name__", "") not in _OF_SHAPES]
-    return _Tried(steps, [out.detach(), *gradients])
+@dataclass(frozen=True)
+class LeakyAttention(Attention):
+    """GATv2's: the score of an edge is the dot product of a parameter [1, H, C] with LeakyReLU of
+    the sum of the rows [N, H, C] of both ends.
+
+    Attributes:
+        att: Index of the parameter in ``Snapshot.learning``.
+    """
+
+    att: int
+
+    _attend = staticmethod(leaky.leaky_attention)
+    _written_out = staticmethod(leaky_reference.written_out)
+
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        return (self.att,)
+
+    def gradients(
+        self,
+        tensors: Sequence[Tensor | Rows],
+        learning: Sequence[Tensor],
+        order: Order,
+        gradient: Tensor,
+    ) -> tuple[Tensor, ...]:
+        # Of tensors that are coded only one is decoded as a whole at a time.
+        sources, destinations = tensors[self.source], tensors[self.destination]
+        att = learning[self.att].detach()[0].contiguous()
+        gradient = gradient.contiguous()
+        of_score = torch.empty_like(gradient)
+        of_destination, of_att = self._of_destinations(
+            of_score, gradient, _whole(sources).flatten(1), destinations, att, order
+        )
+        of_source = self._of_sources(of_score, sources, _whole(destinations).flatten(1), att, order)
+        return of_source, of_destination, of_att.unsqueeze(0)
+
+    def _of_destinations(
+        self,
+        of_score: Tensor,
+        gradient: Tensor,
+        source: Tensor,
+        destinations: Tensor | Rows,
+        att: Tensor,
+        order: Order,
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients of the destinations and of att; fills ``of_score``."""
+        of_destination = source.new_empty(destinations.shape)
+        of_att, of_part = torch.zeros_like(att), torch.empty_like(att)
+        positions = order.permutation
+        if positions is None:  # what dropout drops depends on places among all edges
+            kind, device = order.sources.dtype, order.sources.device
+            positions = torch.arange(order.num_edges, dtype=kind, device=device)
+        settings = self.slope, self.dropout, self._seed()
+        for block in order.cuts.blocks_of_nodes(rows_at_a_time(destinations)):
+            rows = rows_of(destinations, block.nodes).flatten(1).contiguous()
+            edges = order.sources[block.edges], positions[block.edges]
+            found = of_score, of_destination[block.nodes].flatten(1), of_part
+            given = gradient, source, rows, att, *edges, _starts(order.starts, block)
+            leaky.leaky_attention_backward(*found, *given, *settings)
+            of_att += of_part
+        return of_destination, of_att
+
+    def _of_sources(
+        self,
+        of_score: Tensor,
+        sources: Tensor | Rows,
+        destination: Tensor,
+        att: Tensor,
+        order: Order,
+    ) -> Tensor:
+        of_source, by_source = destination.new_empty(sources.shape), order.by_source
+        of_source[order.num_sources :] = 0
+        for block in by_source.cuts.blocks_of_nodes(rows_at_a_time(sources)):
+            rows = rows_of(sources, block.nodes).flatten(1).contiguous()
+            edges = by_source.destinations[block.edges], by_source.positions[block.edges]
+            given = of_score, rows, destination, att, *edges
+            leaky.leaky_attention_source(
+                of_source[block.nodes].flatten(1),
+                *given,
+                _starts(by_source.cuts.starts, block),
+                self.slope,
+            )
+        return of_source
+
+    def _matrices(self, read: Sequence[Tensor]) -> Sequence[Tensor]:
+        source, destination, att = read
+        return source.flatten(1), destination.flatten(1), att[0].contiguous()
 
 
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one.dtype == other.dtype and torch.allclose(one, other, rtol=1e-5, equal_nan=True)
+def _whole(tensor: Tensor | Rows) -> Tensor:
+    return rows_of(tensor, slice(0, tensor.shape[0])).contiguous()
 
 
-class _Settings(NamedTuple):
-    slope: float
-    dropout: float
-    training: bool
-
-
-def _settings(steps: Steps) -> _Settings | None:
-    """The settings of the one LeakyReLU and the one dropout among these operations."""
-    found: dict[Any, Any] = {}
-    for function in (F.leaky_relu, F.dropout):
-        if steps.count(function) != 1:
-            return None
-        for step in steps[steps.index(function) + 1 :]:
-            if not isinstance(step, tuple):
-                break
-            found[step[0]] = step[1]
-    names = "negative_slope", "p", "training"
-    return _Settings(*(found[name] for name in names)) if found.keys() >= {*names} else None
-
-
-def _written_out(
-    source: str, destination: str, settings: _Settings, given: dict[str, Any]
-) -> Tensor:
-    """What :class:`Attention` computes, on one block: the operations of GATConv."""
-    score = F.leaky_relu(given[source] + given[destination], settings.slope)
-    score = softmax(score, given["index"], given["ptr"], given["dim_size"])
-    return F.dropout(score, p=settings.dropout, training=settings.training)
+def _starts(starts: Tensor, block: Block) -> Tensor:
+    return starts[block.first_node : block.end_node + 1]

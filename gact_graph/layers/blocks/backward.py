@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -119,7 +119,7 @@ def backward(
         gradients: The gradient of each output; None for none.
     """
     if call.attention is not None:
-        _backward_of_attention(call, call.attention, tensors, gradients)
+        _backward_of_attention(call, call.attention, tensors, parameters, gradients)
         return
     values: list[Any] = [one.value for one in parameters]
     # Not for edge_updater: the layer's propagate would have to fetch the memory back at once.
@@ -162,16 +162,29 @@ def _backward_of_attention(
     call: BlockedCall,
     attention: Attention,
     tensors: Sequence[Input],
+    parameters: Sequence[Input],
     gradients: Sequence[Tensor | None],
 ) -> None:
     if gradients[0] is None:
         return
-    values = [rows_of(one.value, slice(0, one.value.shape[0])) for one in tensors]
+    values: list[Any] = [one.value for one in (*tensors, *parameters)]
+    given = values[: len(tensors)], values[len(tensors) :]
     with call.run_state.restored():
-        found = attention.gradients(values, call.order, gradients[0])
-    for index, gradient in zip((attention.source, attention.destination), found, strict=True):
-        if tensors[index].learns:
-            tensors[index].add(gradient)
+        found = attention.gradients(*given, call.order, gradients[0])
+    for one, gradient in zip(read_by(attention, tensors, parameters), found, strict=True):
+        if one.learns:
+            one.add(gradient)
+
+
+_Of = TypeVar("_Of")
+
+
+def read_by(attention: Attention, tensors: Sequence[_Of], parameters: Sequence[_Of]) -> list[_Of]:
+    """What belongs to what the attention reads, in the order of its gradients."""
+    return [
+        *(tensors[index] for index in attention.tensors),
+        *(parameters[index] for index in attention.parameters),
+    ]
 
 
 def graph_of_messages(

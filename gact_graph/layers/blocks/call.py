@@ -83,7 +83,7 @@ class BlockedCall:
                 something else than when it was tried out, or raises an error.
         """
         if self.attention is not None and not shape_only:
-            return [self.attention.weights(tensors, self.order)]
+            return [self.attention.weights(tensors, self.snapshot.learning, self.order)]
         results: list[Tensor] = []
         with self.snapshot.replica(watch=True) as replica:
             graph_sum = None if shape_only else self._graph_sum(replica.module, tensors)

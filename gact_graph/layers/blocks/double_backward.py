@@ -15,7 +15,13 @@ from torch import Tensor
 
 from gact_graph.layers.blocks.arguments import Use
 from gact_graph.layers.blocks.attention import Attention
-from gact_graph.layers.blocks.backward import BlockGraph, Input, graph_of_messages, parts_of
+from gact_graph.layers.blocks.backward import (
+    BlockGraph,
+    Input,
+    graph_of_messages,
+    parts_of,
+    read_by,
+)
 from gact_graph.layers.blocks.call import BlockedCall
 from gact_graph.layers.blocks.cuts import Block
 from gact_graph.layers.blocks.outputs import Output
@@ -39,7 +45,7 @@ def double_backward(
         of_gradients: Of the gradient of each tensor, then of each parameter; None for none.
     """
     if call.attention is not None:
-        _of_attention(call, call.attention, tensors, gradients, of_gradients)
+        _of_attention(call, call.attention, tensors, parameters, gradients, of_gradients)
         return
     values: list[Any] = [one.value for one in parameters]
     given: list[Any] = [None if one is None else one.value for one in gradients]
@@ -127,33 +133,33 @@ def _of_attention(
     call: BlockedCall,
     attention: Attention,
     tensors: Sequence[Input],
+    parameters: Sequence[Input],
     gradients: Sequence[Input | None],
     of_gradients: Sequence[Tensor | None],
 ) -> None:
-    """The same for all edges at once: their weights are narrow."""
+    """The same for all edges at once."""
     given = gradients[0]
     if given is None:
         return
-    scores = [tensors[attention.source], tensors[attention.destination]]
-    leaves, (part,) = (
-        [rows_of(one.value, slice(0, one.value.shape[0])).detach() for one in many]
-        for many in (scores, [given])
+    read = read_by(attention, tensors, parameters)
+    of_read = read_by(attention, of_gradients[: len(tensors)], of_gradients[len(tensors) :])
+    *leaves, part = (
+        rows_of(one.value, slice(0, one.value.shape[0])).detach().requires_grad_()
+        for one in (*read, given)
     )
-    for leaf in (*leaves, part):
-        leaf.requires_grad_()
     with call.run_state.restored(), torch.enable_grad():
-        weights = attention.written_out(leaves[0], leaves[1], call.order)
+        weights = attention.written_out(leaves, call.order)
         first = torch.autograd.grad(weights, leaves, part, create_graph=True)
     wanted = [
-        (gradient, of_gradients[index])
-        for gradient, index in zip(first, (attention.source, attention.destination), strict=True)
-        if of_gradients[index] is not None
+        (gradient, of_gradient)
+        for gradient, of_gradient in zip(first, of_read, strict=True)
+        if of_gradient is not None
     ]
     if not wanted:
         return
     outputs, of_outputs = zip(*wanted, strict=True)
     found = torch.autograd.grad(outputs, [*leaves, part], of_outputs, allow_unused=True)
-    for one, gradient in zip((*scores, given), found, strict=True):
+    for one, gradient in zip((*read, given), found, strict=True):
         if gradient is not None and one.learns:
             one.add(gradient)
 

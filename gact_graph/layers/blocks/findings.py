@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from gact_graph.layers.blocks.arguments import Arguments, BlockFailed, CannotBlock
-from gact_graph.layers.blocks.attention import Attention, computes, find_attention
+from gact_graph.layers.blocks.attention import Attention
 from gact_graph.layers.blocks.cuts import Block
 from gact_graph.layers.blocks.edge_functions import EdgeFunction, edge_update, propagate
+from gact_graph.layers.blocks.find_attention import computes, find_attention
 from gact_graph.layers.blocks.never_read import never_read
 from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.probe import Probed, probe
@@ -161,7 +162,10 @@ class Findings:
                 return find_attention(self._edge_function, *given)
 
         contiguous = tuple(t.is_contiguous() for t in case.arguments.tensors)
-        return self._attentions.get((case.state, contiguous), find)
+        module: Any = case.snapshot.parts[0]
+        # What learns has a number, which depends on what else does.
+        learns = tuple(p.requires_grad for p in module.parameters())
+        return self._attentions.get((case.state, contiguous, learns), find)
 
     def computes(
         self, case: Case, probed: Probed, attention: Attention, order: Order, block: Block

@@ -7,6 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+_DECODED_BYTES = 2 << 20
+"""Bytes of rows that are decoded at a time."""
+
 
 class Rows(Protocol):
     """A node tensor [N, ...] of which some rows at a time can be read, as a tensor or coded."""
@@ -31,6 +34,13 @@ def rows_of(tensor: Tensor | Rows, index: Tensor | slice) -> Tensor:
     # On the CPU, selecting rows of a matrix takes a half to a third of the time, and so does its
     # backward.
     return tensor.flatten(1).index_select(0, index).unflatten(1, tensor.shape[1:])
+
+
+def rows_at_a_time(tensor: Tensor | Rows) -> int:
+    """How many rows to read at a time: all of a tensor, and few where each must be decoded."""
+    if isinstance(tensor, Tensor):
+        return max(1, tensor.shape[0])
+    return max(1, _DECODED_BYTES // (tensor.shape[1:].numel() * tensor.dtype.itemsize))
 
 
 def add_rows(total: Tensor, index: Tensor | slice, rows: Tensor) -> None:

@@ -1,7 +1,8 @@
-"""Layers whose ``edge_update`` is GAT's attention: which take the operator, and it is right."""
+"""Layers whose ``edge_update`` is attention: which take the operator, and it is right."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from torch_geometric.nn import GATConv, GATv2Conv
 from torch_geometric.utils import softmax
 
 import gact_graph
+from gact_graph.layers.blocks import rows
 from gact_graph.layers.blocks.attention import Attention
+from gact_graph.layers.blocks.findings import Findings
 
 X, EDGES = graph()
 EXACT = {"level": "lossless", "bits": 32, "adaptive": False}
@@ -69,6 +72,31 @@ def _no_grad(conv: Other, j: Tensor, i: Tensor, *where: Any) -> Tensor:
     return _last(score, *where) + 0 * _last(j + i, *where)
 
 
+class OtherRows(GATv2Conv):
+    """GATv2Conv by name, with another function of the rows."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(32, 8, heads=3, add_self_loops=False)
+        self.other = nn.Parameter(torch.randn(1, 3, 8))
+        self.function = function
+
+    def edge_update(  # type: ignore[override]
+        self,
+        x_j: Tensor,
+        x_i: Tensor,
+        edge_attr: Tensor | None,
+        index: Tensor,
+        ptr: Tensor | None,
+        dim_size: int | None,
+    ) -> Tensor:
+        return self.function(self, x_j, x_i, index, ptr, dim_size)
+
+
+def _weigh(rows: Tensor, att: Tensor, *where: Any) -> Tensor:
+    score = (F.leaky_relu(rows, 0.2) * att).sum(dim=-1)
+    return F.dropout(softmax(score, *where), p=0.0, training=True)
+
+
 OTHERS = {
     "relu": lambda m, j, i, *w: F.dropout(softmax(F.relu(j + i), *w), p=0.0),
     "another order": lambda m, j, i, *w: F.dropout(F.leaky_relu(softmax(j + i, *w), 0.2), p=0.0),
@@ -80,6 +108,20 @@ OTHERS = {
     "partly without gradient": _no_grad,
     "over all nodes": lambda m, j, i, index, *w: _last(j + i, index % 2, *w),
     "temperature": lambda m, j, i, *w: _last((j + i) * 2, *w),
+}
+
+OTHER_ROWS = {
+    "product": lambda m, j, i, *w: _weigh(i * j, m.att, *w),
+    "difference": lambda m, j, i, *w: _weigh(i - j, m.att, *w),
+    "destination alone": lambda m, j, i, *w: _weigh(i + i, m.att, *w),
+    "two vectors": lambda m, j, i, *w: _weigh(i + j, m.att * m.other, *w),
+    "vector detached": lambda m, j, i, *w: _weigh(i + j, m.att.detach(), *w),
+    "rows detached": lambda m, j, i, *w: _weigh(i + j.detach(), m.att, *w),
+    "reversed": lambda m, j, i, *w: _weigh(i + _Reversed.apply(j), m.att, *w),
+    "before LeakyReLU": lambda m, j, i, *w: F.dropout(
+        softmax(F.leaky_relu(((i + j) * m.att).sum(dim=-1), 0.2), *w), p=0.0, training=True
+    ),
+    "over all nodes": lambda m, j, i, index, *w: _weigh(i + j, m.att, index % 2, *w),
 }
 
 
@@ -118,6 +160,13 @@ TAKEN = {
     "no self-loops": lambda: GATConv(32, 8, heads=2, add_self_loops=False),
     "another name": lambda: Renamed(32, 8, heads=2),
     "written anew": lambda: Other(lambda m, j, i, *w: _last(j + i, *w)),
+    "GATv2": lambda: GATv2Conv(32, 8, heads=3),
+    "GATv2, one head": lambda: GATv2Conv(32, 8),
+    "GATv2, mean": lambda: GATv2Conv(32, 8, heads=5, concat=False, negative_slope=0.05),
+    "GATv2, shared": lambda: GATv2Conv(32, 8, heads=2, share_weights=True),
+    "GATv2, no self-loops": lambda: GATv2Conv(32, 8, heads=2, add_self_loops=False),
+    "GATv2, written anew": lambda: OtherRows(lambda m, j, i, *w: _weigh(i + j, m.att, *w)),
+    "GATv2, another vector": lambda: OtherRows(lambda m, j, i, *w: _weigh(i + j, m.other, *w)),
 }
 
 
@@ -137,11 +186,49 @@ def test_others_are_left_as_they_are(function: Any, taken: list[Attention]) -> N
     assert not taken
 
 
+@pytest.mark.parametrize("function", OTHER_ROWS.values(), ids=OTHER_ROWS)
+def test_other_rows_are_left_as_they_are(function: Any, taken: list[Attention]) -> None:
+    expected = _step(make(lambda: Net(OtherRows(function))))
+    got = _step(make(lambda: Net(OtherRows(function))), blocks=256, **EXACT)
+    assert distance(got, expected) < 1e-5
+    assert not taken
+
+
+def test_what_learns_may_change(taken: list[Attention]) -> None:
+    """What is frozen has no number among what learns, and the operator has no gradient for it."""
+    layer = lambda: Net(OtherRows(lambda m, j, i, *w: _weigh(i + j, m.att, *w)))  # noqa: E731
+    net, stock = make(layer), make(layer)
+    gact_graph.wrap(net, blocks=256, **EXACT)
+    for frozen, count in (((), 1), (("lin_l",), 1), (("att",), 0), (("other", "bias"), 1)):
+        for model in (net, stock):
+            for name, parameter in model.conv.named_parameters():
+                parameter.requires_grad_(not name.startswith(frozen))
+        taken.clear()
+        got, expected = _step(net), _step(stock)
+        assert distance(got, expected) < 1e-5
+        assert len(taken) == count
+
+
+def test_rows_may_stay_coded(monkeypatch: pytest.MonkeyPatch, taken: list[Attention]) -> None:
+    """The operator reads the values that blocks read, decoded by parts."""
+
+    def found() -> list[Tensor]:
+        net = make(lambda: Net(GATv2Conv(32, 64, heads=2)))
+        return _step(net, level="L1", bits=4, adaptive=False, blocks=256, min_bytes=0)
+
+    monkeypatch.setattr(rows, "_DECODED_BYTES", 20_000)
+    got = found()
+    assert taken
+    monkeypatch.setattr(Findings, "attention", lambda *_: None)
+    assert distance(got, found()) < 1e-5
+    assert len(taken) == 1
+
+
 def test_edge_features_and_other_scores_are_left(taken: list[Attention]) -> None:
     features = torch.randn(EDGES.size(1), 4)
     for conv in (
         lambda: Net(GATConv(32, 8, heads=2, edge_dim=4), features),
-        lambda: Net(GATv2Conv(32, 8, heads=2)),
+        lambda: Net(GATv2Conv(32, 8, heads=2, edge_dim=4), features),
     ):
         assert distance(_step(make(conv), blocks=256, **EXACT), _step(make(conv))) < 1e-5
     assert not taken
@@ -162,6 +249,20 @@ def test_what_turns_into_another_is_noticed(taken: list[Attention]) -> None:
     assert len(taken) == 1
     gact_graph.unwrap(net)
     assert distance(got, _step(net)) < 1e-5
+
+
+def test_dropout_of_rows_is_the_same_in_backward(taken: list[Attention]) -> None:
+    """As below; the weights are alike without att, whatever the rows are."""
+    conv = make(lambda: GATv2Conv(32, 8, heads=3, dropout=0.5, bias=False))
+    torch.nn.init.zeros_(conv.att)
+    model = gact_graph.wrap(Net(conv), blocks=256, **EXACT)
+    torch.manual_seed(1)
+    out = model(X)
+    out.backward(gradient := torch.randn_like(out))
+    assert taken
+    assert conv.att.grad is not None and conv.att.grad.abs().max() > 0
+    of_values = (conv.lin_l.weight.grad * conv.lin_l.weight).sum().item()
+    assert of_values == pytest.approx((out * gradient).sum().item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("options", [EXACT, {"level": "CB2", "adaptive": False}], ids=str)
@@ -185,8 +286,9 @@ def test_dropout_of_backward_is_that_of_forward(
     assert of_values == pytest.approx(out.square().sum().item(), rel=tolerance)
 
 
-def test_dropout_follows_the_global_seed(taken: list[Attention]) -> None:
-    conv = lambda: Net(GATConv(32, 8, heads=3, dropout=0.5))  # noqa: E731
+@pytest.mark.parametrize("kind", [GATConv, GATv2Conv])
+def test_dropout_follows_the_global_seed(kind: Any, taken: list[Attention]) -> None:
+    conv = lambda: Net(kind(32, 8, heads=3, dropout=0.5))  # noqa: E731
     model = gact_graph.wrap(make(conv), blocks=256, **EXACT)
     first, again, other = _step(model, 3), _step(model, 3), _step(model, 4)
     assert all(map(torch.equal, first, again)) and not torch.equal(first[0], other[0])
@@ -197,9 +299,10 @@ def test_dropout_follows_the_global_seed(taken: list[Attention]) -> None:
     assert torch.equal(model(X), model(X))
 
 
-def test_dropout_gives_the_right_gradient_on_average() -> None:
+@pytest.mark.parametrize("kind", [GATConv, GATv2Conv])
+def test_dropout_gives_the_right_gradient_on_average(kind: Any) -> None:
     """Against the mean of stock PyG: over 300 seeds both are within their noise of each other."""
-    conv = lambda: Net(GATConv(32, 8, heads=2, dropout=0.3))  # noqa: E731
+    conv = lambda: Net(kind(32, 8, heads=2, dropout=0.3))  # noqa: E731
 
     def found(**options: Any) -> tuple[Tensor, Tensor]:
         model = make(conv)
@@ -216,9 +319,10 @@ def test_dropout_gives_the_right_gradient_on_average() -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_second_derivatives_have_the_mask_of_forward(dropout):
+@pytest.mark.parametrize("kind", [GATConv, GATv2Conv, partial(GATv2Conv, share_weights=True)])
+def test_second_derivatives_have_the_mask_of_forward(kind, dropout, taken):
     torch.manual_seed(0)
-    conv = GATConv(6, 4, heads=2, dropout=dropout).double()
+    conv = kind(6, 4, heads=2, dropout=dropout).double()
     gact_graph.wrap(conv, bits=32, level="lossless", blocks=64, min_bytes=0)
     x = torch.randn(50, 6, dtype=torch.float64)
     edges = torch.randint(50, (2, 300))
@@ -231,7 +335,27 @@ def test_second_derivatives_have_the_mask_of_forward(dropout):
         return at, torch.autograd.grad(loss, at, create_graph=create_graph)[0]
 
     at, first = gradient(x, create_graph=True)
+    assert taken
     (found,) = torch.autograd.grad((first * direction).sum(), at)
     step = 1e-6 * direction
     expected = (gradient(x + step)[1] - gradient(x - step)[1]) / 2e-6
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_second_derivatives_reach_the_vector():
+    """That of a gradient by att, and the gradient of a gradient's att."""
+    torch.manual_seed(0)
+    conv = GATv2Conv(6, 4, heads=2).double()
+    x, edges = torch.randn(50, 6, dtype=torch.float64), torch.randint(50, (2, 300))
+
+    def found():
+        at = x.clone().requires_grad_()
+        torch.manual_seed(1)
+        loss = conv(at, edges).tanh().sum()
+        first = torch.autograd.grad(loss, [at, conv.att], create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), [at, conv.att])
+
+    expected = found()
+    gact_graph.wrap(conv, bits=32, level="lossless", blocks=64, min_bytes=0)
+    for one, other in zip(found(), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)

@@ -12,11 +12,8 @@ from torch import Tensor
 
 from gact_graph.layers.blocks.cuts import Block, Cuts
 from gact_graph.layers.blocks.order import Order
-from gact_graph.layers.blocks.rows import Rows
+from gact_graph.layers.blocks.rows import Rows, rows_at_a_time
 from gact_graph.ops.weighted_sum import makes_messages, weighted_sum, weighted_sum_backward
-
-_DECODED_BYTES = 2 << 20
-"""Bytes of node rows that are decoded at a time."""
 
 
 def sums(out: Tensor, x: Tensor, weight: Tensor, order: Order, size: int) -> None:
@@ -71,11 +68,9 @@ def gradients(
     Args:
         x: [N, ...], which may be coded: each row is decoded once.
     """
-    by_source, nodes = order.by_source, None
-    if not isinstance(x, Tensor):
-        nodes = max(1, _DECODED_BYTES // (of_x.size(1) * of_x.element_size()))
+    by_source = order.by_source
     of_x[order.num_sources :] = 0
-    for block in _parts(by_source.cuts, size, of_x.device, nodes):
+    for block in _parts(by_source.cuts, size, of_x.device, rows_at_a_time(x)):
         rows = x[block.nodes] if isinstance(x, Tensor) else x.rows(block.nodes)
         weighted_sum_backward(
             of_x[block.nodes],
