@@ -251,11 +251,12 @@ def test_what_turns_into_another_is_noticed(taken: list[Attention]) -> None:
     assert distance(got, _step(net)) < 1e-5
 
 
-def test_dropout_of_rows_is_the_same_in_backward(taken: list[Attention]) -> None:
+@pytest.mark.parametrize("level", ["lossless", "CB2"])
+def test_dropout_of_rows_is_the_same_in_backward(level: str, taken: list[Attention]) -> None:
     """As below; the weights are alike without att, whatever the rows are."""
     conv = make(lambda: GATv2Conv(32, 8, heads=3, dropout=0.5, bias=False))
     torch.nn.init.zeros_(conv.att)
-    model = gact_graph.wrap(Net(conv), blocks=256, **EXACT)
+    model = gact_graph.wrap(Net(conv), blocks=256, **EXACT | {"level": level})
     torch.manual_seed(1)
     out = model(X)
     out.backward(gradient := torch.randn_like(out))
