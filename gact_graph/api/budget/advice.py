@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from gact_graph.api.budget.estimate import Estimate
-from gact_graph.api.budget.miniature import GraphSize
 from gact_graph.api.budget.trying import estimate_call
 from gact_graph.api.budget.ways import STOCK, Way
 from gact_graph.api.forward import CompressedForward
@@ -77,14 +76,9 @@ def _way_of(config: Config, found: Estimate) -> Way:
     return way if way in found.ways else STOCK
 
 
-def smallest_way(found: Estimate, size: GraphSize | None = None) -> str:
-    """Which way has the lowest peak, and what that is, as a clause.
-
-    Args:
-        found: What is known of the ways.
-        size: Of another graph than that of the estimate.
-    """
-    way, peak = found.smallest(size)
+def smallest_way(found: Estimate) -> str:
+    """Which way has the lowest peak, and what that is, as a clause."""
+    way, peak = found.smallest()
     return f"the smallest, {way.name}, takes {format_bytes(round(peak))}"
 
 

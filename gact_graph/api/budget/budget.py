@@ -84,22 +84,32 @@ class Budget:
         largest = GraphSize(
             max(size.nodes, self._settled.nodes), max(size.edges, self._settled.edges)
         )
-        if self.estimate is None:
-            with telling("estimating what a training step takes in memory"):
-                self.estimate = estimate_call(
-                    module, patch.attribute, inputs, self._config, self.memory
-                )
-        if self.way is None or not self.estimate.fits(self.way, largest):
-            way = self.estimate.choose(largest)
+        estimate = self.estimate
+        if estimate is None:
+            estimate = self._estimate(patch, module, inputs, largest)
+        if self.way is not None and not estimate.fits(self.way, largest):
+            # What another graph takes tells little of one with more edges a node.
+            estimate = self._estimate(patch, module, inputs, largest)
+        if self.way is None or not estimate.fits(self.way, largest):
+            way = estimate.choose()
             if way is None:
                 raise MemoryBudgetError(
                     f"Expected a way to train in {format_bytes(self.memory)} of memory (got "
                     f"{largest.nodes:,} nodes and {largest.edges:,} edges, for which "
-                    f"{smallest_way(self.estimate, largest)}); give that much, a smaller model or "
+                    f"{smallest_way(estimate)}); give that much, a smaller model or "
                     "smaller batches"
                 )
             self._take(patch, way)
         self._settled = largest
+
+    def _estimate(
+        self, patch: CompressedForward, module: nn.Module, inputs: Any, size: GraphSize
+    ) -> Estimate:
+        with telling("estimating what a training step takes in memory"):
+            self.estimate = estimate_call(
+                module, patch.attribute, inputs, self._config, self.memory, size.nodes, size.edges
+            )
+        return self.estimate
 
     def _take(self, patch: CompressedForward, way: Way) -> None:
         model = patch.first.module

@@ -66,19 +66,13 @@ class Estimate:
         """The same for another budget, in bytes."""
         return Estimate(self._grown, self.size, memory)
 
-    def choose(self, size: GraphSize | None = None) -> Way | None:
-        """The first way that fits; None if none does.
+    def choose(self) -> Way | None:
+        """The first way that fits; None if none does."""
+        return next((way for way in self.ways if self._fits(self.peak_of(way))), None)
 
-        Args:
-            size: Of another graph with about the same number of edges a node.
-        """
-        share = self._share(size)
-        return next((way for way in self.ways if self._fits(self.peak_of(way, share))), None)
-
-    def smallest(self, size: GraphSize | None = None) -> tuple[Way, float]:
+    def smallest(self) -> tuple[Way, float]:
         """The way with the lowest peak, and that peak in bytes."""
-        share = self._share(size)
-        peak, index = min((self.peak_of(way, share), i) for i, way in enumerate(self.ways))
+        peak, index = min((self.peak_of(way), i) for i, way in enumerate(self.ways))
         return self.ways[index], peak
 
     def peak_of(self, way: Way, share: float = 1.0) -> float:
@@ -86,8 +80,15 @@ class Estimate:
         return self._grown[way].peak.at(share)
 
     def fits(self, way: Way, size: GraphSize) -> bool:
-        """Whether a way keeps to the budget on another graph."""
-        return self._fits(self.peak_of(way, self._share(size)))
+        """Whether a way keeps to the budget on another graph.
+
+        Args:
+            way: The way.
+            size: Of a graph with about the same number of edges a node.
+        """
+        nodes = size.nodes / max(1, self.size.nodes)
+        edges = size.edges / max(1, self.size.edges)
+        return self._fits(self.peak_of(way, max(nodes, edges)))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers: ``nodes``, ``edges``, ``memory`` and the ``ways``."""
@@ -96,11 +97,6 @@ class Estimate:
     def _fits(self, peak: float) -> bool:
         assert self.memory is not None
         return peak * (1 + _MARGIN) + _MARGIN_BYTES <= self.memory
-
-    def _share(self, size: GraphSize | None) -> float:
-        if size is None:
-            return 1.0
-        return max(size.nodes / max(1, self.size.nodes), size.edges / max(1, self.size.edges))
 
     def _time(self, way: Way) -> float:
         return self._grown[way].seconds.at(1.0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -21,6 +22,12 @@ _EDGES = 1 << 17
 
 _NODES = 1 << 12
 """And its nodes at least: with fewer, what does not grow with the graph hides what does."""
+
+_FILLED = 0.8
+"""Of the budget, what a trial is to fill on a share of a graph that may not fit."""
+
+_WORTH_IT = 1.25
+"""How much larger the next share has to be."""
 
 
 def estimate_call(
@@ -50,49 +57,96 @@ def estimate_call(
     given = miniature.size
     size = GraphSize(nodes or given.nodes, edges or given.edges)
     subject = Subject(model, method, config)
-    shares = [*_shares(size)]
-    found: dict[Way, list[Trial]] = {}
+    largest = min(1.0, max(_EDGES / max(1, size.edges), _NODES / max(1, size.nodes)))
+
+    @functools.cache
+    def inputs_for(share: float) -> tuple[Any, Any]:
+        """For this share of the graph that is meant."""
+        if share == 1 and size == given:
+            return inputs
+        return miniature.shrunk(
+            share * size.nodes / max(1, given.nodes), share * size.edges / max(1, given.edges)
+        )
+
+    def run(way: Way, share: float) -> Trial:
+        return subject.run(way, inputs_for(share))
+
     with returning_tensors(LEAST_RETURNED):
-        for share in shares:
-            small = inputs
-            if share < 1 or size != given:
-                small = miniature.shrunk(
-                    share * size.nodes / max(1, given.nodes),
-                    share * size.edges / max(1, given.edges),
-                )
-            for way in _tried(subject.device.type):
-                found.setdefault(way, []).append(subject.run(way, small))
-    grown = {way: _growth(shares, trials) for way, trials in found.items()}
-    raw = [trial.raw_bytes or 0 for trial in found[EXACT[1]]]
-    grown[STOCK] = replace(grown[STOCK], saved=_line(shares, raw))
+        trials = {}
+        for way in _tried(subject.device.type):
+            runs = _Runs(functools.partial(run, way), largest)
+            trials[way] = runs.all() if memory is None else runs.within(memory)
+    grown = {way: found.growth for way, found in trials.items()}
+    grown[STOCK] = replace(grown[STOCK], saved=trials[EXACT[1]].raw)
     return Estimate(_all_widths(grown, subject.device.type), size, memory)
 
 
-def _shares(size: GraphSize) -> Iterator[float]:
-    """Of the graphs that are tried: the whole, if that is small, else two small ones."""
-    largest = max(_EDGES / max(1, size.edges), _NODES / max(1, size.nodes))
-    if largest >= 1:
-        yield 1.0
-    else:
-        yield largest / 2
-        yield largest
+class _Trials(NamedTuple):
+    """What one way took on one or two shares of the graph."""
+
+    shares: Sequence[float]
+    trials: Sequence[Trial]
+
+    @property
+    def growth(self) -> Growth:
+        return Growth(
+            self._line([trial.peak_bytes for trial in self.trials]),
+            self._line([trial.saved_bytes or 0 for trial in self.trials]),
+            Line(0.0, self.trials[-1].seconds / self.shares[-1]),
+        )
+
+    @property
+    def raw(self) -> Line:
+        """What stock saves."""
+        return self._line([trial.raw_bytes or 0 for trial in self.trials])
+
+    def _line(self, values: Sequence[float]) -> Line:
+        return Line.through(self.shares[0], values[0], self.shares[-1], values[-1])
+
+
+class _Runs:
+    """Chooses the shares of the graph on which a way is tried.
+
+    Args:
+        run: Tries it on a share.
+        largest: The largest share: the whole of a small graph.
+    """
+
+    def __init__(self, run: Callable[[float], Trial], largest: float) -> None:
+        self._run = run
+        self._largest = largest
+
+    def all(self) -> _Trials:
+        """The whole, or the largest share and its half."""
+        shares = [1.0] if self._largest == 1 else [self._largest / 2, self._largest]
+        return _Trials(shares, [self._run(share) for share in shares])
+
+    def within(self, memory: int) -> _Trials:
+        """The same where a trial keeps to the budget, else the two largest that do.
+
+        What a share takes tells where the next one may be. Blocks are as large in a small graph as
+        in a large one, so with them the first shares tell of more than the whole will take.
+        """
+        shares = [self._largest / 16, self._largest / 8]
+        try:
+            trials = [self._run(share) for share in shares]
+        except (IndexError, RuntimeError, ValueError):
+            return self.all()  # the model may take the whole of a small graph, and no part of it
+        while True:
+            found = _Trials(shares[-2:], trials[-2:])
+            peak = found.growth.peak.at(self._largest)
+            if peak <= memory:
+                return self.all()
+            share = self._largest * _FILLED * memory / peak
+            if share < shares[-1] * _WORTH_IT:
+                return found
+            shares.append(share)
+            trials.append(self._run(share))
 
 
 def _tried(device_type: str) -> list[Way]:
     coded = [Way(level, bits) for level in quantizing(device_type) for bits in (8, LEAST_BITS)]
     return [*EXACT, *coded]
-
-
-def _growth(shares: Sequence[float], trials: Sequence[Trial]) -> Growth:
-    return Growth(
-        _line(shares, [trial.peak_bytes for trial in trials]),
-        _line(shares, [trial.saved_bytes or 0 for trial in trials]),
-        Line(0.0, trials[-1].seconds / shares[-1]),
-    )
-
-
-def _line(shares: Sequence[float], values: Sequence[float]) -> Line:
-    return Line.through(shares[0], values[0], shares[-1], values[-1])
 
 
 def _all_widths(grown: dict[Way, Growth], device_type: str) -> dict[Way, Growth]:
