@@ -58,6 +58,7 @@ def tables(results: Path) -> dict[str, Callable[[], str]]:
         ("headline", _headline),
         ("memory-cb2", _memory_cb2),
         ("overhead", _overhead),
+        ("overhead-of-default", _overhead_of_default),
         ("saved", _saved),
         ("largest-graph", _largest_graph),
         ("depth-and-width", _depth_and_width),
@@ -285,6 +286,16 @@ def _overhead(results: Path) -> str:
     ]
     levels = [label(level, found["bits"]) for level in found["levels"]]
     head = ("", "", "edges", "stock PyG", *levels)
+    return f"{markdown_table(head, rows)}\n\n{_sources([found])}"
+
+
+def _overhead_of_default(results: Path) -> str:
+    found = _read(results / "overhead.json")
+    rows = [
+        (_LAYERS[model], *(f"{timing['ratio']['L1']:.2f}" for timing in timings.values()))
+        for model, timings in found["models"].items()
+    ]
+    head = ("time over stock", *next(iter(found["models"].values())))
     return f"{markdown_table(head, rows)}\n\n{_sources([found])}"
 
 
