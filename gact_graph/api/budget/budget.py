@@ -87,7 +87,7 @@ class Budget:
         estimate = self.estimate
         if estimate is None:
             estimate = self._estimate(patch, module, inputs, largest)
-        if self.way is not None and not estimate.fits(self.way, largest):
+        elif self.way is not None and not estimate.fits(self.way, largest):
             # What another graph takes tells little of one with more edges a node.
             estimate = self._estimate(patch, module, inputs, largest)
         if self.way is None or not estimate.fits(self.way, largest):
