@@ -10,6 +10,9 @@ TORCH := torch==2.13.0
 CPU_INDEX := --extra-index-url https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?= $(shell nvidia-smi -L >/dev/null 2>&1 || echo "$(CPU_INDEX)")
 
+# A worker for each processor; at most 8, since each holds about a gigabyte.
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
+
 CSRC = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
 .PHONY: help install demo test test-long attack lint format docs wheel clean
@@ -40,10 +43,10 @@ demo: $(STAMP)
 	$(BIN)/python -m experiments.node_cls --model gat --compare --seeds 0 --epochs 20
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-long: $(STAMP)
-	$(BIN)/python -m pytest -m long $(ARGS)
+	$(PYTEST) -m long $(ARGS)
 
 PROGRAMS ?= 20000
 SEED ?= 0

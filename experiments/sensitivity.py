@@ -45,6 +45,7 @@ from experiments.helpers.summary import dataset_name
 from experiments.helpers.train import seed_everything, training_loss, training_step
 from experiments.helpers.values import parse_bits, parse_count, parse_device
 from gact_graph.adaptive.replay import Receive, Recording
+from gact_graph.adaptive.sensitivity import Measured, Measurement
 
 
 class Probe:
@@ -82,6 +83,12 @@ class Probe:
         found: dict[int, Tensor] = {}
         self.replay(number, None, found.__setitem__)
         return torch.cat([found[place].flatten() for place in sorted(found)])
+
+    def measure(self, seed: int) -> Measured | None:
+        """What the library's measurement tells of this step."""
+        measurement = Measurement(self._recording, self._followed.controller.replay, seed)
+        measurement.run_moved(self._followed.original)
+        return measurement.run_as_it_was(self._followed.original)
 
     def sensitivities(self, number: int = 0) -> dict[str, float]:
         """c_l of every quantized slot, over the squared length of the gradient."""

@@ -20,6 +20,10 @@ gact_graph.wrap.__kwdefaults__.update(DEFAULTS | {"min_bytes": 0})
 for name in ("L1", "L2", "CB1"):
     LEVELS[name] = replace(LEVELS[name], blocks=False)
 
+# Workers of one run share the processors.
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+
 # The same examples at every run: what looks for others is `make attack`.
 settings.register_profile("repeatable", derandomize="GACT_GRAPH_ATTACK" not in os.environ)
 settings.load_profile("repeatable")

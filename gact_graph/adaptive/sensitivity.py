@@ -100,8 +100,11 @@ class Measurement:
         self._step = _step(self._parameters)
         generator = torch.Generator().manual_seed(self._seed)
         moved = [p + self._step * _signs(generator, p) for p in self._parameters]
-        with self.recording.rerun(forward, self._follow_moved, moved):
-            pass
+        try:
+            with self.recording.rerun(forward, self._follow_moved, moved):
+                pass
+        finally:
+            self._tangents.end_moved()
 
     def run_as_it_was(self, forward: Forward) -> Measured | None:
         """The second part: a forward and two backwards. None where the gradient is not finite.

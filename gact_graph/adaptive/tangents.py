@@ -32,7 +32,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from gact_graph.capture.trace import Call
 from gact_graph.support.storage import is_plain
 
-SAMPLES = 1 << 15
+SAMPLES = 1 << 14
 """Elements of one tensor that are looked at, at most."""
 
 _OF_SHAPES = frozenset(
@@ -99,15 +99,23 @@ class Tangents:
 
     def __init__(self) -> None:
         self._moved: dict[Key, deque[Tensor]] = defaultdict(deque)
+        # In the moved forward, where one tensor is an input of several operations.
+        self._seen: dict[tuple[Node, int], Tensor] = {}
         self._edges: dict[tuple[Node, int], Tangent] = {}
         self._indices: dict[tuple[int, torch.device], Tensor | None] = {}
 
     def see_moved(self, call: Call) -> None:
         """Takes the inputs of an operation of the forward whose parameters were moved."""
         for key, tensor in _inputs_of(call):
-            self._moved[key].append(
-                _sample(tensor, self.sampled_indices(tensor.numel(), tensor.device))
-            )
+            edge = get_gradient_edge(tensor)
+            if (edge.node, edge.output_nr) not in self._seen:
+                indices = self.sampled_indices(tensor.numel(), tensor.device)
+                self._seen[edge.node, edge.output_nr] = _sample(tensor, indices)
+            self._moved[key].append(self._seen[edge.node, edge.output_nr])
+
+    def end_moved(self) -> None:
+        """Forgets the graph of the moved forward, which holds the moved parameters."""
+        self._seen.clear()
 
     def see_unmoved(self, call: Call, step: float) -> None:
         """Takes them of the forward as it is, whose graph :meth:`at` is asked about.
@@ -122,7 +130,7 @@ class Tangents:
                 edge = get_gradient_edge(tensor)
                 if (edge.node, edge.output_nr) not in self._edges:
                     indices = self.sampled_indices(tensor.numel(), tensor.device)
-                    values = moved.sub_(_sample(tensor, indices)).div_(step)
+                    values = (moved - _sample(tensor, indices)).div_(step)
                     tangent = Tangent(indices, values, tensor.shape)
                     self._edges[edge.node, edge.output_nr] = tangent
 
