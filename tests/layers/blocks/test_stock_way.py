@@ -1,0 +1,94 @@
+"""What runs as PyG has it beside blocks: layers that cannot, hooks and errors of the user."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from blocked import Alone
+from samples import equal, graph, make, one_thread  # noqa: F401
+from torch import nn
+from torch_geometric.nn import EdgeConv, GCNConv, MessagePassing, SAGEConv
+
+import gact_graph
+
+X, EDGES = graph()
+EXACT = {"level": "lossless", "bits": 32, "adaptive": False}
+
+
+def test_in_training_a_batch_norm_over_messages_runs_as_stock():
+    mlp = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU())
+    stock = Alone(EdgeConv(mlp, aggr="mean"))
+    model = gact_graph.wrap(copy.deepcopy(stock), blocks=256, **EXACT)
+    assert torch.equal(model(X, EDGES), stock(X, EDGES))
+    assert equal([*model.buffers()], [*stock.buffers()])
+    [row] = gact_graph.report(model).layers
+    assert row.way == "stock" and "batch_norm over all edges" in row.reason
+    assert "runs as PyG has it" in str(gact_graph.report(model))
+
+
+class Global(MessagePassing):
+    """Normalises by the largest message of all."""
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j):
+        return x_j / x_j.max()
+
+
+class Closure(MessagePassing):
+    """Takes a tensor that propagate was not given."""
+
+    def forward(self, x, edge_index):
+        self.hidden = [x * 2]
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j, edge_index_j):
+        return x_j + self.hidden[0][edge_index_j]
+
+
+@pytest.mark.parametrize(
+    ("conv", "reason"),
+    [(Global, "another result when"), (Closure, "is not among its arguments")],
+)
+def test_what_looks_elsewhere_runs_as_stock(conv, reason):
+    gradients_of = []
+    for options in ({}, EXACT | {"blocks": 256}):
+        model = Alone(conv())
+        model.weight = nn.Parameter(torch.ones(32))
+        if options:
+            gact_graph.wrap(model, **options)
+        x = X.clone().requires_grad_()
+        model(x, EDGES).square().sum().backward()
+        gradients_of.append(x.grad)
+    assert torch.equal(*gradients_of)
+    assert reason in gact_graph.report(model).layers[0].reason
+
+
+def test_a_hook_of_the_users_own_is_called_as_ever():
+    model = Alone(GCNConv(32, 8))
+    gact_graph.wrap(model, blocks=256, **EXACT)
+    seen = []
+    model.conv.register_message_forward_hook(lambda module, args, out: seen.append(len(out)))
+    model(X, EDGES)
+    assert seen == [EDGES.size(1) + 300 - int((EDGES[0] == EDGES[1]).sum())]
+
+
+@pytest.mark.parametrize("bad", ["dtype", "source", "destination", "negative"])
+def test_an_error_of_the_caller_is_that_of_pyg_and_is_not_remembered(bad):
+    x, edges = X, EDGES.clone()
+    if bad == "dtype":
+        x = X.double()
+    else:
+        edges[1 if bad == "destination" else 0, -1] = -1 if bad == "negative" else 300
+    stock = Alone(make(lambda: SAGEConv(32, 8)))
+    model = gact_graph.wrap(copy.deepcopy(stock), blocks=256, **EXACT)
+    with pytest.raises((IndexError, RuntimeError, ValueError)) as expected:
+        stock(x, edges)
+    with pytest.raises(type(expected.value)) as got:
+        model(x, edges)
+    assert str(got.value) == str(expected.value)
+    model(X, EDGES)
+    assert gact_graph.report(model).layers[0].way == "blocks"

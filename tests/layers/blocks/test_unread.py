@@ -1,0 +1,49 @@
+"""What backward of a layer in blocks does not read is not saved."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from blocked import trained
+from samples import GraphNet, distance, graph, make, one_thread  # noqa: F401
+from torch import nn
+from torch_geometric.nn import GraphConv
+
+import gact_graph
+
+X, EDGES = graph()
+EXACT = {"level": "lossless", "bits": 32, "adaptive": False}
+
+
+class Weighted(nn.Module):
+    """A conv on what a linear layer gives, which that layer does not save."""
+
+    def __init__(self, learn, aggr="sum"):
+        super().__init__()
+        self.first = nn.Linear(32, 64)
+        self.weight = nn.Parameter(torch.rand(EDGES.size(1)), requires_grad=learn)
+        self.conv = GraphConv(64, 8, aggr=aggr)
+
+    def forward(self, x, edges):
+        return self.conv(self.first(x), edges, self.weight * 1)
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max", "softmax"])
+@pytest.mark.parametrize("learn", [True, False])
+def test_what_backward_does_not_read_is_not_saved(learn, aggr):
+    stock = trained(make(lambda: Weighted(learn, aggr)))
+    model = gact_graph.wrap(make(lambda: Weighted(learn, aggr)), blocks=256, **EXACT)
+    assert distance(trained(model), stock) < 1e-5
+    slots = [c.slot for c in gact_graph.report(model).contexts]
+    read = learn or aggr not in ("sum", "mean")
+    assert ("conv/propagate.x.0" in slots) == read, slots
+
+
+def test_a_constant_weight_spares_the_features():
+    """Of GCN's messages in blocks nothing but the weights is saved."""
+    model = gact_graph.wrap(make(lambda: GraphNet("gcn")), blocks=256, **EXACT)
+    model(X, EDGES).sum().backward()
+    saved = [c for c in gact_graph.report(model).contexts if c.codec != "blocks"]
+    slots = [c.slot for c in saved if "propagate" in c.slot]
+    assert slots == ["convs.0/propagate.edge_weight", "convs.1/propagate.edge_weight"][: len(slots)]
+    assert slots
