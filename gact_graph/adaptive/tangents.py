@@ -35,12 +35,6 @@ from gact_graph.support.storage import is_plain
 SAMPLES = 1 << 14
 """Elements of one tensor that are looked at, at most."""
 
-_OF_SHAPES = frozenset(
-    {"get", "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset"}
-    | {"is_contiguous", "is_floating_point", "is_complex", "element_size", "data_ptr", "get_device"}
-)
-"""What is asked of a tensor beside its values, by name. ``get`` reads an attribute."""
-
 _TINY = torch.finfo(torch.float32).tiny
 
 Key = tuple[str, int, torch.Size]
@@ -163,8 +157,6 @@ def _sums(groups: Tensor, values: Tensor, count: int) -> Tensor:
 
 
 def _inputs_of(call: Call) -> Iterator[tuple[Key, Tensor]]:
-    if call.name in _OF_SHAPES:
-        return
     for position, tensor in enumerate(_tensors_of(call)):
         learns = tensor.requires_grad and tensor.grad_fn is not None
         if learns and tensor.is_floating_point() and is_plain(tensor):

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, get_testing_overrides
 
 from gact_graph.capture.callers import caller_of
+from gact_graph.capture.queries import QUERIES
 from gact_graph.support.storage import is_plain, key_of
 
 RESULT = "result"
@@ -143,7 +144,7 @@ class Trace(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if torch.compiler.is_compiling() or self._pauses:
+        if torch.compiler.is_compiling() or self._pauses or func in QUERIES:
             return func(*args, **(kwargs or {}))
         if func is F.multi_head_attention_forward:
             # It is written in Python. The operations in it are followed in its place.

@@ -34,7 +34,7 @@ def ways(min_bytes, **options):
 
 
 def test_each_layer_is_judged_alone():
-    found = ways(4 << 20, blocks="auto")
+    found = ways(8 << 20, blocks="auto")
     assert found["many"].way == "blocks"
     assert (found["few"].way, found["few"].reason) == ("stock", "is small (min_bytes=)")
 
