@@ -75,10 +75,10 @@ def wrap(
         group_size: Elements that share a minimum and a step: a multiple of 64, at most 2^20.
         blocks: Edges that a message passing layer works on at a time, 1 to 2^40, or ``"auto"``,
             which also leaves a layer alone whose messages take less than a quarter of
-            ``min_bytes``. The edge work then runs for one block of destination nodes after another, in forward, in
-            backward (where each block is computed again) and in evaluation: no tensor of messages
-            is alive for more than a block. Sums come in another order. ``report`` tells which
-            layers cannot. False: layers run as PyG has them. None: False at ``"L0"`` and
+            ``min_bytes``. The edge work then runs for one block of destination nodes after another,
+            in forward, in backward (where each block is computed again) and in evaluation: no
+            tensor of messages is alive for more than a block. Sums come in another order.
+            ``report`` tells which layers cannot. False: layers run as PyG has them. None: False at ``"L0"`` and
             ``"lossless"``, ``"auto"`` at the other levels.
         min_bytes: A call that saves fewer bytes than this is left alone: coding takes time, and
             there is little to win. The call before tells; in the first one, contexts are kept as

@@ -26,9 +26,9 @@ from gact_graph.support.rows import LayerRow
 from gact_graph.support.transforms import is_transformed
 
 _PAYS_OFF = 4
-"""In a call that is not left alone, a layer runs in blocks from this part of ``min_bytes`` on: coding
-its messages takes longer than cutting them into blocks. GAT with 1,000 nodes and 7,000 edges, 6 MB
-of messages: 2.2 times stock's time as PyG has it, 1.7 times in blocks."""
+"""In a call that is not left alone, a layer runs in blocks from this part of ``min_bytes`` on:
+coding its messages takes longer than cutting them into blocks. GAT with 1,000 nodes and 7,000
+edges, 6 MB of messages: 2.2 times stock's time as PyG has it, 1.7 times in blocks."""
 
 
 class Blocks:
