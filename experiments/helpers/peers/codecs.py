@@ -1,0 +1,102 @@
+"""Schemes that compress whatever autograd saves, as codecs of the library.
+
+They are asked before all others. Both papers keep masks in one bit, as the library does, so these
+codecs leave alone what has two values, or what is read by its side only where the paper has a ReLU
+of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from gact_graph.codecs import Codec, Encoded, Exact, Kept, Mask, Request, Side, Sign
+from gact_graph.codecs.quantize import Quantized
+from gact_graph.ops.quantize import pack
+
+
+class WithoutGraphs(Codec):
+    """GACT's own scheme: every floating-point tensor that is saved, messages as well as nodes.
+
+    Liu et al., ICML 2022: groups of 256 elements with a minimum and a step each, unbiased rounding,
+    bits by sensitivity. A ReLU keeps its output, quantized; indices stay as they are.
+    """
+
+    def encode(self, request: Request) -> Encoded:
+        x = request.tensor
+        # Asked without what backward reads, it takes tensors of two values alone.
+        mask = Mask().encode(dataclasses.replace(request, reads=Exact()))
+        if mask is not None:
+            return mask
+        if not x.dtype.is_floating_point or request.bits >= 8 * x.element_size():
+            return Kept(x, request.slot)
+        return Quantized(pack(x, request.bits, group_size=request.group_size, seed=request.seed))
+
+
+class EightBits(Encoded):
+    """A tensor in 8 bits an element."""
+
+    codec = "8 bits"
+
+    def __init__(self, x: Tensor, low: Tensor, width: Tensor, generator: torch.Generator) -> None:
+        self.codes = encode_8(x, low, width, generator)
+        self.low, self.width, self.dtype = low, width, x.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.low.nbytes + self.width.nbytes
+
+    def decode(self) -> Tensor:
+        return decode_8(self.codes, self.low, self.width).to(self.dtype)
+
+
+class RunningRange(Codec):
+    """Mesa: 8 bits, in a range that follows the tensor's own by a running mean.
+
+    Pan et al., `Mesa: A Memory-saving Training Framework for Transformers
+    <https://arxiv.org/abs/2111.11124>`_. The range starts at b and is a wide; at every step both
+    become 0.9 of themselves and 0.1 of the tensor's. A code is floor(255 (x - b) / a + u) with
+    uniform noise u, clipped to 8 bits. A ReLU keeps one bit an element. There is one range a
+    tensor: most tensors of nodes have no heads to tell apart.
+    """
+
+    decay = 0.9
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+        self._ranges: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def encode(self, request: Request) -> Encoded | None:
+        x = request.tensor
+        if not x.dtype.is_floating_point:
+            return Kept(x, request.slot) if x.dtype != torch.bool else None
+        if isinstance(request.reads, Side | Sign) or not x.numel():
+            return None
+        if Mask().encode(dataclasses.replace(request, reads=Exact())) is not None:
+            return None  # to the codec of masks
+        generator = torch.Generator(x.device).manual_seed(request.seed % 2**63 + self._seed)
+        return EightBits(x, *self._range(request.slot, x), generator)
+
+    def _range(self, slot: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        low, high = x.float().aminmax()
+        width = high - low
+        if slot in self._ranges:
+            before = self._ranges[slot]
+            low = before[0] - (1 - self.decay) * (before[0] - low)
+            width = before[1] - (1 - self.decay) * (before[1] - width)
+        self._ranges[slot] = low, width
+        return low, width
+
+
+def encode_8(x: Tensor, low: Tensor, width: Tensor, generator: torch.Generator) -> Tensor:
+    """Codes 0 to 255, uint8, of a tensor in the range from ``low`` on."""
+    scale = 255 / torch.where(width > 0, width, 1)
+    noise = torch.rand(x.shape, generator=generator, device=x.device)
+    return noise.add_((x.float() - low).mul_(scale)).floor_().clamp_(0, 255).to(torch.uint8)
+
+
+def decode_8(codes: Tensor, low: Tensor, width: Tensor) -> Tensor:
+    """The values of the codes, float32."""
+    return codes.float().mul_(width / 255).add_(low)

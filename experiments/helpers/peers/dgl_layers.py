@@ -1,0 +1,169 @@
+"""The layers of DGL in place of PyG's, with their weights.
+
+A network keeps its norms, its dropout and the order in which they run. Its layers become DGL's own
+where DGL has them, and are put together from DGL's message passing where it has none.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv, GATv2Conv, GCN2Conv, GCNConv, TransformerConv
+from torch_geometric.utils import remove_self_loops
+
+VERSION = "1.1.3"
+
+
+def load() -> ModuleType:
+    """Import DGL.
+
+    Raises:
+        ImportError: If there is none.
+    """
+    # It asks once, and writes a file into the home folder, where this is not set.
+    os.environ.setdefault("DGLBACKEND", "pytorch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import dgl
+        import dgl.nn.pytorch
+    return dgl
+
+
+def make_graph(edge_index: Tensor, nodes: int, loops: bool) -> Any:
+    """The graph, with one self-loop at each node where ``loops`` asks for them.
+
+    Shapes:
+        - **input**: edge_index [2, E] int64
+    """
+    dgl = load()
+    if loops:
+        edge_index, _ = remove_self_loops(edge_index)
+    graph = dgl.graph((edge_index[0], edge_index[1]), num_nodes=nodes)
+    return dgl.add_self_loop(graph) if loops else graph
+
+
+def needs_loops(model: nn.Module) -> bool:
+    """Whether the model's layers add self-loops; graph transformers do not."""
+    return not any(isinstance(module, TransformerConv) for module in model.modules())
+
+
+def replace_layers(model: nn.Module) -> nn.Module:
+    """Put DGL's layers in place of those in ``model.convs``, with the same weights.
+
+    Forward then takes a graph of :func:`make_graph` where it took ``edge_index``.
+
+    Raises:
+        TypeError: If there is a layer that has no counterpart here.
+    """
+    convs = model.convs
+    assert isinstance(convs, nn.ModuleList)
+    for number, conv in enumerate(convs):
+        make = _MAKERS.get(type(conv))
+        if make is None:
+            raise TypeError(f"Expected a layer with a counterpart in DGL (got {type(conv)})")
+        convs[number] = make(conv)
+    return model
+
+
+class _Heads(nn.Module):
+    """An attention layer of DGL, with PyG's bias after heads are concatenated or averaged."""
+
+    def __init__(self, conv: nn.Module, concat: bool, bias: nn.Parameter) -> None:
+        super().__init__()
+        self.conv, self.concat, self.bias = conv, concat, bias
+
+    def forward(self, x: Tensor, graph: Any) -> Tensor:
+        out: Tensor = self.conv(graph, x)
+        return (out.flatten(1) if self.concat else out.mean(1)) + self.bias
+
+
+class _Swapped(nn.Module):
+    """A layer of DGL behind PyG's order of arguments."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, *args: Any) -> Tensor:
+        *features, graph = args
+        out: Tensor = self.conv(graph, *features)
+        return out
+
+
+class _Transformer(nn.Module):
+    """TransformerConv of DGL's functions: it has no such layer."""
+
+    def __init__(self, conv: TransformerConv) -> None:
+        super().__init__()
+        self.query, self.key, self.value = conv.lin_query, conv.lin_key, conv.lin_value
+        self.skip, self.concat = conv.lin_skip, conv.concat
+        self.heads, self.channels = conv.heads, conv.out_channels
+
+    def forward(self, x: Tensor, graph: Any) -> Tensor:
+        import dgl.function as fn
+        from dgl.nn.functional import edge_softmax
+
+        shape = -1, self.heads, self.channels
+        with graph.local_scope():
+            graph.dstdata["query"] = self.query(x).view(shape)
+            graph.srcdata["key"] = self.key(x).view(shape)
+            graph.srcdata["value"] = self.value(x).view(shape)
+            graph.apply_edges(fn.v_dot_u("query", "key", "score"))
+            scores = graph.edata["score"] / math.sqrt(self.channels)
+            graph.edata["weight"] = edge_softmax(graph, scores)
+            graph.update_all(fn.u_mul_e("value", "weight", "message"), fn.sum("message", "out"))
+            out: Tensor = graph.dstdata["out"]
+        out = out.flatten(1) if self.concat else out.mean(1)
+        return out + self.skip(x)
+
+
+def _gcn(conv: GCNConv) -> nn.Module:
+    found = load().nn.pytorch.GraphConv(conv.in_channels, conv.out_channels)
+    found.weight.data, found.bias.data = conv.lin.weight.data.T.contiguous(), conv.bias.data
+    return _Swapped(found)
+
+
+def _gat(conv: GATConv) -> nn.Module:
+    found = load().nn.pytorch.GATConv(
+        *(conv.in_channels, conv.out_channels, conv.heads, 0.0, conv.dropout),
+        negative_slope=conv.negative_slope,
+        bias=False,
+    )
+    found.fc.weight.data = conv.lin.weight.data
+    found.attn_l.data, found.attn_r.data = conv.att_src.data, conv.att_dst.data
+    return _Heads(found, conv.concat, conv.bias)
+
+
+def _gatv2(conv: GATv2Conv) -> nn.Module:
+    found = load().nn.pytorch.GATv2Conv(
+        *(conv.in_channels, conv.out_channels, conv.heads, 0.0, conv.dropout),
+        negative_slope=conv.negative_slope,
+    )
+    for ours, theirs in ((found.fc_src, conv.lin_l), (found.fc_dst, conv.lin_r)):
+        ours.weight.data, ours.bias.data = theirs.weight.data, theirs.bias.data
+    found.attn.data = conv.att.data
+    return _Heads(found, conv.concat, conv.bias)
+
+
+def _gcn2(conv: GCN2Conv) -> nn.Module:
+    # Its beta is log(lambda / layer + 1).
+    found = load().nn.pytorch.GCN2Conv(
+        conv.channels, 1, alpha=conv.alpha, lambda_=math.exp(conv.beta) - 1, bias=False
+    )
+    found.weight1.data = conv.weight1.data
+    return _Swapped(found)
+
+
+_MAKERS: dict[type[nn.Module], Callable[[Any], nn.Module]] = {
+    GCNConv: _gcn,
+    GATConv: _gat,
+    GATv2Conv: _gatv2,
+    GCN2Conv: _gcn2,
+    TransformerConv: _Transformer,
+}
