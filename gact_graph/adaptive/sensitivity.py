@@ -254,9 +254,9 @@ class _Errors:
             slices = self._widths.slices.get(slot)
             if slices is not None and math.prod(slices[0]) == numel:
                 product = at_inputs.products.double()
-                found += _from_pairs(
-                    product, self._tangents.sampled_indices(numel, product.device), slices
-                )
+                indices = self._tangents.sampled_indices(numel, product.device)
+                scale = numel / len(product)
+                found += at_inputs.squared(numel) * scale * _coherence(product, indices, slices)
         return found
 
     def _before(self, node: Node, gradients: Sequence[Tensor | None]) -> None:
@@ -371,8 +371,12 @@ class _Errors:
         }
 
 
-def _from_pairs(product: Tensor, indices: Tensor | None, slices: Slices) -> float:
-    """What products of two elements of one slice add to the square of its sum.
+def _coherence(product: Tensor, indices: Tensor | None, slices: Slices) -> float:
+    """What pairs of elements of one slice add to the square of its sum, over the sum of the squares
+    of its elements: the mean over slices, at least 0.
+
+    Slices count alike, although few may hold most of the error: by these alone, what one draw of
+    signs tells would be far from the mean over all draws.
 
     Args:
         product: Sampled elements [S].
@@ -380,14 +384,14 @@ def _from_pairs(product: Tensor, indices: Tensor | None, slices: Slices) -> floa
         slices: The slices.
     """
     shape, dims = slices
-    numel = math.prod(shape)
     kept = [1 if d in dims else n for d, n in enumerate(shape)]
     numbers = torch.arange(math.prod(kept), device=product.device).view(kept).expand(shape)
     numbers = numbers.reshape(-1) if indices is None else numbers.take(indices)
     sums = product.new_zeros(2, math.prod(kept))
     sums.index_add_(1, numbers, torch.stack([product, product.square()]))
-    pairs = float((sums[0].square() - sums[1]).sum())
-    return max(0.0, pairs) * (numel / len(product)) ** 2
+    squares = sums[1]
+    pairs = (sums[0].square() - squares)[squares > 0] / squares[squares > 0]
+    return max(0.0, float(pairs.mean())) if len(pairs) else 0.0
 
 
 class _Distance:

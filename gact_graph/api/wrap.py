@@ -78,8 +78,8 @@ def wrap(
             ``min_bytes``. The edge work then runs for one block of destination nodes after another,
             in forward, in backward (where each block is computed again) and in evaluation: no
             tensor of messages is alive for more than a block. Sums come in another order.
-            ``report`` tells which layers cannot. False: layers run as PyG has them. None: False at ``"L0"`` and
-            ``"lossless"``, ``"auto"`` at the other levels.
+            ``report`` tells which layers cannot. False: layers run as PyG has them. None: False at
+            ``"L0"`` and ``"lossless"``, ``"auto"`` at the other levels.
         min_bytes: A call that saves fewer bytes than this is left alone: coding takes time, and
             there is little to win. The call before tells; in the first one, contexts are kept as
             they are until they take this much. 0 codes all.
