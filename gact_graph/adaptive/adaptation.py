@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from gact_graph.adaptive.agreement import Agreement, agreement_of, data_parallel
 from gact_graph.adaptive.replay import CannotReplay, Forward, Recording
 from gact_graph.adaptive.scheme import Scheme
 from gact_graph.adaptive.sensitivity import Measured, Measurement, Open
@@ -43,6 +45,7 @@ class _Pending:
         wait: Nothing is measured before this forward.
         failures: Forwards in a row that could not be run again.
         blanks: Measurements in a row whose gradient was zero or not finite.
+        agreement: With the other ranks, if there are any.
     """
 
     recording: Recording | None = None
@@ -50,6 +53,7 @@ class _Pending:
     wait: int = 0
     failures: int = 0
     blanks: int = 0
+    agreement: Agreement | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -87,6 +91,36 @@ class Adaptation:
     def waits(self) -> bool:
         """Whether there is something to measure."""
         return self._pending.is_ready
+
+    def next_step(self, model: nn.Module) -> None:
+        """Called when a training forward starts, before anything is measured.
+
+        Takes over what the ranks of ``DistributedDataParallel`` have agreed on, if that is due.
+        """
+        ddp = data_parallel(model)
+        if ddp is None:
+            return
+        self._see_what_learns(model)
+        pending = self._pending
+        if pending.agreement is None:
+            pending.agreement = agreement_of(ddp)
+        if pending.agreement is None or not ddp.require_backward_grad_sync:
+            return
+        outcome = pending.agreement.next_step(self._decide)
+        if outcome is None:
+            return
+        # What was measured in this round and comes late does not count in the next.
+        pending.recording = pending.measurement = None
+        self.scheme.load_state_dict(outcome["scheme"])
+        self._forwards = max(self._forwards, outcome["forwards"])
+        self._warn_if_noise_dominates()
+
+    def _decide(self, measured: Measured | None) -> dict[str, Any]:
+        """The outcome of a round of all ranks."""
+        scheme = copy.deepcopy(self.scheme)
+        if measured is not None:
+            scheme.measure(*measured)
+        return {"scheme": scheme.state_dict(), "forwards": self._forwards}
 
     def measure(self, model: nn.Module, forward: Forward, open_session: Open) -> None:
         """Runs one half of a measurement, where a recording is ready: each call runs one half.
@@ -132,10 +166,13 @@ class Adaptation:
         """Takes a measurement in; None is one whose gradient was zero or not finite."""
         pending = self._pending
         pending.failures = 0
+        if pending.agreement is not None:
+            pending.agreement.publish(measured)
         if measured is not None:
             pending.blanks = 0
-            self.scheme.measure(measured.sensitivities, measured.error, measured.explained)
-            self._warn_if_noise_dominates()
+            if pending.agreement is None:
+                self.scheme.measure(*measured)
+                self._warn_if_noise_dominates()
             return
         pending.wait = self._forwards + self._interval
         pending.blanks += 1
@@ -169,6 +206,7 @@ class Adaptation:
         early = self._forwards == min(_EARLY, self._interval)
         due = early or self._forwards % self._interval == 0 or not self.scheme.measured
         held_up = self._forwards < pending.wait or pending.failures >= _ENOUGH
+        held_up |= pending.agreement is not None and pending.agreement.waits
         return due and not held_up and pending.measurement is None
 
     def watch(self, recording: Recording, output: Any) -> None:
@@ -250,7 +288,7 @@ class Adaptation:
     def __getstate__(self) -> dict[str, Any]:
         pending = self._pending
         return vars(self) | {
-            "_pending": replace(pending, recording=None, measurement=None),
+            "_pending": replace(pending, recording=None, measurement=None, agreement=None),
             "_others": {},
         }
 

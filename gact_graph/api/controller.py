@@ -167,8 +167,11 @@ class Controller:
         Returns:
             What the method returns.
         """
-        self.measure(module, original, method)
         followed, forward = self.followed[method], original(module)
+        if followed.adaptation is not None:
+            with self._lock:
+                followed.adaptation.next_step(module)
+        self.measure(module, original, method)
         if followed.is_small(self._min_bytes):
             return self._run_uncompressed(method, module, forward, args, kwargs)
         recording = None

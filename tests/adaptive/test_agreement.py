@@ -1,0 +1,182 @@
+"""Ranks of DistributedDataParallel: the same bits, and nobody waits for a rank without batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+from ranks import run_ranks
+
+from gact_graph.adaptive.agreement import PATIENCE, Agreement
+from gact_graph.adaptive.sensitivity import Measured
+
+NET = """
+from samples import GraphNet, make, graph, labels
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+def built(kind, place, **options):
+    net = make(lambda: GraphNet(kind))
+    if place == "inside":
+        return DistributedDataParallel(gact_graph.wrap(net, min_bytes=0, **options)), net
+    model = gact_graph.wrap(DistributedDataParallel(net), min_bytes=0, **options)
+    return model, model
+
+def scheme(wrapped):
+    return wrapped.forward.controller.forward.scheme
+
+def train(model, steps, first=0):
+    for step in range(first, first + steps):
+        x, edges = graph(seed=100 * step + rank)
+        model.zero_grad()
+        torch.manual_seed(step)
+        F.cross_entropy(model(x, edges), labels()).backward()
+        yield step
+"""
+
+EVEN = """
+for kind, place in (("gat", "inside"), ("gcn", "outside")):
+    # A fraction of a bit on average: whoever has measured has several widths.
+    model, wrapped = built(kind, place, bits=3.5, adapt_interval=6)
+    seen = []
+    for step in train(model, 14):
+        seen.append((dict(scheme(wrapped)._bits), scheme(wrapped).gradient_error))
+        gradients = torch.cat([p.grad.flatten() for p in model.parameters()])
+        both = [torch.empty_like(gradients) for _ in range(world)]
+        dist.all_gather(both, gradients)
+        assert torch.equal(*both)
+    one, other = gathered(seen)
+    assert one == other, (one, other)
+    assert len({error for _, error in seen}) >= 3  # none, then two measurements at least
+    assert len(set(seen[-1][0].values())) > 1, seen[-1]
+    one, other = gathered(scheme(wrapped)._sensitivities)
+    assert one == other and one
+
+    # Saved on rank 0, resumed on all.
+    state = [gact_graph.state_dict(wrapped)]
+    dist.broadcast_object_list(state)
+    model, wrapped = built(kind, place, bits=3.5, adapt_interval=6)
+    gact_graph.load_state_dict(wrapped, state[0])
+    for step in train(model, 3, first=14):
+        one, other = gathered(dict(scheme(wrapped)._bits))
+        assert one == other and one
+
+    stock = DistributedDataParallel(make(lambda: GraphNet(kind)))
+    model, wrapped = built(kind, place, bits=32, level="lossless")
+    for _ in zip(train(stock, 2), train(model, 2)):
+        for p, q in zip(stock.parameters(), model.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad)
+
+# FSDP2 trains with equal bits, and says why it does not measure.
+def sharded(first, **options):
+    net = make(lambda: GraphNet("gat"))
+    order = [fully_shard] if not options else [gact_graph.wrap, fully_shard]
+    for change in order if first else reversed(order):
+        change(net, **({"min_bytes": 0, **options} if change is gact_graph.wrap else {}))
+    for _ in train(net, 3):
+        pass
+    return net
+
+stock = sharded(True)
+for first in (True, False):
+    model = sharded(first, level="lossless", bits=32)
+    for p, q in zip(stock.parameters(), model.parameters(), strict=True):
+        assert torch.equal(p.grad.full_tensor(), q.grad.full_tensor())
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    model = sharded(True, bits=4)
+assert "parameters are sharded (FSDP)" in str(told[0].message)
+widths = {row.bits for row in gact_graph.report(model).contexts} - {None}
+assert widths <= {4, 16} and 4 in widths, widths
+"""
+
+
+def test_ranks_have_the_same_bits_at_every_step(tmp_path):
+    """They resume from one state, and gradients at lossless are those of stock."""
+    run_ranks(NET + EVEN, tmp_path)
+
+
+UNEVEN = """
+model, wrapped = built("gcn", "inside", bits=3.5, adapt_interval=5)
+counts = [(3, 20), (20, 0), (12, 12), (1, 15), (16, 16)]
+for epoch, count in enumerate(counts):
+    with model.join():
+        for _ in train(model, count[rank], first=100 * epoch):
+            pass
+states = gathered(scheme(wrapped)._bits)
+assert states[0] == states[1] and states[0]
+
+# Ranks run apart where gradients are accumulated.
+model, wrapped = built("gcn", "inside", bits=3.5, adapt_interval=4)
+seen = []
+for step in range(9):
+    for part in range(3):
+        x, edges = graph(seed=100 * step + 10 * part + rank)
+        if rank == 0 and part == 0:
+            time.sleep(0.05)
+        with model.no_sync() if part < 2 else contextlib.nullcontext():
+            F.cross_entropy(model(x, edges), labels()).backward()
+        seen.append((step, part, dict(scheme(wrapped)._bits)))
+one, other = gathered(seen)
+assert one == other and one[-1][2]
+"""
+
+
+def test_ranks_with_fewer_or_no_batches_stop_nobody(tmp_path):
+    run_ranks("import contextlib, time" + NET + UNEVEN, tmp_path)
+
+
+def decide(measured):
+    return {"mean": None if measured is None else list(measured)}
+
+
+def measured(value):
+    return Measured({"a": value}, value, value)
+
+
+class TestRounds:
+    def agreements(self, count=2):
+        store = dist.HashStore()
+        return [Agreement(store, "name", rank, count) for rank in range(count)]
+
+    def test_the_mean_is_taken_over_by_all_at_the_same_step(self):
+        one, other = self.agreements()
+        one.publish(measured(1.0))
+        assert one.next_step(decide) is None and other.next_step(decide) is None
+        other.publish(Measured({"a": 2.0, "b": 4.0}, 3.0, 5.0))
+        outcome = {"mean": [{"a": 1.5, "b": 4.0}, 2.0, 3.0]}
+        found = [[one.next_step(decide), other.next_step(decide)] for _ in range(4)]
+        assert found == [[None, None], [None, None], [outcome, outcome], [None, None]]
+        assert not one.waits and not other.waits
+
+    def test_after_a_while_a_rank_goes_on_without_the_others(self):
+        one, other = self.agreements()
+        one.publish(measured(1.0))
+        found = [one.next_step(decide) for _ in range(PATIENCE + 3)]
+        assert found[PATIENCE + 1] == {"mean": [{"a": 1.0}, 1.0, 1.0]}
+        # The other comes back with another number of steps.
+        assert [other.next_step(decide) for _ in range(3)] == [None, None, found[PATIENCE + 1]]
+
+    def test_of_two_outcomes_the_first_counts(self):
+        one, other = self.agreements()
+        for agreement, value in ((one, 1.0), (other, 3.0)):
+            agreement.publish(measured(value))
+
+        def late(found):  # while this one takes the mean, the other has written its outcome
+            one.next_step(lambda _: {"mean": "of one"})
+            return {"mean": "of other"}
+
+        assert other.next_step(late) is None
+        found = [agreement.next_step(decide) for agreement in (one, other) for _ in range(2)]
+        assert [outcome for outcome in found if outcome] == [{"mean": "of one"}] * 2
+
+    def test_a_store_that_is_gone_ends_no_training(self):
+        [one] = self.agreements(1)
+
+        class Gone:
+            def check(self, keys):
+                raise dist.DistNetworkError("connection reset")
+
+        one._store = Gone()
+        with pytest.warns(RuntimeWarning, match="can no longer agree with the other ranks"):
+            assert one.next_step(decide) is None
+        assert one.next_step(decide) is None and one.waits
