@@ -1,7 +1,8 @@
 """The main job: train GCN, GAT or GCNII on a graph, with compressed contexts.
 
 ``python -m experiments.node_cls --model gat --bits 4`` trains ten seeds on the digits graph;
-``--help`` lists the rest.
+``--help`` lists the rest. Under ``torchrun --nproc-per-node 2 -m experiments.node_cls --sampler
+cluster ...`` several processes train one model, and the first one writes and prints.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from experiments.helpers.job import Job, configuration, run
 from experiments.helpers.markdown import FILE_NAME, markdown_table
 from experiments.helpers.notes import notes
 from experiments.helpers.options import Options, parse
+from experiments.helpers.ranks import process_group, rank
 from experiments.helpers.results import Results
 from experiments.helpers.summary import dataset_name
 from experiments.helpers.train import Setup
@@ -45,13 +47,16 @@ def main(argv: list[str] | None = None) -> int:
     try:
         options = parse(argv)
         out = options.out
-        console = make_console()
+        if rank() > 0:
+            out, options = None, replace(options, out=None)
+        console = make_console(quiet=rank() > 0)
         if out is not None:
             check_folder(out)  # a large graph takes minutes to load
-        if options.compare:
-            _compare(options, console)
-        else:
-            _single(options, console)
+        with process_group(options.device):
+            if options.compare:
+                _compare(options, console)
+            else:
+                _single(options, console)
     except KeyboardInterrupt:
         kept = (
             "nothing is kept without --out DIR"
@@ -131,8 +136,10 @@ def _job(options: Options) -> Job:
         *(options.model, options.recipe, bits, options.level, adaptive),
         blocks=options.blocks,
         memory=options.memory,
+        sampler=options.sampler,
     )
-    check_fits(graph, setup, options.device)
+    if options.sampler is None:
+        check_fits(graph, setup, options.device)
     task = prepare(
         graph,
         layout_of(options.model),

@@ -70,7 +70,7 @@ def prepare(
         )
     # On the device already: it sorts some ten million edges in no time.
     edge_index = to_undirected(graph.edge_index.to(device), num_nodes=graph.num_nodes)
-    adjacency = edge_index if layout == "edge_index" else _normalized(edge_index, graph.num_nodes)
+    adjacency = edge_index if layout == "edge_index" else normalized(edge_index, graph.num_nodes)
     x = _standardized(graph.x, graph.train_idx) if standardize else graph.x
     return NodeTask(
         x=x.to(device),
@@ -84,7 +84,7 @@ def prepare(
     )
 
 
-def _normalized(edge_index: Tensor, num_nodes: int) -> Tensor:
+def normalized(edge_index: Tensor, num_nodes: int) -> Tensor:
     """D^-1/2 (A + I) D^-1/2 as sparse CSR; it is symmetric, so it serves as its own transpose."""
     edge_index, weight = gcn_norm(edge_index, None, num_nodes)
     # Checked once, here; without an explicit choice torch warns that it does not check.

@@ -21,9 +21,10 @@ from experiments.helpers.train import Progress
 _LOG_WIDTH = 100  # columns, where the output is a file or a pipe and has none of its own
 
 
-def make_console() -> Console:
-    """Return a console on standard output, as wide as the terminal."""
-    return Console(width=None if sys.stdout.isatty() else _LOG_WIDTH, highlight=False)
+def make_console(quiet: bool = False) -> Console:
+    """Return a console on standard output, as wide as the terminal; a quiet one prints nothing."""
+    width = None if sys.stdout.isatty() else _LOG_WIDTH
+    return Console(width=width, highlight=False, quiet=quiet)
 
 
 def say(console: Console, text: str) -> None:

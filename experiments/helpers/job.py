@@ -14,6 +14,7 @@ from experiments.helpers.data import NodeTask
 from experiments.helpers.display import SeedProgress, say
 from experiments.helpers.folder import hold_folder
 from experiments.helpers.markdown import write_report
+from experiments.helpers.ranks import of_first, world_size
 from experiments.helpers.results import Results, open_results
 from experiments.helpers.train import Setup, train
 
@@ -60,6 +61,8 @@ def configuration(job: Job) -> dict[str, Any]:
         "adaptive": job.setup.adaptive,
         "blocks": job.setup.blocks,
         "memory": job.setup.memory,
+        "sampler": job.setup.sampler,
+        "processes": None if world_size() == 1 else world_size(),
         **asdict(job.setup.recipe),
         "device": device.type,
         # Sums over threads come in another order with another number of them.
@@ -87,7 +90,7 @@ def run(job: Job, console: Console) -> tuple[Results, Any]:
 
 def _run(job: Job, console: Console) -> tuple[Results, Any]:
     results = open_results(job.out, configuration(job))
-    missing = [seed for seed in job.seeds if seed not in results.seeds]
+    missing = of_first([seed for seed in job.seeds if seed not in results.seeds])
     done = len(job.seeds) - len(missing)
     if done:
         say(console, f"{done} of {len(job.seeds)} seeds are in {job.out} already.")

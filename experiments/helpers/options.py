@@ -11,7 +11,9 @@ from typing import NoReturn
 import torch
 
 from experiments.helpers.errors import UsageError
+from experiments.helpers.ranks import world_size
 from experiments.helpers.recipes import MODELS, Recipe, recipe_for
+from experiments.helpers.sampling import SAMPLERS
 from experiments.helpers.values import (
     FP32_BITS,
     parse_bits,
@@ -46,6 +48,7 @@ class Options:
     recipe: Recipe
     bits: int | None
     memory: int | None
+    sampler: str | None
     level: str
     blocks: int | str | None
     fixed: bool
@@ -80,6 +83,11 @@ def parse(argv: list[str] | None = None) -> Options:
             "Expected --memory in place of --bits, --level, --blocks and --compare (got some of "
             "them too)"
         )
+    if args.sampler is None and world_size() > 1:
+        raise UsageError(
+            f"Expected --sampler under torchrun (got {world_size()} processes, which would all "
+            "train on the whole graph)"
+        )
     if args.heads is not None and args.model != "gat":
         raise UsageError(f"Expected --heads with --model gat only (got --model {args.model})")
     recipe = recipe_for(
@@ -99,6 +107,7 @@ def parse(argv: list[str] | None = None) -> Options:
         recipe=recipe,
         bits=args.bits,
         memory=args.memory,
+        sampler=args.sampler,
         level=_level(args.level, args.bits, args.compare),
         blocks=args.blocks,
         fixed=args.fixed,
@@ -143,6 +152,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="D",
         help="digits, cora, citeseer, pubmed, ogbn-arxiv, flickr, reddit, yelp, FILE.npz or "
         "synthetic:NAME[@SCALE] (default: digits)",
+    )
+    parser.add_argument(
+        "--sampler",
+        choices=SAMPLERS,
+        help="train on mini-batches, under torchrun on those of each process; default: the whole "
+        "graph",
     )
     parser.add_argument("--level", choices=LEVELS, help="default: L1, at 32 bits L0")
     parser.add_argument(

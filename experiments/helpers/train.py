@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import gact_graph
 from experiments.helpers.data import NodeTask
+from experiments.helpers.ranks import mean, rank, world_size
 from experiments.helpers.recipes import Recipe
+from experiments.helpers.sampling import make_sampler
 from experiments.models import build
 from gact_graph.support.peak import PeakMeter
 
@@ -33,6 +37,7 @@ class Setup:
         adaptive: Whether bits are spent by sensitivity; else all contexts have the same.
         blocks: As :func:`gact_graph.wrap` takes it.
         memory: A budget in bytes that chooses bits, level and blocks; None: those above.
+        sampler: How mini-batches are drawn; None: a step takes the whole graph.
     """
 
     model: str
@@ -42,6 +47,7 @@ class Setup:
     adaptive: bool = False
     blocks: int | str | None = None
     memory: int | None = None
+    sampler: str | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -105,25 +111,33 @@ def train(
     together, with what measuring took in them), ``passes`` (forwards with their backwards that
     measuring took), and the curves ``loss`` and
     ``val_curve``, one value an epoch.
+
+    Under ``torchrun`` each process takes steps on batches of its own, and gradients are averaged;
+    scores are known to rank 0 alone.
     """
     seed_everything(seed)
     device = task.x.device
     with PeakMeter(device) as meter:
         model = build(setup.model, setup.recipe, task.x.size(1), task.num_classes).to(device)
         gact_graph.wrap(model, **setup.options, seed=seed)
+        trained = model if world_size() == 1 else DistributedDataParallel(model)
         optimizer = torch.optim.Adam(
             model.parameters(), lr=setup.recipe.lr, weight_decay=setup.recipe.weight_decay
         )
+        sampler = None
+        if setup.sampler is not None:
+            layers = setup.recipe.layers
+            sampler = make_sampler(setup.sampler, task, layers, rank(), world_size())
         losses: list[float] = []
         scores: list[tuple[float, float]] = []  # validation, test
         seconds: list[float] = []
         for epoch in range(1, setup.recipe.epochs + 1):
             start = time.perf_counter()
-            # .item() waits for the device, so the clock sees all of the step's work.
-            losses.append(training_step(model, optimizer, task).item())
+            batches = [task] if sampler is None else sampler.epoch(epoch)
+            losses.append(mean(_train_epoch(trained, optimizer, batches)))
             synchronize(device)
             seconds.append(time.perf_counter() - start)
-            scores.append(_evaluate(model, task))
+            scores.append(_evaluate(model, task) if rank() == 0 else (0.0, 0.0))
             if on_epoch is not None:
                 on_epoch(Progress(epoch, losses[-1], scores[-1][0], meter.peak_bytes))
     # max() keeps the first of equals: the earliest of the best epochs.
@@ -148,6 +162,18 @@ def train(
         "contexts": memory["contexts"],
     }
     return Outcome(record, report)
+
+
+def _train_epoch(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[NodeTask]
+) -> list[float]:
+    """One step a batch; the losses. A rank may have more batches than another."""
+    losses = []
+    with model.join() if isinstance(model, DistributedDataParallel) else nullcontext():
+        for batch in batches:
+            # .item() waits for the device, so the clock sees all of the step's work.
+            losses.append(training_step(model, optimizer, batch).item())
+    return losses
 
 
 def training_step(model: nn.Module, optimizer: torch.optim.Optimizer, task: NodeTask) -> Tensor:

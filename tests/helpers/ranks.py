@@ -68,8 +68,9 @@ def start_ranks(
         for rank in range(world)
     ]
     try:
-        outs = [rank.communicate(timeout=150) for rank in ranks]
+        outs = [rank.communicate(timeout=400) for rank in ranks]
     finally:
         for one in ranks:
             one.kill()
+            one.wait()
     return [(rank.returncode, *out) for rank, out in zip(ranks, outs, strict=True)]

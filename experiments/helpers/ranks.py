@@ -1,0 +1,59 @@
+"""The processes that ``torchrun`` starts: they train one model on batches of their own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+Value = TypeVar("Value")
+
+
+def world_size() -> int:
+    """How many processes ``torchrun`` has started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    """The number of this one; 0 writes and prints."""
+    return int(os.environ.get("RANK", "0"))
+
+
+@contextmanager
+def process_group(device: torch.device) -> Iterator[None]:
+    """Joins the others inside; does nothing without ``torchrun``."""
+    if world_size() == 1:
+        yield
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def of_first(value: Value) -> Value:
+    """The value of rank 0, on all ranks."""
+    if world_size() == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
+
+
+def mean(values: list[float]) -> float:
+    """Over the values of all ranks; a rank may have none."""
+    found = [values]
+    if world_size() > 1:
+        found = [[] for _ in range(world_size())]
+        dist.all_gather_object(found, values)
+    return statistics.fmean(itertools.chain.from_iterable(found))

@@ -1,0 +1,124 @@
+"""Mini-batches of a graph: unions of clusters, or sampled neighbourhoods."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader
+from torch_geometric.utils import remove_self_loops, subgraph
+
+from experiments.helpers.data import NodeTask, normalized
+from experiments.helpers.errors import UsageError
+
+SAMPLERS = ("cluster", "neighbor")
+
+_CLUSTERS, _TOGETHER = 40, 5
+"""Clusters of a graph, and how many make a batch."""
+
+_SEEDS, _NEIGHBORS = 1024, 10
+"""Training nodes of a batch, and how many neighbours of a node are sampled in each layer."""
+
+
+class Sampler(Protocol):
+    """Gives the batches of one epoch that are this rank's."""
+
+    def epoch(self, number: int) -> Iterator[NodeTask]: ...
+
+
+def make_sampler(name: str, task: NodeTask, layers: int, rank: int, world: int) -> Sampler:
+    """A sampler of the training nodes, by its name in :data:`SAMPLERS`.
+
+    Args:
+        name: The sampler.
+        task: The graph; batches have their adjacency in the same layout.
+        layers: Of the model: so many steps from a training node its neighbours are sampled.
+        rank: This process.
+        world: Of how many. Each batch is one rank's.
+
+    Raises:
+        UsageError: PyG cannot sample here.
+    """
+    if name == "cluster":
+        return _Clusters(task, rank, world)
+    if not any(map(importlib.util.find_spec, ("pyg_lib", "torch_sparse"))):
+        raise UsageError(
+            "Expected pyg-lib or torch-sparse for --sampler neighbor (got neither); install one, "
+            "or take --sampler cluster"
+        )
+    return _Neighbors(task, layers, rank, world)
+
+
+class _Clusters:
+    """Batches of some clusters each, drawn anew in each epoch, and all edges within."""
+
+    def __init__(self, task: NodeTask, rank: int, world: int) -> None:
+        self._task, self._rank, self._world = task, rank, world
+        self._edges = _edges_of(task.adjacency)
+        self._cluster = clusters(self._edges, task.x.size(0), _CLUSTERS)
+
+    def epoch(self, number: int) -> Iterator[NodeTask]:
+        generator = torch.Generator().manual_seed(number)
+        batches = torch.randperm(_CLUSTERS, generator=generator).split(_TOGETHER)
+        for batch in batches[self._rank :: self._world]:
+            chosen = torch.isin(self._cluster, batch.to(self._cluster.device))
+            nodes = chosen.nonzero().view(-1)
+            edges, _ = subgraph(nodes, self._edges, relabel_nodes=True, num_nodes=len(chosen))
+            learns = torch.isin(nodes, self._task.train_idx).nonzero().view(-1)
+            if len(learns):
+                yield _part(self._task, nodes, edges, learns)
+
+
+class _Neighbors:
+    """Batches of some training nodes each and of neighbours that PyG samples around them."""
+
+    def __init__(self, task: NodeTask, layers: int, rank: int, world: int) -> None:
+        self._task = task
+        data = Data(edge_index=_edges_of(task.adjacency), num_nodes=task.x.size(0))
+        own = task.train_idx[rank::world]
+        self._loader = NeighborLoader(
+            data, [_NEIGHBORS] * layers, input_nodes=own, batch_size=_SEEDS, shuffle=True
+        )
+
+    def epoch(self, number: int) -> Iterator[NodeTask]:
+        for batch in self._loader:
+            learns = torch.arange(batch.batch_size, device=batch.n_id.device)
+            yield _part(self._task, batch.n_id, batch.edge_index, learns)
+
+
+def clusters(edge_index: Tensor, num_nodes: int, count: int) -> Tensor:
+    """The cluster of each node [N] int64: by METIS where pymetis is, else in the order of nodes."""
+    if importlib.util.find_spec("pymetis") is None:
+        return torch.arange(num_nodes, device=edge_index.device) * count // max(1, num_nodes)
+    import pymetis
+
+    order = edge_index[0].argsort(stable=True)
+    starts = torch.zeros(num_nodes + 1, dtype=torch.int64)
+    starts[1:] = torch.bincount(edge_index[0], minlength=num_nodes).cpu().cumsum(0)
+    neighbours = edge_index[1, order].cpu()
+    adjacency = pymetis.CSRAdjacency(starts.numpy(), neighbours.numpy())
+    _, found = pymetis.part_graph(count, adjacency)
+    return torch.as_tensor(found, dtype=torch.int64, device=edge_index.device)
+
+
+def _edges_of(adjacency: Tensor) -> Tensor:
+    """``edge_index`` [2, E] without self-loops; the matrices of tasks are symmetric."""
+    if adjacency.layout == torch.strided:
+        return adjacency
+    return remove_self_loops(adjacency.to_sparse_coo().indices())[0]
+
+
+def _part(task: NodeTask, nodes: Tensor, edges: Tensor, learns: Tensor) -> NodeTask:
+    is_list = task.adjacency.layout == torch.strided
+    return replace(
+        task,
+        x=task.x[nodes],
+        y=task.y[nodes],
+        adjacency=edges if is_list else normalized(edges, len(nodes)),
+        train_idx=learns,
+    )
