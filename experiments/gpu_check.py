@@ -1,9 +1,10 @@
 """Everything that wants a GPU, one part after the other, for a machine that is lent for minutes.
 
-``python -m experiments.gpu_check --out DIR``
+``python -m experiments.gpu_check --call 1 --out DIR``, and so ``--call 2`` and ``--call 3``
 
-Each part is a process of its own, so that a kernel that breaks the device's context breaks one part
-alone. ``DIR/gpu_check.json`` is written after each; while a part runs, what it has so far lies in
+There are three calls of at most nine minutes each, what matters most first. Each part is a process
+of its own, so that a kernel that breaks the device's context breaks one part alone, and has a limit
+of time. ``DIR/gpu_check.json`` is written after each; while a part runs, what it has so far lies in
 ``DIR/PART.json`` or ``DIR/PART``.
 """
 
@@ -12,9 +13,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,9 +40,13 @@ FILE_NAME = "gpu_check.json"
 _SCALING = "--memory 16GB --vary depth --model gcn --dataset synthetic:ogbn-arxiv"
 _SCALED = "stock,L1,CB2"
 
-_GRAPHS = ("ogbn-arxiv", "reddit")
 _MODELS = ("gcn", "gat", "gcnii")
-_STEPS = "stock,lossless,L1,L1+blocks,CB2"
+_WAYS = "stock,compiled,checkpoint,lossless+blocks,L1-4+blocks,CB2"
+
+_DATA = "DATA"
+"""Stands for the folder of generated graphs in the flags of a part."""
+
+_REDDIT = f"{_DATA}/reddit.npz"
 
 
 @dataclass(frozen=True)
@@ -48,21 +56,33 @@ class Part:
     Attributes:
         module: Its full name; a part whose module is not there is left out, and says so.
         flags: Its flags but for that of its output.
+        seconds: After which it is ended.
         folder: Whether its output is a folder or a file that stays as it is, or a JSON file whose
             content moves into :data:`FILE_NAME`.
         under: A program, with its flags, that runs it; without that program the part is left out.
-        out: The flag of its output.
+        out: The flag of its output; empty where it is among the flags.
+        environment: Variables that it gets besides.
     """
 
     module: str
     flags: tuple[str, ...] = ("--device", "cuda")
+    seconds: int = 60
     folder: bool = False
     under: tuple[str, ...] = ()
     out: str = "--out"
+    environment: tuple[tuple[str, str], ...] = ()
 
-    @property
-    def command(self) -> list[str]:
-        return [*self.under, sys.executable, "-m", self.module, *self.flags]
+    def command(self, target: Path, data: Path) -> list[str]:
+        """The command line.
+
+        Args:
+            target: Where the output goes.
+            data: The folder of generated graphs.
+        """
+        flags = [flag.replace(_DATA, str(data)) for flag in self.flags]
+        if self.out:
+            flags += [self.out, str(target)]
+        return [*self.under, sys.executable, "-m", self.module, *flags]
 
     def is_there(self) -> bool:
         """Whether its module and the program that it runs under can be found."""
@@ -70,38 +90,65 @@ class Part:
         return found and (not self.under or shutil.which(self.under[0]) is not None)
 
 
-def _tests(*flags: str, under: tuple[str, ...] = ()) -> Part:
-    return Part("pytest", ("-q", *flags), folder=True, under=under, out="--junitxml")
+def _tests(seconds: int, *flags: str, **options: Any) -> Part:
+    return Part("pytest", ("-q", *flags), seconds, folder=True, out="--junitxml", **options)
 
 
 def _sanitized(tool: str) -> Part:
-    under = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "1")
-    return _tests("-k", "cuda and not 32_bits", "tests/ops/test_on_device.py", under=under)
+    """Small tensors. torch's own cache of memory would hide accesses beyond a tensor's end."""
+    return _tests(
+        60,
+        *("-k", "cuda and not 32_bits and not 100003", "tests/ops/test_on_device.py"),
+        under=("compute-sanitizer", "--tool", tool, "--error-exitcode", "1"),
+        environment=(("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),),
+    )
 
 
-def _steps(model: str, graph: str) -> Part:
-    """Time and peak of a step, with what the report says and what the allocator holds."""
-    flags = f"--device cuda --steps 6 --model {model} --dataset synthetic:{graph}"
-    return Part("experiments.memory", (*flags.split(), "--variants", _STEPS), folder=True)
+def _steps(model: str, dataset: str, seconds: int) -> Part:
+    """Saved bytes, peak and time of a step, stock's and its peers' beside the library's."""
+    flags = f"--device cuda --rounds 1 --model {model} --dataset {dataset} --variants {_WAYS}"
+    return Part("experiments.peers", tuple(flags.split()), seconds, folder=True)
 
 
-PARTS = {
-    "kernels": _tests("-k", "cuda and not source", "tests/ops"),
-    "memcheck": _sanitized("memcheck"),
-    "racecheck": _sanitized("racecheck"),
-    "table": Part(
-        "experiments.kernels", ("--device", "cuda", "--bits", "1-8,16", "--rounds", "15")
-    ),
-    # The zoo of convs among them, `lossless` beside stock.
-    "tests": _tests("-k", "cuda and not source", "--ignore=tests/ops", "tests"),
-    **{f"steps-{model}-{graph}": _steps(model, graph) for graph in _GRAPHS for model in _MODELS},
-    "swap": Part("experiments.swap", folder=True),
-    "scaling": Part(
-        "experiments.scaling",
-        ("--device", "cuda", *_SCALING.split(), "--variants", _SCALED),
-        folder=True,
-    ),
-}
+CALLS: tuple[dict[str, Part], ...] = (
+    {
+        "kernels": _tests(120, "-k", "cuda and not source", "tests/ops"),
+        "table": Part(
+            "experiments.kernels", ("--device", "cuda", "--bits", "1-8,16", "--rounds", "15"), 90
+        ),
+        **{f"steps-{m}-ogbn-arxiv": _steps(m, "synthetic:ogbn-arxiv", 110) for m in _MODELS},
+    },
+    {
+        "graph": Part(
+            "experiments.save_graph",
+            ("--dataset", "synthetic:reddit", "--out", _REDDIT),
+            seconds=120,
+            out="",
+        ),
+        **{f"steps-{m}-reddit": _steps(m, _REDDIT, 140) for m in _MODELS},
+    },
+    {
+        # The zoo of convs among them, `lossless` beside stock.
+        "tests": _tests(230, "-k", "cuda and not source", "--ignore=tests/ops", "tests"),
+        "swap": Part(
+            "experiments.swap",
+            ("--device", "cuda", "--model", "gat", "--dataset", "synthetic:ogbn-arxiv"),
+            seconds=70,
+            folder=True,
+        ),
+        "scaling": Part(
+            "experiments.scaling",
+            ("--device", "cuda", *_SCALING.split(), "--variants", _SCALED),
+            seconds=120,
+            folder=True,
+        ),
+        "memcheck": _sanitized("memcheck"),
+        "synccheck": _sanitized("synccheck"),
+    },
+)
+"""What to run in each call."""
+
+PARTS = {name: part for call in CALLS for name, part in call.items()}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -109,19 +156,27 @@ def main(argv: list[str] | None = None) -> int:
     return exit_code("gpu_check", lambda: _run(argv))
 
 
-def run_parts(parts: Mapping[str, Part], out: Path) -> dict[str, Any]:
+def run_parts(parts: Mapping[str, Part], out: Path, data: Path) -> dict[str, Any]:
     """Run each part, write :data:`FILE_NAME` after each, and return what it holds of them.
 
-    Of each ``state`` (``done``, ``failed`` or ``not there``), ``seconds``, ``error`` (the last line
-    of standard error) where it failed, and ``found``, what the part wrote, also where it failed.
+    Of each ``state`` (``done``, ``failed``, ``out of time`` or ``not there``), ``seconds``,
+    ``error`` (the last line of standard error) where it failed, and ``found``, what the part wrote,
+    also where it failed.
+
+    Args:
+        parts: By name.
+        out: The folder of the results.
+        data: The folder of generated graphs, which serves several calls.
     """
     out.mkdir(parents=True, exist_ok=True)
     about = {"gpus": gpus(), "cuda": torch.version.cuda, "versions": current_versions()}
     found: dict[str, Any] = {}
     console = make_console()
     for name, part in parts.items():
-        say(console, f"{name}: {' '.join(part.command)}")
-        found[name] = _outcome(part, out / (name if part.folder else f"{name}.json"))
+        target = out / (name if part.folder else f"{name}.json")
+        command = part.command(target, data)
+        say(console, f"{name}: {' '.join(command)}")
+        found[name] = _outcome(part, command, target)
         write_json(out / FILE_NAME, about | {"parts": found})
         if not part.folder:
             # Only now: until then it was the one copy.
@@ -130,23 +185,38 @@ def run_parts(parts: Mapping[str, Part], out: Path) -> dict[str, Any]:
     return found
 
 
-def _outcome(part: Part, target: Path) -> dict[str, Any]:
+def _outcome(part: Part, command: list[str], target: Path) -> dict[str, Any]:
     if not part.is_there():
         return {"state": "not there"}
     start = time.perf_counter()
-    done = subprocess.run(
-        [*part.command, part.out, str(target)], stderr=subprocess.PIPE, text=True, check=False
+    environment = os.environ | dict(part.environment)
+    # A group of its own, so that its children end with it.
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
-    outcome: dict[str, Any] = {
-        "state": "failed" if done.returncode else "done",
-        "seconds": round(time.perf_counter() - start, 1),
-    }
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        outcome["error"] = lines[-1] if lines else f"ended with code {done.returncode}"
+    try:
+        _, errors = process.communicate(timeout=part.seconds)
+        state = "failed" if process.returncode else "done"
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        _, errors = process.communicate()
+        state = "out of time"
+    outcome: dict[str, Any] = {"state": state, "seconds": round(time.perf_counter() - start, 1)}
+    if state != "done":
+        lines = errors.strip().splitlines()
+        outcome["error"] = lines[-1] if lines else f"ended with code {process.returncode}"
     if not part.folder and target.is_file():
-        outcome["found"] = json.loads(target.read_text())
+        outcome["found"] = _content(target)
     return outcome
+
+
+def _content(target: Path) -> Any:
+    """What a part wrote; as text where it is no JSON, or was cut off."""
+    text = target.read_text(errors="replace")
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def _run(argv: list[str] | None) -> None:
@@ -156,20 +226,29 @@ def _run(argv: list[str] | None) -> None:
             "Expected a CUDA device that torch sees (got none): run this where there is a GPU; "
             "the commands of its parts take --device cpu"
         )
-    found = run_parts({name: PARTS[name] for name in args.parts}, args.out)
-    failed = [name for name, outcome in found.items() if outcome["state"] == "failed"]
+    found = run_parts({name: PARTS[name] for name in args.parts}, args.out, args.data)
+    good = ("done", "not there")
+    failed = [name for name, outcome in found.items() if outcome["state"] not in good]
     if failed:
         raise ExperimentError(f"failed: {', '.join(failed)}; see {args.out / FILE_NAME}")
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m experiments.gpu_check", description=__doc__.splitlines()[0])
-    parser.add_argument(
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument(
+        "--call", type=int, choices=(1, 2, 3), help="the parts of one call of nine minutes"
+    )
+    chosen.add_argument(
         "--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)} (default: all)"
+    )
+    data = Path(tempfile.gettempdir()) / "gact_graph_data"
+    parser.add_argument(
+        "--data", type=Path, default=data, metavar="DIR", help=f"generated graphs (default: {data})"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the results")
     args = parser.parse_args(argv)
-    args.parts = choose("--parts", args.parts, PARTS)
+    args.parts = [*CALLS[args.call - 1]] if args.call else choose("--parts", args.parts, PARTS)
     return args
 
 

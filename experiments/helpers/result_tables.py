@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.allocation import ratios
 from experiments.helpers import summary
 from experiments.helpers.compare import VARIANTS as COMPARED
 from experiments.helpers.markdown import markdown_table
@@ -65,6 +66,7 @@ def tables(results: Path) -> dict[str, Callable[[], str]]:
         ("scores", _scores),
         ("gcnii-amazon", _gcnii_amazon),
         ("gradient-variance", _gradient_variance),
+        ("allocation", _allocation),
         ("gradient-error", _gradient_error),
         ("bias", _bias),
         ("agreement", _agreement),
@@ -241,6 +243,27 @@ def _gradient_variance(results: Path) -> str:
             )
         )
     head = ("", "adaptive 4 bit", "uniform 4 bit", "ratio", "uniform 8 bit", "bound for any 4 bits")
+    return f"{markdown_table(head, rows)}\n\n{_sources(files)}"
+
+
+def _allocation(results: Path) -> str:
+    files = [_read(path) for path in sorted((results / "allocation").glob("*.json"))]
+    rows = []
+    for found in files:
+        for row in found["rows"]:
+            over_sweep, over_uniform = ratios(row["points"], "variance")
+            apart = [p["library"]["variance"] / p["algorithm 1"]["variance"] for p in row["points"]]
+            rows.append(
+                (
+                    _LAYERS[row["model"]],
+                    _LABELS[row["way"]],
+                    str(row["bits"]),
+                    f"{over_sweep:.2f}",
+                    f"{min(apart):.2f} to {max(apart):.2f}",
+                    f"{over_uniform:.2f}",
+                )
+            )
+    head = ("", "", "bits", "over Algorithm 1's", "from point to point", "over uniform bits")
     return f"{markdown_table(head, rows)}\n\n{_sources(files)}"
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +28,46 @@ def test_each_part_has_flags_that_its_command_takes(name: str, tmp_path: Path) -
             assert not path.endswith("tests") or (ROOT / path.removeprefix("--ignore=")).exists()
             assert not path.startswith("tests/") or (ROOT / path).exists()
         return
-    on_cpu = [flag.replace("cuda", "cpu") for flag in part.flags]
+    command = part.command(tmp_path, tmp_path)
     module = importlib.import_module(part.module)
-    args = module._parse([*on_cpu, part.out, str(tmp_path)])
-    assert args.device.type == "cpu"
+    args = module._parse([flag.replace("cuda", "cpu") for flag in command[3:]])
+    assert getattr(args, "device", torch.device("cpu")).type == "cpu"
+
+
+def test_each_call_takes_nine_minutes_at_most() -> None:
+    for call in gpu_check.CALLS:
+        assert sum(part.seconds for part in call.values()) <= 540
+    assert len(gpu_check.PARTS) == sum(map(len, gpu_check.CALLS))
+    args = gpu_check._parse(["--call", "2", "--out", "out"])
+    assert args.parts == [*gpu_check.CALLS[1]]
+
+
+def test_a_part_ends_in_time_and_its_children_with_it(tmp_path: Path, monkeypatch) -> None:
+    late = tmp_path / "late"
+    fake = tmp_path / "slow.py"
+    child = f"import time; time.sleep(3); open({str(late)!r}, 'w')"
+    fake.write_text(
+        "import subprocess, sys, time\n"
+        "open(sys.argv[2], 'w').write('half a ')\n"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+        "time.sleep(60)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    part = Part("slow", (), seconds=2)
+    [found] = run_parts({"slow": part}, tmp_path / "out", tmp_path).values()
+    assert (found["state"], found["found"]) == ("out of time", "half a ")
+    time.sleep(3)
+    assert not late.exists()
 
 
 def test_a_program_that_is_missing_leaves_its_part_out(monkeypatch: pytest.MonkeyPatch) -> None:
     sanitizer = gpu_check.PARTS["memcheck"]
-    assert sanitizer.command[:3] == ["compute-sanitizer", "--tool", "memcheck"]
+    assert sanitizer.command(Path("out"), Path("data"))[:3] == [
+        "compute-sanitizer",
+        "--tool",
+        "memcheck",
+    ]
     monkeypatch.setattr(gpu_check.shutil, "which", lambda name: None)
     assert not sanitizer.is_there() and gpu_check.PARTS["kernels"].is_there()
 
@@ -42,7 +75,8 @@ def test_a_program_that_is_missing_leaves_its_part_out(monkeypatch: pytest.Monke
 def test_the_tests_of_a_gpu_are_found() -> None:
     """The part of the kernels picks tests that are there, none of them of the simulated GPU."""
     flags = ["--co", "-p", "no:cacheprovider"]
-    command = [*gpu_check.PARTS["kernels"].command, *flags]
+    part = dataclasses.replace(gpu_check.PARTS["kernels"], out="")
+    command = [*part.command(Path("out"), Path("data")), *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "test_on_device.py::test_quantizer" in done.stdout
     assert "test_on_device.py::test_masks" in done.stdout
@@ -54,7 +88,7 @@ def test_a_report_of_pytest_stays_a_file(tmp_path: Path) -> None:
     test.write_text("def test_one():\n    pass\n")
     flags = ("-q", "-c", "/dev/null", "-p", "no:cacheprovider", str(test))
     part = Part("pytest", flags, folder=True, out="--junitxml")
-    found = run_parts({"tests": part}, tmp_path / "out")
+    found = run_parts({"tests": part}, tmp_path / "out", tmp_path)
     assert found["tests"]["state"] == "done" and "found" not in found["tests"]
     assert "test_one" in (tmp_path / "out" / "tests").read_text()
 
@@ -78,7 +112,7 @@ def test_each_part_runs_and_what_it_had_is_kept(tmp_path: Path, monkeypatch, cap
     parts = {name: Part(f"experiments.{name}", ()) for name in names}
     parts["folder"] = Part("experiments.folder", (), folder=True)
     out = tmp_path / "out"
-    found = run_parts(parts, out)
+    found = run_parts(parts, out, tmp_path)
     content = json.loads((out / gpu_check.FILE_NAME).read_text())
     assert content["parts"] == found and content["versions"]["torch"] == torch.__version__
     states = {name: outcome["state"] for name, outcome in found.items()}
@@ -90,14 +124,16 @@ def test_each_part_runs_and_what_it_had_is_kept(tmp_path: Path, monkeypatch, cap
 
 
 @pytest.mark.parametrize(
-    ("outcome", "code"), [("done", 0), ("not there", 0), ("failed", 1)], ids=str
+    ("outcome", "code"),
+    [("done", 0), ("not there", 0), ("failed", 1), ("out of time", 1)],
+    ids=str,
 )
 def test_the_exit_code_tells_of_failures(
     outcome: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     seen: list[str] = []
 
-    def run(parts: dict[str, Part], out: Path) -> dict[str, Any]:
+    def run(parts: dict[str, Part], out: Path, data: Path) -> dict[str, Any]:
         seen.extend(parts)
         return {name: {"state": outcome} for name in parts}
 
@@ -115,7 +151,7 @@ def test_without_a_gpu_one_line_says_so(tmp_path: Path, monkeypatch, capsys) -> 
     assert text.startswith("gpu_check: Expected a CUDA device that torch sees (got none)")
     assert text.count("\n") == 1 and not (tmp_path / "out").exists()
     assert gpu_check.main(["--parts", "all", "--out", str(tmp_path)]) == 2
-    assert "Expected --parts of kernels, memcheck, racecheck" in capsys.readouterr().err
+    assert "Expected --parts of kernels, table, steps-gcn-ogbn-arxiv" in capsys.readouterr().err
 
 
 def test_gpus_by_name_and_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
