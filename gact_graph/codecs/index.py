@@ -50,7 +50,7 @@ class Index(Codec):
         x = request.tensor
         if x.dtype not in (torch.int64, torch.int32, torch.int16) or not x.numel():
             return None
-        least, most = (value.item() for value in x.aminmax())
+        least, most = torch.stack(x.aminmax()).tolist()  # one wait for the device
         for dtype in _NARROW:
             info = torch.iinfo(dtype)
             if info.min <= least and most <= info.max:

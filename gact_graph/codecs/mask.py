@@ -101,6 +101,6 @@ def _of_two_values(request: Request) -> Masked | None:
         return None
     if len({*sample_of(x, 64)}) > 2:
         return None
-    low, high = (value.item() for value in x.aminmax())
+    low, high = torch.stack(x.aminmax()).tolist()  # one wait for the device
     words, matched = pack_pair(x, low, high)
     return Masked(words, x, low, high, exact=True) if matched else None
