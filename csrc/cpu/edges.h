@@ -33,6 +33,14 @@ void add_scaled(scalar_t* to, const scalar_t* from, scalar_t by, int64_t count) 
   for (int64_t i = 0; i < count; ++i) to[i] += by * from[i];
 }
 
+template <typename scalar_t>
+scalar_t dot(const scalar_t* one, const scalar_t* other, int64_t count) {
+  scalar_t found = 0;
+#pragma omp simd reduction(+ : found)
+  for (int64_t i = 0; i < count; ++i) found += one[i] * other[i];
+  return found;
+}
+
 // The edges of rows: those of row r are starts[r] - starts[0] to starts[r + 1] - starts[0].
 struct Edges {
   // Of so many edges in all.
@@ -119,6 +127,19 @@ inline void check_matrix(const char* name, const at::Tensor& x) {
   TORCH_CHECK_TYPE(x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble, "Expected ",
                    name, " of float32 or float64 (got ", x.scalar_type(), ")");
 }
+
+// What the rows of a matrix and the weights of edges agree on.
+struct Heads {
+  Heads(const at::Tensor& x, int64_t heads) : heads(heads), width(x.size(1)) {
+    TORCH_CHECK_VALUE(heads > 0 && width % heads == 0, "Expected heads that share ", width,
+                      " columns evenly (got ", heads, ")");
+    each = width / heads;
+  }
+
+  int64_t heads;
+  int64_t width;
+  int64_t each = 0;
+};
 
 // Where something of each edge lies: at a place, or in the order of edges where there are no
 // places.

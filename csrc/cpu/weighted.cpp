@@ -14,14 +14,6 @@
 namespace gact_graph {
 namespace {
 
-template <typename scalar_t>
-scalar_t dot(const scalar_t* one, const scalar_t* other, int64_t count) {
-  scalar_t found = 0;
-#pragma omp simd reduction(+ : found)
-  for (int64_t i = 0; i < count; ++i) found += one[i] * other[i];
-  return found;
-}
-
 // Both at once, with one look at what is added; returns the dot product of that and another row.
 template <typename scalar_t>
 scalar_t add_scaled_and_dot(scalar_t* to, const scalar_t* from, scalar_t by, const scalar_t* other,
@@ -34,19 +26,6 @@ scalar_t add_scaled_and_dot(scalar_t* to, const scalar_t* from, scalar_t by, con
   }
   return found;
 }
-
-// What the rows of a matrix and the weights of edges agree on.
-struct Heads {
-  Heads(const at::Tensor& x, int64_t heads) : heads(heads), width(x.size(1)) {
-    TORCH_CHECK_VALUE(heads > 0 && width % heads == 0, "Expected heads that share ", width,
-                      " columns evenly (got ", heads, ")");
-    each = width / heads;
-  }
-
-  int64_t heads;
-  int64_t width;
-  int64_t each = 0;
-};
 
 // The heads of weights, which are those of all edges, or of those that have a place.
 int64_t check_weight(const at::Tensor& weight, const AllPlaces& places, at::ScalarType dtype) {

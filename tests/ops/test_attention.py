@@ -12,17 +12,19 @@ from cpu_builds import CAPABILITY, RUNNABLE
 from samples import seeded
 from torch import Tensor
 
-from gact_graph.ops import attention, cpu, leaky_attention
+from gact_graph.ops import attention, cpu, dot_attention, leaky_attention, weighted_sum
 from gact_graph.ops.reference import attention as attention_reference
+from gact_graph.ops.reference import dot_attention as dot_reference
 from gact_graph.ops.reference import leaky_attention as leaky_reference
+from gact_graph.ops.reference import weighted_sum as weighted_reference
 
 
 def _both(*modules: ModuleType) -> SimpleNamespace:
     return SimpleNamespace(**{name: f for module in modules for name, f in vars(module).items()})
 
 
-public = _both(attention, leaky_attention)
-reference = _both(attention_reference, leaky_reference)
+public = _both(attention, leaky_attention, dot_attention, weighted_sum)
+reference = _both(attention_reference, leaky_reference, dot_reference, weighted_reference)
 
 
 @pytest.fixture(scope="module", params=["torch", *cpu.VECTOR_FLAGS])
@@ -139,6 +141,38 @@ class RowSample(Sample):
         return (F.leaky_relu(source + destination, 0.2).view(-1, *att.shape) * att).sum(-1)
 
 
+class DotSample(Sample):
+    """The same rows, whose scores are scaled dot products."""
+
+    def forward(self, kernels: Any, dropout: float = 0.0, seed: int = 0) -> Tensor:
+        out = self._weights(kernels)
+        kernels.drop_weights(out, dropout, seed)
+        return out[self.weight_places.long()]
+
+    def backward(self, kernels: Any, dropout: float = 0.0, seed: int = 0) -> tuple[Tensor, ...]:
+        of_score, (_, at, starts) = self.gradient.clone(), self.edges
+        kernels.drop_weights(of_score, dropout, seed)
+        kernels.dot_attention_backward(of_score, self._weights(kernels), at, starts, 0.4)
+        of_source = torch.full_like(self.source, torch.nan)
+        of_destination = torch.full_like(self.destination, torch.nan)
+        kernels.weighted_sum(of_destination, self.source, self.places, of_score, at, starts)
+        by_source, starts = self.by_source
+        owners = self.owners.to(self.places.dtype)[by_source]
+        given = self.destination, owners, of_score, at[by_source], starts
+        kernels.weighted_sum(of_source, *given)
+        return of_source, of_destination
+
+    def _weights(self, kernels: Any) -> Tensor:
+        out = torch.full_like(self.gradient, torch.nan)
+        kernels.dot_attention(out, self.source, self.destination, *self.edges, 0.4)
+        return out
+
+    def score(self, source: Tensor, destination: Tensor) -> Tensor:
+        heads = self.gradient.size(1)
+        product = (source * destination).view(len(source), heads, source.size(1) // heads)
+        return product.sum(-1) * 0.4
+
+
 def _softmax_of(score: Tensor, chosen: Tensor) -> Tensor:
     return score.masked_fill(~chosen[:, None], -torch.inf).softmax(0)
 
@@ -154,6 +188,10 @@ SAMPLES: dict[str, Sample] = {
     "rows of one": RowSample(1200, 8, each=1, real=torch.float64),
     "large rows": RowSample(900, 4, large=30.0, each=17, real=torch.float64, index=torch.int32),
     "rows, no edges": RowSample(0, 2, each=3),
+    "products": DotSample(1500, 3, each=5, index=torch.int32),
+    "products, one head": DotSample(700, 1, each=64),
+    "large products": DotSample(900, 4, large=9.0, each=17, real=torch.float64),
+    "products, no edges": DotSample(0, 2, each=3),
 }
 
 
@@ -166,7 +204,7 @@ def test_as_autograd_in_float64(sample: Sample, kernels: Any) -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("kind", [Sample, RowSample])
+@pytest.mark.parametrize("kind", [Sample, RowSample, DotSample])
 def test_dropout_is_the_same_in_backward(kind: Any, dropout: float, kernels: Any) -> None:
     sample = kind(1200, 3, each=1 if kind is Sample else 5, real=torch.float64)
     without = sample.forward(kernels)
@@ -180,7 +218,7 @@ def test_dropout_is_the_same_in_backward(kind: Any, dropout: float, kernels: Any
             assert torch.allclose(found, expected, rtol=1e-6, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["heads", "rows"])
+@pytest.mark.parametrize("name", ["heads", "rows", "products"])
 def test_backends_drop_the_same_weights(name: str) -> None:
     sample = SAMPLES[name]
     for seed in (3, 2**40):
@@ -200,7 +238,7 @@ def test_dropout_changes_nothing_on_average() -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-@pytest.mark.parametrize("kind", [Sample, RowSample])
+@pytest.mark.parametrize("kind", [Sample, RowSample, DotSample])
 def test_threads_change_no_bit(kind: Any, threads: int) -> None:
     sample = kind(20_000, 3, each=1 if kind is Sample else 9, index=torch.int32)
     before = torch.get_num_threads()
@@ -214,7 +252,7 @@ def test_threads_change_no_bit(kind: Any, threads: int) -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("kind", [Sample, RowSample])
+@pytest.mark.parametrize("kind", [Sample, RowSample, DotSample])
 def test_nan_stays_in_its_row(kind: Any, kernels: Any) -> None:
     sample = kind(700, 2)
     sample.destination[4] = torch.nan

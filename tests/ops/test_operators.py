@@ -19,6 +19,7 @@ from torch import Tensor
 from gact_graph.ops import cpu
 from gact_graph.ops.reference import attention as attention_reference
 from gact_graph.ops.reference import bitmask as bitmask_reference
+from gact_graph.ops.reference import dot_attention as dot_reference
 from gact_graph.ops.reference import leaky_attention as leaky_reference
 from gact_graph.ops.reference import quantize as reference
 from gact_graph.ops.reference import weighted_sum as weighted_reference
@@ -93,6 +94,9 @@ def _calls() -> dict[str, tuple[Any, ...]]:
             *(_normal(4, 8), _normal(50, 2), _normal(4, 8), x, _normal(2, 4), places),
             *(weight_places, starts, 0.2),
         ),
+        "dot_attention": (*(_normal(50, 2), x, _normal(4, 8), places, weight_places, starts, 0.5),),
+        "dot_attention_backward": (_normal(50, 2), weight, weight_places, starts, 0.5),
+        "drop_weights": (_normal(50, 2), 0.5, 7),
     }
 
 
@@ -134,8 +138,8 @@ def _others(value: Any) -> list[Any]:
 def _backends() -> dict[str, Any]:
     class Reference:
         def __getattr__(self, name: str) -> Any:
-            sums = weighted_reference, attention_reference, leaky_reference
-            modules = reference, bitmask_reference, *sums
+            attentions = attention_reference, leaky_reference, dot_reference
+            modules = reference, bitmask_reference, weighted_reference, *attentions
             return next(getattr(m, name) for m in modules if hasattr(m, name))
 
     return {"public": torch.ops.gact_graph, "compiled": cpu.load(), "reference": Reference()}
@@ -214,6 +218,8 @@ _MISTAKES: dict[str, tuple[str, int, Any, type[Exception], str]] = {
     "a source's rows": (
         "leaky_attention_source", 2, torch.ones(5, 8), ValueError, r"source of \[4, 8\]",
     ),
+    "columns": ("dot_attention", 0, torch.ones(50, 3), ValueError, r"share 8 columns evenly"),
+    "dropout of weights": ("drop_weights", 1, 1.0, ValueError, r"less than 1 \(got 1"),
     "scores": ("attention", 2, torch.ones(4, 3), ValueError, r"destination of \[4, 2\]"),
     "int32 rows": (
         "unpack_rows", 2, torch.zeros(3, dtype=torch.int32), TypeError, r"Expected rows of",

@@ -1,45 +1,35 @@
-"""Attention of edges as one operator: from tensors of nodes to the weights of edges, and back."""
+"""The attention that a layer computes, by operators that make no row of an edge."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from gact_graph.layers.blocks.cuts import Block
 from gact_graph.layers.blocks.order import Order
-from gact_graph.layers.blocks.rows import Rows, rows_at_a_time, rows_of
-from gact_graph.ops import attention as sums
-from gact_graph.ops import leaky_attention as leaky
-from gact_graph.ops.reference import attention as sums_reference
-from gact_graph.ops.reference import leaky_attention as leaky_reference
+from gact_graph.layers.blocks.rows import Rows
 
 
 @dataclass(frozen=True)
 class Attention(ABC):
-    """The attention that an ``edge_update`` computes.
+    """The attention that a layer computes.
 
     Attributes:
         source: Index of what the sources have, in ``Arguments.tensors``.
         destination: Index of what the destinations have.
-        slope: Of LeakyReLU.
         dropout: The share of weights that become 0.
     """
 
     source: int
     destination: int
-    slope: float
     dropout: float
 
-    _attend: ClassVar[Callable[..., None]]
-    _written_out: ClassVar[Callable[..., Tensor]]
-
     @property
-    def tensors(self) -> tuple[int, int]:
+    def tensors(self) -> tuple[int, ...]:
         """Indices of the tensors that it reads."""
         return self.source, self.destination
 
@@ -48,31 +38,24 @@ class Attention(ABC):
         """Indices of the parameters that it reads, in ``Snapshot.learning``."""
         return ()
 
-    def weights(
+    @abstractmethod
+    def outputs(
         self, tensors: Sequence[Tensor], learning: Sequence[Tensor], order: Order
-    ) -> Tensor:
-        """The weights [E, H] in the order of edge_index; draws a number if there is dropout.
+    ) -> list[Tensor]:
+        """What a call gives, in the order of ``BlockedCall.outputs``; draws a number if there is
+        dropout.
 
         Args:
             tensors: Those of the arguments.
             learning: Those of the layer.
             order: The order of the edges.
         """
-        read = self._read(tensors[self.source], tensors[self.destination], learning)
-        edges = order.sources, order.permutation, order.starts
-        out = tensors[self.source].new_empty(order.num_edges, tensors[self.source].size(1))
-        type(self)._attend(out, *read, *edges, self.slope, self.dropout, self._seed())
-        return out
 
-    def weights_of_block(
+    @abstractmethod
+    def of_block(
         self, tensors: Sequence[Tensor], learning: Sequence[Tensor], order: Order, block: Block
-    ) -> Tensor:
-        """The weights of the edges of a block, without dropout."""
-        read = self._read(tensors[self.source], tensors[self.destination][block.nodes], learning)
-        edges = order.sources[block.edges], None, _starts(order.starts, block)
-        out = tensors[self.source].new_empty(block.num_edges, tensors[self.source].size(1))
-        type(self)._attend(out, *read, *edges, self.slope, 0.0, 0)
-        return out
+    ) -> list[Tensor | None]:
+        """What a block gives of these outputs; None for what dropout changes."""
 
     @abstractmethod
     def gradients(
@@ -80,166 +63,26 @@ class Attention(ABC):
         tensors: Sequence[Tensor | Rows],
         learning: Sequence[Tensor],
         order: Order,
-        gradient: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """The gradients of :attr:`tensors`, then those of :attr:`parameters`.
+        gradients: Sequence[Tensor | None],
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of :attr:`tensors`, then those of :attr:`parameters`; None for none.
 
         Args:
             tensors: As in forward, or coded. The random state must be that of forward, too.
             learning: As in forward.
             order: The order of the edges.
-            gradient: That of the weights [E, H].
+            gradients: Those of the outputs, of which one at least is not None.
         """
 
-    def written_out(self, read: Sequence[Tensor], order: Order) -> Tensor:
-        """The weights [E, H] as :meth:`weights` has them, by operations that have second
-        derivatives. The random state must be that of forward.
+    @abstractmethod
+    def written_out(self, read: Sequence[Tensor], order: Order) -> Sequence[Tensor]:
+        """What :meth:`outputs` gives, by operations that have second derivatives. The random state
+        must be that of forward.
 
         Args:
             read: :attr:`tensors`, then :attr:`parameters`.
             order: The order of the edges.
         """
-        edges = order.sources, order.permutation, order.starts
-        settings = self.slope, self.dropout, self._seed()
-        return type(self)._written_out(*self._matrices(read), *edges, *settings)
-
-    def _read(
-        self, source: Tensor, destination: Tensor, learning: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
-        return self._matrices([source, destination, *(learning[i] for i in self.parameters)])
-
-    @abstractmethod
-    def _matrices(self, read: Sequence[Tensor]) -> Sequence[Tensor]:
-        """In the shapes that the operator takes."""
 
     def _seed(self) -> int:
         return int(torch.randint(2**63 - 1, (), device="cpu")) if self.dropout else 0
-
-
-@dataclass(frozen=True)
-class SumAttention(Attention):
-    """GAT's: the score of an edge is LeakyReLU of the sum of what both ends have [N, H]."""
-
-    _attend = staticmethod(sums.attention)
-    _written_out = staticmethod(sums_reference.written_out)
-
-    def gradients(
-        self,
-        tensors: Sequence[Tensor | Rows],
-        learning: Sequence[Tensor],
-        order: Order,
-        gradient: Tensor,
-    ) -> tuple[Tensor, ...]:
-        source, destination = (_whole(tensors[i]) for i in self.tensors)
-        gradient = gradient.contiguous()
-        of_score, of_destination = torch.empty_like(gradient), torch.empty_like(destination)
-        edges = order.sources, order.permutation, order.starts
-        settings = self.slope, self.dropout, self._seed()
-        sums.attention_backward(
-            of_score, of_destination, gradient, source, destination, *edges, *settings
-        )
-        of_source = torch.zeros_like(source)
-        by_source = order.by_source
-        out = of_source[: order.num_sources]
-        sums.segment_sum(out, of_score, by_source.positions, by_source.cuts.starts)
-        return of_source, of_destination
-
-    def _matrices(self, read: Sequence[Tensor]) -> Sequence[Tensor]:
-        return read
-
-
-@dataclass(frozen=True)
-class LeakyAttention(Attention):
-    """GATv2's: the score of an edge is the dot product of a parameter [1, H, C] with LeakyReLU of
-    the sum of the rows [N, H, C] of both ends.
-
-    Attributes:
-        att: Index of the parameter in ``Snapshot.learning``.
-    """
-
-    att: int
-
-    _attend = staticmethod(leaky.leaky_attention)
-    _written_out = staticmethod(leaky_reference.written_out)
-
-    @property
-    def parameters(self) -> tuple[int, ...]:
-        return (self.att,)
-
-    def gradients(
-        self,
-        tensors: Sequence[Tensor | Rows],
-        learning: Sequence[Tensor],
-        order: Order,
-        gradient: Tensor,
-    ) -> tuple[Tensor, ...]:
-        # Of tensors that are coded only one is decoded as a whole at a time.
-        sources, destinations = tensors[self.source], tensors[self.destination]
-        att = learning[self.att].detach()[0].contiguous()
-        gradient = gradient.contiguous()
-        of_score = torch.empty_like(gradient)
-        of_destination, of_att = self._of_destinations(
-            of_score, gradient, _whole(sources).flatten(1), destinations, att, order
-        )
-        of_source = self._of_sources(of_score, sources, _whole(destinations).flatten(1), att, order)
-        return of_source, of_destination, of_att.unsqueeze(0)
-
-    def _of_destinations(
-        self,
-        of_score: Tensor,
-        gradient: Tensor,
-        source: Tensor,
-        destinations: Tensor | Rows,
-        att: Tensor,
-        order: Order,
-    ) -> tuple[Tensor, Tensor]:
-        """The gradients of the destinations and of att; fills ``of_score``."""
-        of_destination = source.new_empty(destinations.shape)
-        of_att, of_part = torch.zeros_like(att), torch.empty_like(att)
-        positions = order.permutation
-        if positions is None:  # what dropout drops depends on places among all edges
-            kind, device = order.sources.dtype, order.sources.device
-            positions = torch.arange(order.num_edges, dtype=kind, device=device)
-        settings = self.slope, self.dropout, self._seed()
-        for block in order.cuts.blocks_of_nodes(rows_at_a_time(destinations)):
-            rows = rows_of(destinations, block.nodes).flatten(1).contiguous()
-            edges = order.sources[block.edges], positions[block.edges]
-            found = of_score, of_destination[block.nodes].flatten(1), of_part
-            given = gradient, source, rows, att, *edges, _starts(order.starts, block)
-            leaky.leaky_attention_backward(*found, *given, *settings)
-            of_att += of_part
-        return of_destination, of_att
-
-    def _of_sources(
-        self,
-        of_score: Tensor,
-        sources: Tensor | Rows,
-        destination: Tensor,
-        att: Tensor,
-        order: Order,
-    ) -> Tensor:
-        of_source, by_source = destination.new_empty(sources.shape), order.by_source
-        of_source[order.num_sources :] = 0
-        for block in by_source.cuts.blocks_of_nodes(rows_at_a_time(sources)):
-            rows = rows_of(sources, block.nodes).flatten(1).contiguous()
-            edges = by_source.destinations[block.edges], by_source.positions[block.edges]
-            given = of_score, rows, destination, att, *edges
-            leaky.leaky_attention_source(
-                of_source[block.nodes].flatten(1),
-                *given,
-                _starts(by_source.cuts.starts, block),
-                self.slope,
-            )
-        return of_source
-
-    def _matrices(self, read: Sequence[Tensor]) -> Sequence[Tensor]:
-        source, destination, att = read
-        return source.flatten(1), destination.flatten(1), att[0].contiguous()
-
-
-def _whole(tensor: Tensor | Rows) -> Tensor:
-    return rows_of(tensor, slice(0, tensor.shape[0])).contiguous()
-
-
-def _starts(starts: Tensor, block: Block) -> Tensor:
-    return starts[block.first_node : block.end_node + 1]

@@ -118,14 +118,25 @@ def backward(
         parameters: The parameters of ``call.snapshot.learning``.
         gradients: The gradient of each output; None for none.
     """
-    if call.attention is not None:
-        _backward_of_attention(call, call.attention, tensors, parameters, gradients)
-        return
-    values: list[Any] = [one.value for one in parameters]
     # Not for edge_updater: the layer's propagate would have to fetch the memory back at once.
     gives_back = call.thrifty and not call.outputs[0].of_edges
     if gives_back:
         give_back(tensors[0].value.device)
+    if call.attention is not None:
+        _backward_of_attention(call, call.attention, tensors, parameters, gradients)
+    else:
+        _backward_of_blocks(call, tensors, parameters, gradients)
+    if gives_back:
+        give_back(tensors[0].value.device)
+
+
+def _backward_of_blocks(
+    call: BlockedCall,
+    tensors: Sequence[Input],
+    parameters: Sequence[Input],
+    gradients: Sequence[Tensor | None],
+) -> None:
+    values: list[Any] = [one.value for one in parameters]
     with call.snapshot.replica(values) as replica, call.run_state.restored():
         module: Any = replica.module
         of_parameters = [
@@ -144,8 +155,6 @@ def backward(
                 found = graph_of_messages(call, module, tensors, block, parts)
             _run(_graph(call, tensors, block, found), of_parameters)
         _add_gradient_of_x(call, tensors, gradients, weights)
-    if gives_back:
-        give_back(tensors[0].value.device)
 
 
 def parts_of(
@@ -165,14 +174,14 @@ def _backward_of_attention(
     parameters: Sequence[Input],
     gradients: Sequence[Tensor | None],
 ) -> None:
-    if gradients[0] is None:
+    if all(gradient is None for gradient in gradients):
         return
     values: list[Any] = [one.value for one in (*tensors, *parameters)]
     given = values[: len(tensors)], values[len(tensors) :]
     with call.run_state.restored():
-        found = attention.gradients(*given, call.order, gradients[0])
+        found = attention.gradients(*given, call.order, gradients)
     for one, gradient in zip(read_by(attention, tensors, parameters), found, strict=True):
-        if one.learns:
+        if one.learns and gradient is not None:
             one.add(gradient)
 
 

@@ -55,7 +55,7 @@ class BlockedCall:
         steps: The operations that the layer runs on any block.
         never_read: Indices of the tensors whose values backward does not read.
         weighted_sum: The sum that is the result, if it is one.
-        attention: The attention that is the result, if it is one.
+        attention: The attention that gives the outputs, if it is one.
         thrifty: Whether free memory of the process is given back around backward.
         run_state: Random states and autocast when the call began.
     """
@@ -83,7 +83,7 @@ class BlockedCall:
                 something else than when it was tried out, or raises an error.
         """
         if self.attention is not None and not shape_only:
-            return [self.attention.weights(tensors, self.snapshot.learning, self.order)]
+            return self.attention.outputs(tensors, self.snapshot.learning, self.order)
         results: list[Tensor] = []
         with self.snapshot.replica(watch=True) as replica:
             graph_sum = None if shape_only else self._graph_sum(replica.module, tensors)

@@ -40,6 +40,11 @@ class Block:
         return self.end_edge - self.first_edge
 
 
+def starts_of(starts: Tensor, block: Block) -> Tensor:
+    """What a block has of the first edges of nodes [N + 1]: its own, and where they end."""
+    return starts[block.first_node : block.end_node + 1]
+
+
 class Cuts:
     """Nodes that each have consecutive edges, and ways to cut them into blocks.
 

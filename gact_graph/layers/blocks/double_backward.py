@@ -25,7 +25,7 @@ from gact_graph.layers.blocks.backward import (
 from gact_graph.layers.blocks.call import BlockedCall
 from gact_graph.layers.blocks.cuts import Block
 from gact_graph.layers.blocks.outputs import Output
-from gact_graph.layers.blocks.rows import rows_of
+from gact_graph.layers.blocks.rows import rows_of, whole
 
 
 def double_backward(
@@ -44,7 +44,8 @@ def double_backward(
         gradients: The gradient of each output; None for none.
         of_gradients: Of the gradient of each tensor, then of each parameter; None for none.
     """
-    if call.attention is not None:
+    # Without dropout, whose mask is the operator's own, the layer's functions compute the same.
+    if call.attention is not None and call.attention.dropout:
         _of_attention(call, call.attention, tensors, parameters, gradients, of_gradients)
         return
     values: list[Any] = [one.value for one in parameters]
@@ -138,28 +139,26 @@ def _of_attention(
     of_gradients: Sequence[Tensor | None],
 ) -> None:
     """The same for all edges at once."""
-    given = gradients[0]
-    if given is None:
-        return
     read = read_by(attention, tensors, parameters)
+    given = [one for one in gradients if one is not None]
     of_read = read_by(attention, of_gradients[: len(tensors)], of_gradients[len(tensors) :])
-    *leaves, part = (
-        rows_of(one.value, slice(0, one.value.shape[0])).detach().requires_grad_()
-        for one in (*read, given)
+    leaves, parts = (
+        [whole(one.value).detach().requires_grad_() for one in many] for many in (read, given)
     )
     with call.run_state.restored(), torch.enable_grad():
-        weights = attention.written_out(leaves, call.order)
-        first = torch.autograd.grad(weights, leaves, part, create_graph=True)
+        outputs = attention.written_out(leaves, call.order)
+        reached = [o for o, one in zip(outputs, gradients, strict=True) if one is not None]
+        first = torch.autograd.grad(reached, leaves, parts, create_graph=True, allow_unused=True)
     wanted = [
         (gradient, of_gradient)
         for gradient, of_gradient in zip(first, of_read, strict=True)
-        if of_gradient is not None
+        if gradient is not None and of_gradient is not None
     ]
     if not wanted:
         return
-    outputs, of_outputs = zip(*wanted, strict=True)
-    found = torch.autograd.grad(outputs, [*leaves, part], of_outputs, allow_unused=True)
-    for one, gradient in zip((*read, given), found, strict=True):
+    differentiated, of_outputs = zip(*wanted, strict=True)
+    found = torch.autograd.grad(differentiated, [*leaves, *parts], of_outputs, allow_unused=True)
+    for one, gradient in zip((*read, *given), found, strict=True):
         if gradient is not None and one.learns:
             one.add(gradient)
 

@@ -1,10 +1,11 @@
-"""Whether an ``edge_update`` computes attention that one operator computes: by what it does."""
+"""Whether a layer computes attention that operators compute: by what it does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import permutations
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +14,17 @@ from torch import Tensor
 from torch_geometric.utils import softmax
 
 from gact_graph.layers.blocks.arguments import Arguments
-from gact_graph.layers.blocks.attention import Attention, LeakyAttention, SumAttention
+from gact_graph.layers.blocks.attention import Attention
 from gact_graph.layers.blocks.cuts import Block
-from gact_graph.layers.blocks.edge_functions import EdgeFunction
+from gact_graph.layers.blocks.dot_attention import DotAttention
+from gact_graph.layers.blocks.edge_attention import EdgeAttention, LeakyAttention, SumAttention
+from gact_graph.layers.blocks.edge_functions import (
+    EdgeFunction,
+    edge_update,
+    is_sum,
+    messages,
+    propagate,
+)
 from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.probe import Probed, other_parameters
 from gact_graph.layers.blocks.sample import Sample
@@ -38,8 +47,8 @@ def find_attention(
     """The attention that a layer computes; None if it computes something else.
 
     What decides is what the layer does on the sample: it runs the same operations as
-    :func:`_of_sums` or :func:`_of_rows`, with the same settings, and gives the same values and
-    gradients for all draws of its tensors.
+    :func:`_of_sums`, :func:`_of_rows` or :func:`_of_products`, with the same settings, and gives
+    the same values and gradients for all draws of its tensors.
 
     Args:
         edge_function: What runs for each block.
@@ -48,35 +57,95 @@ def find_attention(
         sample: A small graph with rows of their tensors.
         probed: What the layer does in blocks.
     """
-    uses = {use.level: use for use in arguments.uses}
     tensors = arguments.tensors
-    if len(arguments.uses) != 2 or set(uses) != {"source", "destination"} or probed.kept:
-        return None
     if any(t.dtype not in (torch.float32, torch.float64) for t in tensors):
         return None
     if not all(t.is_contiguous() for t in tensors) or makes_messages(tensors[0].device):
         return None
     if len({(t.dtype, t.shape[1:]) for t in tensors}) != 1:
         return None
-    settings = _settings(probed.steps)
-    if settings is None:
+    found = _settings(probed.steps, F.dropout)
+    if found is None or not found.keys() >= {"p", "training"}:
         return None
-    dropout = settings.dropout if settings.training else 0.0
-    if not 0 <= dropout < 1:
+    settings = _Settings(found["p"], found["training"])
+    if not 0 <= settings.dropout < 1:
+        return None
+    given = snapshot, arguments, sample, probed, settings
+    if edge_function == edge_update:
+        return _find_weights(edge_function, *given)
+    if edge_function == propagate and is_sum(snapshot.parts[0]):
+        return _find_sum(*given)
+    return None
+
+
+class _Settings(NamedTuple):
+    """Of F.dropout."""
+
+    p: float
+    training: bool
+
+    @property
+    def dropout(self) -> float:
+        return self.p if self.training else 0.0
+
+
+def _find_weights(
+    edge_function: EdgeFunction,
+    snapshot: Snapshot,
+    arguments: Arguments,
+    sample: Sample,
+    probed: Probed,
+    settings: _Settings,
+) -> EdgeAttention | None:
+    """The attention of an ``edge_update``."""
+    uses, x = {use.level: use for use in arguments.uses}, arguments.tensors[0]
+    if len(arguments.uses) != 2 or set(uses) != {"source", "destination"} or probed.kept:
+        return None
+    slope = (_settings(probed.steps, F.leaky_relu) or {}).get("negative_slope")
+    if slope is None:
         return None
     ends = uses["source"].parameter, uses["destination"].parameter
-    common = uses["source"].index, uses["destination"].index, settings.slope, dropout
-    tried = edge_function, snapshot, sample
-    if tensors[0].dim() == 2 and _same(*tried, lambda _: partial(_of_sums, *ends, settings)):
+    common = uses["source"].index, uses["destination"].index, settings.dropout, slope
+    tried = edge_function, snapshot, sample, probed.kept
+    written: _Run = partial(_of_sums, *ends, slope, settings)
+    if x.dim() == 2 and _same(*tried, lambda _: written):
         return SumAttention(*common)
-    if tensors[0].dim() == 3:
-        for att in _vectors(snapshot.learning, tensors[0]):
+    if x.dim() == 3:
+        for att in _vectors(snapshot.learning, x):
 
             def written_out(parameters: Sequence[Tensor], att: int = att) -> _Run:
-                return partial(_of_rows, *ends, settings, parameters[att])
+                return partial(_of_rows, *ends, slope, settings, parameters[att])
 
             if _same(*tried, written_out):
                 return LeakyAttention(*common, att)
+    return None
+
+
+def _find_sum(
+    snapshot: Snapshot,
+    arguments: Arguments,
+    sample: Sample,
+    probed: Probed,
+    settings: _Settings,
+) -> DotAttention | None:
+    """The attention of a ``propagate`` that adds up messages."""
+    levels = [use.level for use in arguments.uses]
+    if sorted(levels) != ["destination", "source", "source"] or len(probed.kept) > 1:
+        return None
+    divisor = (_settings(probed.steps, Tensor.div) or {}).get(None)
+    if not divisor or arguments.tensors[0].dim() != 3:
+        return None
+    (query,) = (use for use in arguments.uses if use.level == "destination")
+    for key, value in permutations(use for use in arguments.uses if use.level == "source"):
+        names = query.parameter, key.parameter, value.parameter
+        written: _Run = partial(_of_products, *names, divisor, settings, bool(probed.kept))
+
+        def written_out(_: Sequence[Tensor], run: _Run = written) -> _Run:
+            return run
+
+        if _same(messages, snapshot, sample, probed.kept, written_out):
+            common = key.index, query.index, settings.dropout
+            return DotAttention(*common, value.index, 1 / divisor, bool(probed.kept))
     return None
 
 
@@ -93,7 +162,7 @@ def computes(
     arguments: Arguments,
     order: Order,
     block: Block,
-    steps: Steps,
+    probed: Probed,
 ) -> bool:
     """Whether the layer computes this attention in a call, too: tried on one block of it.
 
@@ -104,32 +173,36 @@ def computes(
         arguments: Those of the call.
         order: The order of its edges.
         block: One of its blocks.
-        steps: The operations that the layer ran on the sample.
+        probed: What the layer did on the sample.
     """
     with snapshot.replica(own=True) as replica, RunState(set()).restored(), torch.no_grad():
         given, _ = arguments.part(arguments.tensors, order, block)
         try:
             with Recorder() as recorder:
-                expected = edge_function(replica.module, given)
+                out = edge_function(replica.module, given)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # which PyG's own edge_updater raises again
+        except Exception:  # which PyG's own propagate or edge_updater raises again
             return False
-    if recorder.steps != steps:
+        expected = [out, *(getattr(replica.module, name) for name in probed.kept)]
+    if recorder.steps != probed.steps:
         return False
-    if attention.dropout:  # by another mask
-        return True
-    found = attention.weights_of_block(arguments.tensors, snapshot.learning, order, block)
-    return torch.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    found = attention.of_block(arguments.tensors, snapshot.learning, order, block)
+    # What dropout changes has another mask.
+    return all(
+        one is None or torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
+        for one, other in zip(found, expected, strict=True)
+    )
 
 
-_Run = Callable[[dict[str, Any]], Tensor]
+_Run = Callable[[dict[str, Any]], Sequence[Tensor]]
 
 
 def _same(
     edge_function: EdgeFunction,
     snapshot: Snapshot,
     sample: Sample,
+    kept: Sequence[str],
     written_out: Callable[[Sequence[Tensor]], _Run],
 ) -> bool:
     """Whether a layer does on the sample what is written out, which gets its parameters."""
@@ -139,7 +212,7 @@ def _same(
         with snapshot.replica(values, own=True) as replica:
             tried = []
             for function in (
-                partial(edge_function, replica.module),
+                partial(_run, edge_function, replica.module, kept),
                 written_out(replica.parameters),
             ):
                 learns = [True] * len(drawn)
@@ -155,25 +228,37 @@ def _same(
     return True
 
 
+def _run(
+    edge_function: EdgeFunction, module: Any, kept: Sequence[str], given: dict[str, Any]
+) -> Sequence[Tensor]:
+    return [edge_function(module, given), *(getattr(module, name) for name in kept)]
+
+
 @dataclass(frozen=True)
 class _Tried:
     steps: Steps
     tensors: list[Tensor | None]
 
 
-def _tried(run: Callable[[], Tensor], inputs: Sequence[Tensor]) -> _Tried | None:
-    """The operations; the result and the gradients of the inputs. None where there are none."""
+def _tried(run: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor]) -> _Tried | None:
+    """The operations; the results and the gradients of the inputs. None where there are none."""
     try:
         with Recorder() as recorder:
-            out = run()
-        weight = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape)
-        gradients = torch.autograd.grad(out, inputs, weight, allow_unused=True)
+            outs = run()
+        weights = [torch.linspace(-1, 2, t.numel(), dtype=t.dtype).view(t.shape) for t in outs]
+        gradients = [
+            gradient
+            for out, weight in zip(outs, weights, strict=True)
+            for gradient in torch.autograd.grad(
+                out, inputs, weight, retain_graph=True, allow_unused=True
+            )
+        ]
     except torch.OutOfMemoryError:
         raise
     except Exception:  # it has no gradient, say
         return None
     steps = [step for step in recorder.steps if getattr(step, "__name__", "") not in _OF_SHAPES]
-    return _Tried(steps, [out.detach(), *gradients])
+    return _Tried(steps, [*(out.detach() for out in outs), *gradients])
 
 
 def _close(one: Tensor | None, other: Tensor | None) -> bool:
@@ -182,40 +267,59 @@ def _close(one: Tensor | None, other: Tensor | None) -> bool:
     return one.dtype == other.dtype and torch.allclose(one, other, rtol=1e-5, equal_nan=True)
 
 
-class _Settings(NamedTuple):
-    slope: float
-    dropout: float
-    training: bool
-
-
-def _settings(steps: Steps) -> _Settings | None:
-    """The settings of the one LeakyReLU and the one dropout among these operations."""
-    found: dict[Any, Any] = {}
-    for function in (F.leaky_relu, F.dropout):
-        if steps.count(function) != 1:
-            return None
-        for step in steps[steps.index(function) + 1 :]:
-            if not isinstance(step, tuple):
-                break
+def _settings(steps: Steps, function: Any) -> dict[str | None, Any] | None:
+    """The settings of the first call of a function, those without a name under None."""
+    if function not in steps:
+        return None
+    found: dict[str | None, Any] = {}
+    for step in steps[steps.index(function) + 1 :]:
+        if isinstance(step, tuple):
             found[step[0]] = step[1]
-    names = "negative_slope", "p", "training"
-    return _Settings(*(found[name] for name in names)) if found.keys() >= {*names} else None
+        elif isinstance(step, float):
+            found[None] = step
+        else:
+            break
+    return found
 
 
-def _of_sums(source: str, destination: str, settings: _Settings, given: dict[str, Any]) -> Tensor:
+def _of_sums(
+    source: str, destination: str, slope: float, settings: _Settings, given: dict[str, Any]
+) -> Sequence[Tensor]:
     """What :class:`SumAttention` computes, on one block: the operations of GATConv."""
-    score = F.leaky_relu(given[source] + given[destination], settings.slope)
-    return _weights(score, settings, given)
+    score = F.leaky_relu(given[source] + given[destination], slope)
+    return (_weights(score, settings, given),)
 
 
 def _of_rows(
-    source: str, destination: str, settings: _Settings, att: Tensor, given: dict[str, Any]
-) -> Tensor:
+    source: str,
+    destination: str,
+    slope: float,
+    settings: _Settings,
+    att: Tensor,
+    given: dict[str, Any],
+) -> Sequence[Tensor]:
     """What :class:`LeakyAttention` computes, on one block: the operations of GATv2Conv."""
-    rows = F.leaky_relu(given[destination] + given[source], settings.slope)
-    return _weights((rows * att).sum(dim=-1), settings, given)
+    rows = F.leaky_relu(given[destination] + given[source], slope)
+    return (_weights((rows * att).sum(dim=-1), settings, given),)
 
 
 def _weights(score: Tensor, settings: _Settings, given: dict[str, Any]) -> Tensor:
     score = softmax(score, given["index"], given["ptr"], given["dim_size"])
-    return F.dropout(score, p=settings.dropout, training=settings.training)
+    return F.dropout(score, p=settings.p, training=settings.training)
+
+
+def _of_products(
+    query: str,
+    key: str,
+    value: str,
+    divisor: float,
+    settings: _Settings,
+    keeps: bool,
+    given: dict[str, Any],
+) -> Sequence[Tensor]:
+    """The messages that :class:`DotAttention` adds up, on one block: those of TransformerConv."""
+    score = (given[query] * given[key]).sum(dim=-1) / divisor
+    weight = softmax(score, given["index"], given["ptr"], given["size_i"])
+    left = F.dropout(weight, p=settings.p, training=settings.training)
+    out = given[value] * left.view(-1, left.size(1), 1)
+    return (out, weight) if keeps else (out,)

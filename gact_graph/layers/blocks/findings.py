@@ -155,7 +155,7 @@ class Findings:
         """The attention that is the layer's result; None if that is something else."""
 
         def find() -> Attention | None:
-            if self._edge_function != edge_update:
+            if self._edge_function not in (edge_update, propagate):
                 return None
             given = case.snapshot, case.arguments, case.sample(), probed
             with _apart():
@@ -174,7 +174,7 @@ class Findings:
         edge_function, snapshot = self._edge_function, case.snapshot
         with _apart():
             return computes(
-                attention, edge_function, snapshot, case.arguments, order, block, probed.steps
+                attention, edge_function, snapshot, case.arguments, order, block, probed
             )
 
 

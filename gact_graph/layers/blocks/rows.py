@@ -36,6 +36,11 @@ def rows_of(tensor: Tensor | Rows, index: Tensor | slice) -> Tensor:
     return tensor.flatten(1).index_select(0, index).unflatten(1, tensor.shape[1:])
 
 
+def whole(tensor: Tensor | Rows) -> Tensor:
+    """All rows of a tensor, contiguous."""
+    return rows_of(tensor, slice(0, tensor.shape[0])).contiguous()
+
+
 def rows_at_a_time(tensor: Tensor | Rows) -> int:
     """How many rows to read at a time: all of a tensor, and few where each must be decoded."""
     if isinstance(tensor, Tensor):

@@ -28,8 +28,7 @@ def check_attended(
     edges, width = places.numel(), source.size(1)
     rows = check_edges(places, starts, edges, source.device)
     check_tensor("destination", destination, source.dtype, [rows, width], source.device)
-    if not 0 <= dropout < 1:
-        raise ValueError(f"Expected dropout from 0 to less than 1 (got {dropout})")
+    check_dropout(dropout)
     check_range("places", places, source.size(0) - 1)
     check_matrix(name, whole, None, source.device)
     length = edges if weight_places is None else whole.size(0)
@@ -37,6 +36,11 @@ def check_attended(
     if weight_places is not None:
         check_places("weight_places", weight_places, edges, source.device)
         check_range("weight_places", weight_places, length - 1)
+
+
+def check_dropout(dropout: float) -> None:
+    if not 0 <= dropout < 1:
+        raise ValueError(f"Expected dropout from 0 to less than 1 (got {dropout})")
 
 
 def softmax(score: Tensor, starts: Tensor) -> Tensor:

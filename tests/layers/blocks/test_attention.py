@@ -1,4 +1,4 @@
-"""Layers whose ``edge_update`` is attention: which take the operator, and it is right."""
+"""Layers that compute attention: which take the operators, and these are right."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from samples import distance, gradients, graph, make, one_thread  # noqa: F401
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GATv2Conv
+from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 from torch_geometric.utils import softmax
 
 import gact_graph
 from gact_graph.layers.blocks import rows
 from gact_graph.layers.blocks.attention import Attention
+from gact_graph.layers.blocks.call import BlockedCall
 from gact_graph.layers.blocks.findings import Findings
 
 X, EDGES = graph()
@@ -97,6 +98,40 @@ def _weigh(rows: Tensor, att: Tensor, *where: Any) -> Tensor:
     return F.dropout(softmax(score, *where), p=0.0, training=True)
 
 
+class OtherProducts(TransformerConv):
+    """TransformerConv by name, with another function of the rows."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(32, 8, heads=3)
+        self.function = function
+
+    def message(  # type: ignore[override]
+        self,
+        query_i: Tensor,
+        key_j: Tensor,
+        value_j: Tensor,
+        index: Tensor,
+        ptr: Tensor | None,
+        size_i: int | None,
+    ) -> Tensor:
+        return self.function(self, query_i, key_j, value_j, index, ptr, size_i)
+
+
+def _score(query: Tensor, key: Tensor) -> Tensor:
+    return (query * key).sum(dim=-1) / 8**0.5
+
+
+def _add(m: Any, score: Tensor, value: Tensor, *where: Any, keep: Any = None) -> Tensor:
+    weight = softmax(score, *where)
+    m._alpha = weight if keep is None else keep(weight)
+    return value * F.dropout(weight, p=0.0, training=True).view(-1, 3, 1)
+
+
+def _keep_dropped(m: Any, q: Tensor, k: Tensor, v: Tensor, *where: Any) -> Tensor:
+    m._alpha = F.dropout(softmax(_score(q, k), *where), p=0.3, training=True)
+    return v * m._alpha.view(-1, 3, 1)
+
+
 OTHERS = {
     "relu": lambda m, j, i, *w: F.dropout(softmax(F.relu(j + i), *w), p=0.0),
     "another order": lambda m, j, i, *w: F.dropout(F.leaky_relu(softmax(j + i, *w), 0.2), p=0.0),
@@ -124,6 +159,21 @@ OTHER_ROWS = {
     "over all nodes": lambda m, j, i, index, *w: _weigh(i + j, m.att, index % 2, *w),
 }
 
+OTHER_PRODUCTS = {
+    "sum": lambda m, q, k, v, *w: _add(m, _score(q + k, k), v, *w),
+    "destination alone": lambda m, q, k, v, *w: _add(m, _score(q, q), v, *w),
+    "value for key": lambda m, q, k, v, *w: _add(m, _score(q, v), v, *w),
+    "another factor": lambda m, q, k, v, *w: _add(m, _score(q, k) * 2, v, *w),
+    "key detached": lambda m, q, k, v, *w: _add(m, _score(q, k.detach()), v, *w),
+    "value detached": lambda m, q, k, v, *w: _add(m, _score(q, k), v.detach(), *w),
+    "reversed": lambda m, q, k, v, *w: _add(m, _score(_Reversed.apply(q), k), v, *w),
+    "over all nodes": lambda m, q, k, v, i, *w: _add(m, _score(q, k), v, i % 2, *w),
+    "weights squared": lambda m, q, k, v, *w: _add(m, _score(q, k), v, *w) * m._alpha[..., None],
+    "destination's value": lambda m, q, k, v, *w: _add(m, _score(q, k), q, *w),
+    "keeps it detached": lambda m, q, k, v, *w: _add(m, _score(q, k), v, *w, keep=Tensor.detach),
+    "keeps the square": lambda m, q, k, v, *w: _add(m, _score(q, k), v, *w, keep=torch.square),
+}
+
 
 def _step(model: nn.Module, seed: int = 0, **options: Any) -> list[Tensor]:
     if options:
@@ -137,15 +187,15 @@ def _step(model: nn.Module, seed: int = 0, **options: Any) -> list[Tensor]:
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[Attention]:
-    """Grows with each call that takes the operator."""
+    """Grows with each call that takes an operator."""
     found: list[Attention] = []
-    weights = Attention.weights
+    forward = BlockedCall.forward
 
-    def watched(self: Attention, *args: Any) -> Tensor:
-        found.append(self)
-        return weights(self, *args)
+    def watched(self: BlockedCall, *args: Any) -> list[Tensor]:
+        found.extend([] if self.attention is None else [self.attention])
+        return forward(self, *args)
 
-    monkeypatch.setattr(Attention, "weights", watched)
+    monkeypatch.setattr(BlockedCall, "forward", watched)
     return found
 
 
@@ -167,6 +217,21 @@ TAKEN = {
     "GATv2, no self-loops": lambda: GATv2Conv(32, 8, heads=2, add_self_loops=False),
     "GATv2, written anew": lambda: OtherRows(lambda m, j, i, *w: _weigh(i + j, m.att, *w)),
     "GATv2, another vector": lambda: OtherRows(lambda m, j, i, *w: _weigh(i + j, m.other, *w)),
+    "Transformer": lambda: TransformerConv(32, 8, heads=3),
+    "Transformer, one head": lambda: TransformerConv(32, 8),
+    "Transformer, mean": lambda: TransformerConv(32, 8, heads=5, concat=False, bias=False),
+    "Transformer, a gate": lambda: TransformerConv(32, 8, heads=2, beta=True),
+    "Transformer, written anew": lambda: OtherProducts(
+        lambda m, q, k, v, *w: _add(m, _score(q, k), v, *w)
+    ),
+    "Transformer, value first": lambda: OtherProducts(
+        lambda m, q, k, v, *w: _add(m, _score(q, v), k, *w)
+    ),
+    "Transformer, keeps nothing": lambda: OtherProducts(
+        lambda m, q, k, v, *w: (
+            v * F.dropout(softmax(_score(q, k), *w), p=0.0, training=True).view(-1, 3, 1)
+        )
+    ),
 }
 
 
@@ -194,6 +259,20 @@ def test_other_rows_are_left_as_they_are(function: Any, taken: list[Attention]) 
     assert not taken
 
 
+@pytest.mark.parametrize("function", OTHER_PRODUCTS.values(), ids=OTHER_PRODUCTS)
+def test_other_products_are_left_as_they_are(function: Any, taken: list[Attention]) -> None:
+    conv = lambda: Net(OtherProducts(function))  # noqa: E731
+    expected = _step(make(conv))
+    got = _step(make(conv), blocks=256, **EXACT)
+    assert distance(got, expected) < 1e-5
+    assert not taken
+
+
+def test_what_is_kept_must_be_before_dropout(taken: list[Attention]) -> None:
+    _step(make(lambda: Net(OtherProducts(_keep_dropped))), blocks=256, **EXACT)
+    assert not taken
+
+
 def test_what_learns_may_change(taken: list[Attention]) -> None:
     """What is frozen has no number among what learns, and the operator has no gradient for it."""
     layer = lambda: Net(OtherRows(lambda m, j, i, *w: _weigh(i + j, m.att, *w)))  # noqa: E731
@@ -209,11 +288,14 @@ def test_what_learns_may_change(taken: list[Attention]) -> None:
         assert len(taken) == count
 
 
-def test_rows_may_stay_coded(monkeypatch: pytest.MonkeyPatch, taken: list[Attention]) -> None:
+@pytest.mark.parametrize("kind", [GATv2Conv, TransformerConv])
+def test_rows_may_stay_coded(
+    kind: Any, monkeypatch: pytest.MonkeyPatch, taken: list[Attention]
+) -> None:
     """The operator reads the values that blocks read, decoded by parts."""
 
     def found() -> list[Tensor]:
-        net = make(lambda: Net(GATv2Conv(32, 64, heads=2)))
+        net = make(lambda: Net(kind(32, 64, heads=2)))
         return _step(net, level="L1", bits=4, adaptive=False, blocks=256, min_bytes=0)
 
     monkeypatch.setattr(rows, "_DECODED_BYTES", 20_000)
@@ -229,6 +311,7 @@ def test_edge_features_and_other_scores_are_left(taken: list[Attention]) -> None
     for conv in (
         lambda: Net(GATConv(32, 8, heads=2, edge_dim=4), features),
         lambda: Net(GATv2Conv(32, 8, heads=2, edge_dim=4), features),
+        lambda: Net(TransformerConv(32, 8, heads=2, edge_dim=4), features),
     ):
         assert distance(_step(make(conv), blocks=256, **EXACT), _step(make(conv))) < 1e-5
     assert not taken
@@ -266,6 +349,48 @@ def test_dropout_of_rows_is_the_same_in_backward(level: str, taken: list[Attenti
     assert of_values == pytest.approx((out * gradient).sum().item(), rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    "options", [EXACT, {"level": "L1", "bits": 2}, {"level": "CB2", "adaptive": False}], ids=str
+)
+def test_dropout_of_products_is_the_same_in_backward(
+    options: dict[str, Any], taken: list[Attention]
+) -> None:
+    """As below; without queries the weights are alike, whatever the keys are."""
+    conv = make(lambda: TransformerConv(32, 8, heads=3, dropout=0.5, bias=False, root_weight=False))
+    torch.nn.init.zeros_(conv.lin_query.weight)
+    model = gact_graph.wrap(Net(conv), blocks=256, min_bytes=0, **options)
+    torch.manual_seed(1)
+    out = model(X)
+    out.backward(out.detach())
+    assert taken
+    of_values = (conv.lin_value.weight.grad * conv.lin_value.weight).sum().item()
+    tolerance = 1e-4 if options is EXACT else 0.05
+    assert of_values == pytest.approx(out.square().sum().item(), rel=tolerance)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("only", [False, True])
+def test_returned_weights_have_a_gradient(
+    only: bool, dropout: float, taken: list[Attention]
+) -> None:
+    """They are what they are before dropout; with dropout the sum counts for nothing here."""
+
+    def found(**options: Any) -> list[Tensor]:
+        conv = make(lambda: TransformerConv(32, 8, heads=2, dropout=dropout))
+        if options:
+            gact_graph.wrap(conv, **options)
+        out, (_, weight) = conv(X, EDGES, return_attention_weights=True)
+        of_weight = torch.linspace(-1, 2, weight.numel()).view(weight.shape)
+        loss = (weight * of_weight).sum()
+        (
+            loss if only else loss + 0 * out.sum() if dropout else loss + out.square().sum()
+        ).backward()
+        return [weight.detach(), *gradients(conv)]
+
+    assert distance(found(blocks=256, **EXACT), found()) < 1e-5
+    assert taken
+
+
 @pytest.mark.parametrize("options", [EXACT, {"level": "CB2", "adaptive": False}], ids=str)
 def test_dropout_of_backward_is_that_of_forward(
     options: dict[str, Any], taken: list[Attention]
@@ -287,7 +412,7 @@ def test_dropout_of_backward_is_that_of_forward(
     assert of_values == pytest.approx(out.square().sum().item(), rel=tolerance)
 
 
-@pytest.mark.parametrize("kind", [GATConv, GATv2Conv])
+@pytest.mark.parametrize("kind", [GATConv, GATv2Conv, TransformerConv])
 def test_dropout_follows_the_global_seed(kind: Any, taken: list[Attention]) -> None:
     conv = lambda: Net(kind(32, 8, heads=3, dropout=0.5))  # noqa: E731
     model = gact_graph.wrap(make(conv), blocks=256, **EXACT)
@@ -300,7 +425,7 @@ def test_dropout_follows_the_global_seed(kind: Any, taken: list[Attention]) -> N
     assert torch.equal(model(X), model(X))
 
 
-@pytest.mark.parametrize("kind", [GATConv, GATv2Conv])
+@pytest.mark.parametrize("kind", [GATConv, GATv2Conv, TransformerConv])
 def test_dropout_gives_the_right_gradient_on_average(kind: Any) -> None:
     """Against the mean of stock PyG: over 300 seeds both are within their noise of each other."""
     conv = lambda: Net(kind(32, 8, heads=2, dropout=0.3))  # noqa: E731
@@ -320,7 +445,9 @@ def test_dropout_gives_the_right_gradient_on_average(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("kind", [GATConv, GATv2Conv, partial(GATv2Conv, share_weights=True)])
+@pytest.mark.parametrize(
+    "kind", [GATConv, GATv2Conv, partial(GATv2Conv, share_weights=True), TransformerConv]
+)
 def test_second_derivatives_have_the_mask_of_forward(kind, dropout, taken):
     torch.manual_seed(0)
     conv = kind(6, 4, heads=2, dropout=dropout).double()

@@ -75,7 +75,8 @@ NOT_NEEDED = {
 NEEDED = {
     "a linear layer": lambda: SAGEConv(32, 32, aggr="max"),
     "layers": lambda: GINConv(nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))),
-    "a gate": lambda: TransformerConv(32, 16, heads=2, beta=True),
+    "a gate": lambda: Own(lambda conv, out, x, edge_index: out.sigmoid() * x),
+    "an operator's gate": lambda: TransformerConv(32, 16, heads=2, beta=True),
     "its square": lambda: Own(lambda conv, out, x, edge_index: out * out),
     "in place": lambda: Own(_in_place),
 }
@@ -107,7 +108,8 @@ def test_gradients_are_those_of_a_layer_that_is_not_computed_again(kind):
 @pytest.mark.parametrize("kind", [*NOT_NEEDED, *NEEDED])
 def test_messages_are_made_twice_at_most_unless_a_gradient_needs_their_sum(kind, monkeypatch):
     """In forward and in the backward of each block; else also when the layer runs again. Where the
-    weights of a sum are given, none are made but those of a block that is compared."""
+    weights of a sum are given, or an operator finds them, none are made but those of a block that
+    is compared."""
     net = make(lambda: Net((NOT_NEEDED | NEEDED)[kind]()))
     messages = count_calls(net.conv, "message", monkeypatch)
     gact_graph.wrap(net, **CB2)
@@ -120,6 +122,8 @@ def test_messages_are_made_twice_at_most_unless_a_gradient_needs_their_sum(kind,
         assert passes == pytest.approx(5, abs=0.2)  # two calls, and only the first one thrice
     elif kind in NOT_NEEDED:
         assert passes < 2.5
+    elif kind == "an operator's gate":
+        assert passes < 1
     else:
         assert passes == pytest.approx(3, abs=0.2)
 

@@ -1,0 +1,108 @@
+// Attention weights from dot products of the rows of nodes on the CPU, and the gradients of these
+// products: see gact_graph/ops/dot_attention.py.
+
+#include <ATen/Dispatch.h>
+#include <torch/library.h>
+
+#include "attention.h"
+
+namespace gact_graph {
+namespace {
+
+// The scaled dot product, for each head, of the rows at both ends.
+template <typename scalar_t>
+struct DotScore {
+  void read(scalar_t* to, const scalar_t* source, const scalar_t* destination) const {
+    for (int64_t head = 0; head < heads; ++head) {
+      to[head] = dot(source + head * each, destination + head * each, each) * scale;
+    }
+  }
+
+  int64_t heads;
+  int64_t each;
+  scalar_t scale;
+};
+
+void dot_attention(at::Tensor& out, const at::Tensor& source, const at::Tensor& destination,
+                   const at::Tensor& places, const std::optional<at::Tensor>& weight_places,
+                   const at::Tensor& starts, double scale) {
+  check_matrix("source", source);
+  check_dim("out", out, 2);
+  const Heads shared(source, out.size(1));
+  const Attended given(source, destination, shared.heads, places, weight_places, starts);
+  given.check_weights("out", out);
+  at::assert_no_overlap(out, source);
+  at::assert_no_overlap(out, destination);
+  AT_DISPATCH_FLOATING_TYPES(source.scalar_type(), "dot_attention", [&] {
+    AT_DISPATCH_INDEX_TYPES(given.all.kind, "dot_attention", [&] {
+      const DotScore<scalar_t> score{shared.heads, shared.each, static_cast<scalar_t>(scale)};
+      attend<scalar_t, index_t>(out, given, Dropout(0, 0), score);
+    });
+  });
+}
+
+void dot_attention_backward(at::Tensor& gradient, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& places, const at::Tensor& starts,
+                            double scale) {
+  check_matrix("gradient", gradient);
+  const int64_t rows = gradient.size(0), heads = gradient.size(1);
+  check_tensor("weight", weight, gradient.scalar_type(), {rows, heads});
+  const AllPlaces all(places, rows);
+  const Edges edges(starts, all.count);
+  at::assert_no_overlap(gradient, weight);
+  AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), "dot_attention_backward", [&] {
+    AT_DISPATCH_INDEX_TYPES(all.kind, "dot_attention_backward", [&] {
+      const Places<index_t> place("places", all.of_rows, rows);
+      const scalar_t* weights = weight.const_data_ptr<scalar_t>();
+      scalar_t* to = gradient.mutable_data_ptr<scalar_t>();
+      for_each_part(edges.parts(), [&](int64_t part) {
+        std::vector<scalar_t> mean(heads);
+        edges.for_each_row(part, [&](int64_t row) {
+          const int64_t first = edges.begin(row), last = edges.begin(row + 1);
+          mean.assign(heads, 0);
+          for (int64_t edge = first; edge < last; ++edge) {
+            const int64_t at = place[edge] * heads;
+            for (int64_t head = 0; head < heads; ++head) {
+              mean[head] += weights[at + head] * to[at + head];
+            }
+          }
+          for (int64_t edge = first; edge < last; ++edge) {
+            const int64_t at = place[edge] * heads;
+            for (int64_t head = 0; head < heads; ++head) {
+              const scalar_t of_score = weights[at + head] * (to[at + head] - mean[head]);
+              to[at + head] = of_score * static_cast<scalar_t>(scale);
+            }
+          }
+        });
+      });
+    });
+  });
+}
+
+void drop_weights(at::Tensor& weight, double dropout, int64_t seed) {
+  check_matrix("weight", weight);
+  check_tensor("weight", weight, weight.scalar_type(), {weight.size(0), weight.size(1)});
+  const Dropout kept(dropout, seed);
+  AT_DISPATCH_FLOATING_TYPES(weight.scalar_type(), "drop_weights", [&] {
+    scalar_t* to = weight.mutable_data_ptr<scalar_t>();
+    at::parallel_for(0, weight.numel(), kGrain, [&](int64_t from, int64_t end) {
+      for (int64_t i = from; i < end; ++i) to[i] *= static_cast<scalar_t>(kept(i));
+    });
+  });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(GACT_LIBRARY, library) {
+  library.def(
+      "dot_attention(Tensor(a!) out, Tensor source, Tensor destination, Tensor places,"
+      " Tensor? weight_places, Tensor starts, float scale) -> ()",
+      &dot_attention);
+  library.def(
+      "dot_attention_backward(Tensor(a!) gradient, Tensor weight, Tensor? places,"
+      " Tensor starts, float scale) -> ()",
+      &dot_attention_backward);
+  library.def("drop_weights(Tensor(a!) weight, float dropout, int seed) -> ()", &drop_weights);
+}
+
+}  // namespace gact_graph

@@ -1,0 +1,142 @@
+"""Attention by dot products within ``propagate``: TransformerConv's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gact_graph.layers.blocks.attention import Attention
+from gact_graph.layers.blocks.cuts import Block, starts_of
+from gact_graph.layers.blocks.order import Order
+from gact_graph.layers.blocks.rows import Rows, rows_at_a_time, rows_of, whole
+from gact_graph.layers.blocks.sums import passes
+from gact_graph.ops.dot_attention import dot_attention, dot_attention_backward, drop_weights
+from gact_graph.ops.reference.dot_attention import written_out
+from gact_graph.ops.weighted_sum import weighted_sum
+
+
+@dataclass(frozen=True)
+class DotAttention(Attention):
+    """The score of an edge is the scaled dot product of the key at its source and the query at its
+    destination, and the result of the call is the sum of values [N, H, C] by these weights.
+
+    Attributes:
+        value: Index of the values in ``Arguments.tensors``.
+        scale: What dot products are multiplied by.
+        keeps: Whether the weights before dropout [E, H] are left in an attribute, too.
+    """
+
+    value: int
+    scale: float
+    keeps: bool
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        return self.source, self.destination, self.value
+
+    def outputs(
+        self, tensors: Sequence[Tensor], learning: Sequence[Tensor], order: Order
+    ) -> list[Tensor]:
+        key, query, value = (tensors[i] for i in self.tensors)
+        weight = self._weights(key, query, order)
+        kept = [weight] if self.keeps else []
+        out = value.new_empty(query.shape)
+        left = self._dropped(weight, self._seed())
+        passes.sums(out.flatten(1), value.flatten(1), left, order, order.num_edges)
+        return [out, *kept]
+
+    def of_block(
+        self, tensors: Sequence[Tensor], learning: Sequence[Tensor], order: Order, block: Block
+    ) -> list[Tensor | None]:
+        key, query, value = (tensors[i] for i in self.tensors)
+        query = query[block.nodes]
+        sources, starts = order.sources[block.edges], starts_of(order.starts, block)
+        weight = key.new_empty(block.num_edges, key.size(1))
+        rows = key.flatten(1), query.flatten(1)
+        dot_attention(weight, *rows, sources, None, starts, self.scale)
+        kept = [weight] if self.keeps else []
+        if self.dropout:
+            return [None, *kept]
+        out = value.new_empty(query.shape)
+        weighted_sum(out.flatten(1), value.flatten(1), sources, weight, None, starts)
+        return [out, *kept]
+
+    def gradients(
+        self,
+        tensors: Sequence[Tensor | Rows],
+        learning: Sequence[Tensor],
+        order: Order,
+        gradients: Sequence[Tensor | None],
+    ) -> tuple[Tensor | None, ...]:
+        # Of tensors that are coded only one is decoded as a whole at a time.
+        key, query, value = (tensors[i] for i in self.tensors)
+        of_out, of_kept = gradients if self.keeps else (*gradients, None)
+        keys = whole(key)
+        weight = self._weights(keys, query, order)
+        of_value: Tensor | None = None
+        if of_out is None:
+            assert of_kept is not None
+            of_weight = of_kept.clone(memory_format=torch.contiguous_format)
+        else:
+            of_value, of_weight = self._of_sum(of_out, value, weight, order)
+            if of_kept is not None:
+                of_weight += of_kept
+        dot_attention_backward(of_weight, weight, order.permutation, order.starts, self.scale)
+        del weight
+        of_query = keys.new_empty(query.shape)
+        passes.sums(of_query.flatten(1), keys.flatten(1), of_weight, order, order.num_edges)
+        del keys
+        queries = whole(query)
+        of_key = queries.new_empty(key.shape)
+        given = queries.flatten(1), of_weight, order, order.num_edges
+        passes.gradient_of_rows(of_key.flatten(1), *given)
+        return of_key, of_query, of_value
+
+    def _of_sum(
+        self, gradient: Tensor, value: Tensor | Rows, weight: Tensor, order: Order
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients of the values and of the weights before dropout, from that of the sum."""
+        seed = self._seed()
+        of_value, of_weight = gradient.new_empty(value.shape), torch.empty_like(weight)
+        passes.gradients(
+            of_value.flatten(1),
+            of_weight,
+            gradient.contiguous().flatten(1),
+            value.contiguous() if isinstance(value, Tensor) else value,
+            self._dropped(weight, seed),
+            order,
+            order.num_edges,
+        )
+        if self.dropout:
+            drop_weights(of_weight, self.dropout, seed)
+        return of_value, of_weight
+
+    def written_out(self, read: Sequence[Tensor], order: Order) -> Sequence[Tensor]:
+        edges = order.sources, order.permutation, order.starts
+        key, query, value = read
+        settings = self.scale, self.dropout, self._seed()
+        out, weight = written_out(key, query, value, *edges, *settings)
+        return (out, weight) if self.keeps else (out,)
+
+    def _weights(self, key: Tensor, query: Tensor | Rows, order: Order) -> Tensor:
+        """The weights before dropout [E, H], in the order of edge_index."""
+        out, positions = key.new_empty(order.num_edges, key.size(1)), order.permutation
+        for block in order.cuts.blocks_of_nodes(rows_at_a_time(query)):
+            edges = block.edges
+            to, places = (out[edges], None) if positions is None else (out, positions[edges])
+            rows = rows_of(query, block.nodes).flatten(1).contiguous()
+            starts = starts_of(order.starts, block)
+            given = key.flatten(1), rows, order.sources[edges], places, starts
+            dot_attention(to, *given, self.scale)
+        return out
+
+    def _dropped(self, weight: Tensor, seed: int) -> Tensor:
+        """The weights after dropout; the same tensor where there is none."""
+        if not self.dropout:
+            return weight
+        left = weight.clone()
+        drop_weights(left, self.dropout, seed)
+        return left

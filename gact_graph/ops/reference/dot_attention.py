@@ -1,0 +1,98 @@
+"""Attention weights from dot products in plain torch: the oracle of ``csrc/cpu``, and what other
+devices run."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gact_graph.ops.checks import check_edges, check_matrix, check_range, check_tensor
+from gact_graph.ops.reference.edges import owners_of
+from gact_graph.ops.reference.softmax import (
+    check_attended,
+    check_dropout,
+    kept,
+    places_of,
+    softmax,
+    softmax_backward,
+)
+
+
+def dot_attention(
+    out: Tensor,
+    source: Tensor,
+    destination: Tensor,
+    places: Tensor,
+    weight_places: Tensor | None,
+    starts: Tensor,
+    scale: float,
+) -> None:
+    check_matrix("out", out, None, source.device)
+    check_matrix("source", source, out.size(1), source.device)
+    edges = places, weight_places, starts
+    check_attended(source, destination, out.size(1), *edges, 0.0, out, "out")
+    weight = _weights(source, destination, out.size(1), places, starts, scale)
+    out.index_copy_(0, places_of(weight_places, len(weight), weight.device), weight)
+
+
+def dot_attention_backward(
+    gradient: Tensor, weight: Tensor, places: Tensor | None, starts: Tensor, scale: float
+) -> None:
+    check_matrix("gradient", gradient, None, gradient.device)
+    check_tensor("weight", weight, gradient.dtype, [*gradient.shape], gradient.device)
+    edges = gradient.size(0) if places is None else places.numel()
+    check_edges(places, starts, edges, gradient.device)
+    if places is not None:
+        check_range("places", places, gradient.size(0) - 1)
+    at = places_of(places, edges, gradient.device)
+    gradient[at] = softmax_backward(gradient[at], weight[at], starts) * scale
+
+
+def drop_weights(weight: Tensor, dropout: float, seed: int) -> None:
+    check_matrix("weight", weight, None, weight.device)
+    check_dropout(dropout)
+    weight.mul_(kept(torch.arange(len(weight), device=weight.device), weight, dropout, seed))
+
+
+def written_out(
+    source: Tensor,
+    destination: Tensor,
+    value: Tensor,
+    places: Tensor,
+    weight_places: Tensor | None,
+    starts: Tensor,
+    scale: float,
+    dropout: float,
+    seed: int,
+) -> tuple[Tensor, Tensor]:
+    """The sums of values weighed by attention [R, H, C], and the weights before dropout [E, H] at
+    their places, as tensors that autograd differentiates as often as wished.
+
+    Args:
+        source: [N, H, C].
+        destination: [R, H, C].
+        value: [N, H, C].
+        places: As for :func:`dot_attention`, and so are the other arguments.
+        weight_places: See there.
+        starts: See there.
+        scale: See there.
+        dropout: As for :func:`drop_weights`.
+        seed: See there.
+    """
+    heads, edges = source.size(1), places.numel()
+    rows = source.flatten(1), destination.flatten(1)
+    weight = _weights(*rows, heads, places, starts, scale)
+    at = places_of(weight_places, edges, weight.device)
+    left = weight * kept(at, weight, dropout, seed)
+    messages = value.index_select(0, places) * left.unsqueeze(-1)
+    out = torch.zeros_like(destination).index_add(0, owners_of(starts, edges), messages)
+    return out, torch.zeros_like(weight).index_copy(0, at, weight)
+
+
+def _weights(
+    source: Tensor, destination: Tensor, heads: int, places: Tensor, starts: Tensor, scale: float
+) -> Tensor:
+    """The weights [E, H] of the edges, in their order."""
+    product = source.index_select(0, places) * destination[owners_of(starts, places.numel())]
+    score = product.view(len(product), heads, source.size(1) // heads).sum(-1) * scale
+    return softmax(score, starts)
