@@ -14,8 +14,8 @@ In the order in which a call of ``propagate`` or ``edge_updater`` meets them:
 - ``function``, ``call``, ``outputs``, ``backward``: the call as one operation of autograd, its
   forward and its backward; ``edge_functions``: what runs for each block.
 - ``sums``: layers that add up weighted source rows, for which no message is made at all;
-  ``attention``, with ``find_attention``: the weights of edges of GAT and GATv2, from tensors of
-  nodes.
+  ``attention``, with ``edge_attention``, ``dot_attention``, ``find_attention``: the attention of
+  GAT, GATv2 and TransformerConv, from tensors of nodes.
 - ``rows``, ``coded``: reading rows of tensors, also of node tensors that stay quantized.
 
 Not here: operators (``ops``) and whole layers that are computed again (``recompute``).
