@@ -133,6 +133,10 @@ def test_sums_are_recognized_and_right(
     assert distance(_step(model, blocks=256, **EXACT), expected) < 1e-6
     read.clear()  # those of the try-out
     model(X).sum().backward()
+    if compiled and name == "Transformer":
+        # An operator finds its weights. A block's rows are read to see that this is what it does.
+        assert read == [True]
+        return
     assert not any(read)
     assert len(read) == 2 if name in GIVEN else len(read) > 8
 
