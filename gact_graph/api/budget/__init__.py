@@ -7,6 +7,7 @@
 - ``trial``: steps of a copy of the model on one of these.
 - ``growth``: how what a step takes grows with the graph.
 - ``estimate``: a table of all ways.
+- ``runs``: on which shares of the graph a way is tried.
 - ``trying``: fills it.
 - ``budget``: keeps a wrapped model within its budget.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -33,6 +33,21 @@ def least_returned(memory: int) -> int:
     return min(max(memory // _SHARE_RETURNED, LEAST_RETURNED), _MOST_RETURNED)
 
 
+@dataclass
+class _Settled:
+    """For what calls of one method the way was seen to fit.
+
+    Attributes:
+        size: The largest graph.
+        shapes: Of the tensors of the last call.
+        estimate: What a step takes; None as long as that of another method told enough.
+    """
+
+    size: GraphSize = GraphSize(0, 0)  # noqa: RUF009
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    estimate: Estimate | None = None
+
+
 class MemoryBudgetError(RuntimeError):
     """No way to train fits the memory that was given to :func:`gact_graph.wrap`."""
 
@@ -46,16 +61,13 @@ class Budget:
 
     Attributes:
         way: The way that was chosen; None before the first training call.
-        estimate: What it was chosen by.
     """
 
     def __init__(self, memory: int, config: Config) -> None:
         self.memory = memory
         self.way: Way | None = None
-        self.estimate: Estimate | None = None
         self._config = replace(config, min_bytes=0)
-        self._shapes: list[tuple[int, ...]] = []
-        self._settled = GraphSize(0, 0)
+        self._methods: dict[str, _Settled] = {}
 
     def prepare(self, patch: CompressedForward, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Sees to it that the model trains in a way that fits, before a call of a method.
@@ -64,32 +76,39 @@ class Budget:
             MemoryBudgetError: None does.
             ValueError: The inputs do not tell the size of the graph.
         """
+        settled = self._methods.setdefault(patch.attribute, _Settled())
         shapes = [tuple(tensor.shape) for tensor in tensors_in((args, kwargs))]
-        if shapes == self._shapes:
+        if shapes == settled.shapes:
             return
         try:
             size = Miniature(args, kwargs).size
+            if size.nodes > settled.size.nodes or size.edges > settled.size.edges:
+                self._settle(settled, patch, module, (args, kwargs), size)
         except CannotShrink as reason:
             raise ValueError(
                 f"Expected inputs that hold a graph, for memory= (got {reason}); give bits=, "
                 "level= and blocks= instead"
             ) from reason
-        if size.nodes > self._settled.nodes or size.edges > self._settled.edges:
-            self._settle(patch, module, (args, kwargs), size)
-        self._shapes = shapes
+        settled.shapes = shapes
 
     def _settle(
-        self, patch: CompressedForward, module: nn.Module, inputs: Any, size: GraphSize
+        self,
+        settled: _Settled,
+        patch: CompressedForward,
+        module: nn.Module,
+        inputs: Any,
+        size: GraphSize,
     ) -> None:
         largest = GraphSize(
-            max(size.nodes, self._settled.nodes), max(size.edges, self._settled.edges)
+            max(size.nodes, settled.size.nodes), max(size.edges, settled.size.edges)
         )
-        estimate = self.estimate
-        if estimate is None:
-            estimate = self._estimate(patch, module, inputs, largest)
-        elif self.way is not None and not estimate.fits(self.way, largest):
+        # Of several methods, what the first one takes is told for all, as long as that fits.
+        estimate = settled.estimate or next(
+            (one.estimate for one in self._methods.values() if one.estimate is not None), None
+        )
+        if estimate is None or (self.way is not None and not estimate.fits(self.way, largest)):
             # What another graph takes tells little of one with more edges a node.
-            estimate = self._estimate(patch, module, inputs, largest)
+            estimate = settled.estimate = self._estimate(patch, module, inputs, largest)
         if self.way is None or not estimate.fits(self.way, largest):
             way = estimate.choose()
             if way is None:
@@ -100,16 +119,17 @@ class Budget:
                     "smaller batches"
                 )
             self._take(patch, way)
-        self._settled = largest
+        settled.size = largest
 
     def _estimate(
         self, patch: CompressedForward, module: nn.Module, inputs: Any, size: GraphSize
     ) -> Estimate:
         with telling("estimating what a training step takes in memory"):
-            self.estimate = estimate_call(
-                module, patch.attribute, inputs, self._config, self.memory, size.nodes, size.edges
+            return estimate_call(
+                *(module, patch.attribute, inputs, self._config),
+                *(self.memory, size.nodes, size.edges),
+                until_one_fits=self.way is None,  # else it has to tell of that way, too
             )
-        return self.estimate
 
     def _take(self, patch: CompressedForward, way: Way) -> None:
         model = patch.first.module

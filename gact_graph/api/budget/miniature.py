@@ -8,7 +8,7 @@ what the whole one takes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -64,14 +64,26 @@ class Miniature:
                 self._see_edges(_ANY if isinstance(key, str) else key, tensor)
         if not self._edges:
             raise CannotShrink("no edge_index and no sparse matrix among the inputs")
-        for key, tensor in found:
-            if isinstance(key, str) and not is_edges(tensor) and tensor.dim():
-                self._see_nodes(key, tensor)
+        nodes = [(k, t) for k, t in found if isinstance(k, str) and not is_edges(t) and t.dim()]
+        with_floats = {kind for kind, tensor in nodes if tensor.is_floating_point()}
+        for kind, tensor in nodes:
+            # Where features are classes, as of atoms, there are none.
+            if tensor.is_floating_point() or kind not in with_floats:
+                self._see_nodes(kind, tensor)
         self.size = GraphSize(sum(self._nodes.values()), sum(self._edges.values()))
 
+    def whole(self) -> tuple[Any, Any]:
+        """The inputs as they are, but cut off from the graphs that they come from."""
+        result: tuple[Any, Any] = self._map(self._inputs, "", lambda tensor, key: _cut(tensor))
+        return result
+
     def shrunk(self, nodes: float, edges: float) -> tuple[Any, Any]:
-        """The inputs with these shares of the nodes and of the edges."""
-        result: tuple[Any, Any] = self._map(self._inputs, "", nodes, edges)
+        """The same with these shares of the nodes and of the edges."""
+
+        def resize(tensor: Any, key: _Key) -> Any:
+            return _cut(self._resized(tensor, key, nodes, edges))
+
+        result: tuple[Any, Any] = self._map(self._inputs, "", resize)
         return result
 
     def _see_edges(self, key: tuple[str, str, str], edges: Any) -> None:
@@ -83,7 +95,7 @@ class Miniature:
         # Without types, nodes are told from edges by their number.
         length, least = tensor.size(0), self._nodes.get(kind, 0)
         alike = kind == "" and length in self._edges.values()
-        if tensor.is_floating_point() and length >= least and not alike:
+        if length >= least and not alike:
             self._nodes[kind] = length
 
     def _tensors(self, value: Any, key: _Key) -> Iterator[tuple[_Key, Any]]:
@@ -105,22 +117,22 @@ class Miniature:
         found: _Key = name if _is_triple(name) or name in self._types else outer
         return found
 
-    def _map(self, value: Any, key: _Key, nodes: float, edges: float) -> Any:
+    def _map(self, value: Any, key: _Key, change: Callable[[Any, _Key], Any]) -> Any:
         if isinstance(value, (Tensor, SparseTensor)):
-            return self._resized(value, key, nodes, edges)
+            return change(value, key)
         if isinstance(value, (Data, HeteroData)):
-            small = copy.copy(value)
-            for store in small.stores:
+            changed = copy.copy(value)
+            for store in changed.stores:
                 for name, inside in [*store.items()]:
-                    store[name] = self._map(inside, _key_of(store), nodes, edges)
-            return small
+                    store[name] = self._map(inside, _key_of(store), change)
+            return changed
         if isinstance(value, Mapping):
             return {
-                name: self._map(inside, self._under(name, key), nodes, edges)
+                name: self._map(inside, self._under(name, key), change)
                 for name, inside in value.items()
             }
         if isinstance(value, (list, tuple)):
-            made = [self._map(inside, key, nodes, edges) for inside in value]
+            made = [self._map(inside, key, change) for inside in value]
             return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
         return value
 
@@ -138,6 +150,14 @@ class Miniature:
         if length in counts:
             return tensor.index_select(0, _spread(length, _share(length, edges), tensor.device))
         return tensor
+
+
+def _cut(value: Any) -> Any:
+    """The same values as a leaf, so that no gradient goes on to what made them."""
+    needs_grad = value.requires_grad
+    if not (needs_grad if isinstance(value, Tensor) else needs_grad()):
+        return value
+    return value.detach().requires_grad_()
 
 
 def is_edges(value: Any) -> bool:

@@ -55,10 +55,10 @@ class Subject:
         self.device = next(model.parameters()).device
 
     def run(self, way: Way, inputs: tuple[Any, Any]) -> Trial:
-        """Trains a copy for three steps, which include those that measure sensitivities.
+        """Trains a copy for some steps, which include those that measure sensitivities.
 
         The highest peak counts: the first step, which puts the edges in order and tries layers out,
-        may take more than those after it.
+        may take more than those after it. Sensitivities are measured in the second and the third.
 
         Args:
             way: How.
@@ -75,7 +75,7 @@ class Subject:
                 settings = vars(self._config) | way.options | {"min_bytes": 0}
                 patch = install(model, Config(**settings), (self._method,))
             peaks, seconds = [], []
-            for _ in range(3):
+            for _ in range(3 if way.bits < 32 else 2):
                 model.zero_grad(set_to_none=True)
                 start = time.perf_counter()
                 peaks.append(peak_of(lambda: self._step(model, inputs)))

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
+import torch
 from torch import nn
 
 from gact_graph.api.budget.estimate import Estimate
-from gact_graph.api.budget.growth import Growth, Line
-from gact_graph.api.budget.miniature import GraphSize, Miniature
+from gact_graph.api.budget.growth import Growth
+from gact_graph.api.budget.miniature import CannotShrink, GraphSize, Miniature
+from gact_graph.api.budget.runs import Runs, Trials
 from gact_graph.api.budget.trial import Subject, Trial
 from gact_graph.api.budget.ways import EXACT, LEAST_BITS, MOST_BITS, STOCK, Way, quantizing, ways
 from gact_graph.capture.config import Config
-from gact_graph.support.heap import LEAST_RETURNED, returning_tensors
+from gact_graph.support.heap import LEAST_RETURNED, give_back, returning_tensors
 
 _EDGES = 1 << 17
 """Edges of the larger of the two graphs that are tried: some blocks of a layer in blocks."""
 
 _NODES = 1 << 12
 """And its nodes at least: with fewer, what does not grow with the graph hides what does."""
-
-_FILLED = 0.8
-"""Of the budget, what a trial is to fill on a share of a graph that may not fit."""
-
-_WORTH_IT = 1.25
-"""How much larger the next share has to be."""
 
 
 def estimate_call(
@@ -38,6 +36,7 @@ def estimate_call(
     memory: int | None,
     nodes: int | None = None,
     edges: int | None = None,
+    until_one_fits: bool = False,
 ) -> Estimate:
     """Tries each way on two small graphs and extends what they take to the whole.
 
@@ -49,6 +48,7 @@ def estimate_call(
         memory: The budget in bytes.
         nodes: Of the graph that is meant, if it is not the one in the inputs.
         edges: Likewise.
+        until_one_fits: Leave out what is lossier than an exact way that fits.
 
     Raises:
         CannotShrink: No smaller graph can be made of the inputs.
@@ -63,7 +63,7 @@ def estimate_call(
     def inputs_for(share: float) -> tuple[Any, Any]:
         """For this share of the graph that is meant."""
         if share == 1 and size == given:
-            return inputs
+            return miniature.whole()
         return miniature.shrunk(
             share * size.nodes / max(1, given.nodes), share * size.edges / max(1, given.edges)
         )
@@ -71,77 +71,49 @@ def estimate_call(
     def run(way: Way, share: float) -> Trial:
         return subject.run(way, inputs_for(share))
 
-    with returning_tensors(LEAST_RETURNED):
-        trials = {}
+    def estimate() -> Estimate:
+        grown = {way: found.growth for way, found in trials.items()}
+        lossless = trials.get(EXACT[1])
+        if lossless is not None:
+            grown[STOCK] = replace(grown[STOCK], saved=lossless.raw)
+        return Estimate(_all_widths(grown, subject.device.type), size, memory)
+
+    trials: dict[Way, Trials] = {}
+    with returning_tensors(LEAST_RETURNED), _collecting():
         for way in _tried(subject.device.type):
-            runs = _Runs(functools.partial(run, way), largest)
-            trials[way] = runs.all() if memory is None else runs.within(memory)
-    grown = {way: found.growth for way, found in trials.items()}
-    grown[STOCK] = replace(grown[STOCK], saved=trials[EXACT[1]].raw)
-    return Estimate(_all_widths(grown, subject.device.type), size, memory)
+            runs = Runs(functools.partial(run, way), largest)
+            wider = trials.get(Way(way.level, MOST_BITS))
+            # Fewer bits take no more: where eight keep to the budget, two do.
+            keeps = wider is not None and wider.shares[-1] == largest
+            try:
+                trials[way] = runs.all() if memory is None or keeps else runs.within(memory)
+            except (IndexError, RuntimeError, ValueError) as error:
+                if largest == 1 or isinstance(error, torch.OutOfMemoryError):
+                    raise
+                told = f"{type(error).__name__}: {error}".splitlines()[0]
+                raise CannotShrink(f"some of which no part will do: {told}") from error
+            if until_one_fits and way in EXACT and estimate().choose() is not None:
+                break
+    give_back(subject.device)
+    return estimate()
 
 
-class _Trials(NamedTuple):
-    """What one way took on one or two shares of the graph."""
+@contextmanager
+def _collecting() -> Iterator[None]:
+    """Trials leave cycles behind; inside, collecting them takes no look at older objects.
 
-    shares: Sequence[float]
-    trials: Sequence[Trial]
-
-    @property
-    def growth(self) -> Growth:
-        return Growth(
-            self._line([trial.peak_bytes for trial in self.trials]),
-            self._line([trial.saved_bytes or 0 for trial in self.trials]),
-            Line(0.0, self.trials[-1].seconds / self.shares[-1]),
-        )
-
-    @property
-    def raw(self) -> Line:
-        """What stock saves."""
-        return self._line([trial.raw_bytes or 0 for trial in self.trials])
-
-    def _line(self, values: Sequence[float]) -> Line:
-        return Line.through(self.shares[0], values[0], self.shares[-1], values[-1])
-
-
-class _Runs:
-    """Chooses the shares of the graph on which a way is tried.
-
-    Args:
-        run: Tries it on a share.
-        largest: The largest share: the whole of a small graph.
+    What is left of them by the end would lie between the objects of the training to come.
     """
-
-    def __init__(self, run: Callable[[float], Trial], largest: float) -> None:
-        self._run = run
-        self._largest = largest
-
-    def all(self) -> _Trials:
-        """The whole, or the largest share and its half."""
-        shares = [1.0] if self._largest == 1 else [self._largest / 2, self._largest]
-        return _Trials(shares, [self._run(share) for share in shares])
-
-    def within(self, memory: int) -> _Trials:
-        """The same where a trial keeps to the budget, else the two largest that do.
-
-        What a share takes tells where the next one may be. Blocks are as large in a small graph as
-        in a large one, so with them the first shares tell of more than the whole will take.
-        """
-        shares = [self._largest / 16, self._largest / 8]
-        try:
-            trials = [self._run(share) for share in shares]
-        except (IndexError, RuntimeError, ValueError):
-            return self.all()  # the model may take the whole of a small graph, and no part of it
-        while True:
-            found = _Trials(shares[-2:], trials[-2:])
-            peak = found.growth.peak.at(self._largest)
-            if peak <= memory:
-                return self.all()
-            share = self._largest * _FILLED * memory / peak
-            if share < shares[-1] * _WORTH_IT:
-                return found
-            shares.append(share)
-            trials.append(self._run(share))
+    gc.collect()
+    is_ours = not gc.get_freeze_count()  # what the user has frozen stays so
+    if is_ours:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        gc.collect()
+        if is_ours:
+            gc.unfreeze()
 
 
 def _tried(device_type: str) -> list[Way]:
@@ -153,9 +125,10 @@ def _all_widths(grown: dict[Way, Growth], device_type: str) -> dict[Way, Growth]
     """With the widths between those that were tried."""
     found: dict[Way, Growth] = {}
     for way in ways(device_type):
+        most, least = (Way(way.level, bits, way.blocks) for bits in (MOST_BITS, LEAST_BITS))
         if way in grown:
             found[way] = grown[way]
-            continue
-        most, least = (grown[Way(way.level, bits)] for bits in (MOST_BITS, LEAST_BITS))
-        found[way] = least.mixed(most, (way.bits - LEAST_BITS) / (MOST_BITS - LEAST_BITS))
+        elif most in grown and least in grown:
+            weight = (way.bits - LEAST_BITS) / (MOST_BITS - LEAST_BITS)
+            found[way] = grown[least].mixed(grown[most], weight)
     return found

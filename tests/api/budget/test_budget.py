@@ -37,7 +37,7 @@ def known_costs(monkeypatch):
     """Stock takes 100 MB for 300 nodes, each way after it 5 MB less: whatever the machine does."""
     calls = []
 
-    def estimate_call(model, method, inputs, config, memory, nodes=None, edges=None):
+    def estimate_call(model, method, inputs, config, memory, nodes, edges, until_one_fits):
         calls.append(method)
         given = Miniature(*inputs).size
         size = GraphSize(nodes or given.nodes, edges or given.edges)
@@ -153,6 +153,23 @@ def test_other_methods_are_followed():
     x, edges = graph()
     model.recon_loss(model.encode(x, edges), edges).backward()
     assert chosen(model) == "L1, 7 bits"
+
+
+class Links(Net):
+    def encode(self, x, edge_index):
+        return self.forward(x, edge_index)
+
+    def decode(self, z, edge_label_index):
+        return (z[edge_label_index[0]] * z[edge_label_index[1]]).sum(dim=-1)
+
+
+def test_each_method_has_a_largest_graph_of_its_own(known_costs):
+    """More pairs of nodes to decode say nothing about the edges to encode along."""
+    model = gact_graph.wrap(Links(), memory="120 MB", methods=("encode", "decode"))
+    for edges, pairs in ((2000, 3000), (2900, 2900)):
+        z = model.encode(*graph(edges=edges))
+        model.decode(z, graph(edges=pairs)[1]).sum().backward()
+    assert known_costs == ["encode", "decode", "encode"] and chosen(model) == "stock"
 
 
 @pytest.mark.parametrize("options", [{"bits": 2}, {"level": "CB2"}, {"blocks": 100}])

@@ -26,6 +26,24 @@ def test_nodes_and_edges_shrink_by_their_shares_and_the_rest_stays():
     assert int(small[1].max()) < 25 and torch.equal(small[0], args[0][:25])
 
 
+def test_features_that_are_classes():
+    """Of atoms, say; the last ones have no bonds."""
+    atoms, bonds, batch = torch.zeros(N + 3, 1).long(), torch.zeros(E).long(), torch.arange(N + 3)
+    mini = Miniature((atoms, EDGES, bonds, batch, torch.zeros(7).long()), {})
+    assert mini.size == GraphSize(N + 3, E)
+    (atoms, edges, bonds, batch, of_graphs), _ = mini.shrunk(0.5, 0.1)
+    assert shapes([atoms, edges, bonds, batch, of_graphs]) == [(52, 1), (2, 70), (70,), (52,), (7,)]
+
+
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_inputs_are_cut_off_from_what_made_them(share):
+    x, edges = torch.randn(N, 8, requires_grad=True), EDGES
+    mini = Miniature((x * 2, Data(x=x, edge_index=edges)), {})
+    (cut, data), _ = mini.whole() if share is None else mini.shrunk(share, share)
+    for tensor in (cut, data.x):
+        assert tensor is not x and tensor.is_leaf and tensor.requires_grad
+
+
 def test_an_edge_keeps_its_features():
     features = EDGES.t().float()
     (edges, attr), _ = Miniature((EDGES, features), {}).shrunk(0.5, 0.1)

@@ -1,0 +1,79 @@
+"""On which shares of the graph a way is tried, so that no trial takes more than the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from gact_graph.api.budget.growth import Growth, Line
+from gact_graph.api.budget.trial import Trial
+
+_FILLED = 0.8
+"""Of the budget, what a trial is to fill on a share of a graph that may not fit."""
+
+_WORTH_IT = 1.25
+"""How much larger the next share has to be."""
+
+
+class Trials(NamedTuple):
+    """What one way took on one or two shares of the graph."""
+
+    shares: Sequence[float]
+    trials: Sequence[Trial]
+
+    @property
+    def growth(self) -> Growth:
+        """What it takes on any share."""
+        return Growth(
+            self._line([trial.peak_bytes for trial in self.trials]),
+            self._line([trial.saved_bytes or 0 for trial in self.trials]),
+            Line(0.0, self.trials[-1].seconds / self.shares[-1]),
+        )
+
+    @property
+    def raw(self) -> Line:
+        """What stock saves."""
+        return self._line([trial.raw_bytes or 0 for trial in self.trials])
+
+    def _line(self, values: Sequence[float]) -> Line:
+        return Line.through(self.shares[0], values[0], self.shares[-1], values[-1])
+
+
+class Runs:
+    """Chooses the shares of the graph on which a way is tried.
+
+    Args:
+        run: Tries it on a share.
+        largest: The largest share: the whole of a small graph.
+    """
+
+    def __init__(self, run: Callable[[float], Trial], largest: float) -> None:
+        self._run = run
+        self._largest = largest
+
+    def all(self) -> Trials:
+        """The whole, or the largest share and its half."""
+        shares = [1.0] if self._largest == 1 else [self._largest / 2, self._largest]
+        return Trials(shares, [self._run(share) for share in shares])
+
+    def within(self, memory: int) -> Trials:
+        """The same where a trial keeps to the budget, else the two largest that do.
+
+        What a share takes tells where the next one may be. Blocks are as large in a small graph as
+        in a large one, so with them the first shares tell of more than the whole will take.
+        """
+        shares = [self._largest / 16, self._largest / 8]
+        try:
+            trials = [self._run(share) for share in shares]
+        except (IndexError, RuntimeError, ValueError):
+            return self.all()  # the model may take the whole of a small graph, and no part of it
+        while True:
+            found = Trials(shares[-2:], trials[-2:])
+            peak = found.growth.peak.at(self._largest)
+            if peak <= memory:
+                return self.all()
+            share = self._largest * _FILLED * memory / peak
+            if share < shares[-1] * _WORTH_IT:
+                return found
+            shares.append(share)
+            trials.append(self._run(share))
