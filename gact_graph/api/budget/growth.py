@@ -30,10 +30,26 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Highest:
+    """The highest of some lines: the step that takes most of a small graph is not always the one
+    that takes most of a large graph."""
+
+    lines: tuple[Line, ...]
+
+    def at(self, share: float) -> float:
+        return max(line.at(share) for line in self.lines)
+
+    def mixed(self, other: Highest, weight: float) -> Highest:
+        """Between this and another one with as many lines."""
+        pairs = zip(self.lines, other.lines, strict=True)
+        return Highest(tuple(line.mixed(more, weight) for line, more in pairs))
+
+
+@dataclass(frozen=True)
 class Growth:
     """What one way takes, by the share of the graph."""
 
-    peak: Line
+    peak: Highest
     saved: Line
     seconds: Line
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gact_graph.api.budget.growth import Growth, Line
+from gact_graph.api.budget.growth import Growth, Highest, Line
 from gact_graph.api.budget.trial import Trial
 
 _FILLED = 0.8
@@ -24,8 +24,9 @@ class Trials(NamedTuple):
     @property
     def growth(self) -> Growth:
         """What it takes on any share."""
+        by_step = zip(*(trial.peaks for trial in self.trials), strict=True)
         return Growth(
-            self._line([trial.peak_bytes for trial in self.trials]),
+            Highest(tuple(map(self._line, by_step))),
             self._line([trial.saved_bytes or 0 for trial in self.trials]),
             Line(0.0, self.trials[-1].seconds / self.shares[-1]),
         )

@@ -24,19 +24,25 @@ from gact_graph.support.storage import tensors_in
 
 @dataclass(frozen=True)
 class Trial:
-    """What a step took.
+    """What the steps took.
 
     Attributes:
-        peak_bytes: The most at once, over what was there before it; its gradients count.
+        peaks: Of each step, the most at once in bytes, over what was there before it; its gradients
+            count.
         raw_bytes: What stock autograd would have saved; None where the model was not wrapped.
         saved_bytes: What was saved in its place.
         seconds: Of a step.
     """
 
-    peak_bytes: int
+    peaks: tuple[int, ...]
     raw_bytes: int | None
     saved_bytes: int | None
     seconds: float
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest of them."""
+        return max(self.peaks)
 
 
 class Subject:
@@ -57,8 +63,8 @@ class Subject:
     def run(self, way: Way, inputs: tuple[Any, Any]) -> Trial:
         """Trains a copy for some steps, which include those that measure sensitivities.
 
-        The highest peak counts: the first step, which puts the edges in order and tries layers out,
-        may take more than those after it. Sensitivities are measured in the second and the third.
+        All of them count: the first step, which puts the edges in order and tries layers out, may
+        take more than those after it. Sensitivities are measured in the second and the third.
 
         Args:
             way: How.
@@ -82,7 +88,7 @@ class Subject:
                 seconds.append(time.perf_counter() - start)
             report = None if patch is None else patch.controller.report
             return Trial(
-                max(peaks),
+                tuple(peaks),
                 None if report is None else report.raw_bytes,
                 None if report is None else report.stored_bytes,
                 min(seconds),

@@ -10,7 +10,7 @@ from torch_geometric.nn import GAE, GCNConv
 import gact_graph
 from gact_graph.api.budget import budget as budgets
 from gact_graph.api.budget.estimate import Estimate
-from gact_graph.api.budget.growth import Growth, Line
+from gact_graph.api.budget.growth import Growth, Highest, Line
 from gact_graph.api.budget.miniature import GraphSize, Miniature
 from gact_graph.api.budget.ways import ways
 
@@ -44,7 +44,9 @@ def known_costs(monkeypatch):
         share = size.nodes / 300
         grown = {
             way: Growth(
-                Line(0.0, share * (100 - 5 * index) * MB), Line(0.0, MB), Line(0.0, 1.0 + index)
+                Highest((Line(0.0, share * (100 - 5 * index) * MB),)),
+                Line(0.0, MB),
+                Line(0.0, 1.0 + index),
             )
             for index, way in enumerate(ways("cpu"))
         }
