@@ -8,7 +8,7 @@ what the whole one takes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -64,12 +64,12 @@ class Miniature:
                 self._see_edges(_ANY if isinstance(key, str) else key, tensor)
         if not self._edges:
             raise CannotShrink("no edge_index and no sparse matrix among the inputs")
-        nodes = [(k, t) for k, t in found if isinstance(k, str) and not is_edges(t) and t.dim()]
-        with_floats = {kind for kind, tensor in nodes if tensor.is_floating_point()}
-        for kind, tensor in nodes:
-            # Where features are classes, as of atoms, there are none.
-            if tensor.is_floating_point() or kind not in with_floats:
-                self._see_nodes(kind, tensor)
+        nodes: dict[str, list[Tensor]] = {}
+        for key, tensor in found:
+            if isinstance(key, str) and not is_edges(tensor) and tensor.dim():
+                nodes.setdefault(key, []).append(tensor)
+        for kind, tensors in nodes.items():
+            self._see_nodes(kind, tensors)
         self.size = GraphSize(sum(self._nodes.values()), sum(self._edges.values()))
 
     def whole(self) -> tuple[Any, Any]:
@@ -91,12 +91,17 @@ class Miniature:
         for kind, least in zip((key[0], key[2]), _ends(edges), strict=True):
             self._nodes[kind] = max(self._nodes.get(kind, 0), least)
 
-    def _see_nodes(self, kind: str, tensor: Tensor) -> None:
+    def _see_nodes(self, kind: str, tensors: Sequence[Tensor]) -> None:
         # Without types, nodes are told from edges by their number.
-        length, least = tensor.size(0), self._nodes.get(kind, 0)
-        alike = kind == "" and length in self._edges.values()
-        if length >= least and not alike:
-            self._nodes[kind] = length
+        least = self._nodes.get(kind, 0)
+        edges = [*self._edges.values()] if kind == "" else []
+        found = [t for t in tensors if t.size(0) >= least and t.size(0) not in edges]
+        features = [t.size(0) for t in found if t.is_floating_point()]
+        if features:
+            self._nodes[kind] = max(features)
+        elif found and (kind or _ANY in self._edges):
+            # The features may be classes, as of atoms; a list of indices may be longer.
+            self._nodes[kind] = min(t.size(0) for t in found)
 
     def _tensors(self, value: Any, key: _Key) -> Iterator[tuple[_Key, Any]]:
         if isinstance(value, (Tensor, SparseTensor)):
@@ -210,16 +215,16 @@ def _ends(edges: Any) -> tuple[int, int]:
 
 
 def _share(count: int, share: float) -> int:
-    return max(1, round(count * share))
+    return max(1, round(count * share)) if count else 0
 
 
 def _spread(length: int, count: int, device: torch.device) -> Tensor:
     """``count`` places, spread evenly over ``length``; each several times if there are fewer."""
-    return torch.arange(count, device=device) * length // count
+    return torch.arange(count, device=device) * length // max(1, count)
 
 
 def _repeated(tensor: Tensor, count: int) -> Tensor:
-    return torch.arange(count, device=tensor.device) % tensor.size(0)
+    return torch.arange(count, device=tensor.device) % max(1, tensor.size(0))
 
 
 def _fewer_edges(edges: Any, share: float, sources: int, destinations: int) -> Any:

@@ -74,6 +74,21 @@ def test_sparse_matrices(layout):
 USERS_LIKE = ("user", "likes", "item")
 
 
+def test_a_list_of_indices_is_not_taken_for_classes_of_nodes():
+    ids, pairs, labels = torch.arange(N), torch.zeros(2, 300).long(), torch.zeros(300).long()
+    assert Miniature((ids, EDGES, pairs, labels), {}).size == GraphSize(N, E)
+
+
+def test_types_without_nodes_or_edges():
+    """As in a sampled batch."""
+    x = {"user": torch.randn(40, 4), "item": torch.randn(0, 5)}
+    edges = {USERS_LIKE: torch.zeros(2, 0).long(), ("user", "knows", "user"): EDGES % 40}
+    mini = Miniature((x, edges), {})
+    assert mini.size == GraphSize(40, E)
+    (x, edges), _ = mini.shrunk(0.5, 0.1)
+    assert shapes([*x.values(), *edges.values()]) == [(20, 4), (0, 5), (2, 0), (2, 70)]
+
+
 def test_by_type_in_dicts_however_they_are_passed():
     x = {"user": torch.randn(40, 4), "item": torch.randn(60, 5)}
     edges = {USERS_LIKE: torch.stack([torch.arange(200) % 40, torch.arange(200) % 60])}
