@@ -1,4 +1,4 @@
-"""Table 2 of the GACT paper (Liu et al., ICML 2022), as far as its numbers are at hand.
+"""Tables 2 and 3 of the GACT paper (Liu et al., ICML 2022), as far as their numbers are at hand.
 
 Accuracies (Yelp: micro-F1) are in per cent, means of 10 seeds. Compression rates are given as
 the range over the paper's four data sets.
@@ -49,3 +49,16 @@ def paper_rates(model: str, variant: str) -> tuple[float, float] | None:
     if variant not in _RATE_VARIANTS:
         return None
     return _RATES[model][_RATE_VARIANTS.index(variant)]
+
+
+_GROWTH = {"depth": (24, 152, 240), "width": (2464, 3948, 4244)}
+
+
+def paper_growth(vary: str) -> str:
+    """Table 3: the deepest or the widest GCN in 16 GB, at L0, L1 and L2.
+
+    >>> paper_growth("depth")
+    '24, 152 (6.3x), 240 (10.0x)'
+    """
+    stock, *others = _GROWTH[vary]
+    return ", ".join([f"{stock:,}", *(f"{size:,} ({size / stock:.1f}x)" for size in others)])

@@ -221,7 +221,8 @@ class _Residual(nn.Module):
         return (self.body(x) + self.skip(x)).relu()
 
 
-def _resnet() -> nn.Module:
+def residual_network() -> nn.Module:
+    """A residual network of six blocks over images of one channel and ten classes."""
     widths = ((1, 32, 1), (32, 32, 1), (32, 64, 2), (64, 64, 1), (64, 128, 2), (128, 128, 1))
     blocks = [_Residual(*block) for block in widths]
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
@@ -319,7 +320,7 @@ def _images() -> Small:
 
     digits = load_digits()
     x = torch.as_tensor(digits.images[:256], dtype=torch.float32).unsqueeze(1) / 16
-    return Small(_resnet(), (x,), torch.as_tensor(digits.target[:256]))
+    return Small(residual_network(), (x,), torch.as_tensor(digits.target[:256]))
 
 
 SMALL: dict[str, Callable[[], Small]] = {

@@ -1,0 +1,33 @@
+"""The tables of ``results/peers`` and ``results/generality``, without the line on their origin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.generality import HEAD, rows
+from experiments.helpers.markdown import markdown_table
+from experiments.helpers.peers import comparison
+
+
+def names(results: Path, folder: str) -> list[str]:
+    """What the files in a folder of results are called."""
+    return [path.stem for path in sorted((results / folder).glob("*.json"))]
+
+
+def peers(found: Mapping[str, Any]) -> str:
+    """All ways side by side, and who wins what."""
+    variants = found["variants"]
+    table = markdown_table(comparison.head(variants), comparison.rows(variants))
+    return "\n\n".join((table, " ".join(comparison.verdicts(variants))))
+
+
+def generality(found: Mapping[str, Any]) -> str:
+    """One network of another field, at each width."""
+    return markdown_table(HEAD, rows(found["runs"]))
+
+
+def is_timed(found: Mapping[str, Any], ways: tuple[str, ...]) -> bool:
+    """Whether all these ways were timed."""
+    return all(found["variants"].get(way, {}).get("step_seconds") is not None for way in ways)
