@@ -1,5 +1,6 @@
 """Activation compressed training for graph networks: wrap a model and train it in less memory."""
 
+from gact_graph.api import distributed
 from gact_graph.api.budget.budget import MemoryBudgetError
 from gact_graph.api.budget.estimate import Estimate
 from gact_graph.api.message_passing import message_passing
@@ -22,6 +23,7 @@ __all__ = [
     "Report",
     "__version__",
     "compress",
+    "distributed",
     "estimate",
     "load_state_dict",
     "message_passing",

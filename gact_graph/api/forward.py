@@ -11,6 +11,8 @@ from torch import nn
 from torch.jit._trace import is_tracing
 
 from gact_graph.api.controller import Controller
+from gact_graph.layers.halo.exchange import Exchange
+from gact_graph.layers.halo.layers import Handle
 from gact_graph.support import current
 from gact_graph.support.advising import Advise, advising
 from gact_graph.support.patch import Patch
@@ -59,6 +61,8 @@ class CompressedForward(Patch):
     Attributes:
         budget: Of the first patch, what chooses the way to train, if there is a budget.
         adviser: Of the first patch, what will tell a user who is out of memory what to do.
+        exchange: Of the first patch, what fetches rows of a graph that is cut into parts.
+        halo: What undoes the patches of the layers that it serves.
         first: The patch of the model's own forward.
         others: Of that one, those of the other methods.
     """
@@ -70,6 +74,8 @@ class CompressedForward(Patch):
         self.part = part
         self.budget: Budget | None = None
         self.adviser: Adviser | None = None
+        self.exchange: Exchange | None = None
+        self.halo: list[Handle] = []
         self.first = self
         self.others: list[CompressedForward] = []
         self._method = f"{part}.{method}" if part else method

@@ -50,6 +50,8 @@ def install(model: nn.Module, config: Config, methods: Sequence[str] = ()) -> Co
 
 def remove(patch: CompressedForward) -> None:
     """Takes off what :func:`install` put on the model."""
+    for handle in reversed(patch.halo):
+        handle.remove()
     for other in reversed([patch, *patch.others]):
         other.remove()
     patch.controller.remove_hooks()

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from torch import nn
+from torch_geometric.data import Data
 
 from gact_graph.adaptive.state_checks import check_count, check_keys
 from gact_graph.api.budget.advice import Advice
@@ -21,6 +22,9 @@ from gact_graph.api.forward import should_compress
 from gact_graph.api.install import check_module, install, patch_of, remove, wrapped
 from gact_graph.api.report import Report
 from gact_graph.capture.config import MIN_BYTES, Config
+from gact_graph.layers.halo.exchange import Exchange
+from gact_graph.layers.halo.layers import attach, check_local
+from gact_graph.ops.quantize import check_bits
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -38,6 +42,8 @@ def wrap(
     blocks: int | str | None = None,
     min_bytes: int = MIN_BYTES,
     methods: Sequence[str] = (),
+    partition: Data | None = None,
+    halo_bits: int = 32,
     seed: int = 0,
 ) -> Model:
     """Makes ``model`` keep what it saves for backward in a few bits an element.
@@ -87,6 +93,12 @@ def wrap(
             calls them in its place, as in ``("encode",)``. With ``adaptive`` they are run again to
             measure, so they should do no more than compute. Without any, PyG's autoencoders are
             followed in ``encode`` too, and a ``LightningModule`` in the forward of each part.
+        partition: This process's part of a graph, as :func:`gact_graph.distributed.partition` gives
+            it: layers then fetch the rows of nodes that other processes have, in forward, and in
+            backward give their gradients back. All processes call the model at the same time, in
+            training and in evaluation. Bits are the same everywhere, as with ``adaptive=False``,
+            for a replay would wait for the others.
+        halo_bits: Bits of an element on its way to another process; 32: as it is.
         seed: Seed of the quantization noise, which never touches torch's generators.
 
     Returns:
@@ -95,7 +107,8 @@ def wrap(
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: An argument is out of range, or the model has no parameters, is wrapped, or is
-            scripted or traced by torch.jit.
+            scripted or traced by torch.jit; or with ``partition`` it has a layer that reads more
+            than a node's own edges, or is to be computed again in backward.
     """
     check_module(model)
     if memory is not None and (bits, level, blocks) != (4, "L1", None):
@@ -111,7 +124,7 @@ def wrap(
     config = Config(
         bits=bits,
         level=level,
-        adaptive=adaptive,
+        adaptive=adaptive and partition is None,
         adapt_interval=adapt_interval,
         pin=dict(pin or {}),
         group_size=group_size,
@@ -119,12 +132,42 @@ def wrap(
         min_bytes=min_bytes,
         seed=seed,
     )
+    exchange = None
+    if partition is not None:
+        exchange = _exchange(model, partition, halo_bits, config, memory is not None)
     patch = install(model, config, methods)
     patch.adviser = Advice
+    if exchange is not None:
+        patch.exchange = exchange
+        patch.halo = [*attach(model, exchange)]
     if memory is not None:
         patch.budget = Budget(parse_bytes(memory), config)
         patch.controller.configure(None, model)
     return model
+
+
+def _exchange(
+    model: nn.Module, part: Data, bits: int, config: Config, has_budget: bool
+) -> Exchange:
+    """What fetches the rows of a part, if the model can run on one; see :func:`wrap`."""
+    if not isinstance(part, Data) or "halo_counts" not in part:
+        raise TypeError(
+            "Expected partition to be one of the parts that gact_graph.distributed.partition gives "
+            f"(got {type(part).__name__})"
+        )
+    if has_budget:
+        raise ValueError(
+            "Expected bits rather than memory with partition (got memory), for a budget tries "
+            "steps, which would wait for the other processes"
+        )
+    if config.recompute:
+        raise ValueError(
+            "Expected level 'L0', 'lossless', 'L1' or 'L2' with partition (got "
+            f"{config.level!r}), for a layer that is computed again would fetch its rows again"
+        )
+    check_bits(bits)
+    check_local(model)
+    return Exchange(part, bits, config.seed)
 
 
 def unwrap(model: Model) -> Model:
@@ -151,6 +194,8 @@ def report(model: nn.Module, *, by: str = "slot") -> Report:
     """
     patch = wrapped(model)
     found = patch.controller.report
+    if patch.exchange is not None:
+        found = dataclasses.replace(found, halo_bytes=patch.exchange.sent_bytes)
     if patch.budget is not None and patch.budget.way is not None:
         found = dataclasses.replace(found, way=patch.budget.way.name)
     return found if found.by == by else dataclasses.replace(found, by=by)

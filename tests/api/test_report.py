@@ -50,6 +50,7 @@ def test_before_a_forward_it_says_so(tmp_path):
         "way": None,
         "layers": [],
         "order_bytes": 0,
+        "halo_bytes": None,
         "order_seconds": 0.0,
         "spared_below": None,
         "contexts": [],
@@ -75,6 +76,7 @@ def test_dict_has_the_keys_and_their_sums(trained):
         "contexts",
         "layers",
         "order_bytes",
+        "halo_bytes",
         "order_seconds",
         "spared_below",
     }

@@ -47,6 +47,10 @@ class ReportData(Contexts):
     """What a memory budget chose, such as ``"stock"`` or ``"L1, 4 bits"``; None without one, and
     before it has chosen."""
 
+    halo_bytes: int | None = None
+    """What this process has sent to others since the last forward began: rows of nodes, and their
+    gradients once backward has run; None where the graph is not cut into parts."""
+
     by: str = "slot"
     """What has a row in the table: ``"slot"`` or ``"layer"``."""
 
@@ -88,6 +92,8 @@ class ReportData(Contexts):
                 f"contexts are kept as they are until {format_bytes(self.spared_below)} are saved, "
                 "for coding them takes longer than that is worth: min_bytes=0 codes all"
             )
+        if self.halo_bytes is not None:
+            yield f"{format_bytes(self.halo_bytes)} were sent to other processes since it began"
         if self.host_bytes:
             stays = format_bytes(self.stored_bytes - self.host_bytes)
             yield f"{format_bytes(self.host_bytes)} lie in host memory, {stays} stay on the device"

@@ -37,6 +37,7 @@ class Report(ReportData):
             "gradient_error": self.gradient_error,
             "passes": self.passes,
             "way": self.way,
+            "halo_bytes": self.halo_bytes,
             "layers": [dataclasses.asdict(row) for row in self.layers],
             "order_bytes": self.order_bytes,
             "order_seconds": self.order_seconds,

@@ -1,0 +1,36 @@
+"""One graph over several processes that ``torch.distributed`` connects.
+
+```python
+part = gact_graph.distributed.partition(data, parts=world)[rank]
+model = gact_graph.wrap(model, bits=4, partition=part)
+out = model(part.x, part.edge_index)  # the rows of this part's nodes
+loss = F.cross_entropy(out[part.train_mask], part.y[part.train_mask], reduction="sum") / total
+loss.backward()
+gact_graph.distributed.sum_gradients(model)
+```
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gact_graph.layers.halo.parts import partition
+
+__all__ = ["partition", "sum_gradients"]
+
+
+def sum_gradients(model: nn.Module) -> None:
+    """Adds up the gradients of the parameters over all processes, once backward has run.
+
+    A parameter without a gradient in this process counts as zero. All processes call it; without
+    a process group nothing happens.
+    """
+    if not dist.is_initialized():
+        return
+    learning = [p for p in model.parameters() if p.requires_grad]
+    for parameter in learning:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        dist.all_reduce(parameter.grad)

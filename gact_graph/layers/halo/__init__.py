@@ -1,0 +1,8 @@
+"""One graph over several processes: each has some nodes, and fetches the rows of others it reads.
+
+- ``parts``: which nodes and edges are whose, and which rows go where.
+- ``exchange``: the rows of nodes that others have, with a gradient.
+- ``layers``: layers that fetch them before their edge work runs.
+
+Not here: gradients of parameters, which ``gact_graph.distributed.sum_gradients`` adds up.
+"""
