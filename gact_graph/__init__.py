@@ -1,5 +1,7 @@
 """Activation compressed training for graph networks: wrap a model and train it in less memory."""
 
+import sys
+
 from gact_graph.api import distributed
 from gact_graph.api.budget.budget import MemoryBudgetError
 from gact_graph.api.budget.estimate import Estimate
@@ -32,3 +34,7 @@ __all__ = [
     "unwrap",
     "wrap",
 ]
+
+# A room would be too much for two functions, but `from gact_graph.distributed import partition` has
+# to work, as `os.path` does.
+sys.modules[f"{__name__}.distributed"] = distributed

@@ -72,6 +72,25 @@ def test_an_example_runs(path: Path, outcomes: Any) -> None:
     assert "gact_graph" not in outcome["told"]  # no warning of ours
 
 
+@pytest.mark.parametrize("name", ["data_parallel", "partitioned_graph"])
+def test_an_example_runs_in_two_processes(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", str(ROOT / "examples" / f"{name}.py")]
+    done = subprocess.run(
+        [*command, "--epochs", "2", "--nodes", "300"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr
+    # Of rank 0 alone.
+    assert done.stdout.count("epoch 1: loss") == 1
+    assert done.stdout.count("saved for backward in the last forward") == 1
+    assert ("sent to other processes" in done.stdout) == (name == "partitioned_graph")
+
+
 def test_a_resumed_run_ends_where_the_other_one_does(outcomes: Any) -> None:
     printed = outcomes[str(ROOT / "examples" / "resume.py")]["printed"]
     losses = dict(line.split(": ") for line in printed.splitlines() if line.startswith("loss of"))
