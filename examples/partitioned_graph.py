@@ -16,7 +16,6 @@ from torch_geometric.datasets import FakeDataset
 from torch_geometric.nn import GAT
 
 import gact_graph
-from gact_graph.distributed import partition, sum_gradients
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=10)
@@ -32,7 +31,7 @@ data = FakeDataset(num_graphs=1, avg_num_nodes=args.nodes, num_channels=64, task
 data.train_mask = torch.rand(data.num_nodes) < 0.5
 total = int(data.train_mask.sum())
 model = GAT(64, 128, num_layers=3, out_channels=int(data.y.max()) + 1, heads=4, dropout=0.2)
-part = partition(data, world)[rank]
+part = gact_graph.distributed.partition(data, world)[rank]
 del data  # from here on, each process holds its part alone
 
 gact_graph.wrap(model, bits=4, partition=part, halo_bits=8)
@@ -45,7 +44,7 @@ for epoch in range(args.epochs):
     # A sum over this part's nodes: the gradients of all parts add up to that of the mean over all.
     loss = F.cross_entropy(out, part.y[part.train_mask], reduction="sum") / total
     loss.backward()
-    sum_gradients(model)
+    gact_graph.distributed.sum_gradients(model)
     optimizer.step()
     if world > 1:
         dist.all_reduce(loss.detach_())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from gact_graph.distributed import partition
 from ranks import run_ranks, start_ranks
 from torch import nn
 from torch_geometric.data import Data
 
 import gact_graph
+
+partition = gact_graph.distributed.partition
 
 EDGES = torch.randint(40, (2, 300), generator=torch.Generator().manual_seed(0))
 
