@@ -15,7 +15,7 @@ import argparse
 import copy
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from experiments.helpers.subjects import (
 from experiments.helpers.summary import dataset_name
 from experiments.helpers.train import training_step
 from experiments.helpers.values import parse_count, parse_device
-from experiments.helpers.variants import VARIANTS, Variant
+from experiments.helpers.variants import VARIANTS, Variant, apply
 from experiments.sensitivity import Probe
 from gact_graph.adaptive.allocator import allocate_by_name
 
@@ -66,7 +66,7 @@ def study(
         For each of them the epoch, and by scheme the ``variance`` and the squared ``error`` of the
         gradient, over its squared length.
     """
-    model = _wrapped(make(subject, task), way, bits, adaptive=True)
+    model = apply(make(subject, task), way, bits, adaptive=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=subject.lr)
     every = max(1, epochs // points)
     found = []
@@ -81,8 +81,8 @@ def _compare(
     model: nn.Module, task: NodeTask, way: Variant, bits: int, draws: int, seed: int
 ) -> dict[str, Any]:
     plain = gact_graph.unwrap(copy.deepcopy(model))
-    exact = Probe(_wrapped(copy.deepcopy(plain), _EXACT, 32), task).gradient(0)
-    uniform = Probe(_wrapped(copy.deepcopy(plain), way, bits), task)
+    exact = Probe(apply(copy.deepcopy(plain), _EXACT, bits, adaptive=False), task).gradient(0)
+    uniform = Probe(apply(copy.deepcopy(plain), way, bits, adaptive=False), task)
     free = {row.slot: row.numel for row in uniform.report.contexts if row.bits == bits}
     measured = uniform.measure(seed)
     if measured is None:
@@ -96,7 +96,7 @@ def _compare(
     found: dict[str, Any] = {"uniform": _errors(uniform, draws, exact)}
     for scheme, by_slot in sensitivities.items():
         given = allocate_by_name({s: by_slot.get(s, 0.0) for s in free}, free, bits, {})
-        probe = Probe(_wrapped(copy.deepcopy(plain), way, bits, pin=given), task)
+        probe = Probe(apply(copy.deepcopy(plain), way, bits, adaptive=False, pin=given), task)
         found[scheme] = _errors(probe, draws, exact) | {"bits": given}
     return found
 
@@ -105,24 +105,6 @@ def _errors(probe: Probe, draws: int, exact: torch.Tensor) -> dict[str, float]:
     # Far from the numbers of the noise that was measured with.
     of = moments(lambda number: probe.gradient(1_000_000 + number), draws, exact)
     return {"variance": of.variance, "error": of.variance + max(0.0, of.bias_squared)}
-
-
-def _wrapped(
-    model: nn.Module,
-    way: Variant,
-    bits: int,
-    adaptive: bool = False,
-    pin: Mapping[str, int] | None = None,
-) -> nn.Module:
-    return gact_graph.wrap(
-        model,
-        bits=bits,
-        level=way.level or "L1",
-        blocks=way.blocks,
-        adaptive=adaptive,
-        pin=pin,
-        min_bytes=0,
-    )
 
 
 def ratios(points: list[dict[str, Any]], of: str) -> tuple[float, float]:

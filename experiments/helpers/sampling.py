@@ -15,6 +15,7 @@ from torch_geometric.utils import remove_self_loops, subgraph
 
 from experiments.helpers.data import NodeTask, normalized
 from experiments.helpers.errors import UsageError
+from gact_graph.layers.halo.parts import owners
 
 SAMPLERS = ("cluster", "neighbor")
 
@@ -60,7 +61,7 @@ class _Clusters:
     def __init__(self, task: NodeTask, rank: int, world: int) -> None:
         self._task, self._rank, self._world = task, rank, world
         self._edges = _edges_of(task.adjacency)
-        self._cluster = clusters(self._edges, task.x.size(0), _CLUSTERS)
+        self._cluster = owners(self._edges, task.x.size(0), _CLUSTERS)
 
     def epoch(self, number: int) -> Iterator[NodeTask]:
         generator = torch.Generator().manual_seed(number)
@@ -89,21 +90,6 @@ class _Neighbors:
         for batch in self._loader:
             learns = torch.arange(batch.batch_size, device=batch.n_id.device)
             yield _part(self._task, batch.n_id, batch.edge_index, learns)
-
-
-def clusters(edge_index: Tensor, num_nodes: int, count: int) -> Tensor:
-    """The cluster of each node [N] int64: by METIS where pymetis is, else in the order of nodes."""
-    if importlib.util.find_spec("pymetis") is None:
-        return torch.arange(num_nodes, device=edge_index.device) * count // max(1, num_nodes)
-    import pymetis
-
-    order = edge_index[0].argsort(stable=True)
-    starts = torch.zeros(num_nodes + 1, dtype=torch.int64)
-    starts[1:] = torch.bincount(edge_index[0], minlength=num_nodes).cpu().cumsum(0)
-    neighbours = edge_index[1, order].cpu()
-    adjacency = pymetis.CSRAdjacency(starts.numpy(), neighbours.numpy())
-    _, found = pymetis.part_graph(count, adjacency)
-    return torch.as_tensor(found, dtype=torch.int64, device=edge_index.device)
 
 
 def _edges_of(adjacency: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -42,8 +43,15 @@ VARIANTS = {
 }
 
 
-def apply(model: nn.Module, variant: Variant, bits: int, adaptive: bool) -> nn.Module:
-    """Change the model in place; ``bits`` and ``adaptive`` are for the levels that quantize."""
+def apply(
+    model: nn.Module,
+    variant: Variant,
+    bits: int,
+    adaptive: bool,
+    pin: Mapping[str, int] | None = None,
+) -> nn.Module:
+    """Change the model in place; ``bits``, ``adaptive`` and ``pin`` are for the levels that
+    quantize."""
     if variant.checkpoint:
         for module in model.modules():
             if isinstance(module, MessagePassing):
@@ -55,6 +63,7 @@ def apply(model: nn.Module, variant: Variant, bits: int, adaptive: bool) -> nn.M
             bits=FP32_BITS if exact else bits,
             level=variant.level,
             adaptive=adaptive and not exact,
+            pin=pin,
             blocks=variant.blocks,
             min_bytes=0,
         )

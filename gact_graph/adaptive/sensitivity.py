@@ -250,13 +250,14 @@ class _Errors:
     def _squared(self, slot: str, arrivals: _Arrivals) -> float:
         found = arrivals.of_parameters
         for numel, at_inputs in arrivals.at_inputs.items():
-            found += at_inputs.squared(numel)
+            squared = at_inputs.squared(numel)
+            found += squared
             slices = self._widths.slices.get(slot)
             if slices is not None and math.prod(slices[0]) == numel:
                 product = at_inputs.products.double()
                 indices = self._tangents.sampled_indices(numel, product.device)
                 scale = numel / len(product)
-                found += at_inputs.squared(numel) * scale * _coherence(product, indices, slices)
+                found += squared * scale * _coherence(product, indices, slices)
         return found
 
     def _before(self, node: Node, gradients: Sequence[Tensor | None]) -> None:

@@ -40,7 +40,7 @@ def partition(data: Data, parts: int) -> list[Data]:
         )
     if not 1 <= parts <= num_nodes:
         raise ValueError(f"Expected 1 to {num_nodes} parts, one node each at least (got {parts})")
-    owner = _owners(edge_index, num_nodes, parts)
+    owner = owners(edge_index, num_nodes, parts)
     place = torch.empty_like(owner)
     for part in range(parts):
         nodes = (owner == part).nonzero().view(-1)
@@ -73,8 +73,11 @@ def _part(data: Data, owner: Tensor, place: Tensor, part: int) -> Data:
     return found
 
 
-def _owners(edge_index: Tensor, num_nodes: int, parts: int) -> Tensor:
-    """The part of each node [N], int64; each part has some."""
+def owners(edge_index: Tensor, num_nodes: int, parts: int) -> Tensor:
+    """The part of each node [N], int64: by METIS where pymetis is, else in the order of nodes.
+
+    Each part has some, if there are as many nodes as parts.
+    """
     in_order = torch.arange(num_nodes, device=edge_index.device) * parts // num_nodes
     if parts == 1 or importlib.util.find_spec("pymetis") is None:
         return in_order
