@@ -25,6 +25,11 @@ from gact_graph.capture.config import MIN_BYTES, Config
 from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.halo.layers import attach, check_local
 from gact_graph.ops.quantize import check_bits
+from gact_graph.support.warn import warn
+
+_FEW_BITS = 2
+"""Below this, many elements have one bit. Unbiased, it is the least or the largest of a group: for
+256 elements of a normal distribution that noise has about seven times their own variance."""
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -56,7 +61,8 @@ def wrap(
             ``state_dict``.
         bits: Bits an element of a quantized context: 1 to 16, or 32 for none quantized. With
             ``adaptive`` it is the average over those whose width is free, and may be a fraction;
-            what ``pin`` names, and what an operation needs more bits of, comes on top.
+            what ``pin`` names, and what an operation needs more bits of, comes on top. Below 2 a
+            warning says that the noise may keep the model from learning.
         memory: In place of ``bits``, ``level`` and ``blocks``: how much a training step may add to
             what is there at its start, in bytes or as in ``"8 GB"``, on the model's device: of
             CUDA's allocator, or of the resident set of the process. The first training call
@@ -143,6 +149,12 @@ def wrap(
     if memory is not None:
         patch.budget = Budget(parse_bytes(memory), config)
         patch.controller.configure(None, model)
+    if config.quantize and bits < _FEW_BITS:
+        warn(
+            f"With bits={bits:g} many elements have one bit, which rounds them to the least or the "
+            "largest of their group: that noise may keep the model from learning. Take bits=2 or "
+            "more."
+        )
     return model
 
 

@@ -132,6 +132,25 @@ class TestWrap:
         assert not any("weight" in slot for slot in slots)
 
 
+class TestFewBits:
+    WORDS = r"With bits={} many elements have one bit, .* Take bits=2 or more"
+
+    @pytest.mark.parametrize(
+        "options", [{"bits": 1}, {"bits": 1.5}, {"bits": 1, "adaptive": False}], ids=str
+    )
+    def test_wrap_warns_before_the_first_step(self, options):
+        with pytest.warns(RuntimeWarning, match=self.WORDS.format(options["bits"])) as warnings:
+            model = gact_graph.wrap(Mlp(), **options, min_bytes=0)
+        assert [w.filename for w in warnings] == [__file__]
+        train_step(model, graph()[0])  # and not again: a warning is an error here
+
+    @pytest.mark.parametrize(
+        "options", [{"bits": 2}, {"bits": 1, "level": "lossless"}, {"memory": "1 GB"}], ids=str
+    )
+    def test_no_warning_where_none_is_due(self, options):
+        gact_graph.wrap(Mlp(), **options)
+
+
 class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "error", "words"),

@@ -100,7 +100,7 @@ class TestSides:
     )
     def test_bounds_that_the_type_cannot_hold(self, function, dtype):
         stock, _ = run(function, dtype)
-        got, rows = run(function, dtype, bits=1)
+        got, rows = run(function, dtype, bits=2)
         assert torch.equal(got, stock)
         name = function(torch.zeros(1, requires_grad=True)).grad_fn.name().lower()[:8]
         assert {row.codec for row in rows if row.slot.startswith(name)} == {"keep"}
@@ -109,7 +109,7 @@ class TestSides:
         def function(h):
             return torch.clamp(h, torch.full_like(h, -0.5), torch.full_like(h, 0.5))
 
-        assert torch.equal(run(function)[0], run(function, bits=1)[0])
+        assert torch.equal(run(function)[0], run(function, bits=2)[0])
 
 
 X, EDGES = graph()
@@ -222,7 +222,7 @@ COMPARED = {
 class TestExact:
     @pytest.mark.parametrize("name", COMPARED)
     def test_what_is_compared_has_no_noise(self, name):
-        got = backward(gact_graph.wrap(Squared(COMPARED[name]), bits=1))
+        got = backward(gact_graph.wrap(Squared(COMPARED[name]), bits=2))
         assert torch.equal(got, backward(Squared(COMPARED[name])))
 
 
@@ -248,4 +248,4 @@ class TestPrelu:
             model(x).backward(torch.ones(300, 64))
             return model.weight.grad
 
-        assert torch.equal(backward_of(bits=1), backward_of())
+        assert torch.equal(backward_of(bits=2), backward_of())

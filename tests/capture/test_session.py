@@ -308,7 +308,7 @@ class TestOwnership:
         def forward(module, x):
             return ((x @ module.weight) * module.scale).sum()
 
-        model = gact_graph.wrap(make(lambda: Buffered(forward)), bits=1)
+        model = gact_graph.wrap(make(lambda: Buffered(forward)), bits=2)
         plain = make(lambda: Buffered(forward))
         plain.load_state_dict(model.state_dict())
         assert equal(train(model, X), train(plain, X))
@@ -360,7 +360,7 @@ class TestOwnership:
         assert len(rows(other)) > 1
 
     def test_outputs(self):
-        model = wrapped(lambda module, x: torch.tanh(x @ module.weight), bits=1)
+        model = wrapped(lambda module, x: torch.tanh(x @ module.weight), bits=2)
         plain = Lambda(model.function)
         model(X).sum().backward()
         plain(X).sum().backward()
@@ -370,7 +370,7 @@ class TestOwnership:
         assert row.stored_bytes == row.raw_bytes == 300 * 64 * 4
 
     def test_outputs_within_a_dict(self):
-        model = wrapped(lambda module, x: {"h": [torch.tanh(x @ module.weight)]}, bits=1)
+        model = wrapped(lambda module, x: {"h": [torch.tanh(x @ module.weight)]}, bits=2)
         model(X)["h"][0].sum().backward()
         assert [row.codec for row in gact_graph.report(model).contexts] == ["keep"]
 
@@ -378,7 +378,7 @@ class TestOwnership:
         def forward(module, x):
             return torch.tanh(x[:2] @ module.weight).sum()
 
-        model = wrapped(forward, bits=1)
+        model = wrapped(forward, bits=2)
         assert equal(train(model, X), train(Lambda(forward), X))
         [row] = gact_graph.report(model).contexts
         assert (row.codec, row.stored_bytes) == ("keep", 2 * 64 * 4)
@@ -388,7 +388,7 @@ class TestOwnership:
             h = x @ module.weight
             return F.cross_entropy(h, labels()) + h[torch.arange(2000) % 300].mean()
 
-        model = wrapped(forward, bits=1)
+        model = wrapped(forward, bits=2)
         assert equal(train(model, X), train(Lambda(forward), X))
         assert {row.codec for row in rows(model).values()} == {"keep", "index"}
         assert "index" in {row.role for row in rows(model).values()}

@@ -272,6 +272,7 @@ class TestSavedBeforeItIsWritten:
 
 
 class TestAttentionAtFewBits:
+    @pytest.mark.filterwarnings("ignore:With bits=1 ")
     @pytest.mark.parametrize("bits", [1, 2])
     @pytest.mark.parametrize(
         "name", ["sdpa", "sdpa math", "sdpa causal", "sdpa sharp", "multi-head attention"]
