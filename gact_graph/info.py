@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import gact_graph
-from gact_graph.ops import cpu, cuda
+from gact_graph.ops import cpu, cuda_edges
 from gact_graph.ops.kernels import nvrtc
 
 
@@ -43,7 +43,7 @@ def _cuda_kernels() -> str:
     if not torch.cuda.is_available():
         return "not needed: torch sees no GPU"
     device = torch.device("cuda", torch.cuda.current_device())
-    kernels, cause = _load(lambda: cuda.load(device))
+    kernels, cause = _load(lambda: cuda_edges.load(device))  # after those of cuda.load
     if kernels is None:
         return f"not made: {cause}"
     return f"made for {nvrtc.architecture_of(device.index)}"

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gact_graph.ops import cpu
+from gact_graph.ops import cpu, cuda_edges
 from gact_graph.ops.reference import attention as reference
 
 _EDGES = "Tensor places, Tensor? weight_places, Tensor starts"
@@ -57,6 +57,11 @@ def _backward_cpu(*args: Any) -> None:
 @torch.library.impl("gact_graph::segment_sum", "cpu")
 def _segment_sum_cpu(*args: Any) -> None:
     (cpu.load() or reference).segment_sum(*args)
+
+
+@torch.library.impl("gact_graph::segment_sum", "cuda")
+def _segment_sum_cuda(out: Tensor, *args: Any) -> None:
+    (cuda_edges.load(out.device) or reference).segment_sum(out, *args)
 
 
 def attention(

@@ -1,4 +1,4 @@
-"""The operators on CUDA tensors: what is checked, allocated and handed to the kernels."""
+"""The quantizer and bit masks on CUDA tensors: what is checked, allocated and handed to kernels."""
 
 from __future__ import annotations
 
@@ -172,19 +172,32 @@ def load(device: torch.device) -> Kernels | None:
 
 @once
 def _load(device: torch.device) -> Kernels | None:
+    kernels = Kernels(nvrtc.launch)
+    return kernels if serves(lambda: verify(kernels, device), "its CUDA kernels") else None
+
+
+def serves(trial: Callable[[], None], what: str) -> bool:
+    """Whether kernels pass a trial, which compiles them; gives one warning where they do not.
+
+    Args:
+        trial: Waits for the device; raises where something is wrong.
+        what: The kernels, as the warning names them.
+
+    Raises:
+        RuntimeError: A CUDA graph is being captured.
+    """
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             "Expected a step before the CUDA graph is captured: the first one compiles the kernels"
         )
     try:
-        kernels = Kernels(nvrtc.launch)
         with telling("compiling kernels for CUDA"):
-            verify(kernels, device)
+            trial()
     except Exception as error:  # whatever a toolchain or driver may raise: the reference serves
         remedy = f"`{_package()}` and a driver that is no older than that CUDA"
-        fallback.warn("make its CUDA kernels", remedy, error)
-        return None
-    return kernels
+        fallback.warn(f"make {what}", remedy, error)
+        return False
+    return True
 
 
 def verify(kernels: Kernels, device: torch.device) -> None:

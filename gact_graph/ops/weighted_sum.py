@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gact_graph.ops import cpu
+from gact_graph.ops import cpu, cuda_edges
 from gact_graph.ops.reference import weighted_sum as reference
 
 torch.library.define(
@@ -57,9 +57,26 @@ def _backward_cpu(*args: Any) -> None:
     (cpu.load() or reference).weighted_sum_backward(*args)
 
 
+@torch.library.impl("gact_graph::weighted_sum", "cuda")
+def _sum_cuda(out: Tensor, *args: Any) -> None:
+    (cuda_edges.load(out.device) or reference).weighted_sum(out, *args)
+
+
+@torch.library.impl("gact_graph::weighted_sum_weights", "cuda")
+def _weights_cuda(gradient: Tensor, *args: Any) -> Tensor:
+    return (cuda_edges.load(gradient.device) or reference).weighted_sum_weights(gradient, *args)
+
+
+@torch.library.impl("gact_graph::weighted_sum_backward", "cuda")
+def _backward_cuda(of_x: Tensor, *args: Any) -> None:
+    (cuda_edges.load(of_x.device) or reference).weighted_sum_backward(of_x, *args)
+
+
 def makes_messages(device: torch.device) -> bool:
     """Whether the operators make tensors [E, W] on this device: they should get a part of the edges
     at a time."""
+    if device.type == "cuda":
+        return cuda_edges.load(device) is None
     return device.type != "cpu" or cpu.load() is None
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from gact_graph.ops.cuda import Kernels
+from gact_graph.ops.cuda_sums import SumKernels
 from gact_graph.ops.kernels import cache, compiler
 from gact_graph.ops.kernels.nvrtc import WARPS, Kernel
 from gact_graph.ops.kernels.sources import csrc, digest
@@ -23,11 +24,16 @@ NAMES = {
         *(f"{test}_{t}" for test in ("nonzero", "above", "not_at_most") for t in _TYPES),
         *(f"{way}_{n}" for way in ("nonzero", "pack_pair", "unpack_bits") for n in (1, 2, 4, 8)),
     ],
+    "cuda/weighted_sum.cu": [
+        *(f"{way}_float32_{n}" for way in ("sum", "dots") for n in (1, 2, 4)),
+        *(f"{way}_float64_{n}" for way in ("sum", "dots") for n in (1, 2)),
+        *(f"add_carries_{t}" for t in ("float32", "float64")),
+    ],
 }
 """The kernels of each source."""
 
-# Fewer blocks than there is work for, so that warps go on to further groups.
-_MOST_BLOCKS = 2
+MOST_BLOCKS = 2
+"""Fewer blocks than there is work for, so that warps go on to further groups."""
 
 
 def launch(kernel: Kernel, device: torch.device, warps: int, *args: int | float) -> None:
@@ -37,7 +43,7 @@ def launch(kernel: Kernel, device: torch.device, warps: int, *args: int | float)
     pointers = (ctypes.c_void_p * len(values))(
         *(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values)
     )
-    blocks = min(-(-warps // WARPS), _MOST_BLOCKS)
+    blocks = min(-(-warps // WARPS), MOST_BLOCKS)
     known = _library(kernel.source, kernel.bits).simt_launch(
         kernel.name.encode(), blocks, WARPS * 32, pointers
     )
@@ -46,6 +52,9 @@ def launch(kernel: Kernel, device: torch.device, warps: int, *args: int | float)
 
 KERNELS = Kernels(launch)
 """What :func:`gact_graph.ops.cuda.load` gives on a GPU."""
+
+EDGE_KERNELS = SumKernels(launch)
+"""What :func:`gact_graph.ops.cuda_edges.load` gives on a GPU."""
 
 
 @functools.cache

@@ -20,7 +20,7 @@ import simt
 import torch
 
 from gact_graph import info
-from gact_graph.ops import cuda
+from gact_graph.ops import cuda, cuda_edges
 from gact_graph.ops.kernels import nvrtc, sources
 from gact_graph.ops.kernels.nvrtc import Kernel
 from gact_graph.ops.reference import bitmask as bits_reference
@@ -40,12 +40,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_kernel_compiles(architecture: str, folder: Path) -> None:
     pytest.importorskip("cuda.core")
-    for source, bits in (*(("cuda/quantize.cu", b) for b in WIDTHS), ("cuda/bitmask.cu", 0)):
+    others = [(source, 0) for source in simt.NAMES if source != "cuda/quantize.cu"]
+    for source, bits in (*(("cuda/quantize.cu", b) for b in WIDTHS), *others):
         code = nvrtc.cubin(source, bits, architecture)
         assert code.startswith(b"\x7fELF")
         for name in simt.NAMES[source]:
             assert f".text.{name}\0".encode() in code, (source, bits, name)
-    assert len([*folder.rglob("*.cubin")]) == len(WIDTHS) + 1
+    assert len([*folder.rglob("*.cubin")]) == len(WIDTHS) + len(others)
 
 
 def test_a_cubin_is_compiled_once_and_anew_when_a_source_changes(
@@ -175,18 +176,24 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "architecture_of", lambda index: "sm_90")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(cuda, "verify", verify)
-    cuda._load.clear()
+    _forget()
     yield
+    _forget()
+
+
+def _forget() -> None:
     cuda._load.clear()
+    cuda_edges._load.clear()
 
 
 def test_without_them_one_warning_tells_what_to_install(no_kernels: None) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert [cuda.load(torch.device("cuda", 0)) for _ in range(3)] == [None] * 3
+        for load in (cuda.load, cuda_edges.load):
+            assert [load(torch.device("cuda", 0)) for _ in range(3)] == [None] * 3
     (warning,) = caught
     text = str(warning.message)
-    assert "could not make its CUDA kernels and quantizes with slower pure-torch code" in text
+    assert "could not make its CUDA kernels and works with slower pure-torch code" in text
     assert "pip install 'cuda-core[cu1" in text and "driver" in text
     assert text.endswith("(ModuleNotFoundError: No module named 'cuda').")
 
@@ -196,7 +203,11 @@ def test_info_tells_of_a_gpu(no_kernels: None, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert "not made: gact_graph could not make" in info._cuda_kernels()
     monkeypatch.setattr(cuda, "verify", lambda kernels, device: None)
-    cuda._load.clear()
+    monkeypatch.setattr(cuda_edges, "verify", _refuse)
+    _forget()
+    assert "not made: gact_graph could not make its CUDA kernels for edges" in info._cuda_kernels()
+    monkeypatch.setattr(cuda_edges, "verify", lambda kernels, device: None)
+    _forget()
     assert info._cuda_kernels() == "made for sm_90"
 
 
@@ -282,20 +293,44 @@ def test_kernels_are_tried_out_before_they_serve(monkeypatch: pytest.MonkeyPatch
     """What compiles may yet not start, or give other bytes: the reference serves then."""
     device = torch.device("cpu")
     cuda.verify(simt.KERNELS, device)
-
-    def refuse(*args: object) -> None:
-        raise ImportError("cannot import name 'LEGACY_DEFAULT_STREAM'")
-
-    def skip(*args: object) -> None:
-        pass
-
+    cuda_edges.verify(simt.EDGE_KERNELS, device)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    for launch, cause in ((refuse, "LEGACY_DEFAULT_STREAM"), (skip, "Expected the bytes")):
+    for launch, cause in ((_refuse, "LEGACY_DEFAULT_STREAM"), (_skip, "Expected the bytes")):
         monkeypatch.setattr(nvrtc, "launch", launch)
-        cuda._load.clear()
+        _forget()
         with pytest.warns(RuntimeWarning, match=cause):
             assert cuda.load(device) is None
-    cuda._load.clear()
+    _forget()
+
+
+@pytest.mark.parametrize("launch", ["_refuse", "_skip"])
+def test_kernels_for_edges_that_fail_leave_the_quantizers_in_use(
+    launch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, wrong = torch.device("cpu"), globals()[launch]
+
+    def launched(kernel: Kernel, *args: Any) -> None:
+        (simt.launch if kernel.source in _OF_QUANTIZER else wrong)(kernel, *args)
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(nvrtc, "launch", launched)
+    _forget()
+    said = "could not make its CUDA kernels for edges .*(LEGACY_DEFAULT_STREAM|Expected the sums)"
+    with pytest.warns(RuntimeWarning, match=said):
+        assert cuda_edges.load(device) is None
+    assert cuda.load(device) is not None
+    _forget()
+
+
+_OF_QUANTIZER = ("cuda/quantize.cu", "cuda/bitmask.cu")
+
+
+def _refuse(*args: object) -> None:
+    raise ImportError("cannot import name 'LEGACY_DEFAULT_STREAM'")
+
+
+def _skip(*args: object) -> None:
+    pass
 
 
 def test_a_first_use_while_a_graph_is_captured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import simt
 import torch
 from cpu_builds import CAPABILITY, RUNNABLE
 from samples import seeded
@@ -16,10 +17,12 @@ from gact_graph.ops.reference import weighted_sum as weighted_reference
 from gact_graph.ops.weighted_sum import weighted_sum, weighted_sum_backward, weighted_sum_weights
 
 
-@pytest.fixture(scope="module", params=["torch", *cpu.VECTOR_FLAGS])
+@pytest.fixture(scope="module", params=["torch", *cpu.VECTOR_FLAGS, "cuda-source"])
 def kernels(request: pytest.FixtureRequest) -> Any:
     if request.param == "torch":
         return weighted_reference
+    if request.param == "cuda-source":
+        return simt.EDGE_KERNELS
     if request.param not in RUNNABLE:
         pytest.skip(f"the processor has {CAPABILITY}, not {request.param}")
     return cpu.build(cpu.VECTOR_FLAGS[request.param])

@@ -60,7 +60,10 @@ def find_attention(
     tensors = arguments.tensors
     if any(t.dtype not in (torch.float32, torch.float64) for t in tensors):
         return None
-    if not all(t.is_contiguous() for t in tensors) or makes_messages(tensors[0].device):
+    if not all(t.is_contiguous() for t in tensors):
+        return None
+    device = tensors[0].device
+    if device.type != "cpu" or makes_messages(device):  # attention has kernels there alone
         return None
     if len({(t.dtype, t.shape[1:]) for t in tensors}) != 1:
         return None

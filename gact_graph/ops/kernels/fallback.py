@@ -12,7 +12,7 @@ def warn(failed: str, remedy: str, error: Exception) -> None:
     lines = str(error).strip().splitlines()
     cause = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     warn_user(
-        f"gact_graph could not {failed} and quantizes with slower pure-torch code. "
+        f"gact_graph could not {failed} and works with slower pure-torch code. "
         f"Install {remedy}, and see `python -m gact_graph.info` for the cause ({cause})."
     )
 

@@ -97,11 +97,16 @@ def attention_backward(
 
 
 def segment_sum(out: Tensor, x: Tensor, places: Tensor, starts: Tensor) -> None:
+    check_segment_sum(out, x, places, starts)
+    out.zero_().index_add_(0, owners_of(starts, places.numel()), x.index_select(0, places))
+
+
+def check_segment_sum(out: Tensor, x: Tensor, places: Tensor, starts: Tensor) -> None:
+    """Raises unless these are what :func:`segment_sum` takes."""
     check_matrix("x", x, None, x.device)
     rows = check_edges(places, starts, places.numel(), x.device)
     check_range("places", places, x.size(0) - 1)
     check_tensor("out", out, x.dtype, [rows, x.size(1)], x.device)
-    out.zero_().index_add_(0, owners_of(starts, places.numel()), x.index_select(0, places))
 
 
 def _check(

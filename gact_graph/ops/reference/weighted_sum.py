@@ -1,4 +1,4 @@
-"""Sums of weighted rows in plain torch: the oracle of ``csrc/cpu``, and what other devices run."""
+"""Sums of weighted rows in plain torch: the oracle of the kernels, and what runs without them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ def weighted_sum(
     weight_places: Tensor | None,
     starts: Tensor,
 ) -> None:
-    check_matrix("x", x, None, x.device)
-    edges = x.size(0) if places is None else places.numel()
-    rows = check_edges(places, starts, edges, x.device)
-    _check_weight(x, weight, weight_places, edges)
-    check_tensor("out", out, x.dtype, [rows, x.size(1)], x.device)
-    if places is not None:
-        check_range("places", places, x.size(0) - 1)
+    edges = check_sum(out, x, places, weight, weight_places, starts)
     of_edges = x if places is None else x.index_select(0, places)
     owners = owners_of(starts, edges)
     out.zero_().index_add_(0, owners, _times(of_edges, _weights(weight, weight_places)))
@@ -31,12 +25,7 @@ def weighted_sum(
 def weighted_sum_weights(
     gradient: Tensor, x: Tensor, places: Tensor | None, starts: Tensor, heads: int
 ) -> Tensor:
-    check_matrix("x", x, heads, x.device)
-    edges = x.size(0) if places is None else places.numel()
-    rows = check_edges(places, starts, edges, x.device)
-    check_tensor("gradient", gradient, x.dtype, [rows, x.size(1)], x.device)
-    if places is not None:
-        check_range("places", places, x.size(0) - 1)
+    edges = check_weights(gradient, x, places, starts, heads)
     of_edges = x if places is None else x.index_select(0, places)
     product = gradient.index_select(0, owners_of(starts, edges)).mul_(of_edges)
     return product.view(edges, heads, x.size(1) // heads).sum(-1)
@@ -52,6 +41,57 @@ def weighted_sum_backward(
     weight_places: Tensor,
     starts: Tensor,
 ) -> None:
+    edges = check_backward(of_x, of_weight, gradient, x, places, weight, weight_places, starts)
+    owners, of_edges = owners_of(starts, edges), gradient.index_select(0, places)
+    of_x.zero_().index_add_(0, owners, _times(of_edges, _weights(weight, weight_places)))
+    heads, width = weight.size(1), x.size(1)
+    product = of_edges.mul_(x.index_select(0, owners)).view(edges, heads, width // heads)
+    of_weight.index_copy_(0, weight_places.long(), product.sum(-1))
+
+
+def check_sum(
+    out: Tensor,
+    x: Tensor,
+    places: Tensor | None,
+    weight: Tensor,
+    weight_places: Tensor | None,
+    starts: Tensor,
+) -> int:
+    """Raises unless these are what :func:`weighted_sum` takes; returns the number of edges."""
+    check_matrix("x", x, None, x.device)
+    edges = x.size(0) if places is None else places.numel()
+    rows = check_edges(places, starts, edges, x.device)
+    _check_weight(x, weight, weight_places, edges)
+    check_tensor("out", out, x.dtype, [rows, x.size(1)], x.device)
+    if places is not None:
+        check_range("places", places, x.size(0) - 1)
+    return edges
+
+
+def check_weights(
+    gradient: Tensor, x: Tensor, places: Tensor | None, starts: Tensor, heads: int
+) -> int:
+    """The same for :func:`weighted_sum_weights`."""
+    check_matrix("x", x, heads, x.device)
+    edges = x.size(0) if places is None else places.numel()
+    rows = check_edges(places, starts, edges, x.device)
+    check_tensor("gradient", gradient, x.dtype, [rows, x.size(1)], x.device)
+    if places is not None:
+        check_range("places", places, x.size(0) - 1)
+    return edges
+
+
+def check_backward(
+    of_x: Tensor,
+    of_weight: Tensor,
+    gradient: Tensor,
+    x: Tensor,
+    places: Tensor,
+    weight: Tensor,
+    weight_places: Tensor,
+    starts: Tensor,
+) -> int:
+    """The same for :func:`weighted_sum_backward`."""
     check_matrix("x", x, None, x.device)
     edges, width = places.numel(), x.size(1)
     rows = check_edges(places, starts, edges, x.device)
@@ -62,11 +102,7 @@ def weighted_sum_backward(
     check_tensor("of_x", of_x, x.dtype, [rows, width], x.device)
     check_tensor("of_weight", of_weight, x.dtype, [*weight.shape], x.device)
     check_range("places", places, gradient.size(0) - 1)
-    owners, of_edges = owners_of(starts, edges), gradient.index_select(0, places)
-    of_x.zero_().index_add_(0, owners, _times(of_edges, _weights(weight, weight_places)))
-    heads = weight.size(1)
-    product = of_edges.mul_(x.index_select(0, owners)).view(edges, heads, width // heads)
-    of_weight.index_copy_(0, weight_places.long(), product.sum(-1))
+    return edges
 
 
 def _check_weight(x: Tensor, weight: Tensor, places: Tensor | None, edges: int) -> None:

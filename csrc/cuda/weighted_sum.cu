@@ -1,0 +1,126 @@
+// Sums of weighted rows on the GPU, and the gradients of weights: see
+// gact_graph/ops/weighted_sum.py, and csrc/cpu/weighted.cpp for the same on the CPU. No row of a
+// message is ever written. The gradient of rows is a sum of the same kind, by source.
+//
+// A lane holds `kEach` neighbouring columns of one head.
+
+#include "segments.h"
+
+namespace gact_graph {
+
+template <typename T, int kEach>
+struct RowSum {
+  using State = Vector<T, kEach>;
+  struct Given {
+    State row;
+    T weight;
+  };
+
+  // The columns of a head are a multiple of kEach.
+  void take(int64_t unit) {
+    column = unit * kEach;
+    head = column / each;
+  }
+  State none() const { return {}; }
+  Given read(int64_t, int64_t edge) const {
+    const T* row = x + places[edge] * units * kEach + column;
+    const T by = weight == nullptr ? T(1) : weight[weight_places[edge] * heads + head];
+    return {*reinterpret_cast<const State*>(row), by};
+  }
+  void add(State& state, const Given& given) const {
+    for (int i = 0; i < kEach; ++i) state.at[i] += given.weight * given.row.at[i];
+  }
+  State merge(const State& one, const State& other) const { return plus(one, other); }
+  State result(const State& state) const { return state; }
+
+  int64_t units;
+  const T* x;
+  Places places;
+  const T* weight;  // null: all are 1
+  Places weight_places;
+  int64_t heads;
+  int64_t each;
+  int64_t column = 0;
+  int64_t head = 0;
+};
+
+// What merge_carries() needs of a sum.
+template <typename T>
+struct Plain {
+  using State = Vector<T, 1>;
+  State none() const { return {}; }
+  State merge(const State& one, const State& other) const { return plus(one, other); }
+  int64_t units;
+};
+
+// Writes, for each edge and head, the dot product of the edge's rows of x and of `of_sum`.
+template <typename T, int kEach>
+void dots(const T* of_sum, const T* x, const Places& places, T* out, const Places& out_places,
+          int64_t heads, int64_t each, const Edges& edges) {
+  using Columns = Vector<T, kEach>;
+  const Layout layout(each / kEach);
+  for_each_head(edges, heads, layout, [&](int64_t row, int64_t edge, int64_t head, bool within) {
+    const T* one = of_sum + (row * heads + head) * each;
+    const T* other = x + (places[edge] * heads + head) * each;
+    T found = 0;
+    for (int64_t c = layout.beside() * kEach; c < each; c += layout.across * kEach) {
+      const Columns left = *reinterpret_cast<const Columns*>(one + c);
+      const Columns right = *reinterpret_cast<const Columns*>(other + c);
+      for (int i = 0; i < kEach; ++i) found += left.at[i] * right.at[i];
+    }
+    for (int far = 1; far < layout.across; far *= 2) {
+      found += __shfl_xor_sync(kAllLanes, found, far);
+    }
+    if (within && layout.beside() == 0) out[out_places[edge] * heads + head] = found;
+  });
+}
+
+}  // namespace gact_graph
+
+// Places come as a pointer, whether they are int64, and how many rows there are to choose from.
+#define GACT_SUMS(name, T, kEach)                                                                \
+  extern "C" __global__ void sum_##name##_##kEach(                                               \
+      const T* __restrict__ x, const void* __restrict__ places, int64_t wide, int64_t nodes,     \
+      const T* __restrict__ weight, const void* __restrict__ weight_places, int64_t weight_wide, \
+      int64_t weights, const int64_t* __restrict__ starts, int64_t rows, int64_t count,          \
+      int64_t length, int64_t heads, int64_t each, T* __restrict__ out, T* __restrict__ carry) { \
+    using Sum = gact_graph::RowSum<T, kEach>;                                                    \
+    const Sum sum{heads * each / kEach,                                                          \
+                  x,                                                                             \
+                  {places, wide, nodes},                                                         \
+                  weight,                                                                        \
+                  {weight_places, weight_wide, weights},                                         \
+                  heads,                                                                         \
+                  each};                                                                         \
+    gact_graph::reduce_rows(sum, {starts, rows, count, length},                                  \
+                            reinterpret_cast<Sum::State*>(out),                                  \
+                            reinterpret_cast<Sum::State*>(carry));                               \
+  }                                                                                              \
+  extern "C" __global__ void dots_##name##_##kEach(                                              \
+      const T* __restrict__ of_sum, const T* __restrict__ x, const void* __restrict__ places,    \
+      int64_t wide, int64_t nodes, const int64_t* __restrict__ starts, int64_t rows,             \
+      int64_t count, int64_t length, int64_t heads, int64_t each, T* __restrict__ out,           \
+      const void* __restrict__ out_places, int64_t out_wide, int64_t weights) {                  \
+    gact_graph::dots<T, kEach>(of_sum, x, {places, wide, nodes}, out,                            \
+                               {out_places, out_wide, weights}, heads, each,                     \
+                               {starts, rows, count, length});                                   \
+  }
+
+// The second kernel of any sum of rows of `width` numbers.
+#define GACT_CARRIES(name, T)                                                          \
+  extern "C" __global__ void add_carries_##name(                                       \
+      const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length, \
+      int64_t width, T* __restrict__ out, const T* __restrict__ carry) {               \
+    using Plain = gact_graph::Plain<T>;                                                \
+    gact_graph::merge_carries(Plain{width}, {starts, rows, count, length},             \
+                              reinterpret_cast<Plain::State*>(out),                    \
+                              reinterpret_cast<const Plain::State*>(carry));           \
+  }
+
+GACT_SUMS(float32, float, 1)
+GACT_SUMS(float32, float, 2)
+GACT_SUMS(float32, float, 4)
+GACT_SUMS(float64, double, 1)
+GACT_SUMS(float64, double, 2)
+GACT_CARRIES(float32, float)
+GACT_CARRIES(float64, double)

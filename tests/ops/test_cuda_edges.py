@@ -1,0 +1,145 @@
+"""The CUDA kernels for edges, run on the CPU: how they share out work, and who gets them.
+
+What they compute is tested with the other backends, in test_weighted_sum.py and test_attention.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import simt
+import torch
+from samples import seeded
+from torch import Tensor
+
+from gact_graph.ops import cuda_edges, cuda_sums, weighted_sum
+from gact_graph.ops.cuda_sums import Segments, SumKernels, columns_of_lane
+from gact_graph.ops.kernels.nvrtc import Kernel
+from gact_graph.ops.reference import weighted_sum as reference
+
+
+class Graph:
+    """Rows of edges, one of them with thousands; ``width`` columns in ``heads``."""
+
+    def __init__(
+        self, width: int, heads: int, edges: int = 4000, dtype: torch.dtype = torch.float32
+    ) -> None:
+        generator, self.heads, nodes, rows = seeded(width), heads, 40, 30
+        owners = torch.randint(rows // 3, (edges,), generator=generator) * 3
+        owners[: edges * 3 // 4] = 12
+        self.starts = torch.zeros(rows + 1, dtype=torch.int64)
+        self.starts[1:] = torch.bincount(owners, minlength=rows).cumsum(0)
+        self.places = torch.randint(nodes, (edges,), generator=generator, dtype=torch.int32)
+        self.weight_places = torch.randperm(edges, generator=generator).int()
+        self.x = torch.randn(nodes, width, generator=generator, dtype=dtype)
+        self.gradient = torch.randn(rows, width, generator=generator, dtype=dtype)
+        self.weight = torch.randn(edges, heads, generator=generator, dtype=dtype)
+
+    def run(self, kernels: Any) -> list[Tensor]:
+        """A sum, and both gradients of one by source."""
+        out, of_x = torch.empty_like(self.gradient), torch.empty_like(self.gradient)
+        of_weight = torch.empty_like(self.weight)
+        edges = self.places, self.weight, self.weight_places, self.starts
+        kernels.weighted_sum(out, self.x, *edges)
+        kernels.weighted_sum_backward(of_x, of_weight, self.x, self.gradient, *edges)
+        return [out, of_x, of_weight]
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 100])
+def test_the_number_of_warps_changes_no_bit(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = Graph(24, 3)
+    expected = graph.run(simt.EDGE_KERNELS)
+    monkeypatch.setattr(simt, "MOST_BLOCKS", blocks)
+    assert all(map(torch.equal, graph.run(simt.EDGE_KERNELS), expected))
+
+
+@pytest.mark.parametrize("most", [1, 2, 7])
+def test_a_large_graph_has_longer_segments(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = Graph(24, 3)
+    expected = [t.double() for t in graph.run(reference)]
+    monkeypatch.setattr(cuda_sums, "_MOST_SEGMENTS", most)
+    assert Segments(graph.starts, 4000).count <= most
+    for found, wanted in zip(graph.run(simt.EDGE_KERNELS), expected, strict=True):
+        assert torch.allclose(found.double(), wanted, rtol=1e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3, 4])
+def test_rows_that_begin_anywhere(offset: int) -> None:
+    """Vectors are loaded from multiples of their size alone, or a GPU would stop."""
+    graph = Graph(8, 2, 300)
+    expected = graph.run(simt.EDGE_KERNELS)
+    for name in ("x", "gradient"):
+        x = getattr(graph, name)
+        whole = torch.zeros(x.numel() + offset)
+        whole[offset:] = x.flatten()
+        setattr(graph, name, whole[offset:].view_as(x))
+    assert columns_of_lane(4, 2, graph.x) == {1: 1, 2: 2, 3: 1, 4: 4}[offset]
+    for found, wanted in zip(graph.run(simt.EDGE_KERNELS), expected, strict=True):
+        assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("each", "heads", "dtype", "columns"),
+    [
+        (64, 4, torch.float32, 4),
+        (64, 3, torch.float32, 2),  # by 4, the second warp of a row would be half idle
+        (64, 1, torch.float32, 4),  # two edges at a time
+        (5, 7, torch.float32, 1),
+        (6, 2, torch.float32, 2),
+        (64, 4, torch.float64, 2),
+        (1, 1, torch.float32, 1),
+    ],
+)
+def test_columns_of_a_lane(each: int, heads: int, dtype: torch.dtype, columns: int) -> None:
+    assert columns_of_lane(each, heads, torch.empty(4, dtype=dtype)) == columns
+
+
+def test_a_second_kernel_only_where_rows_are_cut_and_none_for_nothing() -> None:
+    names: list[str] = []
+
+    def launch(kernel: Kernel, *args: Any) -> None:
+        names.append(kernel.name)
+        simt.launch(kernel, *args)
+
+    kernels = SumKernels(launch)
+    for edges, expected in ((0, 1), (200, 1), (4000, 2)):
+        names.clear()
+        graph = Graph(8, 2, edges)
+        out = torch.full_like(graph.gradient, torch.nan)
+        kernels.weighted_sum(out, graph.x, graph.places, graph.weight, None, graph.starts)
+        assert len(names) == expected and not out[1].any()
+    names.clear()
+    none = torch.empty(0, 8), torch.empty(5, 8), torch.empty(0, dtype=torch.int64)
+    kernels.weighted_sum(*none, torch.empty(0, 2), None, torch.zeros(1, dtype=torch.int64))
+    narrow = torch.empty(5, 0), torch.ones(3, dtype=torch.int64), torch.tensor([0, 3])
+    assert not kernels.weighted_sum_weights(torch.empty(1, 0), *narrow, 2).any()
+    assert not names
+
+
+def test_operators_of_cuda_tensors_take_these_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dispatcher's way for CUDA tensors, with CPU tensors sent along it."""
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    graph, asked = Graph(8, 2, 500), []
+
+    class Operators:
+        def __getattr__(self, name: str) -> Any:
+            def call(*args: Any) -> Any:
+                operator = getattr(torch.ops.gact_graph, name).default
+                return operator.redispatch(key, *args)
+
+            return call
+
+    for kernels, backend in ((simt.EDGE_KERNELS, simt.EDGE_KERNELS), (None, reference)):
+        monkeypatch.setattr(
+            cuda_edges, "load", lambda device, found=kernels: asked.append(device) or found
+        )
+        cuda = torch.device("cuda", 0)
+        assert weighted_sum.makes_messages(cuda) == (kernels is None)
+        assert asked.pop() == cuda
+        assert all(map(torch.equal, graph.run(Operators()), graph.run(backend)))
+        given = graph.gradient, graph.x, graph.places, graph.starts, 2
+        found = Operators().weighted_sum_weights(*given)
+        assert torch.equal(found, backend.weighted_sum_weights(*given))
+        assert len(asked) == 3
+        asked.clear()
