@@ -56,6 +56,13 @@ class Encoded(ABC):
         """
         return self
 
+    def alone(self) -> Encoded:
+        """The same tensors, decoded with less noise, for whoever reads no other form of them.
+
+        Itself, unless a codec says otherwise.
+        """
+        return self
+
     def restore(self, layout: Layout) -> Tensor:
         """The decoded values with the shape and strides of the tensor that autograd saved."""
         return layout.restore(self.decode())
@@ -116,7 +123,7 @@ class Saved:
         messages are gathered anew from the first reading, this is the second one.
         """
         encoded = self.context.encoded
-        return self._restored(encoded.reread() if self.context.gathered else encoded)
+        return self._restored(encoded.reread() if self.context.gathered else encoded.alone())
 
     def source(self) -> Tensor:
         """The same for those that gather from it: always the first reading."""

@@ -2,7 +2,8 @@
 
 Batch norm brings each channel to variance 1, layer norm each row. It multiplies noise by as much:
 relative to the largest channels, noise would drown those that are a hundred times smaller. Here it
-is relative to each slice, and sums to zero in each.
+is relative to each slice, and sums to zero in each. What is normalised lies all over the range of
+its group, where the mean of both readings has half the noise of one.
 """
 
 from __future__ import annotations
@@ -29,12 +30,22 @@ class QuantizedBySlice(Encoded):
         deviation: The same, bfloat16.
         shape: Of the context.
         dtype: Of the context.
+        share: Of the second reading, in the mean that :meth:`alone` decodes; float32, on the device
+            where the codes were made.
+        both: Whether that mean is decoded.
     """
 
     codec = "quantize"
 
     def __init__(
-        self, packed: Packed, mean: Tensor, deviation: Tensor, shape: torch.Size, dtype: torch.dtype
+        self,
+        packed: Packed,
+        mean: Tensor,
+        deviation: Tensor,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        share: Tensor,
+        both: bool = False,
     ) -> None:
         self.packed = packed
         self.mean = mean
@@ -42,28 +53,40 @@ class QuantizedBySlice(Encoded):
         self.shape = shape
         self.dtype = dtype
         self.bits = packed.bits
+        self._share = share
+        self._both = both
 
     @property
     def nbytes(self) -> int:
-        return self.packed.nbytes + self.mean.nbytes + self.deviation.nbytes
+        parts = self.mean, self.deviation, self._share
+        return self.packed.nbytes + sum(part.nbytes for part in parts)
 
     def decode(self) -> Tensor:
-        x = self.packed.unpack().view(self.shape)
+        packed = self.packed
+        x = (packed.unpack_both(self._share) if self._both else packed.unpack()).view(self.shape)
         # What is normalised has a mean of 0. So backward hands on gradients that sum to 0 in each
         # slice, and the means of what comes before, however large, cancel. So does their noise.
         x -= x.sum_to_size(self.mean.shape) / (x.numel() // self.mean.numel())
         return torch.addcmul(self.mean, x, self.deviation.float(), out=x).view(-1).to(self.dtype)
 
     def reread(self) -> Encoded:
-        packed = self.packed.reread()
-        return QuantizedBySlice(packed, self.mean, self.deviation, self.shape, self.dtype)
+        return self._with(self.packed.reread(), self.mean, self.deviation)
+
+    def alone(self) -> Encoded:
+        return self._with(self.packed, self.mean, self.deviation, both=True)
 
     def movable(self) -> tuple[Tensor, ...]:
         return *self.packed.tensors, self.mean, self.deviation
 
     def moved(self, *tensors: Tensor) -> QuantizedBySlice:
         *packed, mean, deviation = tensors
-        return QuantizedBySlice(self.packed.moved(*packed), mean, deviation, self.shape, self.dtype)
+        return self._with(self.packed.moved(*packed), mean, deviation)
+
+    def _with(
+        self, packed: Packed, mean: Tensor, deviation: Tensor, both: bool = False
+    ) -> QuantizedBySlice:
+        shape, dtype, share = self.shape, self.dtype, self._share
+        return QuantizedBySlice(packed, mean, deviation, shape, dtype, share, both)
 
 
 class QuantizeBySlice(Codec):
@@ -85,4 +108,5 @@ class QuantizeBySlice(Codec):
         deviation = deviation.bfloat16()
         scaled = (rows - mean).div_(deviation.masked_fill(deviation == 0, 1))
         packed = pack(scaled, bits, group_size=request.group_size, seed=request.seed)
-        return QuantizedBySlice(packed, mean, deviation, rows.shape, x.dtype)
+        share = packed.share_of_second(scaled)
+        return QuantizedBySlice(packed, mean, deviation, rows.shape, x.dtype, share)

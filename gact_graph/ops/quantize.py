@@ -24,6 +24,16 @@ the second reading is :math:`step^2 (1/3 - f (1 - f))`: on average over all f as
 the first one. So where backward multiplies what it reads of a tensor in two places, each takes a
 reading of its own, and the gradient is right on average, at no memory.
 
+A reader who is alone takes a mean of both, of which the second has a share a. As their noises have
+no covariance, its variance is least where a is the first one's part of both variances:
+
+.. math::
+    \hat{x} + a (\hat{x}' - \hat{x}), \qquad a = 3 E[f (1 - f)], \qquad
+    \mathrm{Var} = step^2 a (1 - a) / 3.
+
+That is half the variance of the first reading where f is uniform, and less gain where many elements
+are the minimum of their group, whose first reading is exact.
+
 Format: ``codes`` [ceil(numel / 64), bits] int64 holds, for each tile of 64 elements, one word a
 bit plane (bit i of word p is bit p of element i's code); ``stats`` [ceil(numel / group_size), 2]
 bfloat16 holds lo and step of each group. A group of equal elements has step 0 and keeps its value,
@@ -54,6 +64,10 @@ from gact_graph.ops.reference import quantize as reference
 
 WIDTHS = (*range(1, 17), 32)
 """Bits an element that can be asked for. 32 keeps the tensor as it is."""
+
+_SAMPLED = 64
+"""Groups by which the share of the second reading is chosen: with 256 elements each, the share is
+off by less than a hundredth, and the variance by far less, as it is least there."""
 
 MOST_IN_GROUP = 2**20
 """Elements of the largest group. Its statistics are nothing beside its codes long before that."""
@@ -198,6 +212,24 @@ class Packed:
         """The same tensors, decoded in the second reading."""
         return dataclasses.replace(self, second=True)
 
+    def share_of_second(self, x: Tensor) -> Tensor:
+        """The second reading's share of the mean of both that has the least variance, [] float32.
+
+        Args:
+            x: What was packed, contiguous.
+        """
+        assert self.stats is not None
+        size = min(self.group_size, x.numel())
+        whole = x.numel() // size
+        every = -(-whole // _SAMPLED)
+        values = x.view(-1)[: whole * size].view(whole, size)[::every].float()
+        # Equal elements have a step of 0, and groups that are kept as they are have none.
+        low, step = self.stats[:whole:every].float().nan_to_num_(0.0).unbind(1)
+        fraction = ((values - low[:, None]) / step[:, None]).nan_to_num_(0.0, 0.0, 0.0).frac_()
+        square = (step / step.amax()).square()
+        variance = (fraction * (1 - fraction)).mean(1) * square
+        return (3 * variance.sum() / square.sum()).nan_to_num(0.0)
+
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All that it holds."""
@@ -226,6 +258,15 @@ class Packed:
             self.codes, self.stats, self.shape, *self._format
         )
         return unpacked
+
+    def unpack_both(self, share: Tensor) -> Tensor:
+        """The mean of both readings, new and contiguous, of a tensor that was not kept.
+
+        Args:
+            share: Of the second one, as :meth:`share_of_second` gives it.
+        """
+        first = dataclasses.replace(self, second=False).unpack()
+        return first.lerp_(self.reread().unpack(), share.to(first.dtype))
 
     def unpack_rows(self, rows: Tensor, width: int) -> Tensor:
         """Some rows of the decoded tensor seen as [numel / width, width], without the others.

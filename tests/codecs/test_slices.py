@@ -7,14 +7,16 @@ from collections.abc import Sequence
 import pytest
 import torch
 from samples import FEATURES, Lambda, graph, one_thread, seeded  # noqa: F401
+from simulated import Simulated
 from torch import Tensor, nn
 from torch_geometric.nn import DiffGroupNorm, GraphNorm, InstanceNorm, PNAConv, SAGEConv
 from torch_geometric.nn.aggr import StdAggregation, VarAggregation
 from torch_geometric.utils import degree
 
 import gact_graph
-from gact_graph.codecs import encode
+from gact_graph.codecs import Context, Saved, encode
 from gact_graph.codecs.base import Request
+from gact_graph.codecs.offload.swap import Swap, Swapping
 from gact_graph.codecs.quantize import Quantized
 from gact_graph.codecs.reads import Values
 
@@ -60,8 +62,29 @@ class TestCodec:
         assert ((back - x).mean(0).abs() < 1e-5 * x.std(0) + 1e-6).all()
 
     def test_bytes(self):
-        # Codes, statistics of 125 groups, and a float32 and a bfloat16 a channel.
-        assert by_channel(scaled(), (64, 1)).nbytes == 500 * 64 // 2 + 125 * 4 + 64 * 6
+        # Codes, statistics of 125 groups, a float32 and a bfloat16 a channel, and a share.
+        assert by_channel(scaled(), (64, 1)).nbytes == 500 * 64 // 2 + 125 * 4 + 64 * 6 + 4
+
+    def test_read_alone_it_has_half_the_noise(self):
+        x = scaled()
+        form = by_channel(x, (64, 1))
+        readings = (form, form.alone(), form.reread())
+        first, alone, second = (
+            float(((one.decode().view(500, 64) - x) / x.std(0)).square().mean()) for one in readings
+        )
+        # Means of 32,000 squares.
+        assert second == pytest.approx(first, rel=0.1)
+        assert alone == pytest.approx(first / 2, rel=0.1)
+
+    def test_who_reads_what(self):
+        """Alone in both readings; where rows of it are gathered, each reader has one of its own."""
+        form = by_channel(scaled(), (64, 1))
+        for leave in (lambda encoded: encoded, Swap(Swapping(Simulated(), least=0)).leave):
+            saved = Saved(Context(leave(form)))
+            assert torch.equal(saved.tensor(), form.alone().decode())
+            saved.context.gathered = True
+            assert torch.equal(saved.tensor(), form.reread().decode())
+            assert torch.equal(saved.source(), form.decode())
 
     def test_elements_that_lie_together(self):
         images = torch.randn(20, 8, 5, 7, generator=seeded(2)) * torch.logspace(3, 0, 8).view(
@@ -94,6 +117,7 @@ class TestCodec:
         form = by_channel(scaled(), (64, 1))
         moved = form.moved(*(t.clone() for t in form.movable()))
         assert torch.equal(moved.decode(), form.decode()) and moved.bits == form.bits
+        assert torch.equal(moved.alone().decode(), form.alone().decode())
 
 
 def error_of(make, *inputs: Tensor, **options: object) -> float:

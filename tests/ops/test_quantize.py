@@ -145,6 +145,61 @@ def test_a_second_reading(device: str, seed: int) -> None:
     assert kept.unpack().data_ptr() == x.data_ptr()
 
 
+def _with_zeros(kept: float, device: str) -> Tensor:
+    """Normal numbers; or the sizes of such, of which only a share is not the minimum, 0."""
+    x = _normal(100_000)
+    chosen = torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < kept
+    return (x if kept == 1 else x.abs() * chosen).to(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kept", [1.0, 0.5, 0.2])
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_the_mean_of_both_readings_has_the_least_noise(bits: int, kept: float, device: str) -> None:
+    x = _with_zeros(kept, device)
+    packed = pack(x, bits, seed=5)
+    share = packed.share_of_second(x)
+    assert packed.stats is not None
+    square = steps_of(packed.stats.cpu(), x.numel()).square().mean()
+    variance = {
+        a: float((packed.unpack_both(torch.tensor(a, device=device)) - x).double().square().mean())
+        for a in (0.0, float(share), 1.0)
+    }
+    # Means of 100,000 squares of numbers below two steps; the share is that of 16,384 elements.
+    assert variance[float(share)] == pytest.approx(
+        float(square * share * (1 - share) / 3), rel=0.05
+    )
+    assert variance[float(share)] < min(variance[0.0], variance[1.0])
+    if kept == 1 and bits > 1:
+        assert variance[float(share)] == pytest.approx(variance[0.0] / 2, rel=0.05)
+    assert torch.equal(packed.unpack_both(torch.zeros_like(share)), packed.unpack())
+
+
+def test_the_mean_of_both_readings_is_right_on_average() -> None:
+    x = _normal(600)
+    records = [pack(x, 2, seed=seed) for seed in range(400)]
+    share = records[0].share_of_second(x)
+    mean = torch.stack([record.unpack_both(share) for record in records]).mean(0)
+    assert records[0].stats is not None
+    # A reading's deviation is below half a step: five deviations of the mean.
+    assert ((mean - x).abs() < 5 * 0.5 * steps_of(records[0].stats, 600) / 400**0.5).all()
+
+
+@pytest.mark.parametrize(
+    "x",
+    [torch.full((300,), 3.0), torch.arange(7.0), _normal(700) * 1e37, _normal(700) * 1e-37],
+    ids=["equal", "short", "huge", "tiny"],
+)
+def test_the_share_of_the_second_reading_is_a_number(x: Tensor) -> None:
+    for one in (x, torch.cat([torch.full((256,), torch.nan), x])):
+        packed = pack(one, 2)
+        share = packed.share_of_second(one)
+        assert 0 <= share <= 0.75
+        assert torch.equal(packed.unpack_both(share).isnan(), one.isnan())
+    if (x == x[0]).all():
+        assert share == 0
+
+
 def test_seed_decides_and_may_be_any_int() -> None:
     x = _normal(500)
     seeds = [0, 1, -1, 2**63, 2**63 + 5, -(2**63) + 1, 2**64 - 2]

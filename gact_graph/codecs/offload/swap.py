@@ -88,26 +88,31 @@ class Swapped(Encoded):
         return self.fetched().decode()
 
     def reread(self) -> Encoded:
-        return _Reread(self)
+        return _Read(self, "reread")
+
+    def alone(self) -> Encoded:
+        return _Read(self, "alone")
 
     def fetched(self) -> Encoded:
         """With its tensors on the device."""
         return self._swap.read(self)
 
 
-class _Reread(Encoded):
-    """A swapped context whose second reading is decoded."""
+class _Read(Encoded):
+    """A swapped context that is decoded in another reading: what this method of it gives."""
 
-    def __init__(self, swapped: Swapped) -> None:
+    def __init__(self, swapped: Swapped, reading: str) -> None:
         self.codec, self.bits, self.exact = swapped.codec, swapped.bits, swapped.exact
         self._swapped = swapped
+        self._reading = reading
 
     @property
     def nbytes(self) -> int:
         return self._swapped.nbytes
 
     def decode(self) -> Tensor:
-        return self._swapped.fetched().reread().decode()
+        encoded: Encoded = getattr(self._swapped.fetched(), self._reading)()
+        return encoded.decode()
 
 
 @dataclass(frozen=True)
