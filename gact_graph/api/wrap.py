@@ -23,7 +23,8 @@ from gact_graph.api.install import check_module, install, patch_of, remove, wrap
 from gact_graph.api.report import Report
 from gact_graph.capture.config import MIN_BYTES, Config
 from gact_graph.layers.halo.exchange import Exchange
-from gact_graph.layers.halo.layers import attach, check_local
+from gact_graph.layers.halo.layers import attach
+from gact_graph.layers.halo.local import check_local
 from gact_graph.ops.quantize import check_bits
 from gact_graph.support.warn import warn
 

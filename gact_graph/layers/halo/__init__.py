@@ -3,6 +3,8 @@
 - ``parts``: which nodes and edges are whose, and which rows go where.
 - ``exchange``: the rows of nodes that others have, with a gradient.
 - ``layers``: layers that fetch them before their edge work runs.
+- ``norm``: batch norm over the nodes of all parts.
+- ``local``: which layers can run on a part.
 
 Not here: gradients of parameters, which ``gact_graph.distributed.sum_gradients`` adds up.
 """

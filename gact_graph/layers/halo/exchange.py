@@ -42,13 +42,18 @@ class Exchange:
         self._send_counts = part.send_counts.tolist()
         self._halo_counts = part.halo_counts.tolist()
         self._bits, self._seed, self._calls = bits, seed, 0
-        parts = len(self._send_counts)
+        parts = self.num_parts
         world = dist.get_world_size() if dist.is_initialized() else 1
         if parts != world:
             raise ValueError(
                 f"Expected one part for each of {world} processes (got one of {parts}); cut the "
                 "graph with parts=torch.distributed.get_world_size(), after init_process_group"
             )
+
+    @property
+    def num_parts(self) -> int:
+        """How many parts the graph has."""
+        return len(self._send_counts)
 
     def next_step(self, *_: object) -> None:
         """Called when a forward starts."""
@@ -69,7 +74,7 @@ class Exchange:
                 f"Expected a tensor with a row for each of the part's {self.num_nodes} nodes (got "
                 f"{x.size(0)}); pass what part holds to the model"
             )
-        if len(self._send_counts) == 1:
+        if self.num_parts == 1:
             return x
         return torch.cat([x, _Fetch.apply(x, self, 32 if exact else self._bits)])
 
@@ -87,7 +92,7 @@ class Exchange:
     def _trade(self, rows: Tensor, give: list[int], take: list[int], bits: int) -> Tensor:
         """Sends rows to each process, ``give`` of them to each, and receives ``take`` of them."""
         own = dist.get_rank()
-        if bits >= 8 * rows.element_size() or rows.dtype not in DTYPES:
+        if bits >= min(32, 8 * rows.element_size()) or rows.dtype not in DTYPES:
             found = rows.new_empty(sum(take), *rows.shape[1:])
             dist.all_to_all_single(found, rows, take, give)
             width = rows[:1].numel() * rows.element_size()

@@ -1,52 +1,21 @@
-"""Layers that fetch the rows of their halo before their edge work runs."""
+"""Layers that run on a part: they fetch the rows of their halo before their edge work runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import add_remaining_self_loops, scatter
 
 from gact_graph.layers.halo.exchange import Exchange
+from gact_graph.layers.halo.norm import NORMS, WholeBatchNorm
 from gact_graph.support.patch import Patch
 
-LOCAL = (
-    *(pyg.GCNConv, pyg.SAGEConv, pyg.GraphConv, pyg.GATConv, pyg.GATv2Conv, pyg.TransformerConv),
-    *(pyg.GINConv, pyg.GINEConv, pyg.ResGatedGraphConv, pyg.EdgeConv, pyg.GENConv),
-)
-"""Layers whose output at a node depends on its edges and their sources, and on nothing else."""
-
 _FUNCTIONS = {"propagate": ("message", "aggregate", "update"), "edge_updater": ("edge_update",)}
-
-
-def check_local(model: nn.Module) -> None:
-    """Raises ValueError if a part of the model reads more than a node and its edges."""
-    for name, module in model.named_modules():
-        kind = type(module)
-        if isinstance(module, MessagePassing):
-            if kind not in LOCAL:
-                reason = f"{kind.__name__} is not known to read no more than a node's own edges"
-            elif module.flow != "source_to_target":
-                reason = "its messages flow from target to source"
-            elif getattr(module, "cached", False):
-                reason = "cached=True keeps a normalisation of one process"
-            else:
-                continue
-        elif isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
-            reason = "it normalises over the nodes of one process; convert it to SyncBatchNorm"
-        elif kind.__module__.startswith("torch_geometric.nn.norm") and kind is not pyg.BatchNorm:
-            reason = f"{kind.__name__} may normalise over the nodes of one process"
-        else:
-            continue
-        raise ValueError(
-            "Expected a model that can run on a part of a graph (got "
-            f"{name or type(model).__name__!r}: {reason}); train it on the whole graph, or with "
-            "DistributedDataParallel on mini-batches"
-        )
 
 
 class Handle(Protocol):
@@ -66,6 +35,17 @@ def attach(model: nn.Module, exchange: Exchange) -> Iterator[Handle]:
                 hooks = _Normalized(exchange)
                 yield module.register_forward_pre_hook(hooks.before, with_kwargs=True)
                 yield module.register_forward_hook(hooks.after, always_call=True)
+        elif type(module) in NORMS and exchange.num_parts > 1:
+            yield WholeBatchNorm(module)
+
+
+def _check_edges(edge_index: object) -> None:
+    """Raises TypeError unless these are pairs of numbers."""
+    if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
+        raise TypeError(
+            "Expected a part's edges as edge_index [2, E] (got "
+            f"{type(edge_index).__name__}); pass part.edge_index"
+        )
 
 
 class _EdgeWork(Patch):
@@ -81,6 +61,7 @@ class _EdgeWork(Patch):
 
     def run(self, module: Any, edge_index: Any, size: Any = None, **given: Any) -> Any:
         """Runs in place of the method of ``module``."""
+        _check_edges(edge_index)
         for name in self._lifted:
             value = given.get(name)
             pair = value if isinstance(value, (tuple, list)) else (value, value)
@@ -105,6 +86,7 @@ class _Normalized:
             return None
         given = dict(zip(("x", "edge_index", "edge_weight"), args, strict=False)) | kwargs
         x, edge_index, weight = given["x"], given["edge_index"], given.get("edge_weight")
+        _check_edges(edge_index)
         own = self._exchange.num_nodes
         weight = x.new_ones(edge_index.size(1)) if weight is None else weight
         if module.add_self_loops:

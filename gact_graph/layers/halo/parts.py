@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 
-def partition(data: Data, parts: int) -> list[Data]:
+def partition(data: Data, parts: int, owner: Tensor | None = None) -> list[Data]:
     """Cuts a graph into parts, one for each process.
 
     METIS cuts it where ``pymetis`` is installed, so that few edges lead from part to part;
@@ -18,6 +18,7 @@ def partition(data: Data, parts: int) -> list[Data]:
     Args:
         data: A graph with ``edge_index`` [2, E], whose tensors of nodes and of edges are cut too.
         parts: How many.
+        owner: The part of each node [N], int64, in place of that choice.
 
     Returns:
         The parts. Each holds its rows of all tensors of nodes, and in ``edge_index`` the edges to
@@ -29,9 +30,15 @@ def partition(data: Data, parts: int) -> list[Data]:
         - ``send_counts``, ``halo_counts`` [parts]: how many for and from each part.
 
     Raises:
-        TypeError: ``data`` has no ``edge_index``, or one that is no tensor.
-        ValueError: There are fewer nodes than parts.
+        TypeError: ``data`` is no ``Data``, such as one of several types of nodes, or it has no
+            ``edge_index``, or one that is no tensor.
+        ValueError: There are fewer nodes than parts, or ``owner`` leaves a part without nodes.
     """
+    if not isinstance(data, Data):
+        raise TypeError(
+            f"Expected data with one type of nodes and of edges (got {type(data).__name__}), for "
+            "layers on a part fetch rows of one type; data.to_homogeneous() makes one of several"
+        )
     edge_index, num_nodes = data.edge_index, data.num_nodes
     if type(edge_index) is not Tensor or num_nodes is None:
         raise TypeError(
@@ -40,7 +47,13 @@ def partition(data: Data, parts: int) -> list[Data]:
         )
     if not 1 <= parts <= num_nodes:
         raise ValueError(f"Expected 1 to {num_nodes} parts, one node each at least (got {parts})")
-    owner = owners(edge_index, num_nodes, parts)
+    if owner is None:
+        owner = owners(edge_index, num_nodes, parts)
+    elif len(owner) != num_nodes or owner.unique().tolist() != list(range(parts)):
+        raise ValueError(
+            f"Expected owner to name parts 0 to {parts - 1} for {num_nodes} nodes, each part at "
+            f"least once (got {owner.unique().tolist()[:20]} for {len(owner)})"
+        )
     place = torch.empty_like(owner)
     for part in range(parts):
         nodes = (owner == part).nonzero().view(-1)
@@ -78,9 +91,8 @@ def owners(edge_index: Tensor, num_nodes: int, parts: int) -> Tensor:
 
     Each part has some, if there are as many nodes as parts.
     """
-    in_order = torch.arange(num_nodes, device=edge_index.device) * parts // num_nodes
     if parts == 1 or importlib.util.find_spec("pymetis") is None:
-        return in_order
+        return in_order(num_nodes, parts, edge_index.device)
     import pymetis
 
     both = torch.cat([edge_index, edge_index.flip(0)], dim=1).cpu()
@@ -91,4 +103,11 @@ def owners(edge_index: Tensor, num_nodes: int, parts: int) -> Tensor:
     _, found = pymetis.part_graph(parts, adjacency)
     owner = torch.as_tensor(found, dtype=torch.int64).to(edge_index.device)
     # Of a small graph METIS may leave a part empty.
-    return owner if len(owner.unique()) == parts else in_order
+    if len(owner.unique()) == parts:
+        return owner
+    return in_order(num_nodes, parts, edge_index.device)
+
+
+def in_order(num_nodes: int, parts: int, device: torch.device | str = "cpu") -> Tensor:
+    """The part of each node [N], int64: of so many consecutive nodes each, one more or less."""
+    return torch.arange(num_nodes, device=device) * parts // num_nodes

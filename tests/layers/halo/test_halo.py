@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch_geometric.nn as pyg
+from partitioned import PARTS
 from ranks import run_ranks, start_ranks
 from torch import nn
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 import gact_graph
 
@@ -43,7 +44,20 @@ def test_what_is_sent_is_what_is_read():
         assert one.halo_counts.tolist() == [len(rows[part]) for rows in sent]
 
 
+def test_parts_may_be_chosen():
+    owner = torch.arange(40) % 3
+    found = partition(whole(), 3, owner)
+    assert all(
+        torch.equal(owner[one.nodes], torch.full_like(one.nodes, i)) for i, one in enumerate(found)
+    )
+    for wrong in (owner[1:], owner * 2):
+        with pytest.raises(ValueError, match=r"Expected owner to name parts 0 to 2 for 40 nodes"):
+            partition(whole(), 3, wrong)
+
+
 def test_what_cannot_be_cut():
+    with pytest.raises(TypeError, match=r"Expected data with one type of nodes and of edges \(got"):
+        partition(HeteroData(), 1)
     with pytest.raises(ValueError, match=r"Expected 1 to 40 parts, one node each at least \(got 0"):
         partition(whole(), 0)
     with pytest.raises(TypeError, match=r"Expected data with an edge_index \[2, E\] as a tensor"):
@@ -79,14 +93,31 @@ def test_one_process_needs_no_group_and_can_be_unwrapped():
     assert gact_graph.report(gact_graph.wrap(model)).halo_bytes is None
 
 
+class Statistics(nn.BatchNorm1d):
+    pass
+
+
 @pytest.mark.parametrize(
     ("layer", "words"),
     [
         (pyg.ChebConv(2, 4, K=2), "ChebConv is not known to read no more than a node's own edges"),
         (pyg.GATConv(2, 4, flow="target_to_source"), "its messages flow from target to source"),
         (pyg.GCNConv(2, 4, cached=True), "cached=True keeps a normalisation of one process"),
-        (nn.BatchNorm1d(4), "it normalises over the nodes of one process; convert it to SyncBatc"),
-        (pyg.GraphNorm(4), "GraphNorm may normalise over the nodes of one process"),
+        (pyg.EdgeConv(pyg.MLP([4, 4, 4])), "it normalises over edges, which each process may"),
+        (nn.SyncBatchNorm(4, process_group=3), "it normalises over a process group of its own"),
+        (Statistics(4), "Statistics is not known to normalise as torch's batch norm does"),
+        (pyg.GCNConv(-1, 4), "its first forward initialises it, in each process by itself"),
+        (nn.LazyBatchNorm1d(), "its first forward initialises it, in each process by itself"),
+        (pyg.GraphNorm(4), "GraphNorm may depend on all nodes, and a process has some"),
+        (pyg.InstanceNorm(4), "InstanceNorm may depend on all nodes"),
+        (pyg.LayerNorm(4), "LayerNorm may depend on all nodes"),
+        (pyg.PairNorm(), "PairNorm may depend on all nodes"),
+        (pyg.MeanSubtractionNorm(), "MeanSubtractionNorm may depend on all nodes"),
+        (pyg.HeteroBatchNorm(4, 2), "HeteroBatchNorm may depend on all nodes"),
+        (pyg.SumAggregation(), "SumAggregation may depend on all nodes"),
+        (pyg.TopKPooling(4), "TopKPooling may depend on all nodes"),
+        (pyg.GPSConv(4, None), "GPSConv is not known to read no more than a node's own edges"),
+        (pyg.MetaLayer(), "MetaLayer is not known to read no more than a node's own edges"),
     ],
 )
 def test_other_layers_refuse(layer, words):
@@ -109,50 +140,11 @@ def test_what_does_not_go_with_it():
     model, part = one_process(model)
     with pytest.raises(ValueError, match=r"Expected a tensor with a row for each of the part's 40"):
         model(part.x[:7], part.edge_index)
+    with pytest.raises(
+        TypeError, match=r"Expected a part's edges as edge_index \[2, E\] \(got Ten"
+    ):
+        one_process(Net(pyg.SAGEConv(2, 4)))[0](part.x, torch.eye(40).to_sparse())
 
-
-PARTS = """
-import torch_geometric.nn as pyg
-from torch_geometric.data import Data
-from gact_graph.distributed import partition, sum_gradients
-from gact_graph.layers.halo.exchange import Exchange
-
-torch.manual_seed(0)
-N, W = 200, 16
-edges = torch.randint(N, (2, 1500)).unique(dim=1)
-edges = torch.cat([edges, torch.arange(5).expand(2, 5)], dim=1).unique(dim=1)  # some self-loops
-data = Data(x=torch.randn(N, W), y=torch.arange(N) % 4, edge_index=edges)
-data.weight = torch.rand(edges.size(1)) + 0.1
-data.attr = torch.rand(edges.size(1), 3)
-part = partition(data, world)[rank]
-
-def mlp(inputs):
-    return nn.Sequential(nn.Linear(inputs, W), nn.ReLU(), nn.Linear(W, W))
-
-class Net(nn.Module):
-    def __init__(self, make, extra=None):
-        super().__init__()
-        self.convs, self.last, self.extra = nn.ModuleList([make(), make()]), nn.Linear(W, 4), extra
-    def forward(self, graph):
-        x, extra = graph.x, () if self.extra is None else (graph[self.extra],)
-        for conv in self.convs:
-            x = conv(x, graph.edge_index, *extra).relu()
-        return self.last(x)
-
-def step(model, graph):
-    model.zero_grad()
-    out = model(graph)
-    (F.cross_entropy(out, graph.y, reduction="sum") / N).backward()
-    return out.detach()
-
-def built(make, extra=None, **options):
-    torch.manual_seed(1)
-    model = Net(make, extra)
-    return gact_graph.wrap(model, min_bytes=0, **options) if options else model
-
-def gradients(model):
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
-"""
 
 SAME = """
 CONVS = {

@@ -1,0 +1,154 @@
+"""Batch norm over the nodes of all parts.
+
+torch's SyncBatchNorm needs a GPU. Here two collectives of a few numbers a channel do, on any
+device: one in forward, for the mean and the variance, and one in backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from gact_graph.support.patch import Patch
+
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""Layers that :class:`WholeBatchNorm` replaces the forward of."""
+
+_ROWS = 1 << 14
+"""Rows that backward corrects at a time, so that it needs no other tensor of the input's size."""
+
+
+class WholeBatchNorm(Patch):
+    """Replaces the forward of a batch norm: its statistics are those of the nodes of all parts.
+
+    All processes run it at the same time. Running statistics are the same in all of them.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module, "forward")
+
+    def run(self, module: Any, input: Tensor) -> Tensor:
+        """Runs in place of the forward of ``module``."""
+        if not module.training and module.running_mean is not None:
+            return self.original(module)(input)
+        module._check_input_dim(input)
+        momentum, mean, var = 0.0, None, None
+        if module.training and module.track_running_stats:
+            mean, var = module.running_mean, module.running_var
+            module.num_batches_tracked.add_(1)
+            momentum = module.momentum
+            if momentum is None:  # a cumulative average
+                momentum = 1.0 / float(module.num_batches_tracked)
+        return batch_norm(input, mean, var, module.weight, module.bias, momentum, module.eps)
+
+
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> Tensor:
+    """As :func:`torch.nn.functional.batch_norm` in training, over the rows of all processes.
+
+    Args:
+        input: This process's rows [n, C, ...]; there may be none.
+        running_mean: Moved towards the mean [C] in place, if given.
+        running_var: Moved towards the unbiased variance [C] in place, if given.
+        weight: Of each channel [C].
+        bias: Of each channel [C].
+        momentum: How far the running statistics are moved.
+        eps: Added to the variance.
+
+    Raises:
+        ValueError: There is one row in all processes together.
+    """
+    # Function modes see one operation of this name, as they see torch's own.
+    if has_torch_function_unary(input):
+        given = running_mean, running_var, weight, bias, momentum, eps
+        return handle_torch_function(batch_norm, (input,), input, *given)
+    with torch.no_grad():
+        mean, var, count = _moments(input)
+        if count < 2:
+            raise ValueError(
+                "Expected more than one row to normalise over, in all processes together (got "
+                f"{count}); call model.eval(), or train on a larger graph"
+            )
+        if running_mean is not None and running_var is not None:
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
+        kind = input.dtype if weight is None else weight.dtype
+        mean, var = mean.to(kind), var.to(kind)
+    return _Normalize.apply(input, weight, bias, mean, var, count, eps)
+
+
+def _moments(input: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Mean and biased variance [C], float64, and number of the rows of all processes."""
+    channels, count = input.size(1), input[:, :1].numel()
+    own = input.new_zeros(2, channels, dtype=torch.float64)
+    if count:
+        wide = input.float() if input.element_size() < 4 else input
+        own = torch.stack(torch.batch_norm_update_stats(wide, None, None, 0.0)).double()
+    own = torch.cat([own.view(-1), own.new_tensor([count])])
+    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, own)
+    gathered = torch.stack(found)
+    counts = gathered[:, -1:]
+    means, variances = gathered[:, :-1].split(channels, dim=1)
+    total = counts.sum().clamp(min=1)
+    mean = (counts * means).sum(0) / total
+    # Not as the mean of squares less the square of the mean, which cancels.
+    var = (counts * (variances + (means - mean).square())).sum(0) / total
+    return mean, var, int(counts.sum())
+
+
+class _Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        var: Tensor,
+        count: int,
+        eps: float,
+    ) -> Tensor:
+        ctx.count, ctx.eps = count, eps
+        ctx.save_for_backward(input, weight, mean, var)
+        return F.batch_norm(input, mean, var, weight, bias, False, 0.0, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight, mean, var = ctx.saved_tensors
+        if input.numel():
+            # As if mean and variance were given; the other two are sums over this part's rows.
+            of_input, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+                gradient, input, weight, mean, var, None, None, False, ctx.eps, [True, True, True]
+            )
+        else:  # which torch's own divides by
+            of_input = torch.empty_like(input)
+            of_weight = of_bias = torch.zeros_like(mean)
+        if ctx.needs_input_grad[0]:
+            sums = torch.stack([of_bias, of_weight])
+            dist.all_reduce(sums)
+            shape = (1, -1, *[1] * (input.dim() - 2))
+            root = (var + ctx.eps).rsqrt()
+            scale = root if weight is None else root * weight
+            shift, slope = (-scale * sums / ctx.count).to(of_input.dtype)
+            slope = (slope * root).view(shape)
+            mean = mean.view(shape)
+            for rows, part in zip(input.split(_ROWS), of_input.split(_ROWS), strict=True):
+                part.addcmul_(rows - mean, slope).add_(shift.view(shape))
+        found = [of_input, of_weight, of_bias]
+        needed = zip(found, ctx.needs_input_grad, strict=False)
+        return *(one if needs else None for one, needs in needed), *[None] * 4
