@@ -2,7 +2,8 @@
 
 ``python -m experiments.node_cls --model gat --bits 4`` trains ten seeds on the digits graph;
 ``--help`` lists the rest. Under ``torchrun --nproc-per-node 2 -m experiments.node_cls --sampler
-cluster ...`` several processes train one model, and the first one writes and prints.
+cluster ...`` several processes train one model on batches of their own, with ``--partition metis``
+on a part of the graph each; the first one writes and prints.
 """
 
 from __future__ import annotations
@@ -137,12 +138,13 @@ def _job(options: Options) -> Job:
         blocks=options.blocks,
         memory=options.memory,
         sampler=options.sampler,
+        partition=options.partition,
     )
-    if options.sampler is None:
+    if options.sampler is None and options.partition is None:
         check_fits(graph, setup, options.device)
     task = prepare(
         graph,
-        layout_of(options.model),
+        layout_of(options.model) if options.partition is None else "edge_index",
         standardize=options.recipe.standardize,
         device=options.device,
     )

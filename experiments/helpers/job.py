@@ -63,6 +63,8 @@ def configuration(job: Job) -> dict[str, Any]:
         "memory": job.setup.memory,
         "sampler": job.setup.sampler,
         "processes": None if world_size() == 1 else world_size(),
+        # A run without it goes on with results that know nothing of it.
+        **({} if job.setup.partition is None else {"partition": job.setup.partition}),
         **asdict(job.setup.recipe),
         "device": device.type,
         # Sums over threads come in another order with another number of them.

@@ -30,5 +30,7 @@ def notes(config: dict[str, Any]) -> list[str]:
         )
     else:
         lines.append("Peak memory on CUDA: the allocator's maximum, graph and weights included.")
+    if config.get("partition") is not None:
+        lines.append("Bytes, rates and peak are those of the first process and its part.")
     lines.append(_EPOCH)
     return lines

@@ -14,6 +14,7 @@ from experiments.helpers.errors import UsageError
 from experiments.helpers.ranks import world_size
 from experiments.helpers.recipes import MODELS, Recipe, recipe_for
 from experiments.helpers.sampling import SAMPLERS
+from experiments.helpers.shares import PARTITIONS
 from experiments.helpers.values import (
     FP32_BITS,
     parse_bits,
@@ -49,6 +50,7 @@ class Options:
     bits: int | None
     memory: int | None
     sampler: str | None
+    partition: str | None
     level: str
     blocks: int | str | None
     fixed: bool
@@ -83,11 +85,13 @@ def parse(argv: list[str] | None = None) -> Options:
             "Expected --memory in place of --bits, --level, --blocks and --compare (got some of "
             "them too)"
         )
-    if args.sampler is None and world_size() > 1:
+    if args.sampler is None and args.partition is None and world_size() > 1:
         raise UsageError(
-            f"Expected --sampler under torchrun (got {world_size()} processes, which would all "
-            "train on the whole graph)"
+            f"Expected --sampler or --partition under torchrun (got {world_size()} processes, "
+            "which would all train on the whole graph)"
         )
+    if args.partition is not None:
+        _check_partition(args)
     if args.heads is not None and args.model != "gat":
         raise UsageError(f"Expected --heads with --model gat only (got --model {args.model})")
     recipe = recipe_for(
@@ -108,6 +112,7 @@ def parse(argv: list[str] | None = None) -> Options:
         bits=args.bits,
         memory=args.memory,
         sampler=args.sampler,
+        partition=args.partition,
         level=_level(args.level, args.bits, args.compare),
         blocks=args.blocks,
         fixed=args.fixed,
@@ -159,6 +164,12 @@ def _parser() -> argparse.ArgumentParser:
         help="train on mini-batches, under torchrun on those of each process; default: the whole "
         "graph",
     )
+    parser.add_argument(
+        "--partition",
+        choices=PARTITIONS,
+        help="train on the whole graph, under torchrun with a part of it in each process: cut by "
+        "METIS, or in the order of nodes",
+    )
     parser.add_argument("--level", choices=LEVELS, help="default: L1, at 32 bits L0")
     parser.add_argument(
         "--blocks",
@@ -195,6 +206,23 @@ def _parser() -> argparse.ArgumentParser:
         help="run fp32, fixed 4 bit and adaptive 4, 3, 2 bit; print the paper's Table 2 row",
     )
     return parser
+
+
+def _check_partition(args: argparse.Namespace) -> None:
+    """Raise UsageError for what does not go with ``--partition``."""
+    for flag in ("sampler", "memory"):
+        if getattr(args, flag) is not None:
+            raise UsageError(f"Expected --partition or --{flag} (got both)")
+    if args.model == "gcnii":
+        raise UsageError(
+            "Expected --model gcn or gat with --partition (got gcnii, whose GCN2Conv is not known "
+            "to run on a part)"
+        )
+    if args.level in ("CB1", "CB2"):
+        raise UsageError(
+            "Expected --level L0, lossless, L1 or L2 with --partition (got "
+            f"{args.level}, which would fetch the rows of other processes again)"
+        )
 
 
 def _is_text(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""The processes that ``torchrun`` starts: they train one model on batches of their own."""
+"""The processes that ``torchrun`` starts: each trains on its own batches, or part of a graph."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 Value = TypeVar("Value")
 
@@ -48,6 +49,13 @@ def of_first(value: Value) -> Value:
     values = [value]
     dist.broadcast_object_list(values)
     return values[0]
+
+
+def summed(values: Tensor) -> Tensor:
+    """The sum over all ranks, in place."""
+    if world_size() > 1:
+        dist.all_reduce(values)
+    return values
 
 
 def mean(values: list[float]) -> float:

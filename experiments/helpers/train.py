@@ -18,9 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gact_graph
 from experiments.helpers.data import NodeTask
-from experiments.helpers.ranks import mean, rank, world_size
+from experiments.helpers.ranks import mean, rank, summed, world_size
 from experiments.helpers.recipes import Recipe
 from experiments.helpers.sampling import make_sampler
+from experiments.helpers.shares import Share, share_of
 from experiments.models import build
 from gact_graph.support.peak import PeakMeter
 
@@ -38,6 +39,7 @@ class Setup:
         blocks: As :func:`gact_graph.wrap` takes it.
         memory: A budget in bytes that chooses bits, level and blocks; None: those above.
         sampler: How mini-batches are drawn; None: a step takes the whole graph.
+        partition: How the graph is cut into a part for each process; None: it is not.
     """
 
     model: str
@@ -48,6 +50,7 @@ class Setup:
     blocks: int | str | None = None
     memory: int | None = None
     sampler: str | None = None
+    partition: str | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -90,12 +93,19 @@ def score(logits: Tensor, y: Tensor) -> float:
     Shapes:
         - **input**: logits [n, C] float; y [n] int64 or [n, C] float
     """
+    return _ratio(*counts(logits, y).tolist())
+
+
+def _ratio(hits: int, total: int) -> float:
+    return hits / total if total else 0.0
+
+
+def counts(logits: Tensor, y: Tensor) -> Tensor:
+    """What :func:`score` divides: two int64, which add up over parts of the nodes."""
     if y.dim() == 1:
-        return float((logits.argmax(dim=-1) == y).double().mean())
+        return torch.stack([(logits.argmax(dim=-1) == y).sum(), torch.tensor(len(y)).to(y.device)])
     predicted, actual = logits > 0, y > 0
-    hits = int((predicted & actual).sum())
-    total = int(predicted.sum()) + int(actual.sum())
-    return 2 * hits / total if total else 0.0
+    return torch.stack([2 * (predicted & actual).sum(), predicted.sum() + actual.sum()])
 
 
 def train(
@@ -113,14 +123,25 @@ def train(
     ``val_curve``, one value an epoch.
 
     Under ``torchrun`` each process takes steps on batches of its own, and gradients are averaged;
-    scores are known to rank 0 alone.
+    scores are known to rank 0 alone. Or each has a part of the graph, and scores are those of the
+    whole; bytes and peak are those of the process that asks.
     """
     seed_everything(seed)
     device = task.x.device
+    share = None
+    if setup.partition is not None:
+        share = share_of(task, setup.partition, rank(), world_size())
+        task = share.task
     with PeakMeter(device) as meter:
-        model = build(setup.model, setup.recipe, task.x.size(1), task.num_classes).to(device)
-        gact_graph.wrap(model, **setup.options, seed=seed)
-        trained = model if world_size() == 1 else DistributedDataParallel(model)
+        sizes = task.x.size(1), task.num_classes
+        model = build(setup.model, setup.recipe, *sizes, normalize=share is not None).to(device)
+        part = {} if share is None else {"partition": share.part}
+        gact_graph.wrap(model, **setup.options, **part, seed=seed)
+        trained = model
+        if share is None and world_size() > 1:
+            trained = DistributedDataParallel(model)
+        if share is not None and rank() > 0:
+            torch.manual_seed(hash((seed, rank())))  # other dropout for other nodes
         optimizer = torch.optim.Adam(
             model.parameters(), lr=setup.recipe.lr, weight_decay=setup.recipe.weight_decay
         )
@@ -133,11 +154,15 @@ def train(
         seconds: list[float] = []
         for epoch in range(1, setup.recipe.epochs + 1):
             start = time.perf_counter()
-            batches = [task] if sampler is None else sampler.epoch(epoch)
-            losses.append(mean(_train_epoch(trained, optimizer, batches)))
+            if share is None:
+                batches = [task] if sampler is None else sampler.epoch(epoch)
+                losses.append(mean(_train_epoch(trained, optimizer, batches)))
+            else:
+                losses.append(shared_step(model, optimizer, share).item())
             synchronize(device)
             seconds.append(time.perf_counter() - start)
-            scores.append(_evaluate(model, task) if rank() == 0 else (0.0, 0.0))
+            is_asked = rank() == 0 or share is not None
+            scores.append(_evaluate(model, task, share is not None) if is_asked else (0.0, 0.0))
             if on_epoch is not None:
                 on_epoch(Progress(epoch, losses[-1], scores[-1][0], meter.peak_bytes))
     # max() keeps the first of equals: the earliest of the best epochs.
@@ -186,12 +211,31 @@ def training_step(model: nn.Module, optimizer: torch.optim.Optimizer, task: Node
     return loss.detach()
 
 
-def training_loss(output: Tensor, task: NodeTask) -> Tensor:
-    """The loss of the training nodes, a scalar, from the model's output [N, C]."""
+def shared_step(model: nn.Module, optimizer: torch.optim.Optimizer, share: Share) -> Tensor:
+    """The same in all processes, each with its part of the graph; return the loss of the whole."""
+    model.train()
+    optimizer.zero_grad(set_to_none=True)
+    loss = training_loss(model(share.task.x, share.task.adjacency), share.task, share.learning)
+    loss.backward()
+    gact_graph.distributed.sum_gradients(model)
+    optimizer.step()
+    return summed(loss.detach())
+
+
+def training_loss(output: Tensor, task: NodeTask, learning: int | None = None) -> Tensor:
+    """The loss of the training nodes, a scalar, from the model's output [N, C].
+
+    Args:
+        output: The model's.
+        task: The graph, or a part of one.
+        learning: Training nodes of the whole graph: losses of its parts then add up to its own.
+    """
     logits, y = output[task.train_idx], task.y[task.train_idx]
-    if task.multi_label:
-        return F.binary_cross_entropy_with_logits(logits, y)
-    return F.cross_entropy(logits, y)
+    loss = F.binary_cross_entropy_with_logits if task.multi_label else F.cross_entropy
+    if learning is None:
+        return loss(logits, y)
+    columns = y.size(1) if task.multi_label else 1
+    return loss(logits, y, reduction="sum") / (learning * columns)
 
 
 def synchronize(device: torch.device) -> None:
@@ -201,10 +245,11 @@ def synchronize(device: torch.device) -> None:
 
 
 @torch.no_grad()
-def _evaluate(model: nn.Module, task: NodeTask) -> tuple[float, float]:
+def _evaluate(model: nn.Module, task: NodeTask, is_part: bool) -> tuple[float, float]:
+    """The scores of validation and test; of the parts of all processes, if this is one."""
     model.eval()
     logits = model(task.x, task.adjacency)
-    return (
-        score(logits[task.val_idx], task.y[task.val_idx]),
-        score(logits[task.test_idx], task.y[task.test_idx]),
-    )
+    indices = task.val_idx, task.test_idx
+    found = torch.stack([counts(logits[index], task.y[index]) for index in indices])
+    val, test = (summed(found) if is_part else found).tolist()
+    return _ratio(*val), _ratio(*test)

@@ -12,7 +12,9 @@ from experiments.models.gcnii import GCNII
 __all__ = ["GAT", "GCN", "GCNII", "build"]
 
 
-def build(model: str, recipe: Recipe, in_channels: int, out_channels: int) -> nn.Module:
+def build(
+    model: str, recipe: Recipe, in_channels: int, out_channels: int, *, normalize: bool = False
+) -> nn.Module:
     """Return a freshly initialised network; its weights come from torch's global generator.
 
     Args:
@@ -20,6 +22,7 @@ def build(model: str, recipe: Recipe, in_channels: int, out_channels: int) -> nn
         recipe: Widths, depths and dropout rates.
         in_channels: Number of features of a node.
         out_channels: Number of classes.
+        normalize: Whether a GCN gets ``edge_index`` and normalises it itself.
 
     Raises:
         ValueError: If ``model`` names none of the three.
@@ -32,6 +35,7 @@ def build(model: str, recipe: Recipe, in_channels: int, out_channels: int) -> nn
             recipe.layers,
             dropout=recipe.dropout,
             batch_norm=recipe.batch_norm,
+            normalize=normalize,
         )
     if model == "gat":
         return GAT(

@@ -16,6 +16,7 @@ from experiments.helpers.data import layout_of, prepare
 from experiments.helpers.errors import UsageError
 from experiments.helpers.options import parse
 from experiments.helpers.sampling import make_sampler
+from experiments.node_cls import main
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
@@ -48,18 +49,17 @@ def test_clusters_of_all_ranks_are_the_graph(model: str) -> None:
     assert torch.equal(found.sort(0).values, whole.sort(0).values)
 
 
-def test_several_processes_write_one_table(tmp_path: Path) -> None:
+def run_two(*flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "-m", "experiments.node_cls", *SMALL]
+    command += ["--nproc-per-node", "2", "-m", "experiments.node_cls", *flags]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_several_processes_write_one_table(tmp_path: Path) -> None:
+    done = run_two(*SMALL, "--out", str(tmp_path))
     assert done.stdout.count("GAT on digits, 4 bit (L1)") == 1
     assert done.stdout.count("test accuracy") == 1
     content = json.loads((tmp_path / "result.json").read_text())
@@ -67,7 +67,39 @@ def test_several_processes_write_one_table(tmp_path: Path) -> None:
     assert len(content["runs"][0]["loss"]) == 2
 
 
+def test_parts_of_the_graph_give_what_the_whole_gives(tmp_path: Path) -> None:
+    line = "--model gat --bits 32 --level lossless --seeds 0 --epochs 4 --hidden 8 --dropout 0"
+    done = run_two(*line.split(), "--partition", "metis", "--out", str(tmp_path / "parts"))
+    assert done.stdout.count("GAT on digits, fp32 (lossless)") == 1
+    assert main([*line.split(), "--out", str(tmp_path / "whole")]) == 0
+    parts, whole = (
+        json.loads((tmp_path / name / "result.json").read_text()) for name in ("parts", "whole")
+    )
+    assert (parts["config"]["partition"], parts["config"]["processes"]) == ("metis", 2)
+    [found], [expected] = parts["runs"], whole["runs"]
+    # Sums come in another order, which Adam's division magnifies.
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+    for key in ("val_score", "test_score"):
+        assert found[key] == pytest.approx(expected[key], abs=0.01)
+    assert found["raw_bytes"] < 0.7 * expected["raw_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--model gat --sampler cluster", r"Expected --partition or --sampler \(got both\)"),
+        ("--model gcnii", r"Expected --model gcn or gat with --partition \(got gcnii"),
+        ("--model gat --level CB2", r"Expected --level L0, lossless, L1 or L2 with --partition"),
+    ],
+)
+def test_what_does_not_go_with_parts(flags: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse([*flags.split(), "--bits", "4", "--partition", "order"])
+
+
 def test_several_processes_need_a_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match=r"Expected --sampler under torchrun \(got 2 processes"):
+    with pytest.raises(
+        UsageError, match=r"Expected --sampler or --partition under torchrun \(got 2 processes"
+    ):
         parse(["--model", "gcn", "--bits", "4"])
