@@ -1,4 +1,4 @@
-"""The pictures of the pages: memory over one training step, and dark twins of all light ones."""
+"""The pictures of the pages: those that are drawn, and dark twins of all light ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.helpers.errors import ResultsError
+from experiments.helpers.parts import picture
 
 _WIDTH, _HEIGHT = 760, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 16, 58, 44
@@ -38,17 +39,22 @@ _DARK = {
 
 
 def pictures(root: Path) -> dict[Path, str]:
-    """Return each picture's text by its path: one from results/, and the dark ones."""
+    """Return each picture's text by its path: those from results/, and the dark ones."""
     folder = root / "docs" / "images"
     memory = root / "results" / "memory" / "gat.json"
     step = folder / "step-light.svg"
     light = {path: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*-light.svg"))}
-    light[step] = _draw(json.loads(memory.read_text(encoding="utf-8")))
+    drawn = {step: _draw(json.loads(memory.read_text(encoding="utf-8")))}
+    partition = root / "results" / "partition" / "gat.json"
+    if partition.exists():
+        text = picture.draw(json.loads(partition.read_text(encoding="utf-8")))
+        drawn[folder / "partition-light.svg"] = text
+    light |= drawn
     dark = {
         path.with_name(path.name.replace("-light", "-dark")): _darkened(text)
         for path, text in light.items()
     }
-    return {step: light[step]} | dark
+    return drawn | dark
 
 
 def _darkened(svg: str) -> str:
