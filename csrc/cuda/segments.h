@@ -246,4 +246,22 @@ void for_each_head(const Edges& edges, int64_t heads, const Layout& layout, cons
   }
 }
 
+// Calls store(row, edge, head, sum) once for each edge and head, with the sum of what
+// term(row, edge, column) gives for every kEach columns of the head's `each`.
+template <typename T, int kEach, typename Term, typename Store>
+void sum_heads(const Edges& edges, int64_t heads, int64_t each, const Term& term,
+               const Store& store) {
+  const Layout layout(each / kEach);
+  for_each_head(edges, heads, layout, [&](int64_t row, int64_t edge, int64_t head, bool within) {
+    T found = 0;
+    for (int64_t c = layout.beside() * kEach; c < each; c += layout.across * kEach) {
+      found += term(row, edge, head * each + c);
+    }
+    for (int far = 1; far < layout.across; far *= 2) {
+      found += __shfl_xor_sync(kAllLanes, found, far);
+    }
+    if (within && layout.beside() == 0) store(row, edge, head, found);
+  });
+}
+
 }  // namespace gact_graph

@@ -58,20 +58,16 @@ template <typename T, int kEach>
 void dots(const T* of_sum, const T* x, const Places& places, T* out, const Places& out_places,
           int64_t heads, int64_t each, const Edges& edges) {
   using Columns = Vector<T, kEach>;
-  const Layout layout(each / kEach);
-  for_each_head(edges, heads, layout, [&](int64_t row, int64_t edge, int64_t head, bool within) {
-    const T* one = of_sum + (row * heads + head) * each;
-    const T* other = x + (places[edge] * heads + head) * each;
+  const int64_t width = heads * each;
+  const auto term = [&](int64_t row, int64_t edge, int64_t column) {
+    const auto one = *reinterpret_cast<const Columns*>(of_sum + row * width + column);
+    const auto other = *reinterpret_cast<const Columns*>(x + places[edge] * width + column);
     T found = 0;
-    for (int64_t c = layout.beside() * kEach; c < each; c += layout.across * kEach) {
-      const Columns left = *reinterpret_cast<const Columns*>(one + c);
-      const Columns right = *reinterpret_cast<const Columns*>(other + c);
-      for (int i = 0; i < kEach; ++i) found += left.at[i] * right.at[i];
-    }
-    for (int far = 1; far < layout.across; far *= 2) {
-      found += __shfl_xor_sync(kAllLanes, found, far);
-    }
-    if (within && layout.beside() == 0) out[out_places[edge] * heads + head] = found;
+    for (int i = 0; i < kEach; ++i) found += one.at[i] * other.at[i];
+    return found;
+  };
+  sum_heads<T, kEach>(edges, heads, each, term, [&](int64_t, int64_t edge, int64_t head, T found) {
+    out[out_places[edge] * heads + head] = found;
   });
 }
 

@@ -59,6 +59,16 @@ def _segment_sum_cpu(*args: Any) -> None:
     (cpu.load() or reference).segment_sum(*args)
 
 
+@torch.library.impl("gact_graph::attention", "cuda")
+def _attention_cuda(out: Tensor, *args: Any) -> None:
+    (cuda_edges.load(out.device) or reference).attention(out, *args)
+
+
+@torch.library.impl("gact_graph::attention_backward", "cuda")
+def _backward_cuda(of_score: Tensor, *args: Any) -> None:
+    (cuda_edges.load(of_score.device) or reference).attention_backward(of_score, *args)
+
+
 @torch.library.impl("gact_graph::segment_sum", "cuda")
 def _segment_sum_cuda(out: Tensor, *args: Any) -> None:
     (cuda_edges.load(out.device) or reference).segment_sum(out, *args)

@@ -161,11 +161,16 @@ class SumKernels:
         )
 
 
-def kernel_of(name: str, dtype: torch.dtype, columns: int | None = None) -> Kernel:
+def kernel_of(
+    name: str,
+    dtype: torch.dtype,
+    columns: int | None = None,
+    source: str = "cuda/weighted_sum.cu",
+) -> Kernel:
     """The kernel of a name for a dtype and, where there are several, columns of a lane."""
     suffix = "" if columns is None else f"_{columns}"
     name = f"{name}_{str(dtype).removeprefix('torch.')}{suffix}"
-    return Kernel("cuda/weighted_sum.cu", name)
+    return Kernel(source, name)
 
 
 def at(places: Tensor | None, of: Tensor) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ For the edges :math:`e` of each of R destinations, with heads :math:`h` of C col
 
 (Shi et al., `Masked Label Prediction <https://arxiv.org/abs/2009.03509>`_, equation 3). Edges and
 weights are those of :mod:`gact_graph.ops.attention`, and so is what is said there of tensors and
-threads. No row of an edge is made on the CPU.
+threads. Kernels make no row of an edge.
 
 The gradient of the dot products is one of weights: :mod:`gact_graph.ops.weighted_sum` makes those
 of a and b from it. Dropout is a step of its own, because such layers also show their weights as
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gact_graph.ops import cpu
+from gact_graph.ops import cpu, cuda_edges
 from gact_graph.ops.reference import dot_attention as reference
 
 torch.library.define(
@@ -57,6 +57,21 @@ def _backward_cpu(*args: Any) -> None:
 @torch.library.impl("gact_graph::drop_weights", "cpu")
 def _drop_cpu(*args: Any) -> None:
     (cpu.load() or reference).drop_weights(*args)
+
+
+@torch.library.impl("gact_graph::dot_attention", "cuda")
+def _attention_cuda(out: Tensor, *args: Any) -> None:
+    (cuda_edges.load(out.device) or reference).dot_attention(out, *args)
+
+
+@torch.library.impl("gact_graph::dot_attention_backward", "cuda")
+def _backward_cuda(gradient: Tensor, *args: Any) -> None:
+    (cuda_edges.load(gradient.device) or reference).dot_attention_backward(gradient, *args)
+
+
+@torch.library.impl("gact_graph::drop_weights", "cuda")
+def _drop_cuda(weight: Tensor, *args: Any) -> None:
+    (cuda_edges.load(weight.device) or reference).drop_weights(weight, *args)
 
 
 def dot_attention(

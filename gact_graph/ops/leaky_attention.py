@@ -8,7 +8,7 @@ For the edges :math:`e` of each of R destinations, with heads :math:`h` of C col
 
 (Brody et al., `How Attentive are Graph Attention Networks? <https://arxiv.org/abs/2105.14491>`_,
 equation 7). Edges, weights and dropout are those of :mod:`gact_graph.ops.attention`, and so is what
-is said there of tensors and threads. No row of an edge is made on the CPU.
+is said there of tensors and threads. Kernels make no row of an edge.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gact_graph.ops import cpu
+from gact_graph.ops import cpu, cuda_edges
 from gact_graph.ops.reference import leaky_attention as reference
 
 _GIVEN = "Tensor source, Tensor destination, Tensor att"
@@ -59,6 +59,21 @@ def _backward_cpu(*args: Any) -> None:
 @torch.library.impl("gact_graph::leaky_attention_source", "cpu")
 def _source_cpu(*args: Any) -> None:
     (cpu.load() or reference).leaky_attention_source(*args)
+
+
+@torch.library.impl("gact_graph::leaky_attention", "cuda")
+def _attention_cuda(out: Tensor, *args: Any) -> None:
+    (cuda_edges.load(out.device) or reference).leaky_attention(out, *args)
+
+
+@torch.library.impl("gact_graph::leaky_attention_backward", "cuda")
+def _backward_cuda(of_score: Tensor, *args: Any) -> None:
+    (cuda_edges.load(of_score.device) or reference).leaky_attention_backward(of_score, *args)
+
+
+@torch.library.impl("gact_graph::leaky_attention_source", "cuda")
+def _source_cuda(of_source: Tensor, *args: Any) -> None:
+    (cuda_edges.load(of_source.device) or reference).leaky_attention_source(of_source, *args)
 
 
 def leaky_attention(

@@ -11,13 +11,15 @@ from pathlib import Path
 import torch
 
 from gact_graph.ops.cuda import Kernels
-from gact_graph.ops.cuda_sums import SumKernels
+from gact_graph.ops.cuda_attention import EdgeKernels
 from gact_graph.ops.kernels import cache, compiler
 from gact_graph.ops.kernels.nvrtc import WARPS, Kernel
 from gact_graph.ops.kernels.sources import csrc, digest
 
 _TYPES = ("float16", "bfloat16", "float32", "float64")
 _WAYS = ("pack", "unpack", "unpack_rows", "unpack_again", "unpack_rows_again")
+_ATTENTION = ("sum_scores", "softmax", "softmax_carries", "weigh", "mean", "go_back", "drop")
+_LEAKY = ("scores", "rows", "vector")
 NAMES = {
     "cuda/quantize.cu": [f"{way}_{t}" for way in _WAYS for t in _TYPES],
     "cuda/bitmask.cu": [
@@ -28,6 +30,11 @@ NAMES = {
         *(f"{way}_float32_{n}" for way in ("sum", "dots") for n in (1, 2, 4)),
         *(f"{way}_float64_{n}" for way in ("sum", "dots") for n in (1, 2)),
         *(f"add_carries_{t}" for t in ("float32", "float64")),
+    ],
+    "cuda/attention.cu": [
+        *(f"{way}_{t}" for way in _ATTENTION for t in ("float32", "float64")),
+        *(f"leaky_{way}_float32_{n}" for way in _LEAKY for n in (1, 2, 4)),
+        *(f"leaky_{way}_float64_{n}" for way in _LEAKY for n in (1, 2)),
     ],
 }
 """The kernels of each source."""
@@ -53,7 +60,7 @@ def launch(kernel: Kernel, device: torch.device, warps: int, *args: int | float)
 KERNELS = Kernels(launch)
 """What :func:`gact_graph.ops.cuda.load` gives on a GPU."""
 
-EDGE_KERNELS = SumKernels(launch)
+EDGE_KERNELS = EdgeKernels(launch)
 """What :func:`gact_graph.ops.cuda_edges.load` gives on a GPU."""
 
 

@@ -6,9 +6,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import simt
 import torch
 import torch.nn.functional as F
 from cpu_builds import CAPABILITY, RUNNABLE
+from on_device import CUDA, on_cuda
 from samples import seeded
 from torch import Tensor
 
@@ -27,10 +29,14 @@ public = _both(attention, leaky_attention, dot_attention, weighted_sum)
 reference = _both(attention_reference, leaky_reference, dot_reference, weighted_reference)
 
 
-@pytest.fixture(scope="module", params=["torch", *cpu.VECTOR_FLAGS])
+@pytest.fixture(scope="module", params=["torch", *cpu.VECTOR_FLAGS, "cuda-source", CUDA])
 def kernels(request: pytest.FixtureRequest) -> Any:
     if request.param == "torch":
         return reference
+    if request.param == "cuda-source":
+        return simt.EDGE_KERNELS
+    if request.param == "cuda":
+        return on_cuda()
     if request.param not in RUNNABLE:
         pytest.skip(f"the processor has {CAPABILITY}, not {request.param}")
     return cpu.build(cpu.VECTOR_FLAGS[request.param])

@@ -5,6 +5,7 @@ What they compute is tested with the other backends, in test_weighted_sum.py and
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,16 @@ from samples import seeded
 from torch import Tensor
 
 from gact_graph.ops import cuda_edges, cuda_sums, weighted_sum
-from gact_graph.ops.cuda_sums import Segments, SumKernels, columns_of_lane
+from gact_graph.ops.cuda_attention import EdgeKernels
+from gact_graph.ops.cuda_sums import Segments, columns_of_lane
 from gact_graph.ops.kernels.nvrtc import Kernel
-from gact_graph.ops.reference import weighted_sum as reference
+from gact_graph.ops.reference import attention as attention_reference
+from gact_graph.ops.reference import dot_attention as dot_reference
+from gact_graph.ops.reference import leaky_attention as leaky_reference
+from gact_graph.ops.reference import weighted_sum as weighted_reference
+
+_REFERENCES = (attention_reference, leaky_reference, dot_reference, weighted_reference)
+reference = SimpleNamespace(**{k: f for module in _REFERENCES for k, f in vars(module).items()})
 
 
 class Graph:
@@ -45,23 +53,67 @@ class Graph:
         kernels.weighted_sum_backward(of_x, of_weight, self.x, self.gradient, *edges)
         return [out, of_x, of_weight]
 
+    def attend(self, kernels: Any) -> list[Tensor]:
+        """The weights that each kind of attention computes, and all their gradients."""
+        heads, each, edges = self.heads, self.x.size(1) // self.heads, self.weight
+        source, destination = (t[:, :heads].contiguous() for t in (self.x, self.gradient))
+        att = self.x[0].view(heads, each).contiguous()
+        where, settings = (self.places, self.weight_places, self.starts), (0.2, 0.3, 7)
+        rows = self.x, self.gradient, att
+        one, two, three, back, of_score = (torch.empty_like(edges) for _ in range(5))
+        of_destination, of_rows, of_own = (
+            torch.empty_like(t) for t in (destination, self.gradient, self.gradient)
+        )
+        of_att, by = torch.empty_like(att), edges.clone()
+        kernels.attention(one, source, destination, *where, *settings)
+        given = edges, source, destination, *where, *settings
+        kernels.attention_backward(back, of_destination, *given)
+        kernels.leaky_attention(two, *rows, *where, *settings)
+        kernels.leaky_attention_backward(of_score, of_rows, of_att, edges, *rows, *where, *settings)
+        own = self.gradient, self.x, att
+        kernels.leaky_attention_source(of_own, of_score, *own, *where, 0.2)
+        kernels.dot_attention(three, self.x, self.gradient, *where, 0.4)
+        kernels.dot_attention_backward(by, three, *where[1:], 0.4)
+        kernels.drop_weights(three, 0.3, 7)
+        found = [one, back, of_destination, two, of_score, of_rows, of_att, of_own, three, by]
+        totals = torch.empty_like(self.gradient)
+        kernels.segment_sum(totals, self.x, self.places, self.starts)
+        return [*found, totals]
+
 
 @pytest.mark.parametrize("blocks", [1, 3, 100])
 def test_the_number_of_warps_changes_no_bit(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = Graph(24, 3)
-    expected = graph.run(simt.EDGE_KERNELS)
+    expected = graph.run(simt.EDGE_KERNELS) + graph.attend(simt.EDGE_KERNELS)
     monkeypatch.setattr(simt, "MOST_BLOCKS", blocks)
-    assert all(map(torch.equal, graph.run(simt.EDGE_KERNELS), expected))
+    found = graph.run(simt.EDGE_KERNELS) + graph.attend(simt.EDGE_KERNELS)
+    assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("most", [1, 2, 7])
 def test_a_large_graph_has_longer_segments(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = Graph(24, 3)
-    expected = [t.double() for t in graph.run(reference)]
+    expected = [t.double() for t in (*graph.run(reference), *graph.attend(reference))]
     monkeypatch.setattr(cuda_sums, "_MOST_SEGMENTS", most)
     assert Segments(graph.starts, 4000).count <= most
-    for found, wanted in zip(graph.run(simt.EDGE_KERNELS), expected, strict=True):
+    for found, wanted in zip(
+        (*graph.run(simt.EDGE_KERNELS), *graph.attend(simt.EDGE_KERNELS)), expected, strict=True
+    ):
+        # Sums of up to 4000 terms in float32, in two orders.
         assert torch.allclose(found.double(), wanted, rtol=1e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_any_number_of_heads(heads: int, dtype: torch.dtype) -> None:
+    graph = Graph(heads * 3, heads, 700, dtype)
+    wide = Graph(heads * 3, heads, 700, torch.float64)
+    for name in ("x", "gradient", "weight"):
+        setattr(wide, name, getattr(graph, name).double())
+    found = graph.run(simt.EDGE_KERNELS) + graph.attend(simt.EDGE_KERNELS)
+    for got, wanted in zip(found, wide.run(reference) + wide.attend(reference), strict=True):
+        tolerance = 1e-4 if dtype == torch.float32 else 1e-11
+        assert torch.allclose(got.double(), wanted, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("offset", [1, 2, 3, 4])
@@ -102,7 +154,7 @@ def test_a_second_kernel_only_where_rows_are_cut_and_none_for_nothing() -> None:
         names.append(kernel.name)
         simt.launch(kernel, *args)
 
-    kernels = SumKernels(launch)
+    kernels = EdgeKernels(launch)
     for edges, expected in ((0, 1), (200, 1), (4000, 2)):
         names.clear()
         graph = Graph(8, 2, edges)
@@ -137,9 +189,10 @@ def test_operators_of_cuda_tensors_take_these_kernels(monkeypatch: pytest.Monkey
         cuda = torch.device("cuda", 0)
         assert weighted_sum.makes_messages(cuda) == (kernels is None)
         assert asked.pop() == cuda
-        assert all(map(torch.equal, graph.run(Operators()), graph.run(backend)))
+        for run in (graph.run, graph.attend):
+            assert all(map(torch.equal, run(Operators()), run(backend)))
         given = graph.gradient, graph.x, graph.places, graph.starts, 2
         found = Operators().weighted_sum_weights(*given)
         assert torch.equal(found, backend.weighted_sum_weights(*given))
-        assert len(asked) == 3
+        assert len(asked) == 12
         asked.clear()

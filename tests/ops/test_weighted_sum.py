@@ -9,6 +9,7 @@ import pytest
 import simt
 import torch
 from cpu_builds import CAPABILITY, RUNNABLE
+from on_device import CUDA, on_cuda
 from samples import seeded
 from torch import Tensor
 
@@ -17,12 +18,14 @@ from gact_graph.ops.reference import weighted_sum as weighted_reference
 from gact_graph.ops.weighted_sum import weighted_sum, weighted_sum_backward, weighted_sum_weights
 
 
-@pytest.fixture(scope="module", params=["torch", *cpu.VECTOR_FLAGS, "cuda-source"])
+@pytest.fixture(scope="module", params=["torch", *cpu.VECTOR_FLAGS, "cuda-source", CUDA])
 def kernels(request: pytest.FixtureRequest) -> Any:
     if request.param == "torch":
         return weighted_reference
     if request.param == "cuda-source":
         return simt.EDGE_KERNELS
+    if request.param == "cuda":
+        return on_cuda()
     if request.param not in RUNNABLE:
         pytest.skip(f"the processor has {CAPABILITY}, not {request.param}")
     return cpu.build(cpu.VECTOR_FLAGS[request.param])

@@ -1,4 +1,4 @@
-"""Attention weights in plain torch: the oracle of ``csrc/cpu``, and what other devices run."""
+"""Attention weights in plain torch: the oracle of the kernels, and what runs without them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def attention(
     dropout: float,
     seed: int,
 ) -> None:
-    _check(source, destination, places, weight_places, starts, dropout, out, "out")
     edges = places, weight_places, starts
+    check_attention(out, source, destination, *edges, dropout)
     out.index_copy_(0, *_weights(source, destination, *edges, slope, dropout, seed))
 
 
@@ -82,10 +82,8 @@ def attention_backward(
     dropout: float,
     seed: int,
 ) -> None:
-    _check(source, destination, places, weight_places, starts, dropout, gradient, "gradient")
-    check_tensor("of_score", of_score, source.dtype, [*gradient.shape], source.device)
-    shape = [*destination.shape]
-    check_tensor("of_destination", of_destination, source.dtype, shape, source.device)
+    inputs = gradient, source, destination, places, weight_places, starts, dropout
+    check_attention_backward(of_score, of_destination, *inputs)
     score = _sums(source, destination, places, starts)
     weight = softmax(F.leaky_relu(score, slope), starts)
     at = places_of(weight_places, len(weight), weight.device)
@@ -107,6 +105,37 @@ def check_segment_sum(out: Tensor, x: Tensor, places: Tensor, starts: Tensor) ->
     rows = check_edges(places, starts, places.numel(), x.device)
     check_range("places", places, x.size(0) - 1)
     check_tensor("out", out, x.dtype, [rows, x.size(1)], x.device)
+
+
+def check_attention(
+    out: Tensor,
+    source: Tensor,
+    destination: Tensor,
+    places: Tensor,
+    weight_places: Tensor | None,
+    starts: Tensor,
+    dropout: float,
+) -> None:
+    """Raises unless these are what :func:`attention` takes."""
+    _check(source, destination, places, weight_places, starts, dropout, out, "out")
+
+
+def check_attention_backward(
+    of_score: Tensor,
+    of_destination: Tensor,
+    gradient: Tensor,
+    source: Tensor,
+    destination: Tensor,
+    places: Tensor,
+    weight_places: Tensor | None,
+    starts: Tensor,
+    dropout: float,
+) -> None:
+    """Raises unless these are what :func:`attention_backward` takes."""
+    _check(source, destination, places, weight_places, starts, dropout, gradient, "gradient")
+    check_tensor("of_score", of_score, source.dtype, [*gradient.shape], source.device)
+    shape = [*destination.shape]
+    check_tensor("of_destination", of_destination, source.dtype, shape, source.device)
 
 
 def _check(

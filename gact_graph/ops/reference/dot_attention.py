@@ -1,5 +1,5 @@
-"""Attention weights from dot products in plain torch: the oracle of ``csrc/cpu``, and what other
-devices run."""
+"""Attention weights from dot products in plain torch: the oracle of the kernels, and what
+runs without them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ def dot_attention(
     starts: Tensor,
     scale: float,
 ) -> None:
-    check_matrix("out", out, None, source.device)
-    check_matrix("source", source, out.size(1), source.device)
-    edges = places, weight_places, starts
-    check_attended(source, destination, out.size(1), *edges, 0.0, out, "out")
+    check_dot_attention(out, source, destination, places, weight_places, starts)
     weight = _weights(source, destination, out.size(1), places, starts, scale)
     out.index_copy_(0, places_of(weight_places, len(weight), weight.device), weight)
 
@@ -38,19 +35,13 @@ def dot_attention(
 def dot_attention_backward(
     gradient: Tensor, weight: Tensor, places: Tensor | None, starts: Tensor, scale: float
 ) -> None:
-    check_matrix("gradient", gradient, None, gradient.device)
-    check_tensor("weight", weight, gradient.dtype, [*gradient.shape], gradient.device)
-    edges = gradient.size(0) if places is None else places.numel()
-    check_edges(places, starts, edges, gradient.device)
-    if places is not None:
-        check_range("places", places, gradient.size(0) - 1)
+    edges = check_dot_attention_backward(gradient, weight, places, starts)
     at = places_of(places, edges, gradient.device)
     gradient[at] = softmax_backward(gradient[at], weight[at], starts) * scale
 
 
 def drop_weights(weight: Tensor, dropout: float, seed: int) -> None:
-    check_matrix("weight", weight, None, weight.device)
-    check_dropout(dropout)
+    check_drop_weights(weight, dropout)
     weight.mul_(kept(torch.arange(len(weight), device=weight.device), weight, dropout, seed))
 
 
@@ -87,6 +78,40 @@ def written_out(
     messages = value.index_select(0, places) * left.unsqueeze(-1)
     out = torch.zeros_like(destination).index_add(0, owners_of(starts, edges), messages)
     return out, torch.zeros_like(weight).index_copy(0, at, weight)
+
+
+def check_dot_attention(
+    out: Tensor,
+    source: Tensor,
+    destination: Tensor,
+    places: Tensor,
+    weight_places: Tensor | None,
+    starts: Tensor,
+) -> None:
+    """Raises unless these are what :func:`dot_attention` takes."""
+    check_matrix("out", out, None, source.device)
+    check_matrix("source", source, out.size(1), source.device)
+    edges = places, weight_places, starts
+    check_attended(source, destination, out.size(1), *edges, 0.0, out, "out")
+
+
+def check_dot_attention_backward(
+    gradient: Tensor, weight: Tensor, places: Tensor | None, starts: Tensor
+) -> int:
+    """The same for :func:`dot_attention_backward`; returns the number of edges."""
+    check_matrix("gradient", gradient, None, gradient.device)
+    check_tensor("weight", weight, gradient.dtype, [*gradient.shape], gradient.device)
+    edges = gradient.size(0) if places is None else places.numel()
+    check_edges(places, starts, edges, gradient.device)
+    if places is not None:
+        check_range("places", places, gradient.size(0) - 1)
+    return edges
+
+
+def check_drop_weights(weight: Tensor, dropout: float) -> None:
+    """The same for :func:`drop_weights`."""
+    check_matrix("weight", weight, None, weight.device)
+    check_dropout(dropout)
 
 
 def _weights(

@@ -1,5 +1,5 @@
-"""Attention weights from rows in plain torch: the oracle of ``csrc/cpu``, and what other devices
-run."""
+"""Attention weights from rows in plain torch: the oracle of the kernels, and what runs without
+them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def leaky_attention(
     seed: int,
 ) -> None:
     edges = places, weight_places, starts
-    _check(source, destination, att, *edges, dropout, out, "out")
+    check_leaky_attention(out, source, destination, att, *edges, dropout)
     out.index_copy_(0, *_weights(source, destination, att, *edges, slope, dropout, seed))
 
 
@@ -88,14 +88,8 @@ def leaky_attention_backward(
     dropout: float,
     seed: int,
 ) -> None:
-    edges = places, weight_places, starts
-    _check(source, destination, att, *edges, dropout, gradient, "gradient")
-    for name, one, like in (
-        ("of_score", of_score, gradient),
-        ("of_destination", of_destination, destination),
-        ("of_att", of_att, att),
-    ):
-        check_tensor(name, one, source.dtype, [*like.shape], source.device)
+    inputs = gradient, source, destination, att, places, weight_places, starts, dropout
+    check_leaky_attention_backward(of_score, of_destination, of_att, *inputs)
     sums, score = _scores(source, destination, att, places, starts, slope)
     weight = softmax(score, starts)
     at = places_of(weight_places, len(weight), weight.device)
@@ -118,6 +112,62 @@ def leaky_attention_source(
     starts: Tensor,
     slope: float,
 ) -> None:
+    given = of_score, source, destination, att, places, weight_places, starts
+    check_leaky_attention_source(of_source, *given)
+    sums = _sums(destination, source, att, places, starts)
+    of_sums = _of_sums(of_score.index_select(0, weight_places), sums, att, slope)
+    of_source.zero_().index_add_(0, owners_of(starts, places.numel()), of_sums)
+
+
+def check_leaky_attention(
+    out: Tensor,
+    source: Tensor,
+    destination: Tensor,
+    att: Tensor,
+    places: Tensor,
+    weight_places: Tensor | None,
+    starts: Tensor,
+    dropout: float,
+) -> None:
+    """Raises unless these are what :func:`leaky_attention` takes."""
+    _check(source, destination, att, places, weight_places, starts, dropout, out, "out")
+
+
+def check_leaky_attention_backward(
+    of_score: Tensor,
+    of_destination: Tensor,
+    of_att: Tensor,
+    gradient: Tensor,
+    source: Tensor,
+    destination: Tensor,
+    att: Tensor,
+    places: Tensor,
+    weight_places: Tensor | None,
+    starts: Tensor,
+    dropout: float,
+) -> None:
+    """Raises unless these are what :func:`leaky_attention_backward` takes."""
+    edges = places, weight_places, starts
+    _check(source, destination, att, *edges, dropout, gradient, "gradient")
+    for name, one, like in (
+        ("of_score", of_score, gradient),
+        ("of_destination", of_destination, destination),
+        ("of_att", of_att, att),
+    ):
+        check_tensor(name, one, source.dtype, [*like.shape], source.device)
+
+
+def check_leaky_attention_source(
+    of_source: Tensor,
+    of_score: Tensor,
+    source: Tensor,
+    destination: Tensor,
+    att: Tensor,
+    places: Tensor,
+    weight_places: Tensor,
+    starts: Tensor,
+) -> None:
+    """Raises unless these are what :func:`leaky_attention_source` takes."""
     edges = places.numel()
     _check_att(att, source)
     rows = check_edges(places, starts, edges, source.device)
@@ -131,9 +181,6 @@ def leaky_attention_source(
     check_range("places", places, destination.size(0) - 1)
     check_places("weight_places", weight_places, edges, source.device)
     check_range("weight_places", weight_places, of_score.size(0) - 1)
-    sums = _sums(destination, source, att, places, starts)
-    of_sums = _of_sums(of_score.index_select(0, weight_places), sums, att, slope)
-    of_source.zero_().index_add_(0, owners_of(starts, edges), of_sums)
 
 
 def _check(

@@ -9,7 +9,8 @@ from gact_graph.ops.checks import check_edges, check_matrix, check_places, check
 from gact_graph.ops.reference.edges import owners_of
 from gact_graph.ops.reference.quantize import noise16
 
-_GRAINS = 1 << 16
+GRAINS = 1 << 16
+"""Steps of dropout."""
 
 
 def check_attended(
@@ -66,13 +67,18 @@ def softmax_backward(gradient: Tensor, weight: Tensor, starts: Tensor) -> Tensor
     return weight * (gradient - mean[owners])
 
 
+def dropped_of(dropout: float) -> int:
+    """How many of :data:`GRAINS` become 0."""
+    return min(round(dropout * GRAINS), GRAINS - 1)
+
+
 def kept(at: Tensor, whole: Tensor, dropout: float, seed: int) -> Tensor:
     """What dropout multiplies the weights at these places by."""
     heads = whole.size(1)
-    dropped = min(round(dropout * _GRAINS), _GRAINS - 1)
+    dropped = dropped_of(dropout)
     index = at.unsqueeze(1) * heads + torch.arange(heads, device=at.device)
     found = noise16(index, seed) >= dropped
-    return found.to(whole.dtype) * (_GRAINS / (_GRAINS - dropped))
+    return found.to(whole.dtype) * (GRAINS / (GRAINS - dropped))
 
 
 def places_of(weight_places: Tensor | None, edges: int, device: torch.device) -> Tensor:

@@ -1,0 +1,342 @@
+// Attention weights on the GPU, whatever the scores of edges are, and their gradients: see
+// gact_graph/ops/attention.py, leaky_attention.py and dot_attention.py, and csrc/cpu/attention.h
+// for the same on the CPU.
+//
+// Scores lie where the weights are to be, and are overwritten by them. Beside them there are
+// numbers for each row and head alone: the greatest score and the sum of the exponentials, and in
+// backward the mean of what the weights get.
+
+#include "segments.h"
+
+namespace gact_graph {
+
+inline float exp_of(float x) { return expf(x); }
+inline double exp_of(double x) { return exp(x); }
+inline float greater(float one, float other) { return fmaxf(one, other); }
+inline double greater(double one, double other) { return fmax(one, other); }
+
+template <typename T>
+T leaky(T x, T slope) {
+  return x > 0 ? x : x * slope;
+}
+
+// What dropout multiplies weights by: a pure function of the seed and the place of a weight, the
+// same on every backend.
+struct Dropout {
+  int64_t dropped;  // of 65536
+  double scale;
+  int64_t seed;
+
+  template <typename T>
+  T kept(int64_t place) const {
+    if (dropped == 0) return 1;
+    const auto index = static_cast<uint64_t>(place);
+    const NoiseKey key = noise_key(static_cast<uint64_t>(seed), index);
+    return noise16(static_cast<uint32_t>(index), key) < dropped ? T(0) : static_cast<T>(scale);
+  }
+};
+
+// Of the scores of a row: the greatest, and the sum of the exponentials of what they lack of it.
+template <typename T>
+struct Softmax {
+  using State = Vector<T, 2>;
+  using Given = T;
+
+  void take(int64_t unit) { head = unit; }
+  State none() const { return {{-static_cast<T>(__uint_as_float(0x7F800000u)), 0}}; }
+  Given read(int64_t, int64_t edge) const { return scores[places[edge] * units + head] * scale; }
+  void add(State& state, Given score) const { state = merge(state, {{score, 1}}); }
+  State merge(const State& one, const State& other) const {
+    const T most = greater(one.at[0], other.at[0]);
+    return {{most, weighed(one, most) + weighed(other, most)}};
+  }
+  State result(const State& state) const { return state; }
+
+  // NaN stays NaN, since no comparison with it holds; the greatest of two leaves it out.
+  T weighed(const State& state, T most) const {
+    const bool nothing = state.at[0] < -static_cast<T>(kFloatMax) && state.at[0] == most;
+    return nothing ? state.at[1] : state.at[1] * exp_of(state.at[0] - most);
+  }
+
+  int64_t units;
+  const T* scores;
+  Places places;
+  T scale;
+  int64_t head = 0;
+};
+
+// Of a row, the mean of what its weights get, each by its weight.
+template <typename T>
+struct Mean {
+  using State = Vector<T, 1>;
+  struct Given {
+    T weight;
+    T gradient;
+  };
+
+  void take(int64_t unit) { head = unit; }
+  State none() const { return {}; }
+  Given read(int64_t, int64_t edge) const {
+    const int64_t at = places[edge] * units + head;
+    return {weight[at], gradient[at] * dropout.template kept<T>(at)};
+  }
+  void add(State& state, const Given& given) const { state.at[0] += given.weight * given.gradient; }
+  State merge(const State& one, const State& other) const { return plus(one, other); }
+  State result(const State& state) const { return state; }
+
+  int64_t units;
+  const T* weight;
+  const T* gradient;
+  Places places;
+  Dropout dropout;
+  int64_t head = 0;
+};
+
+// The gradient of the sum of an edge's rows, which LeakyReLU and the product with a vector make a
+// score of: summed for the rows, or times that sum, which gives the gradient of the vector.
+template <typename T, int kEach, bool kOfVector>
+struct LeakyRows {
+  using State = Vector<T, kEach>;
+  struct Given {
+    State sum;
+    T of_score;
+  };
+
+  void take(int64_t unit) {
+    column = unit * kEach;
+    head = column / each;
+  }
+  State none() const { return {}; }
+  Given read(int64_t row, int64_t edge) const {
+    const int64_t width = units * kEach;
+    const auto one = *reinterpret_cast<const State*>(rows + row * width + column);
+    const auto other = *reinterpret_cast<const State*>(others + places[edge] * width + column);
+    return {plus(one, other), of_score[score_places[edge] * heads + head]};
+  }
+  void add(State& state, const Given& given) const {
+    for (int i = 0; i < kEach; ++i) {
+      const T sum = given.sum.at[i];
+      const T found = sum > 0 ? given.of_score : given.of_score * slope;
+      state.at[i] += kOfVector ? found * sum : found;
+    }
+  }
+  State merge(const State& one, const State& other) const { return plus(one, other); }
+  State result(State state) const {
+    if (!kOfVector) {
+      for (int i = 0; i < kEach; ++i) state.at[i] *= vector[column + i];
+    }
+    return state;
+  }
+
+  int64_t units;
+  const T* of_score;
+  Places score_places;
+  const T* rows;
+  const T* others;
+  Places places;
+  const T* vector;
+  T slope;
+  int64_t heads;
+  int64_t each;
+  int64_t column = 0;
+  int64_t head = 0;
+};
+
+template <typename T>
+void sum_scores(const T* source, const Places& places, const T* destination, T slope,
+                const Edges& edges, int64_t heads, T* out, const Places& out_places) {
+  for_each_head(edges, heads, Layout(1), [&](int64_t row, int64_t edge, int64_t head, bool within) {
+    if (!within) return;
+    const T sum = source[places[edge] * heads + head] + destination[row * heads + head];
+    out[out_places[edge] * heads + head] = leaky(sum, slope);
+  });
+}
+
+template <typename T, int kEach>
+void leaky_scores(const T* source, const Places& places, const T* destination, const T* vector,
+                  T slope, const Edges& edges, int64_t heads, int64_t each, T* out,
+                  const Places& out_places) {
+  using Columns = Vector<T, kEach>;
+  const int64_t width = heads * each;
+  const auto term = [&](int64_t row, int64_t edge, int64_t column) {
+    const auto one = *reinterpret_cast<const Columns*>(source + places[edge] * width + column);
+    const auto other = *reinterpret_cast<const Columns*>(destination + row * width + column);
+    const auto by = *reinterpret_cast<const Columns*>(vector + column);
+    T found = 0;
+    for (int i = 0; i < kEach; ++i) found += leaky(one.at[i] + other.at[i], slope) * by.at[i];
+    return found;
+  };
+  sum_heads<T, kEach>(edges, heads, each, term, [&](int64_t, int64_t edge, int64_t head, T found) {
+    out[out_places[edge] * heads + head] = found;
+  });
+}
+
+// Makes weights of scores.
+template <typename T>
+void weigh(T* weight, const Places& places, T scale, const T* softmax, const Dropout& dropout,
+           const Edges& edges, int64_t heads) {
+  for_each_head(edges, heads, Layout(1), [&](int64_t row, int64_t edge, int64_t head, bool within) {
+    if (!within) return;
+    const int64_t at = places[edge] * heads + head;
+    const T* of_row = softmax + (row * heads + head) * 2;
+    // As in PyG's softmax.
+    const T found = exp_of(weight[at] * scale - of_row[0]) / (of_row[1] + static_cast<T>(1e-16));
+    weight[at] = found * dropout.kept<T>(at);
+  });
+}
+
+// Makes gradients of scores from those of weights: of the products in the score, which are scaled,
+// or, with a source, of the sums that LeakyReLU makes a score of.
+template <typename T>
+void go_back(T* out, const T* weight, const T* gradient, const Places& places, const T* mean,
+             T scale, const Dropout& dropout, const T* source, const Places& source_places,
+             const T* destination, T slope, const Edges& edges, int64_t heads) {
+  for_each_head(edges, heads, Layout(1), [&](int64_t row, int64_t edge, int64_t head, bool within) {
+    if (!within) return;
+    const int64_t at = places[edge] * heads + head, of_row = row * heads + head;
+    T found = weight[at] * (gradient[at] * dropout.kept<T>(at) - mean[of_row]) * scale;
+    if (source != nullptr) {
+      const T sum = source[source_places[edge] * heads + head] + destination[of_row];
+      if (!(sum > 0)) found *= slope;
+    }
+    out[at] = found;
+  });
+}
+
+template <typename T>
+void drop(T* weight, int64_t count, const Dropout& dropout) {
+  for (int64_t i = warp_of_thread() * kLanes + lane_of_thread(); i < count;
+       i += warps_of_grid() * kLanes) {
+    weight[i] *= dropout.kept<T>(i);
+  }
+}
+
+}  // namespace gact_graph
+
+// Places come as a pointer, whether they are int64, and how many rows there are to choose from.
+// Where two pointers may be the same tensor's, neither is __restrict__.
+#define GACT_ATTENTION(name, T)                                                                   \
+  extern "C" __global__ void sum_scores_##name(                                                   \
+      const T* __restrict__ source, const void* __restrict__ places, int64_t wide, int64_t nodes, \
+      const T* __restrict__ destination, double slope, const int64_t* __restrict__ starts,        \
+      int64_t rows, int64_t count, int64_t length, int64_t heads, T* __restrict__ out,            \
+      const void* __restrict__ out_places, int64_t out_wide, int64_t weights) {                   \
+    gact_graph::sum_scores<T>(source, {places, wide, nodes}, destination, static_cast<T>(slope),  \
+                              {starts, rows, count, length}, heads, out,                          \
+                              {out_places, out_wide, weights});                                   \
+  }                                                                                               \
+  extern "C" __global__ void softmax_##name(                                                      \
+      const T* __restrict__ scores, const void* __restrict__ places, int64_t wide,                \
+      int64_t weights, double scale, const int64_t* __restrict__ starts, int64_t rows,            \
+      int64_t count, int64_t length, int64_t heads, T* __restrict__ out, T* __restrict__ carry) { \
+    using Softmax = gact_graph::Softmax<T>;                                                       \
+    const Softmax softmax{heads, scores, {places, wide, weights}, static_cast<T>(scale)};         \
+    gact_graph::reduce_rows(softmax, {starts, rows, count, length},                               \
+                            reinterpret_cast<Softmax::State*>(out),                               \
+                            reinterpret_cast<Softmax::State*>(carry));                            \
+  }                                                                                               \
+  extern "C" __global__ void softmax_carries_##name(                                              \
+      const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,            \
+      int64_t heads, T* __restrict__ out, const T* __restrict__ carry) {                          \
+    using Softmax = gact_graph::Softmax<T>;                                                       \
+    const Softmax softmax{heads, nullptr, {}, 1};                                                 \
+    gact_graph::merge_carries(softmax, {starts, rows, count, length},                             \
+                              reinterpret_cast<Softmax::State*>(out),                             \
+                              reinterpret_cast<const Softmax::State*>(carry));                    \
+  }                                                                                               \
+  extern "C" __global__ void weigh_##name(                                                        \
+      T* __restrict__ weight, const void* __restrict__ places, int64_t wide, int64_t weights,     \
+      double scale, const T* __restrict__ softmax, int64_t dropped, double kept, int64_t seed,    \
+      const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,            \
+      int64_t heads) {                                                                            \
+    gact_graph::weigh<T>(weight, {places, wide, weights}, static_cast<T>(scale), softmax,         \
+                         {dropped, kept, seed}, {starts, rows, count, length}, heads);            \
+  }                                                                                               \
+  extern "C" __global__ void mean_##name(                                                         \
+      const T* weight, const T* gradient, const void* __restrict__ places, int64_t wide,          \
+      int64_t weights, int64_t dropped, double kept, int64_t seed,                                \
+      const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,            \
+      int64_t heads, T* __restrict__ out, T* __restrict__ carry) {                                \
+    using Mean = gact_graph::Mean<T>;                                                             \
+    const Mean mean{heads, weight, gradient, {places, wide, weights}, {dropped, kept, seed}};     \
+    gact_graph::reduce_rows(mean, {starts, rows, count, length},                                  \
+                            reinterpret_cast<Mean::State*>(out),                                  \
+                            reinterpret_cast<Mean::State*>(carry));                               \
+  }                                                                                               \
+  extern "C" __global__ void go_back_##name(                                                      \
+      T* out, const T* weight, const T* gradient, const void* __restrict__ places, int64_t wide,  \
+      int64_t weights, const T* __restrict__ mean, double scale, int64_t dropped, double kept,    \
+      int64_t seed, const T* __restrict__ source, const void* __restrict__ source_places,         \
+      int64_t source_wide, int64_t nodes, const T* __restrict__ destination, double slope,        \
+      const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,            \
+      int64_t heads) {                                                                            \
+    gact_graph::go_back<T>(out, weight, gradient, {places, wide, weights}, mean,                  \
+                           static_cast<T>(scale), {dropped, kept, seed}, source,                  \
+                           {source_places, source_wide, nodes}, destination,                      \
+                           static_cast<T>(slope), {starts, rows, count, length}, heads);          \
+  }                                                                                               \
+  extern "C" __global__ void drop_##name(T* __restrict__ weight, int64_t count, int64_t dropped,  \
+                                         double kept, int64_t seed) {                             \
+    gact_graph::drop<T>(weight, count, {dropped, kept, seed});                                    \
+  }
+
+#define GACT_LEAKY(name, T, kEach)                                                                \
+  extern "C" __global__ void leaky_scores_##name##_##kEach(                                       \
+      const T* __restrict__ source, const void* __restrict__ places, int64_t wide, int64_t nodes, \
+      const T* __restrict__ destination, const T* __restrict__ vector, double slope,              \
+      const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,            \
+      int64_t heads, int64_t each, T* __restrict__ out, const void* __restrict__ out_places,      \
+      int64_t out_wide, int64_t weights) {                                                        \
+    gact_graph::leaky_scores<T, kEach>(source, {places, wide, nodes}, destination, vector,        \
+                                       static_cast<T>(slope), {starts, rows, count, length},      \
+                                       heads, each, out, {out_places, out_wide, weights});        \
+  }                                                                                               \
+  extern "C" __global__ void leaky_rows_##name##_##kEach(                                         \
+      const T* __restrict__ of_score, const void* __restrict__ score_places, int64_t score_wide,  \
+      int64_t weights, const T* __restrict__ own, const T* __restrict__ others,                   \
+      const void* __restrict__ places, int64_t wide, int64_t nodes, const T* __restrict__ vector, \
+      double slope, const int64_t* __restrict__ starts, int64_t rows, int64_t count,              \
+      int64_t length, int64_t heads, int64_t each, T* __restrict__ out, T* __restrict__ carry) {  \
+    using Rows = gact_graph::LeakyRows<T, kEach, false>;                                          \
+    const Rows all{heads * each / kEach,                                                          \
+                   of_score,                                                                      \
+                   {score_places, score_wide, weights},                                           \
+                   own,                                                                           \
+                   others,                                                                        \
+                   {places, wide, nodes},                                                         \
+                   vector,                                                                        \
+                   static_cast<T>(slope),                                                         \
+                   heads,                                                                         \
+                   each};                                                                         \
+    gact_graph::reduce_rows(all, {starts, rows, count, length},                                   \
+                            reinterpret_cast<Rows::State*>(out),                                  \
+                            reinterpret_cast<Rows::State*>(carry));                               \
+  }                                                                                               \
+  extern "C" __global__ void leaky_vector_##name##_##kEach(                                       \
+      const T* __restrict__ of_score, const void* __restrict__ score_places, int64_t score_wide,  \
+      int64_t weights, const T* __restrict__ own, const T* __restrict__ others,                   \
+      const void* __restrict__ places, int64_t wide, int64_t nodes, double slope,                 \
+      const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,            \
+      int64_t heads, int64_t each, T* __restrict__ out) {                                         \
+    using Rows = gact_graph::LeakyRows<T, kEach, true>;                                           \
+    const Rows all{heads * each / kEach,                                                          \
+                   of_score,                                                                      \
+                   {score_places, score_wide, weights},                                           \
+                   own,                                                                           \
+                   others,                                                                        \
+                   {places, wide, nodes},                                                         \
+                   nullptr,                                                                       \
+                   static_cast<T>(slope),                                                         \
+                   heads,                                                                         \
+                   each};                                                                         \
+    gact_graph::reduce_segments(all, {starts, rows, count, length},                               \
+                                reinterpret_cast<Rows::State*>(out));                             \
+  }
+
+GACT_ATTENTION(float32, float)
+GACT_ATTENTION(float64, double)
+GACT_LEAKY(float32, float, 1)
+GACT_LEAKY(float32, float, 2)
+GACT_LEAKY(float32, float, 4)
+GACT_LEAKY(float64, double, 1)
+GACT_LEAKY(float64, double, 2)

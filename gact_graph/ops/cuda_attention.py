@@ -1,0 +1,346 @@
+"""Attention on CUDA tensors: what is checked, allocated and handed to the kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gact_graph.ops.cuda_sums import Segments, SumKernels, at, chunks, columns_of_lane, kernel_of
+from gact_graph.ops.kernels.nvrtc import Kernel
+from gact_graph.ops.reference.attention import check_attention, check_attention_backward
+from gact_graph.ops.reference.dot_attention import (
+    check_dot_attention,
+    check_dot_attention_backward,
+    check_drop_weights,
+)
+from gact_graph.ops.reference.leaky_attention import (
+    check_leaky_attention,
+    check_leaky_attention_backward,
+    check_leaky_attention_source,
+)
+from gact_graph.ops.reference.softmax import GRAINS, dropped_of
+
+_SOURCE = "cuda/attention.cu"
+_LANES = 32
+
+
+@dataclass(frozen=True)
+class _Dropout:
+    share: float
+    seed: int
+
+    @property
+    def args(self) -> tuple[int, float, int]:
+        """As kernels take it: how many of 65536, what scales the others, and the seed."""
+        dropped = dropped_of(self.share)
+        return dropped, GRAINS / (GRAINS - dropped), self.seed
+
+
+_NONE = _Dropout(0.0, 0)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Scores that are LeakyReLU of the sum of what both ends have."""
+
+    source: Tensor
+    places: Tensor
+    destination: Tensor
+    slope: float
+
+
+class EdgeKernels(SumKernels):
+    """The compiled kernels for edges: sums and attention, with the signatures of the operators.
+
+    Between its kernels attention keeps numbers for each row and head alone.
+    """
+
+    def attention(
+        self,
+        out: Tensor,
+        source: Tensor,
+        destination: Tensor,
+        places: Tensor,
+        weight_places: Tensor | None,
+        starts: Tensor,
+        slope: float,
+        dropout: float,
+        seed: int,
+    ) -> None:
+        edges = places, weight_places, starts
+        check_attention(out, source, destination, *edges, dropout)
+        segments = Segments(starts, places.numel())
+        self._sum_scores(out, weight_places, _Sums(source, places, destination, slope), segments)
+        self._weigh(out, weight_places, segments, 1.0, _Dropout(dropout, seed))
+
+    def attention_backward(
+        self,
+        of_score: Tensor,
+        of_destination: Tensor,
+        gradient: Tensor,
+        source: Tensor,
+        destination: Tensor,
+        places: Tensor,
+        weight_places: Tensor | None,
+        starts: Tensor,
+        slope: float,
+        dropout: float,
+        seed: int,
+    ) -> None:
+        edges = places, weight_places, starts
+        given = gradient, source, destination, *edges, dropout
+        check_attention_backward(of_score, of_destination, *given)
+        segments = Segments(starts, places.numel())
+        sums = _Sums(source, places, destination, slope)
+        self._sum_scores(of_score, weight_places, sums, segments)
+        self._weigh(of_score, weight_places, segments, 1.0, _NONE)
+        settings = 1.0, _Dropout(dropout, seed), sums
+        self._go_back(of_score, of_score, gradient, weight_places, segments, *settings)
+        self._sum(of_destination, of_score, weight_places, None, None, segments)
+
+    def leaky_attention(
+        self,
+        out: Tensor,
+        source: Tensor,
+        destination: Tensor,
+        att: Tensor,
+        places: Tensor,
+        weight_places: Tensor | None,
+        starts: Tensor,
+        slope: float,
+        dropout: float,
+        seed: int,
+    ) -> None:
+        rows, edges = (source, destination, att), (places, weight_places, starts)
+        check_leaky_attention(out, *rows, *edges, dropout)
+        segments = Segments(starts, places.numel())
+        self._leaky_scores(out, *rows, places, weight_places, segments, slope)
+        self._weigh(out, weight_places, segments, 1.0, _Dropout(dropout, seed))
+
+    def leaky_attention_backward(
+        self,
+        of_score: Tensor,
+        of_destination: Tensor,
+        of_att: Tensor,
+        gradient: Tensor,
+        source: Tensor,
+        destination: Tensor,
+        att: Tensor,
+        places: Tensor,
+        weight_places: Tensor | None,
+        starts: Tensor,
+        slope: float,
+        dropout: float,
+        seed: int,
+    ) -> None:
+        rows, edges = (source, destination, att), (places, weight_places, starts)
+        found = of_score, of_destination, of_att
+        check_leaky_attention_backward(*found, gradient, *rows, *edges, dropout)
+        segments = Segments(starts, places.numel())
+        self._leaky_scores(of_score, *rows, places, weight_places, segments, slope)
+        self._weigh(of_score, weight_places, segments, 1.0, _NONE)
+        settings = 1.0, _Dropout(dropout, seed)
+        self._go_back(of_score, of_score, gradient, weight_places, segments, *settings)
+        given = of_score, weight_places, destination, source, places, att, slope, segments
+        self._leaky_rows(of_destination, *given)
+        self._leaky_vector(of_att, *given)
+
+    def leaky_attention_source(
+        self,
+        of_source: Tensor,
+        of_score: Tensor,
+        source: Tensor,
+        destination: Tensor,
+        att: Tensor,
+        places: Tensor,
+        weight_places: Tensor,
+        starts: Tensor,
+        slope: float,
+    ) -> None:
+        rows, edges = (source, destination, att), (places, weight_places, starts)
+        check_leaky_attention_source(of_source, of_score, *rows, *edges)
+        segments = Segments(starts, places.numel())
+        given = of_score, weight_places, source, destination, places, att, slope, segments
+        self._leaky_rows(of_source, *given)
+
+    def dot_attention(
+        self,
+        out: Tensor,
+        source: Tensor,
+        destination: Tensor,
+        places: Tensor,
+        weight_places: Tensor | None,
+        starts: Tensor,
+        scale: float,
+    ) -> None:
+        check_dot_attention(out, source, destination, places, weight_places, starts)
+        segments = Segments(starts, places.numel())
+        self._dots(out, weight_places, destination, source, places, segments)
+        self._weigh(out, weight_places, segments, scale, _NONE)
+
+    def dot_attention_backward(
+        self,
+        gradient: Tensor,
+        weight: Tensor,
+        places: Tensor | None,
+        starts: Tensor,
+        scale: float,
+    ) -> None:
+        edges = check_dot_attention_backward(gradient, weight, places, starts)
+        segments = Segments(starts, edges)
+        self._go_back(gradient, weight, gradient, places, segments, scale, _NONE)
+
+    def drop_weights(self, weight: Tensor, dropout: float, seed: int) -> None:
+        check_drop_weights(weight, dropout)
+        if weight.numel():
+            warps = -(-weight.numel() // _LANES)
+            given = weight.data_ptr(), weight.numel(), *_Dropout(dropout, seed).args
+            self._launch(_kernel("drop", weight), weight.device, warps, *given)
+
+    def _sum_scores(
+        self, out: Tensor, out_places: Tensor | None, sums: _Sums, segments: Segments
+    ) -> None:
+        if not segments.edges or not out.numel():
+            return
+        self._launch(
+            _kernel("sum_scores", out),
+            *(out.device, segments.count),
+            *(sums.source.data_ptr(), *at(sums.places, sums.source), sums.destination.data_ptr()),
+            *(float(sums.slope), *segments.args, out.size(1)),
+            *(out.data_ptr(), *at(out_places, out)),
+        )
+
+    def _leaky_scores(
+        self,
+        out: Tensor,
+        source: Tensor,
+        destination: Tensor,
+        att: Tensor,
+        places: Tensor,
+        out_places: Tensor | None,
+        segments: Segments,
+        slope: float,
+    ) -> None:
+        if not segments.edges or not out.numel():
+            return
+        heads, each = att.shape
+        columns = columns_of_lane(each, 1, source, destination, att)
+        self._launch(
+            _kernel("leaky_scores", out, columns),
+            *(out.device, segments.count),
+            *(source.data_ptr(), *at(places, source), destination.data_ptr(), att.data_ptr()),
+            *(float(slope), *segments.args, heads, each, out.data_ptr(), *at(out_places, out)),
+        )
+
+    def _weigh(
+        self,
+        weight: Tensor,
+        places: Tensor | None,
+        segments: Segments,
+        scale: float,
+        dropout: _Dropout,
+    ) -> None:
+        """Makes weights of scores, in place."""
+        if not segments.edges or not weight.numel():
+            return
+        heads = weight.size(1)
+        softmax = weight.new_empty((segments.rows, heads, 2))
+        carry = weight.new_empty((segments.count, heads, 2))
+        ends = softmax.data_ptr(), carry.data_ptr()
+        given = weight.data_ptr(), *at(places, weight), float(scale)
+        edges, warps = (*segments.args, heads), segments.count * chunks(heads)
+        device = weight.device
+        self._launch(_kernel("softmax", weight), device, warps, *given, *edges, *ends)
+        if segments.count > 1:
+            self._launch(_kernel("softmax_carries", weight), device, warps, *edges, *ends)
+        rest = softmax.data_ptr(), *dropout.args, *edges
+        self._launch(_kernel("weigh", weight), device, segments.count, *given, *rest)
+
+    def _go_back(
+        self,
+        out: Tensor,
+        weight: Tensor,
+        gradient: Tensor,
+        places: Tensor | None,
+        segments: Segments,
+        scale: float,
+        dropout: _Dropout,
+        sums: _Sums | None = None,
+    ) -> None:
+        """Makes gradients of scores from those of weights; ``out`` may be either of both."""
+        if not segments.edges or not out.numel():
+            return
+        heads, device = out.size(1), out.device
+        mean, carry = out.new_empty((segments.rows, heads)), out.new_empty((segments.count, heads))
+        edges, warps = (*segments.args, heads), segments.count * chunks(heads)
+        given = weight.data_ptr(), gradient.data_ptr(), *at(places, out)
+        ends = mean.data_ptr(), carry.data_ptr()
+        self._launch(_kernel("mean", out), device, warps, *given, *dropout.args, *edges, *ends)
+        self._add_carries(mean, carry, segments)
+        leaky: tuple[int | float, ...] = (0, 0, 0, 0, 0, 0.0)
+        if sums is not None:
+            of_source = sums.source.data_ptr(), *at(sums.places, sums.source)
+            leaky = *of_source, sums.destination.data_ptr(), float(sums.slope)
+        rest = mean.data_ptr(), float(scale), *dropout.args, *leaky, *edges
+        kernel = _kernel("go_back", out)
+        self._launch(kernel, device, segments.count, out.data_ptr(), *given, *rest)
+
+    def _leaky_rows(
+        self,
+        out: Tensor,
+        of_score: Tensor,
+        score_places: Tensor | None,
+        rows: Tensor,
+        others: Tensor,
+        places: Tensor,
+        att: Tensor,
+        slope: float,
+        segments: Segments,
+    ) -> None:
+        """The gradients of rows, from those of the scores of their edges with others."""
+        if not out.numel():
+            return
+        heads, each = att.shape
+        columns = columns_of_lane(each, heads, rows, others, out)
+        carry = out.new_empty((segments.count, heads * each))
+        self._launch(
+            _kernel("leaky_rows", out, columns),
+            *(out.device, segments.count * chunks(heads * each // columns)),
+            *(of_score.data_ptr(), *at(score_places, of_score), rows.data_ptr()),
+            *(others.data_ptr(), *at(places, others), att.data_ptr(), float(slope)),
+            *(*segments.args, heads, each, out.data_ptr(), carry.data_ptr()),
+        )
+        self._add_carries(out, carry, segments)
+
+    def _leaky_vector(
+        self,
+        out: Tensor,
+        of_score: Tensor,
+        score_places: Tensor | None,
+        rows: Tensor,
+        others: Tensor,
+        places: Tensor,
+        att: Tensor,
+        slope: float,
+        segments: Segments,
+    ) -> None:
+        """The gradient of the vector that weighs columns: a sum over all edges."""
+        if not segments.edges or not out.numel():
+            out.zero_()
+            return
+        heads, each = att.shape
+        columns = columns_of_lane(each, heads, rows, others)
+        parts = out.new_empty((segments.count, heads, each))
+        self._launch(
+            _kernel("leaky_vector", out, columns),
+            *(out.device, segments.count * chunks(heads * each // columns)),
+            *(of_score.data_ptr(), *at(score_places, of_score), rows.data_ptr()),
+            *(others.data_ptr(), *at(places, others), float(slope)),
+            *(*segments.args, heads, each, parts.data_ptr()),
+        )
+        out.copy_(parts.sum(0))
+
+
+def _kernel(name: str, x: Tensor, columns: int | None = None) -> Kernel:
+    return kernel_of(name, x.dtype, columns, _SOURCE)
