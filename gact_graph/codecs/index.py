@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gact_graph.codecs.base import Codec, Encoded, Request
-from gact_graph.support.storage import sample_of
+from gact_graph.support.storage import spread_of
 
 _NARROW = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
@@ -17,14 +17,20 @@ class Narrowed(Encoded):
     """The same integers in a narrower type.
 
     They stay on the device: all layers share the edges, and each reads them several times.
+
+    Args:
+        values: The integers.
+        dtype: What they are decoded to.
+        sample: A few of them, by which others that may be equal are found.
     """
 
     codec = "index"
     exact = True
 
-    def __init__(self, values: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, values: Tensor, dtype: torch.dtype, sample: tuple[int, ...]) -> None:
         self.values = values
         self.dtype = dtype
+        self._sample = sample
 
     @property
     def nbytes(self) -> int:
@@ -35,7 +41,7 @@ class Narrowed(Encoded):
 
     def fingerprint(self) -> Hashable:
         kind = (self.codec, self.dtype, self.values.dtype, self.values.numel(), self.values.device)
-        return *kind, sample_of(self.values)
+        return *kind, self._sample
 
     def equals(self, other: Encoded) -> bool:
         return isinstance(other, Narrowed) and torch.equal(self.values, other.values)
@@ -50,11 +56,12 @@ class Index(Codec):
         x = request.tensor
         if x.dtype not in (torch.int64, torch.int32, torch.int16) or not x.numel():
             return None
-        least, most = torch.stack(x.aminmax()).tolist()  # one wait for the device
+        # One wait for the device.
+        least, most, *sample = torch.cat([torch.stack(x.aminmax()), spread_of(x)]).tolist()
         for dtype in _NARROW:
             info = torch.iinfo(dtype)
             if info.min <= least and most <= info.max:
-                return (
-                    None if dtype.itemsize >= x.element_size() else Narrowed(x.to(dtype), x.dtype)
-                )
+                if dtype.itemsize >= x.element_size():
+                    return None
+                return Narrowed(x.to(dtype), x.dtype, tuple(sample))
         return None

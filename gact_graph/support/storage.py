@@ -192,9 +192,14 @@ def whole_of(tensor: Tensor) -> tuple[Tensor, Layout]:
     return physical_of(tensor).as_strided((numel,), (1,), 0), layout
 
 
+def spread_of(flat: Tensor, count: int = 16) -> Tensor:
+    """Up to ``count`` elements of a tensor [numel], evenly spread."""
+    return flat[:: max(1, flat.numel() // count)][:count]
+
+
 def sample_of(flat: Tensor, count: int = 16) -> tuple[Any, ...]:
-    """Up to ``count`` elements of a tensor [numel], evenly spread, as Python numbers."""
-    return tuple(flat[:: max(1, flat.numel() // count)][:count].tolist())
+    """The same as Python numbers: waits for the tensor's device."""
+    return tuple(spread_of(flat, count).tolist())
 
 
 def version_of(tensor: Tensor) -> int | None:

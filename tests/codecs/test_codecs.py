@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from waits import Waits
 
 from gact_graph.codecs import Kept, Request, encode
 from gact_graph.codecs.drop import Dropped
@@ -181,6 +182,14 @@ class TestIndex:
 
     def test_what_needs_64_bits_is_kept(self):
         assert encoded(torch.tensor([0, 2**31])).codec == "keep"
+
+    def test_a_device_is_waited_for_once(self):
+        """For the range and for what tells which others may be equal."""
+        x = torch.arange(-3, 1000)
+        with Waits() as waits:
+            mark = encoded(x).fingerprint()
+        assert waits.seen == ["tolist"]
+        assert mark == encoded(x.clone()).fingerprint() != encoded(x + 1).fingerprint()
 
     def test_equal_ones_are_known(self):
         x = torch.arange(1000) * 7 % 300

@@ -99,7 +99,7 @@ class TestMovable:
         assert not torch.equal(encoded.decode(), before)
 
     def test_an_index_stays(self):
-        index = Narrowed(torch.arange(200, dtype=torch.uint8), torch.int64)
+        index = Narrowed(torch.arange(200, dtype=torch.uint8), torch.int64, (0, 100))
         assert index.movable() == ()
         assert index.moved() is index
 

@@ -116,13 +116,29 @@ class Order:
             return False
         if edge_index.device != self.sources.device:
             return False
+        if not _is_on_host(edge_index):
+            return bool(self._is_same(edge_index))  # waits for the device, once
         counts = torch.bincount(edge_index[target], minlength=num_destinations)
         if counts.numel() > num_destinations:
             return False
-        checks = self._checks(edge_index, counts)
-        if edge_index.device.type == "cpu":
-            return all(bool(check) for check in checks)
-        return bool(torch.stack([*checks]).all())  # waits once for the device
+        return all(bool(check) for check in self._checks(edge_index, counts))
+
+    def _is_same(self, edge_index: Tensor) -> Tensor:
+        """Whether these are the edges, found without a wait for the device, as bincount has one."""
+        found, chunk = self.starts.new_ones((), dtype=torch.bool), chunk_of(edge_index)
+        for edge in range(0, self.num_edges, chunk):
+            got = self._chunk(edge_index, slice(edge, edge + chunk))
+            edges = torch.arange(edge, edge + got.size(1), device=got.device)
+            owners = torch.searchsorted(self.starts, edges, right=True) - 1
+            found &= (got[1 - self.target] == self.sources[edge : edge + chunk]).all()
+            found &= (got[self.target] == owners).all()
+        return found
+
+    def _chunk(self, edge_index: Tensor, part: slice) -> Tensor:
+        """A part of these edges in this order."""
+        if self.permutation is None:
+            return edge_index[:, part]
+        return edge_index.index_select(1, self.permutation[part])
 
     def _checks(self, edge_index: Tensor, counts: Tensor) -> Iterator[Tensor]:
         yield (counts == self.starts.diff()).all()
@@ -131,10 +147,7 @@ class Order:
         chunk = chunk_of(edge_index)
         for edge in range(0, self.num_edges, chunk):
             part = slice(edge, edge + chunk)
-            if self.permutation is None:
-                got = edge_index[:, part]
-            else:
-                got = edge_index.index_select(1, self.permutation[part])
+            got = self._chunk(edge_index, part)
             sources, destinations = got[1 - self.target], got[self.target]
             yield (sources == self.sources[part]).all()
             yield (destinations[1:] >= destinations[:-1]).all()
@@ -145,4 +158,8 @@ class Order:
 
 def chunk_of(edge_index: Tensor) -> int:
     """Edges to read at a time."""
-    return _CHUNK if edge_index.device.type == "cpu" else _CUDA_CHUNK
+    return _CHUNK if _is_on_host(edge_index) else _CUDA_CHUNK
+
+
+def _is_on_host(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
