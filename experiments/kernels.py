@@ -6,7 +6,8 @@
 ``copy`` is ``dst.copy_(src)`` into memory that is there already, ``clone`` is ``src.clone()``,
 which has to fetch its memory from the system as unpack has to. All are run in turn, so that they
 meet the same weather of a busy machine, after one warm-up; the medians are compared. What is
-measured on CUDA is told in :mod:`experiments.helpers.kernels_cuda`.
+measured on CUDA is told in :mod:`experiments.helpers.kernels_cuda`, and of the kernels for edges in
+:mod:`experiments.helpers.kernels_edges`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from experiments.helpers import kernels_cuda
+from experiments.helpers import kernels_cuda, kernels_edges
 from experiments.helpers.atomic import write_atomically
 from experiments.helpers.display import make_console, make_table, say
 from experiments.helpers.errors import ExperimentError, UsageError
@@ -112,8 +113,21 @@ def _on_cuda(args: argparse.Namespace) -> dict[str, Any]:
         say(console, line)
     say(console, f"{args.elements:,} {args.dtype}, {args.rounds} rounds in turn")
     say(console, about["kernels"])
+    edges = kernels_edges.measure(args.nodes, args.rounds, args.device)
+    rows = kernels_edges.table(edges)
+    console.print(make_table("Edges on CUDA, medians", kernels_edges.HEAD, rows))
+    say(
+        console,
+        "{nodes:,} nodes, {edges:,} edges, {heads} heads, {channels} channels".format(**edges),
+    )
     head = {name: getattr(args, name) for name in ("elements", "dtype", "rounds")}
-    return head | {"bits": list(args.bits), "device": str(args.device)} | about | found
+    return (
+        head
+        | {"bits": list(args.bits), "device": str(args.device)}
+        | about
+        | found
+        | {"edges": edges}
+    )
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -128,6 +142,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
     parser.add_argument("--rounds", type=parse_count, default=7, metavar="R", help="default: 7")
+    nodes = f"of the graph for sums over edges, on CUDA (default: {kernels_edges.DEFAULT_NODES:_})"
+    parser.add_argument(
+        "--nodes", type=_parse_long_count, default=kernels_edges.DEFAULT_NODES, help=nodes
+    )
     threads = "on the CPU (default: 2)"
     parser.add_argument("--threads", type=parse_count, default=2, metavar="T", help=threads)
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="keep all times here")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.helpers import kernels_cuda
+from experiments.helpers import kernels_cuda, kernels_edges
 from experiments.helpers.kernels_cuda import (
     copy_bytes,
     gigabytes_per_second,
@@ -170,6 +170,16 @@ def test_events_stand_around_each_job(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == 3 * turn
 
 
+def test_sums_over_edges_stand_beside_plain_torch() -> None:
+    found = kernels_edges.measure(50, 2, CPU)
+    assert (found["nodes"], found["edges"]) == (50, 800)
+    assert len(kernels_edges.table(found)) == len(found["jobs"]) == 5
+    gathered = 800 * 192 * 4
+    for name, job in found["jobs"].items():
+        assert job["median_milliseconds"] > 0 and job["plain_milliseconds"] > 0
+        assert (job["bytes"] > gathered) == (name != "GAT's weights")
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 def test_cuda_reads_the_clock_of_the_device(tmp_path: Path, capsys) -> None:
     device = torch.device("cuda")
@@ -177,8 +187,20 @@ def test_cuda_reads_the_clock_of_the_device(tmp_path: Path, capsys) -> None:
     times = time_on(device, {"one": x.clone, "ten": lambda: [x.mul_(1) for _ in range(10)]}, 3)
     assert [len(found) for found in times.values()] == [3, 3]
     out = tmp_path / "kernels.json"
-    flags = ["--device", "cuda", "--elements", "1_000_000", "--bits", "2,16", "--rounds", "2"]
+    flags = [
+        "--device",
+        "cuda",
+        "--elements",
+        "1_000_000",
+        "--bits",
+        "2,16",
+        "--rounds",
+        "2",
+        "--nodes",
+        "1000",
+    ]
     assert main([*flags, "--out", str(out)]) == 0
     assert "of copy" in capsys.readouterr().out
     content = json.loads(out.read_text())
     assert content["jobs"]["pack 16"]["gb_per_s"] > 0 and content["gpus"]
+    assert content["edges"]["jobs"]["sum"]["gb_per_s"] > 0
