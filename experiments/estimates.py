@@ -3,15 +3,18 @@
 ``python -m experiments.estimates --models gat,gcn --datasets D/cora.npz,D/flickr_graph.npz --out
 DIR`` estimates each model on each graph, then trains it for some steps in each way, a fresh
 process each, and compares the peaks. ``--budgets`` also has ``wrap(memory=)`` choose under a few
-budgets, in a process that can get no more memory than that.
+budgets, in a process that can get no more memory than that. What was found is kept under
+``--out``: the same command goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ from datasets import load
 from experiments.helpers.cap import ended_by_memory, set_cap
 from experiments.helpers.display import make_console, make_table, say
 from experiments.helpers.errors import ExperimentError
+from experiments.helpers.folder import hold_folder
+from experiments.helpers.kept import read_kept
 from experiments.helpers.options import Parser
 from experiments.helpers.origin import origin
 from experiments.helpers.subjects import choose, exit_code, write_json
@@ -34,6 +39,8 @@ from gact_graph.api.budget.budget import least_returned
 from gact_graph.support.heap import return_tensors
 from gact_graph.support.peak import PeakMeter
 from gact_graph.support.storage import tensors_in
+
+FILE_NAME = "estimates.json"
 
 _STEPS = 4
 _WAYS = "stock,lossless,lossless + blocks,L1 8,L1 4,L1 2,CB2 4"
@@ -52,35 +59,69 @@ def main(argv: list[str] | None = None) -> int:
 def _run(argv: list[str]) -> None:
     args = _parse(argv)
     console = make_console()
-    args.out.mkdir(parents=True, exist_ok=True)
-    pairs: list[dict[str, Any]] = []
-    budgets: list[dict[str, Any]] = []
-    head = {"threads": torch.get_num_threads(), "steps": _STEPS} | origin("estimates", argv)
-    for dataset in args.datasets.split(","):
-        for model in args.models:
-            what = {"model": model, "dataset": dataset, "data_root": args.data_root}
-            say(console, f"{model} on {dataset_name(dataset)}")
-            estimate = _in_process(what | {"task": "estimate"})
-            assert estimate is not None
-            ways = {row["way"]: row for row in estimate["ways"]}
-            for name in args.ways:
-                row = ways[name]
-                found = _in_process(what | {"task": "measure", "way": row})
-                measured = None if found is None else found["peak_bytes"]
-                pairs.append(
-                    {"model": model, "dataset": dataset_name(dataset), "way": name}
-                    | {"predicted": row["peak_bytes"], "measured": measured}
-                )
-            for name in args.budgets:
-                memory = int(ways[name]["peak_bytes"] * 1.05) + (5 << 20)
-                found = _in_process(what | {"task": "budget", "memory": memory})
-                budgets.append(
-                    {"model": model, "dataset": dataset_name(dataset), "memory": memory}
-                    | {"for": name, "chosen": None if found is None else found["way"]}
-                    | {"peak": None if found is None else found["peak_bytes"]}
-                )
-            write_json(args.out / "estimates.json", head | {"pairs": pairs, "budgets": budgets})
-    _show(console, pairs, budgets)
+    settings = {"threads": torch.get_num_threads(), "steps": _STEPS}
+    with hold_folder(args.out, lambda text: say(console, text)):
+        kept = _Kept(args.out / FILE_NAME, settings, origin("estimates", argv))
+        for dataset in args.datasets.split(","):
+            for model in args.models:
+                say(console, f"{model} on {dataset_name(dataset)}")
+                task = {"model": model, "dataset": dataset, "data_root": args.data_root}
+                _compare(kept, task, args.ways, args.budgets)
+    _show(console, kept.found["pairs"], kept.found["budgets"])
+
+
+class _Kept:
+    """What was found, in a file that is written after each finding and read by the next run.
+
+    Raises:
+        ResultsError: If the file is of other settings.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any], origin: dict[str, Any]) -> None:
+        self._path, self._head = path, settings | origin
+        self.found: dict[str, list[dict[str, Any]]] = {"estimates": [], "pairs": [], "budgets": []}
+        if (content := read_kept(path, settings)) is not None:
+            self.found = {kind: content[kind] for kind in self.found}
+
+    def once(
+        self, kind: str, key: dict[str, Any], find: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """The finding of this key, which is looked for unless it is there."""
+        for one in self.found[kind]:
+            if one.items() >= key.items():
+                return one
+        self.found[kind].append(key | find())
+        write_json(self._path, self._head | self.found)
+        return self.found[kind][-1]
+
+
+def _compare(kept: _Kept, task: dict[str, Any], ways: list[str], budgets: list[str]) -> None:
+    """One model on one graph: its estimate, the peak in each way, and what budgets lead to."""
+    key = {"model": task["model"], "dataset": dataset_name(task["dataset"])}
+
+    def estimate() -> dict[str, Any]:
+        found = _in_process(task | {"task": "estimate"})
+        assert found is not None  # without a cap, memory suffices or the process is killed
+        return {"ways": found["ways"]}
+
+    rows = {row["way"]: row for row in kept.once("estimates", key, estimate)["ways"]}
+
+    def measure(way: str) -> dict[str, Any]:
+        found = _in_process(task | {"task": "measure", "way": rows[way]})
+        measured = None if found is None else found["peak_bytes"]
+        return {"predicted": rows[way]["peak_bytes"], "measured": measured}
+
+    def give(memory: int) -> dict[str, Any]:
+        found = _in_process(task | {"task": "budget", "memory": memory})
+        if found is None:
+            return {"chosen": None, "peak": None}
+        return {"chosen": found["way"], "peak": found["peak_bytes"]}
+
+    for way in ways:
+        kept.once("pairs", key | {"way": way}, functools.partial(measure, way))
+    for way in budgets:
+        memory = int(rows[way]["peak_bytes"] * 1.05) + (5 << 20)
+        kept.once("budgets", key | {"for": way, "memory": memory}, functools.partial(give, memory))
 
 
 def _show(console: Console, pairs: list[dict[str, Any]], budgets: list[dict[str, Any]]) -> None:

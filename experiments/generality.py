@@ -8,7 +8,6 @@ goes on from there.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -20,9 +19,9 @@ import torch
 import gact_graph
 from experiments.helpers import summary
 from experiments.helpers.display import make_console, make_table, say
-from experiments.helpers.errors import ResultsError
 from experiments.helpers.folder import hold_folder
 from experiments.helpers.interval import paired_difference, signed_percent
+from experiments.helpers.kept import read_kept
 from experiments.helpers.options import Parser
 from experiments.helpers.origin import origin
 from experiments.helpers.subjects import exit_code, write_json
@@ -133,7 +132,7 @@ def _run(argv: list[str] | None) -> None:
     path = args.out / f"{args.model}.json"
     field = FIELDS[args.model]()
     with hold_folder(args.out, lambda text: say(console, text)):
-        runs = _kept(path, settings)
+        runs = (read_kept(path, settings) or {"runs": []})["runs"]
         done = {(run["bits"], run["seed"]) for run in runs}
         for seed in args.seeds:
             for bits in args.bits:
@@ -147,25 +146,6 @@ def _run(argv: list[str] | None) -> None:
                 # After each, so that the runs so far survive.
                 write_json(path, settings | origin("generality", argv) | {"runs": runs})
     console.print(make_table(f"{args.model}, {args.steps} steps", HEAD, rows(runs)))
-
-
-def _kept(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """The runs that an earlier command left.
-
-    Raises:
-        ResultsError: If they are of other settings.
-    """
-    if not path.exists():
-        return []
-    content = json.loads(path.read_text(encoding="utf-8"))
-    differing = [name for name, value in settings.items() if content.get(name) != value]
-    if differing:
-        raise ResultsError(
-            f"Expected {path} to be of the same settings (got another {', '.join(differing)}): "
-            "give another --out"
-        )
-    runs: list[dict[str, Any]] = content["runs"]
-    return runs
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

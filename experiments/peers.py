@@ -9,7 +9,6 @@ is kept under ``--out``: the same command goes on from there.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from typing import Any
 import torch
 
 from experiments.helpers.display import make_console, make_table, say
-from experiments.helpers.errors import ResultsError
 from experiments.helpers.folder import hold_folder
+from experiments.helpers.kept import read_kept
 from experiments.helpers.markdown import markdown_table
 from experiments.helpers.options import Parser
 from experiments.helpers.origin import origin
@@ -46,7 +45,8 @@ def _run(argv: list[str] | None) -> None:
     settings |= {"dataset": dataset_name(args.dataset), "device": str(args.device)}
     settings |= {"threads": torch.get_num_threads(), "times": not args.no_times}
     with hold_folder(args.out, lambda text: say(console, text)):
-        measured = _kept(args.out / FILE_NAME, settings)
+        kept = read_kept(args.out / FILE_NAME, settings) or {"rounds": {}}
+        measured = kept["rounds"]
         for number in range(args.rounds):
             for name in args.variants:
                 rounds = measured.setdefault(name, [])
@@ -71,25 +71,6 @@ def _run(argv: list[str] | None) -> None:
     lines += [f"{name} begins with another loss." for name in comparison.strangers(found)]
     for line in lines:
         say(console, line)
-
-
-def _kept(path: Path, settings: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """The rounds that an earlier run left.
-
-    Raises:
-        ResultsError: If they are of other settings.
-    """
-    if not path.exists():
-        return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
-    differing = [name for name, value in settings.items() if content.get(name) != value]
-    if differing:
-        raise ResultsError(
-            f"Expected {path} to be of the same settings (got another {', '.join(differing)}): "
-            "give another --out"
-        )
-    rounds: dict[str, list[dict[str, Any]]] = content["rounds"]
-    return rounds
 
 
 def _write(out: Path, head: dict[str, Any], measured: dict[str, list[dict[str, Any]]]) -> None:
