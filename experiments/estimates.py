@@ -27,6 +27,7 @@ from datasets import load
 from experiments.helpers.cap import ended_by_memory, set_cap
 from experiments.helpers.display import make_console, make_table, say
 from experiments.helpers.errors import ExperimentError
+from experiments.helpers.estimate_tables import verdict
 from experiments.helpers.folder import hold_folder
 from experiments.helpers.kept import read_kept
 from experiments.helpers.options import Parser
@@ -126,20 +127,16 @@ def _compare(kept: _Kept, task: dict[str, Any], ways: list[str], budgets: list[s
 
 def _show(console: Console, pairs: list[dict[str, Any]], budgets: list[dict[str, Any]]) -> None:
     rows = []
-    off = []
     for pair in pairs:
-        where = f"{pair['model']} on {pair['dataset']}"
-        cells = [where, pair["way"], f"{pair['predicted'] / 1e6:,.1f}"]
+        cells = [f"{pair['model']} on {pair['dataset']}", pair["way"]]
+        cells.append(f"{pair['predicted'] / 1e6:,.1f}")
         if pair["measured"] is None:
             rows.append((*cells, "does not fit", ""))
             continue
-        off.append(pair["predicted"] / pair["measured"] - 1)
-        rows.append((*cells, f"{pair['measured'] / 1e6:,.1f}", f"{off[-1]:+.1%}"))
+        off = pair["predicted"] / pair["measured"] - 1
+        rows.append((*cells, f"{pair['measured'] / 1e6:,.1f}", f"{off:+.1%}"))
     console.print(make_table("predicted and measured peaks", HEAD, rows))
-    if off:
-        within = sum(abs(value) <= 0.1 for value in off)
-        worst = max(off, key=abs)
-        say(console, f"{within} of {len(off)} within 10 %, the worst {worst:+.1%}")
+    say(console, verdict(pairs))
     for one in budgets:
         kept = "did not fit" if one["peak"] is None else f"peak {one['peak'] / 1e6:,.1f} MB"
         say(

@@ -18,6 +18,7 @@ from experiments.helpers import summary
 from experiments.helpers.results import Results
 from experiments.helpers.train import Progress
 
+_LONGEST_WORD = 30
 _LOG_WIDTH = 100  # columns, where the output is a file or a pipe and has none of its own
 
 
@@ -85,8 +86,14 @@ def show_result(console: Console, results: Results, report: Any) -> None:
 def make_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """Return a table whose first column is text and the others numbers."""
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    # Where the table is too wide, names break between words, and never within one.
+    words = [word for row in rows for word in row[0].split()]
+    narrowest = max(map(len, words), default=0)
     for number, name in enumerate(head):
-        table.add_column(name, justify="right" if number else "left")
+        if number:
+            table.add_column(name, justify="right")
+        else:
+            table.add_column(name, min_width=min(narrowest, _LONGEST_WORD))
     for row in rows:
         table.add_row(*row)
     return table

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.helpers import gradient_tables, peer_tables, summary
+from experiments.helpers import estimate_tables, gradient_tables, peer_tables, summary
 from experiments.helpers.compare import VARIANTS as COMPARED
 from experiments.helpers.labels import LABELS, LAYERS
 from experiments.helpers.markdown import markdown_table
@@ -55,6 +55,12 @@ def tables(results: Path) -> dict[str, Callable[[], str]]:
         ("agreement", gradient_tables.agreement),
     )
     found |= {name: functools.partial(make, results) for name, make in makers}
+    estimates = results / "estimates.json"
+    for name, show in (
+        ("estimates", estimate_tables.predictions),
+        ("budgets", estimate_tables.budgets),
+    ):
+        found[name] = functools.partial(_with_source, estimates, show)
     kinds = (
         ("peers", peer_tables.peers),
         ("generality", peer_tables.generality),

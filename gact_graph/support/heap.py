@@ -45,6 +45,24 @@ def return_tensors(least: int) -> None:
     Memory that is fetched anew takes longer.
     """
     _mallopt()(_M_MMAP_THRESHOLD, least)
+    _close_gaps(least)
+
+
+def _close_gaps(least: int) -> None:
+    """Takes gaps of ``least`` bytes or more out of the heap; they hold addresses, and no memory.
+
+    The limit counts only for what finds no gap: a tensor that fits into one left by an earlier
+    forward would go there, and stay when it is freed. A heterogeneous SAGE peaked at 88 MB for
+    66 MB of tensors.
+    """
+    _trim()(0)
+    size = 1 << int(_info()().fordblks).bit_length()
+    while size >= least:
+        fetched = _info()().hblks
+        gap = _malloc()(size)
+        if not gap or _info()().hblks > fetched:  # there is no gap of this size any more
+            _free()(gap)
+            size //= 2
 
 
 @contextmanager
@@ -54,7 +72,7 @@ def returning_tensors(least: int) -> Iterator[None]:
     try:
         yield
     finally:
-        return_tensors(_MOST)
+        _mallopt()(_M_MMAP_THRESHOLD, _MOST)
 
 
 LEAST_RETURNED = 1 << 15
@@ -99,6 +117,20 @@ def _trim() -> Callable[[int], object]:
 
 def _mallopt() -> Callable[[int, int], object]:
     return _of_libc("mallopt") or (lambda parameter, value: None)
+
+
+def _malloc() -> Callable[[int], int | None]:
+    found = _of_libc("malloc")
+    found.restype, found.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+    allocate: Callable[[int], int | None] = found
+    return allocate
+
+
+def _free() -> Callable[[int | None], None]:
+    found = _of_libc("free")
+    found.restype, found.argtypes = None, (ctypes.c_void_p,)
+    free: Callable[[int | None], None] = found
+    return free
 
 
 @functools.cache
