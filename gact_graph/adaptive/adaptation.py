@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -71,12 +72,14 @@ class Adaptation:
 
     Attributes:
         scheme: The same.
+        has_part: Whether the model runs on a part of a graph in each rank of the default group.
         passes: What measuring has cost so far: a forward and a backward are one pass, and so are a
             forward alone, or a backward and what its operations run once more.
     """
 
     def __init__(self, scheme: Scheme, interval: int) -> None:
         self.scheme = scheme
+        self.has_part = False
         self.passes = 0
         self._interval = interval
         self._forwards = 0
@@ -92,19 +95,26 @@ class Adaptation:
         """Whether there is something to measure."""
         return self._pending.is_ready
 
+    @property
+    def holds(self) -> bool:
+        """Whether a forward is recorded, whose backward may not have run yet."""
+        return self._pending.recording is not None or self._pending.measurement is not None
+
     def next_step(self, model: nn.Module) -> None:
         """Called when a training forward starts, before anything is measured.
 
-        Takes over what the ranks of ``DistributedDataParallel`` have agreed on, if that is due.
+        Takes over what the ranks of ``DistributedDataParallel``, or of one graph, have agreed on,
+        if that is due.
         """
         ddp = data_parallel(model)
-        if ddp is None:
+        if ddp is None and not self.has_part:
             return
         self._see_what_learns(model)
         pending = self._pending
         if pending.agreement is None:
-            pending.agreement = agreement_of(ddp)
-        if pending.agreement is None or not ddp.require_backward_grad_sync:
+            pending.agreement = agreement_of(dist.group.WORLD if ddp is None else ddp.process_group)
+        sums = ddp is None or ddp.require_backward_grad_sync
+        if pending.agreement is None or not sums:
             return
         outcome = pending.agreement.next_step(self._decide)
         if outcome is None:

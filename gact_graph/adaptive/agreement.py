@@ -1,7 +1,8 @@
-"""How the ranks of ``DistributedDataParallel`` come to the same bits, without waiting for another.
+"""How the ranks of a process group come to the same bits, without waiting for another.
 
-Ranks train on batches of their own, so each measures something else, and at other times: one may
-fail to measure, or have no batch left. A collective would then stop the others. So what is measured
+Ranks of ``DistributedDataParallel`` train on batches of their own, and ranks with a part of a graph
+on its nodes, so each measures something else, and at other times: one may fail to measure, or have
+no batch left. A collective would then stop the others. So what is measured
 goes through the key-value store of the process group, of which a rank only ever asks what is there:
 
 1. Measurements come in rounds. A rank writes what it measured under the number of the round.
@@ -10,12 +11,13 @@ goes through the key-value store of the process group, of which a rank only ever
    those that are there. Only the first outcome that is written counts.
 3. At that step each rank takes the outcome over, and the next round begins.
 
-A step is a forward whose backward sums gradients over the ranks. No rank ends that sum before all
-have begun it, so within two steps each rank has seen the outcome, and all take it over at the same
-step. There are two exceptions, and soon after them ranks have the same bits again: where steps are
-queued on a GPU, a rank may see the outcome late and takes it over as soon as it does; and after an
-epoch with fewer batches on some ranks (``join()``) the numbers of their steps differ, and one of
-them may be a step behind.
+A step is a forward whose backward sums gradients over the ranks, or one on a part of a graph. No
+rank ends that sum before all have begun it, and none ends the forward without the others, so within
+two steps each rank has seen the outcome, and all take it over at the same step. There are
+exceptions, and soon after them ranks have the same bits again: where steps are queued on a GPU, or
+parts have no edges between them, a rank may see the outcome late and takes it over as soon as it
+does; and after an epoch with fewer batches on some ranks (``join()``) the numbers of their steps
+differ, and one of them may be a step behind.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -51,12 +54,11 @@ def data_parallel(model: nn.Module) -> DistributedDataParallel | None:
     return getattr(DistributedDataParallel, "_active_ddp_module", None)
 
 
-def agreement_of(ddp: DistributedDataParallel) -> Agreement | None:
-    """A new agreement of its ranks; None if there is one alone.
+def agreement_of(group: dist.ProcessGroup | None) -> Agreement | None:
+    """A new agreement of the ranks of a group; None if there is one alone, or no group.
 
     All ranks make their agreements in the same order.
     """
-    group = ddp.process_group
     if group is None or group.size() == 1:
         return None
     name = f"gact_graph/{next(_numbers)}"

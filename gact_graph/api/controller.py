@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -23,6 +23,7 @@ from gact_graph.codecs.compared import Widths
 from gact_graph.codecs.offload.streams import CudaStreams
 from gact_graph.codecs.offload.swap import Swap, Swapping
 from gact_graph.layers.blocks.layers import Blocks
+from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.recompute import layers as recompute
 from gact_graph.support import current
 from gact_graph.support.advising import Advise
@@ -46,11 +47,13 @@ class Controller:
         followed: The methods that are followed, by their full names.
         forward: The model's own forward among them.
         forwards: How many calls were compressed: part of the noise's seed.
+        exchange: What fetches rows of a graph that is cut into parts, if it is.
     """
 
     def __init__(self, config: Config, model: nn.Module) -> None:
         self.owner = current.Owner()
         self.forwards = 0
+        self.exchange: Exchange | None = None
         self.followed: dict[str, Followed] = {}
         self._lock = threading.RLock()
         self._warned = False
@@ -100,6 +103,13 @@ class Controller:
         """Starts to follow a method, by its full name."""
         self.followed[method] = Followed.under(self.config)
         return self.followed[method]
+
+    def share(self, exchange: Exchange) -> None:
+        """Runs on a part of a graph from now on."""
+        self.exchange = exchange
+        for followed in self.followed.values():
+            if followed.adaptation is not None:
+                followed.adaptation.has_part = True
 
     @property
     def session(self) -> current.Capture | None:
@@ -178,7 +188,8 @@ class Controller:
         if followed.adaptation is not None and followed.is_large(self._min_bytes):
             with self._lock:
                 recording = followed.adaptation.record(module, args, kwargs)
-        with self._capturing(method, module, (args, kwargs), advise) as session:
+        keeping = nullcontext() if recording is None else self._keeping(method)
+        with keeping, self._capturing(method, module, (args, kwargs), advise) as session:
             output = session.run(forward, args, kwargs)
         if recording is not None and followed.adaptation is not None:
             with self._lock:
@@ -304,8 +315,13 @@ class Controller:
     ) -> Iterator[Session]:
         """Compresses a call that is run again to measure. It is not counted and not reported."""
         session = self._session(model, inputs, self.followed[method], reseed, widths)
-        with session.capturing():
+        alone = nullcontext() if self.exchange is None else self.exchange.alone(method)
+        with session.capturing(), alone:
             yield session
+
+    def _keeping(self, method: str) -> AbstractContextManager[None]:
+        """What a call needs of other processes, to run again without them."""
+        return nullcontext() if self.exchange is None else self.exchange.keeping(method)
 
     def measure(
         self, model: nn.Module, forward: Forward, method: str = "forward", to_the_end: bool = False
@@ -319,3 +335,5 @@ class Controller:
             adaptation.measure(model, forward, replay)
             while to_the_end and adaptation.waits:
                 adaptation.measure(model, forward, replay)
+            if self.exchange is not None and not adaptation.holds:
+                self.exchange.forget(method)

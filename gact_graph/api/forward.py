@@ -11,7 +11,6 @@ from torch import nn
 from torch.jit._trace import is_tracing
 
 from gact_graph.api.controller import Controller
-from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.halo.layers import Handle
 from gact_graph.support import current
 from gact_graph.support.advising import Advise, advising
@@ -61,8 +60,7 @@ class CompressedForward(Patch):
     Attributes:
         budget: Of the first patch, what chooses the way to train, if there is a budget.
         adviser: Of the first patch, what will tell a user who is out of memory what to do.
-        exchange: Of the first patch, what fetches rows of a graph that is cut into parts.
-        halo: What undoes the patches of the layers that it serves.
+        halo: Of the first patch, what undoes the patches of layers that fetch rows of others.
         first: The patch of the model's own forward.
         others: Of that one, those of the other methods.
     """
@@ -74,7 +72,6 @@ class CompressedForward(Patch):
         self.part = part
         self.budget: Budget | None = None
         self.adviser: Adviser | None = None
-        self.exchange: Exchange | None = None
         self.halo: list[Handle] = []
         self.first = self
         self.others: list[CompressedForward] = []

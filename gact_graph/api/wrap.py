@@ -103,8 +103,8 @@ def wrap(
         partition: This process's part of a graph, as :func:`gact_graph.distributed.partition` gives
             it: layers then fetch the rows of nodes that other processes have, in forward, and in
             backward give their gradients back. All processes call the model at the same time, in
-            training and in evaluation. Bits are the same everywhere, as with ``adaptive=False``,
-            for a replay would wait for the others.
+            training and in evaluation. With ``adaptive`` each measures on its part, without the
+            others, and the mean of what they measured decides.
         halo_bits: Bits of an element on its way to another process; 32: as it is.
         seed: Seed of the quantization noise, which never touches torch's generators.
 
@@ -131,7 +131,7 @@ def wrap(
     config = Config(
         bits=bits,
         level=level,
-        adaptive=adaptive and partition is None,
+        adaptive=adaptive,
         adapt_interval=adapt_interval,
         pin=dict(pin or {}),
         group_size=group_size,
@@ -145,7 +145,7 @@ def wrap(
     patch = install(model, config, methods)
     patch.adviser = Advice
     if exchange is not None:
-        patch.exchange = exchange
+        patch.controller.share(exchange)
         patch.halo = [*attach(model, exchange)]
     if memory is not None:
         patch.budget = Budget(parse_bytes(memory), config)
@@ -207,8 +207,9 @@ def report(model: nn.Module, *, by: str = "slot") -> Report:
     """
     patch = wrapped(model)
     found = patch.controller.report
-    if patch.exchange is not None:
-        found = dataclasses.replace(found, halo_bytes=patch.exchange.sent_bytes)
+    exchange = patch.controller.exchange
+    if exchange is not None:
+        found = dataclasses.replace(found, halo_bytes=exchange.sent_bytes)
     if patch.budget is not None and patch.budget.way is not None:
         found = dataclasses.replace(found, way=patch.budget.way.name)
     return found if found.by == by else dataclasses.replace(found, by=by)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ class Exchange:
 
     Attributes:
         sent_bytes: What this process has sent to others since the last forward began.
+        is_alone: Whether nothing is fetched now: see :meth:`alone`.
 
     Raises:
         ValueError: The graph has another number of parts than there are processes.
@@ -38,6 +41,10 @@ class Exchange:
         self.num_nodes = int(part.num_nodes or 0)
         self.num_halo = len(part.halo)
         self.sent_bytes = 0
+        self.is_alone = False
+        self._kept: dict[str, list[Tensor | Packed]] = {}
+        self._keeps: list[Tensor | Packed] | None = None
+        self._given: Iterator[Tensor | Packed] = iter(())
         self._send = part.send
         self._send_counts = part.send_counts.tolist()
         self._halo_counts = part.halo_counts.tolist()
@@ -76,7 +83,39 @@ class Exchange:
             )
         if self.num_parts == 1:
             return x
-        return torch.cat([x, _Fetch.apply(x, self, 32 if exact else self._bits)])
+        if self.is_alone:
+            kept = next(self._given)
+            rows = kept.unpack() if isinstance(kept, Packed) else kept
+        else:
+            rows = _Fetch.apply(x, self, 32 if exact else self._bits)
+            if self._keeps is not None:
+                self._keeps.append(_thrifty(rows.detach(), exact))
+        return torch.cat([x, rows])
+
+    @contextmanager
+    def keeping(self, method: str) -> Iterator[None]:
+        """Rows that are fetched inside are kept in 8 bits, for that method to run again."""
+        self._keeps = self._kept[method] = []
+        try:
+            yield
+        finally:
+            self._keeps = None
+
+    @contextmanager
+    def alone(self, method: str) -> Iterator[None]:
+        """Inside, rows are those that were kept, and no other process is waited for.
+
+        They are constants: no gradient goes to other processes, now or in a later backward.
+        """
+        self.is_alone, self._given = True, iter(self._kept.get(method, ()))
+        try:
+            yield
+        finally:
+            self.is_alone, self._given = False, iter(())
+
+    def forget(self, method: str) -> None:
+        """Lets go of the rows that were kept."""
+        self._kept.pop(method, None)
 
     def fetch(self, x: Tensor, bits: int) -> Tensor:
         """The rows of the halo [num_halo, ...]."""
@@ -132,6 +171,12 @@ class Exchange:
     def _noise(self, to: int) -> int:
         world = dist.get_world_size()
         return hash((self._seed, self._calls, dist.get_rank() * world + to))
+
+
+def _thrifty(rows: Tensor, exact: bool) -> Tensor | Packed:
+    if exact or rows.dtype not in DTYPES:
+        return rows
+    return pack(rows, 8, group_size=_GROUP, seed=0)
 
 
 def _bytes_of(packed: Packed) -> Tensor:

@@ -36,7 +36,7 @@ def attach(model: nn.Module, exchange: Exchange) -> Iterator[Handle]:
                 yield module.register_forward_pre_hook(hooks.before, with_kwargs=True)
                 yield module.register_forward_hook(hooks.after, always_call=True)
         elif type(module) in NORMS and exchange.num_parts > 1:
-            yield WholeBatchNorm(module)
+            yield WholeBatchNorm(module, exchange)
 
 
 def _check_edges(edge_index: object) -> None:
