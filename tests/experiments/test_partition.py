@@ -9,6 +9,7 @@ import pytest
 
 from experiments import partition
 from experiments.helpers.parts.counting import BANDWIDTH, LATENCY, bytes_of_row, modelled
+from experiments.helpers.parts.picture import draw
 from experiments.helpers.parts.tables import counted_rows, rows
 from experiments.helpers.parts.tables import partition as table
 
@@ -46,6 +47,7 @@ def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert partition.main([*FLAGS[:-1], "3", "--out", str(tmp_path)]) == 1
     text = table(found)
     assert len(rows(found)) == 3 and len(counted_rows(found)) == 2
+    assert draw(found).count("<polyline") == 1 + 2 * 2
     assert "10 Gbit/s" in text and "after 2 steps" in text
 
 

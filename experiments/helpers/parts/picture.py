@@ -92,8 +92,9 @@ def _panel(
             f'<path d="M{start} 38h18" stroke="{color}" stroke-width="4"/>',
             f'<text x="{start + 24}" y="42">{name}</text>',
             _line(line, place, color, ""),
-            _line(dashed.get(name, ()), place, color, ' stroke-dasharray="5 4"'),
         ]
+        if dashed.get(name):
+            found.append(_line(dashed[name], place, color, ' stroke-dasharray="5 4"'))
     return found
 
 

@@ -10,12 +10,12 @@ from experiments.helpers.parts.counting import BANDWIDTH, LATENCY, modelled
 
 HEAD = (
     *("processes", "", "bits of the halo", "peak, MB", "sent a step, MB"),
-    *("s/step", "CPU s/step", "loss", "of one process"),
+    *("s/step", "CPU s/step", "in exchanges", "loss", "off one process's"),
 )
 
 COUNTED_HEAD = (
-    *("parts", "nodes", "halo rows", "bits of the halo", "sent a step, MB"),
-    *("network, s/step", "s/step"),
+    *("parts", "nodes of each", "halo of the largest", "of all, over the nodes"),
+    *("bits of the halo", "sent a step, MB", "network, s/step", "s/step"),
 )
 
 
@@ -36,6 +36,7 @@ def rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
                 _megabytes(_most(ranks, "sent_bytes")),
                 _seconds(_most(ranks, "step_seconds")),
                 _seconds(_most(ranks, "step_process_seconds")),
+                "" if run["parts"] == 1 else f"{_share_of_exchanges(ranks):.1%}",
                 f"{loss:.4f}",
                 "" if run["parts"] == 1 else off,
             )
@@ -60,7 +61,8 @@ def counted_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
                 (
                     str(size["parts"]),
                     f"{min(size['nodes']):,} to {max(size['nodes']):,}",
-                    f"{max(size['halo']):,} ({share:.2f} of all nodes together)",
+                    f"{max(size['halo']):,} rows",
+                    f"{share:.2f}",
                     str(bits),
                     f"{one.sent_bytes / 1e6:,.2f}",
                     f"{one.network_seconds:.4f}",
@@ -74,7 +76,8 @@ def partition(found: Mapping[str, Any]) -> str:
     """Both tables, and what the model is."""
     said = (
         "Peak and sent bytes are those of the process with most. Dropout is off, so that losses "
-        "can be compared; the last column is how far the loss after "
+        "can be compared. Exchanges are a share of the CPU time of a step; the last column is how "
+        "far the loss after "
         f"{found['steps']} steps is from that of one process."
     )
     model = (
@@ -102,6 +105,12 @@ def _run(found: Mapping[str, Any], parts: int, way: str, halo_bits: int) -> Any:
 def _most(ranks: Any, name: str) -> float | None:
     values = [rank[name] for rank in ranks if rank.get(name) is not None]
     return max(values) if values else None
+
+
+def _share_of_exchanges(ranks: Any) -> float:
+    """The largest share of a process's CPU time."""
+    share: float = max(r["exchange_process_seconds"] / r["step_process_seconds"] for r in ranks)
+    return share
 
 
 def _megabytes(size: float | None) -> str:
