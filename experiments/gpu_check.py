@@ -94,11 +94,15 @@ def _tests(seconds: int, *flags: str, **options: Any) -> Part:
     return Part("pytest", ("-q", *flags), seconds, folder=True, out="--junitxml", **options)
 
 
-def _sanitized(tool: str) -> Part:
+_ON_GPU = "cuda and not source"
+"""Of the tests, those with a GPU: the others run the kernels' source on the CPU."""
+
+
+def _sanitized(tool: str, seconds: int, *files: str) -> Part:
     """Small tensors. torch's own cache of memory would hide accesses beyond a tensor's end."""
     return _tests(
-        60,
-        *("-k", "cuda and not 32_bits and not 100003", "tests/ops/test_on_device.py"),
+        seconds,
+        *("-k", f"{_ON_GPU} and not 32_bits and not 100003", *files),
         under=("compute-sanitizer", "--tool", tool, "--error-exitcode", "1"),
         environment=(("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),),
     )
@@ -112,7 +116,12 @@ def _steps(model: str, dataset: str, seconds: int) -> Part:
 
 CALLS: tuple[dict[str, Part], ...] = (
     {
-        "kernels": _tests(120, "-k", "cuda and not source", "tests/ops"),
+        # Compiling for all architectures takes as long as the rest, and needs no GPU.
+        "kernels": _tests(
+            120,
+            *("-k", f"{_ON_GPU} and not every_kernel", "--ignore=tests/ops/test_cuda_edges.py"),
+            "tests/ops",
+        ),
         "table": Part(
             "experiments.kernels", ("--device", "cuda", "--bits", "1-8,16", "--rounds", "15"), 90
         ),
@@ -129,7 +138,7 @@ CALLS: tuple[dict[str, Part], ...] = (
     },
     {
         # The zoo of convs among them, `lossless` beside stock.
-        "tests": _tests(230, "-k", "cuda and not source", "--ignore=tests/ops", "tests"),
+        "tests": _tests(180, "-k", _ON_GPU, "--ignore=tests/ops", "tests"),
         "swap": Part(
             "experiments.swap",
             ("--device", "cuda", "--model", "gat", "--dataset", "synthetic:ogbn-arxiv"),
@@ -142,8 +151,11 @@ CALLS: tuple[dict[str, Part], ...] = (
             seconds=120,
             folder=True,
         ),
-        "memcheck": _sanitized("memcheck"),
-        "synccheck": _sanitized("synccheck"),
+        "memcheck": _sanitized("memcheck", 60, "tests/ops/test_on_device.py"),
+        "synccheck": _sanitized("synccheck", 60, "tests/ops/test_on_device.py"),
+        "memcheck-edges": _sanitized(
+            "memcheck", 50, "tests/ops/test_weighted_sum.py", "tests/ops/test_attention.py"
+        ),
     },
 )
 """What to run in each call."""
