@@ -47,7 +47,8 @@ def tables(results: Path) -> dict[str, Callable[[], str]]:
         ("largest-graph", _largest_graph),
         ("depth-and-width", _depth_and_width),
         ("scores", _scores),
-        ("gcnii-amazon", _gcnii_amazon),
+        ("gcnii-amazon", functools.partial(_trainings, file="gcnii_amazon.json")),
+        ("low-bits", functools.partial(_trainings, file="low_bits.json")),
         ("gradient-variance", gradient_tables.gradient_variance),
         ("allocation", gradient_tables.allocation),
         ("gradient-error", gradient_tables.gradient_error),
@@ -225,8 +226,8 @@ def _furthest(scores: Mapping[str, Any]) -> str:
     return f"The mean that lies furthest below fp32's: {', '.join(said)}."
 
 
-def _gcnii_amazon(results: Path) -> str:
-    found = read(results / "gcnii_amazon.json")
+def _trainings(results: Path, file: str) -> str:
+    found = read(results / file)
     rows = [
         (
             name,
