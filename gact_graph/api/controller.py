@@ -31,6 +31,11 @@ from gact_graph.support.heap import give_back
 from gact_graph.support.rows import NOT_MADE, Row
 from gact_graph.support.warn import warn
 
+_LARGE = 1 << 30
+"""Where autograd would save fewer bytes than this, freed memory stays with the process: the next
+layer would fetch it again at once, page by page. Not with ``min_bytes=0``, which says that each
+byte counts, and not where layers run again in backward."""
+
 
 class Controller:
     """The state of one wrapped model: settings, seed counter, last report, hooks.
@@ -219,7 +224,7 @@ class Controller:
             session = self._session(model, inputs, followed, spare=spare, advise=advise)
             self._start(method)
         first = next(model.parameters(), None)  # replicas of DataParallel have none
-        if self.config.quantize and first is not None:
+        if self.config.quantize and session.gives_back and first is not None:
             give_back(first.device)
         with session.capturing():
             part = method.rpartition(".")[0]
@@ -300,7 +305,13 @@ class Controller:
             spare=spare,
             layers=self._step.layers if widths is None else None,
             advise=advise,
+            gives_back=followed.saved_bytes is None or followed.is_large(self._gives_back_from),
         )
+
+    @property
+    def _gives_back_from(self) -> int:
+        """What a call saves at least whose freed memory goes back to the system."""
+        return _LARGE if self._min_bytes else 0
 
     # Measuring: a call is run again.
 

@@ -80,6 +80,7 @@ class Session:
         spare: Bytes that are kept as they are before anything is encoded.
         layers: Gets a row for edge work that is no method of a layer.
         advise: Tells what to do where backward runs out of memory.
+        gives_back: Whether memory that is freed meanwhile goes back to the system.
 
     Attributes:
         rows: The rows of the report, once forward has ended.
@@ -100,8 +101,10 @@ class Session:
         spare: int = 0,
         layers: dict[str, LayerRow] | None = None,
         advise: Advise | None = None,
+        gives_back: bool = True,
     ) -> None:
         self.owner = owner
+        self.gives_back = gives_back
         self.rows: list[Row] = []
         self.not_made = 0
         self.sizes = Sizes()
@@ -258,7 +261,7 @@ class Session:
         :func:`gact_graph.support.current.unpack` is the other one: so a graph holds no session.
         """
         saved = self._packed(plain_of(tensor))
-        saved.advise = self._advise
+        saved.advise, saved.gives_back = self._advise, self.gives_back
         return saved
 
     def _packed(self, tensor: Tensor) -> Saved:
@@ -310,7 +313,8 @@ class Session:
 
     def _encode(self, save: _Save, elements: Elements, gathered: Gathered | None) -> Saved:
         """Makes a context of elements that were not saved before."""
-        give_back_now_and_then(elements.flat)
+        if self.gives_back:
+            give_back_now_and_then(elements.flat)
         request = self._encoder.request(
             save.saver,
             save.reads,

@@ -21,7 +21,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, get_testing_overrides
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode,
+    _pop_mode,
+    _push_mode,
+    get_testing_overrides,
+)
 
 from gact_graph.capture.callers import caller_of
 from gact_graph.capture.queries import QUERIES
@@ -164,14 +170,25 @@ class Trace(TorchFunctionMode):
         self._after(call, result)
         return result
 
+    def __exit__(self, *error: Any) -> None:
+        # An interrupt may have come while it stood aside.
+        if _get_current_function_mode() is self:
+            super().__exit__(*error)
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Operations inside are not followed."""
+        # Where it is the innermost mode it steps aside, so that they do not run through Python.
+        aside = _get_current_function_mode() is self
+        if aside:
+            _pop_mode()
         self._pauses += 1
         try:
             yield
         finally:
             self._pauses -= 1
+            if aside:
+                _push_mode(self)
 
     @contextmanager
     def standing_for(

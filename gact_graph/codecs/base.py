@@ -106,14 +106,16 @@ class Saved:
 
     Attributes:
         advise: Tells what to do where backward runs out of memory; None where nobody knows.
+        gives_back: Whether memory that is freed in backward goes back to the system now and then.
     """
 
-    __slots__ = ("advise", "context", "layout")
+    __slots__ = ("advise", "context", "gives_back", "layout")
 
     def __init__(self, context: Context, layout: Layout | None = None) -> None:
         self.context = context
         self.layout = layout
         self.advise: Advise | None = None
+        self.gives_back = True
 
     def tensor(self) -> Tensor:
         """The tensor that was saved, with its values, dtype, shape and strides.

@@ -57,6 +57,7 @@ class Capture(Protocol):
     """A session, as hooks and layers see it; :class:`gact_graph.capture.session.Session` is one."""
 
     owner: Owner
+    gives_back: bool
 
     @property
     def trace(self) -> Steps: ...
@@ -111,7 +112,8 @@ def unpack(saved: Any) -> torch.Tensor:
     """The unpack hook: the tensor of a :class:`gact_graph.codecs.Saved`."""
     with advising(saved.advise):
         tensor: torch.Tensor = saved.tensor()
-    give_back_now_and_then(tensor)
+    if saved.gives_back:
+        give_back_now_and_then(tensor)
     return tensor
 
 

@@ -15,11 +15,12 @@ from samples import (
     train_step,
 )
 from torch import nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch_geometric.nn import GATConv
 
 import gact_graph
 from gact_graph.capture.callers import helper_of
-from gact_graph.capture.trace import Call
+from gact_graph.capture.trace import Call, Trace
 
 X, EDGES = graph()
 
@@ -278,3 +279,57 @@ def test_in_place_operations_are_named_and_right():
 )
 def test_a_helper_goes_by_the_name_that_pyg_publishes(functions, name):
     assert helper_of(functions) == name
+
+
+class Names(TorchFunctionMode):
+    """Notes the names of the functions of torch that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class TestPaused:
+    @pytest.mark.parametrize("inside", [False, True], ids=["innermost", "within another mode"])
+    def test_operations_are_not_followed_until_it_ends(self, inside):
+        followed, names = [], Names()
+        trace = Trace(lambda call, result: followed.append(call.name))
+        x = torch.ones(2)
+        with trace, names if inside else contextlib.nullcontext():
+            with trace.paused():
+                x.exp()
+            x.sin()
+        assert followed == ["sin"]
+        assert names.names == (["exp", "sin"] if inside else [])
+        assert torch._C._len_torch_function_stack() == 0
+
+    def test_nothing_of_it_runs_where_it_is_innermost(self):
+        trace = Trace(lambda call, result: None)
+        with Names() as names, trace, trace.paused():
+            assert torch._C._len_torch_function_stack() == 1
+            torch.ones(2).exp()
+        assert "exp" in names.names
+
+    def test_an_exception_leaves_all_modes_as_they_were(self):
+        followed = []
+        trace = Trace(lambda call, result: followed.append(call.name))
+        with Names(), trace:
+            with pytest.raises(KeyError), trace.paused():
+                raise KeyError
+            torch.ones(2).sin()
+        assert followed == ["ones", "sin"]
+        assert torch._C._len_torch_function_stack() == 0
+
+    def test_ended_while_it_stands_aside_it_leaves_the_modes_of_others(self):
+        names, trace = Names(), Trace(lambda call, result: None)
+        with names:
+            trace.__enter__()
+            with trace.paused():
+                trace.__exit__(None, None, None)  # as an interrupt has it
+                assert _get_current_function_mode() is names
+            trace.__exit__(None, None, None)
+        assert torch._C._len_torch_function_stack() == 0

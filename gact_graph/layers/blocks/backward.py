@@ -119,7 +119,7 @@ def backward(
         gradients: The gradient of each output; None for none.
     """
     # Not for edge_updater: the layer's propagate would have to fetch the memory back at once.
-    gives_back = call.thrifty and not call.outputs[0].of_edges
+    gives_back = call.gives_back and not call.outputs[0].of_edges
     if gives_back:
         give_back(tensors[0].value.device)
     if call.attention is not None:

@@ -183,7 +183,7 @@ _orders = WeakTensorKeyDictionary()
 class _Cutting:
     """See :class:`gact_graph.layers.blocks.edge_work.Cutting`."""
 
-    thrifty = False
+    gives_back = False
 
     def __init__(self, size: Any) -> None:
         self._size = size
@@ -192,7 +192,7 @@ class _Cutting:
         # Not by whether a model is wrapped: what torch.utils.checkpoint runs again must be cut the
         # same way, or dropout would have other masks.
         if self._size == "auto":
-            return edges_per_block(arguments, self.thrifty)
+            return edges_per_block(arguments, thrifty=False)
         return int(self._size)
 
     def order(self, edge_index: Tensor, target: int, num_destinations: int) -> Order:

@@ -27,7 +27,7 @@ class Cutting(Protocol):
     """How edges are sorted and cut into blocks."""
 
     @property
-    def thrifty(self) -> bool:
+    def gives_back(self) -> bool:
         """Whether free memory of the process is given back around backward."""
         ...
 
@@ -138,7 +138,7 @@ class EdgeWork:
             self._findings.never_read(case, probed),
             weighted_sum,
             attention,
-            cut.thrifty,
+            cut.gives_back,
             RunState({t.device.type for t in arguments.tensors}),
         )
         stock = self._findings.stock_saves(case, probed)

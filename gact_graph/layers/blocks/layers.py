@@ -54,7 +54,7 @@ class Blocks:
         self.owner = owner
         self.report = report
         self.orders = Orders()
-        self.thrifty = thrifty
+        self._thrifty = thrifty
         self.min_bytes = min_bytes
         self._size = size
 
@@ -63,11 +63,17 @@ class Blocks:
         """Whether the user named no number of edges."""
         return self._size == "auto"
 
+    @property
+    def gives_back(self) -> bool:
+        """Whether free memory of the process is given back around backward."""
+        session = current.session_of(self.owner)
+        return self._thrifty and (session is None or session.gives_back)
+
     def size_for(self, arguments: Arguments) -> int:
         """Edges of a block."""
         if isinstance(self._size, int):
             return self._size
-        return edges_per_block(arguments, self.thrifty)
+        return edges_per_block(arguments, self._thrifty)
 
     def order(self, edge_index: Tensor, target: int, num_destinations: int) -> Order:
         """The order of these edges; see :class:`Order` for what it raises."""
