@@ -247,6 +247,33 @@ void spread(uint64_t word, Raw low, Raw high, Raw* x) {
     }
     return;
   }
+#elif GACT_AVX2
+  const auto store = [](void* to, __m256i zeros, __m256i ones, __m256i where) {
+    _mm256_storeu_si256(static_cast<__m256i*>(to), _mm256_blendv_epi8(zeros, ones, where));
+  };
+  if constexpr (sizeof(Raw) == 1) {
+    const __m256i zeros = _mm256_set1_epi8(static_cast<char>(low));
+    const __m256i ones = _mm256_set1_epi8(static_cast<char>(high));
+    for (int i = 0; i < kTile; i += 32) {
+      store(x + i, zeros, ones, bytes_where(static_cast<uint32_t>(word >> i)));
+    }
+    return;
+  } else if constexpr (sizeof(Raw) == 2) {
+    const __m256i zeros = _mm256_set1_epi16(static_cast<short>(low));
+    const __m256i ones = _mm256_set1_epi16(static_cast<short>(high));
+    for (int i = 0; i < kTile; i += 16) {
+      const __m256i where = bytes_where(static_cast<uint32_t>(word >> i));
+      store(x + i, zeros, ones, _mm256_cvtepi8_epi16(_mm256_castsi256_si128(where)));
+    }
+    return;
+  } else if constexpr (sizeof(Raw) == 4) {
+    const __m256i own = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    for (int i = 0; i < kTile; i += kLanes) {
+      const __m256i found = _mm256_and_si256(set1(static_cast<uint32_t>(word >> i)), own);
+      store(x + i, set1(low), set1(high), _mm256_cmpeq_epi32(found, own));
+    }
+    return;
+  }
 #endif
   // Eight at a time: their bits are constants then, and compilers make vectors of them.
   for (int i = 0; i < kTile; i += 8) {

@@ -4,12 +4,14 @@
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
 #define GACT_AVX512 1
+#define GACT_AVX2 0
 #include "lanes_avx512.h"
-#else
+#elif defined(__AVX2__)
 #define GACT_AVX512 0
-#ifdef __AVX2__
+#define GACT_AVX2 1
 #include "lanes_avx2.h"
 #else
+#define GACT_AVX512 0
+#define GACT_AVX2 0
 #include "lanes_plain.h"
-#endif
 #endif

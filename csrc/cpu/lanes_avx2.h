@@ -126,14 +126,13 @@ inline void encode_tile(const float* x, float low, float scale, uint32_t index, 
   }
 }
 
-// 32 bytes, each with one bit set where the mask has one.
-inline __m256i bit_where(uint32_t mask, int bit) {
+// 32 bytes, all bits of a byte set where the mask has one.
+inline __m256i bytes_where(uint32_t mask) {
   const __m256i places =
       _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
   const __m256i own = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
   const __m256i found = _mm256_and_si256(_mm256_shuffle_epi8(set1(mask), places), own);
-  return _mm256_and_si256(_mm256_cmpeq_epi8(found, own),
-                          _mm256_set1_epi8(static_cast<char>(1 << bit)));
+  return _mm256_cmpeq_epi8(found, own);
 }
 
 // Clamps to the range of the type: a step that was rounded up must not turn a finite value into
@@ -156,7 +155,8 @@ inline void decode_tile(const uint64_t* words, float low, float step, float limi
     for (int p = 0; p < kBits; ++p) {
       const auto mask = static_cast<uint32_t>(words[p] >> (32 * half));
       __m256i& to = p < 8 ? bytes : upper;
-      to = _mm256_or_si256(to, bit_where(mask, p % 8));
+      const __m256i bit = _mm256_set1_epi8(static_cast<char>(1 << p % 8));
+      to = _mm256_or_si256(to, _mm256_and_si256(bytes_where(mask), bit));
     }
     __m256i noise[4];
     if constexpr (kSecond) noise_of<kBits>(index + half * kHalf, key, noise);
