@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gact_graph.support.patch import BoundPatch, Patch
 from gact_graph.support.storage import version_of
 
-_QUICK = (list, dict, set, OrderedDict, defaultdict, deque)
+QUICK = frozenset({list, dict, set, OrderedDict, defaultdict, deque})
 """Containers whose own ``copy`` takes a tenth of the time: a module has twenty of them."""
 
 
@@ -157,7 +157,7 @@ class Shallow(Frozen):
 
     def __init__(self, value: Any) -> None:
         # Of a subclass, it may give something else.
-        self._copy = type(value).copy if type(value) in _QUICK else copy.copy
+        self._copy = type(value).copy if type(value) in QUICK else copy.copy
         self._value = self._copy(value)
 
     def thaw(self, target: Target) -> Any:

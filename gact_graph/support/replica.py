@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from gact_graph.support.current import Hook
 from gact_graph.support.freeze import (
+    QUICK,
     Copied,
     Frozen,
     Held,
@@ -40,6 +41,10 @@ from gact_graph.support.storage import version_of
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type, types.FunctionType})
 _CONTAINERS: tuple[Any, ...] = containers()
+# As tuples: a union would be made anew at each of the many tests.
+_PATCHES = (Patch, BoundPatch)
+_REFERENCES = (types.MethodType, weakref.ref)
+_FIXED = (tuple, frozenset)
 
 _COPIED_BYTES = 1 << 18
 """Buffers up to this size have memory of their own in every snapshot and replica: the statistics of
@@ -174,12 +179,15 @@ class Snapshot:
         for key, buffer in module._buffers.items():
             if buffer is not None and id(buffer) not in self._memo:
                 self._remember(buffer, self._buffer(buffer, dot + key))
-        return {
-            key: PatchOf(value, index)
-            if isinstance(value, Patch | BoundPatch)
-            else self._freeze(value, dot + key)
-            for key, value in attributes(module).items()
-        }
+        state: dict[str, Any] = {}
+        for key, value in attributes(module).items():
+            if type(value) in _PLAIN:
+                state[key] = value
+            elif isinstance(value, _PATCHES):
+                state[key] = PatchOf(value, index)
+            else:
+                state[key] = self._freeze(value, dot + key)
+        return state
 
     def _buffer(self, buffer: Tensor, name: str) -> Frozen:
         if is_lazy(buffer):
@@ -200,6 +208,8 @@ class Snapshot:
         self._memo[id(value)] = value, frozen  # held, so that its id stays its own
 
     def _frozen(self, value: Any, name: str) -> Any:
+        if type(value) in QUICK and not value:  # most of what a module has
+            return Shallow(value)
         if isinstance(value, Tensor):
             if value.requires_grad and (value.is_leaf or id(value) in self._learns):
                 return Learning(self._add_learning(value))
@@ -208,7 +218,7 @@ class Snapshot:
             return Part(self._add_part(value, name))
         if isinstance(value, _CONTAINERS):
             return self._container(value, name)
-        if isinstance(value, types.MethodType | weakref.ref):
+        if isinstance(value, _REFERENCES):
             module = value() if isinstance(value, weakref.ref) else value.__self__
             return Reference(value, module) if isinstance(module, nn.Module) else value
         if isinstance(value, functools.partial):
@@ -225,7 +235,7 @@ class Snapshot:
         return found
 
     def _container(self, value: Any, name: str) -> Any:
-        fixed = isinstance(value, tuple | frozenset)
+        fixed = isinstance(value, _FIXED)
         if not value or len(value) > _MANY:
             return value if fixed else Shallow(value)
         found = Items()
@@ -269,8 +279,13 @@ class Replica:
         for part, state in zip(self.parts, snapshot.states, strict=True):
             if not state:  # a scripted one stands for itself
                 continue
+            slots, fields = _slots_of(part), vars(part)
             for name, value in state.items():
-                object.__setattr__(part, name, thaw(value, self))
+                held = thaw(value, self) if isinstance(value, Frozen) else value
+                if name in slots:
+                    object.__setattr__(part, name, held)
+                else:
+                    fields[name] = held
             names = [kind.__name__ for kind in type(part).__mro__]
             inside = next((_INSIDE[name] for name in names if name in _INSIDE), None)
             if inside is not None and inside in part._modules:
@@ -313,7 +328,7 @@ class Replica:
 
 def attributes(module: nn.Module) -> dict[str, Any]:
     """What the module's ``__dict__`` and its ``__slots__`` hold."""
-    slots = [name for kind in type(module).__mro__ for name in _slots_of(kind)]
+    slots = _slots_of(module)
     if not slots:
         return vars(module)
     found = {name: getattr(module, name) for name in slots if hasattr(module, name)}
@@ -328,10 +343,19 @@ def leaves_of(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
             yield variable
 
 
-def _slots_of(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ())
-    slots = (slots,) if isinstance(slots, str) else tuple(slots)
-    return tuple(name for name in slots if name not in ("__dict__", "__weakref__"))
+def _slots_of(module: nn.Module) -> tuple[str, ...]:
+    """The slots of its class and of those that this inherits from."""
+    kind: Any = type(module)
+    return _slots_of_class(kind)
+
+
+@functools.lru_cache(maxsize=1024)  # a library may make classes as it goes
+def _slots_of_class(kind: Any) -> tuple[str, ...]:
+    found: list[str] = []
+    for one in kind.__mro__:
+        slots = vars(one).get("__slots__", ())
+        found += (slots,) if isinstance(slots, str) else slots
+    return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
 
 
 def _parameters_of(module: nn.Module) -> Iterator[Tensor]:
@@ -389,6 +413,8 @@ def _mark(value: Any, depth: int = 2) -> Any:
         return value
     if isinstance(value, Tensor):
         return id(value), version_of(value)
+    if type(value) in QUICK and not value:
+        return id(value), ()
     if depth and isinstance(value, dict):
         return id(value), [*value], [_mark(item, depth - 1) for item in value.values()]
     if depth and isinstance(value, _CONTAINERS):
