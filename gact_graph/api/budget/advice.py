@@ -77,9 +77,10 @@ def _way_of(config: Config, found: Estimate) -> Way:
 
 
 def smallest_way(found: Estimate) -> str:
-    """Which way has the lowest peak, and what that is, as a clause."""
+    """Which way has the lowest peak, and the budget that it asks for, as a clause."""
     way, peak = found.smallest()
-    return f"the smallest, {way.name}, takes {format_bytes(round(peak))}"
+    needed = format_bytes(found.budget_for(peak))
+    return f"the smallest, {way.name}, takes {format_bytes(round(peak))} and asks for {needed}"
 
 
 def _weakly(value: Any) -> Callable[[], Any]:

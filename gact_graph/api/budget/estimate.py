@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -90,13 +91,18 @@ class Estimate:
         edges = size.edges / max(1, self.size.edges)
         return self._fits(self.peak_of(way, max(nodes, edges)))
 
+    @staticmethod
+    def budget_for(peak: float) -> int:
+        """The least budget in bytes for a peak: more than that, for an estimate may be off."""
+        return math.ceil(peak * (1 + _MARGIN)) + _MARGIN_BYTES
+
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers: ``nodes``, ``edges``, ``memory`` and the ``ways``."""
         return {**asdict(self.size), "memory": self.memory, "ways": [asdict(r) for r in self.rows]}
 
     def _fits(self, peak: float) -> bool:
         assert self.memory is not None
-        return peak * (1 + _MARGIN) + _MARGIN_BYTES <= self.memory
+        return self.budget_for(peak) <= self.memory
 
     def _time(self, way: Way) -> float:
         return self._grown[way].seconds.at(1.0)

@@ -105,10 +105,18 @@ def test_nothing_fits():
     model = gact_graph.wrap(Net(), memory="10 MB")
     with pytest.raises(
         gact_graph.MemoryBudgetError,
-        match=r"Expected a way to train in 9.5 MiB .* the smallest, .*, takes .*; give that much",
+        match=r"in 9.5 MiB .* the smallest, .*, takes .* and asks for .*; give that much",
     ):
         step(model, graph())
     assert chosen(model) is None
+
+
+def test_the_least_budget_suffices_and_a_byte_less_does_not(known_costs):
+    found = gact_graph.estimate(Net(), *graph())
+    way, peak = found.smallest()
+    least = found.budget_for(peak)
+    assert found.within(least).choose() == way
+    assert found.within(least - 1).choose() is None
 
 
 def test_a_later_batch_for_which_nothing_fits_leaves_the_model_as_it_was():
