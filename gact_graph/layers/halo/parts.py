@@ -12,8 +12,9 @@ from torch_geometric.data import Data
 def partition(data: Data, parts: int, owner: Tensor | None = None) -> list[Data]:
     """Cuts a graph into parts, one for each process.
 
-    METIS cuts it where ``pymetis`` is installed, so that few edges lead from part to part;
-    otherwise nodes go to parts in the order in which they stand. Every process gets the same parts.
+    METIS cuts it where ``pymetis`` is installed, so that few edges lead from part to part, and that
+    each has about as much work in its nodes and the edges to them. Otherwise nodes go to parts in
+    the order in which they stand. Every process gets the same parts.
 
     Args:
         data: A graph with ``edge_index`` [2, E], whose tensors of nodes and of edges are cut too.
@@ -100,7 +101,10 @@ def owners(edge_index: Tensor, num_nodes: int, parts: int) -> Tensor:
     starts = torch.zeros(num_nodes + 1, dtype=torch.int64)
     starts[1:] = torch.bincount(source, minlength=num_nodes).cumsum(0)
     adjacency = pymetis.CSRAdjacency(starts.numpy(), destination.numpy())
-    _, found = pymetis.part_graph(parts, adjacency)
+    # A node is as much work as its edges and, for what is done node by node, some more.
+    degree = torch.bincount(edge_index[1].cpu(), minlength=num_nodes)
+    work = degree + max(1, edge_index.size(1) // num_nodes)
+    _, found = pymetis.part_graph(parts, adjacency, vweights=work.tolist())
     owner = torch.as_tensor(found, dtype=torch.int64).to(edge_index.device)
     # Of a small graph METIS may leave a part empty.
     if len(owner.unique()) == parts:

@@ -44,6 +44,17 @@ def test_what_is_sent_is_what_is_read():
         assert one.halo_counts.tolist() == [len(rows[part]) for rows in sent]
 
 
+def test_parts_have_about_the_same_work():
+    pytest.importorskip("pymetis")
+    generator = torch.Generator().manual_seed(0)
+    # Nine of ten edges lead to one of ten nodes, and these lie together.
+    near = torch.randint(100, (2, 9000), generator=generator)
+    far = torch.randint(1000, (2, 1000), generator=generator)
+    data = Data(edge_index=torch.cat([near, far], dim=1), num_nodes=1000)
+    work = torch.tensor([p.edge_index.size(1) + 10.0 * len(p.nodes) for p in partition(data, 4)])
+    assert work.max() < 1.2 * work.mean()
+
+
 def test_parts_may_be_chosen():
     owner = torch.arange(40) % 3
     found = partition(whole(), 3, owner)
