@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import simt
 import torch
-from cpu_builds import RUNNABLE
+from cpu_builds import build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantizer_samples import DTYPES, same_bytes
@@ -36,9 +36,7 @@ def backend(request: pytest.FixtureRequest) -> Any:
         return reference
     if request.param == "cuda-source":
         return simt.KERNELS
-    if request.param not in RUNNABLE:
-        pytest.skip(f"the processor cannot run {request.param}")
-    return cpu.build(cpu.VECTOR_FLAGS[request.param])
+    return build(request.param)
 
 
 def _words(passed: Tensor) -> list[int]:
@@ -176,9 +174,7 @@ def test_threads_do_not_change_the_bytes(backend: Any) -> None:
 
 @pytest.mark.parametrize("name", cpu.VECTOR_FLAGS)
 def test_kernels_refuse_words_that_do_not_fit(name: str) -> None:
-    if name not in RUNNABLE:
-        pytest.skip(f"the processor cannot run {name}")
-    kernels = cpu.build(cpu.VECTOR_FLAGS[name])
+    kernels = build(name)
     words = torch.zeros(2, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"Expected words of \[3\], contiguous \(got \[2\]\)"):
         kernels.unpack_bits(words, [129], 0.0, 1.0, torch.float32)

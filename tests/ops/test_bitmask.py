@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from cpu_builds import build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,24 +39,9 @@ def passes(x: torch.Tensor, test: str, threshold: float) -> torch.Tensor:
     return tests[test]
 
 
-BUILDS = [
-    pytest.param(lambda: reference, id="reference"),
-    *(
-        pytest.param(lambda flags=flags: cpu.build(flags), id=name)
-        for name, flags in cpu.VECTOR_FLAGS.items()
-    ),
-]
-
-
-@pytest.fixture(params=BUILDS)
-def backend(request):
-    order = ["DEFAULT", "AVX2", "AVX512"]
-    name = request.node.callspec.id
-    here = torch.backends.cpu.get_cpu_capability()
-    wanted = next((one for one in order if name.endswith(one)), "DEFAULT")
-    if here not in order or order.index(wanted) > order.index(here):
-        pytest.skip(f"this machine has {here}")
-    return request.param()
+@pytest.fixture(params=["reference", *cpu.VECTOR_FLAGS])
+def backend(request: pytest.FixtureRequest) -> Any:
+    return reference if request.param == "reference" else build(request.param)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import simt
 import torch
-from cpu_builds import CAPABILITY, RUNNABLE
+from cpu_builds import CAPABILITY, build
 from quantizer_samples import DTYPES, GROUP, SAMPLES, WIDTHS, Sample, same_bytes
 from torch import Tensor
 
@@ -24,9 +24,7 @@ def kernels(request: pytest.FixtureRequest) -> Any:
     """A build of the kernels; from the user's cache where an earlier run left it."""
     if request.param == "cuda-source":
         return simt.KERNELS
-    if request.param not in RUNNABLE:
-        pytest.skip(f"the processor has {CAPABILITY}, not {request.param}")
-    return cpu.build(cpu.VECTOR_FLAGS[request.param])
+    return build(request.param)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import pytest
 import simt
 import torch
 import torch.nn.functional as F
+from cpu_builds import build
 from quantizer_samples import DTYPES, same_bytes
 from samples import seeded
 from torch import Tensor, nn
@@ -110,15 +111,7 @@ def kernels(request: pytest.FixtureRequest) -> Any:
         return reference
     if request.param == "cuda-source":
         return simt.KERNELS
-    runnable = [*cpu.VECTOR_FLAGS][[*cpu.VECTOR_FLAGS].index(_capability()) :]
-    if request.param not in runnable:
-        pytest.skip(f"the processor has {_capability()}, not {request.param}")
-    return cpu.build(cpu.VECTOR_FLAGS[request.param])
-
-
-def _capability() -> str:
-    found = torch.backends.cpu.get_cpu_capability()
-    return found if found in cpu.VECTOR_FLAGS else "DEFAULT"
+    return build(request.param)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

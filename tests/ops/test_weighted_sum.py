@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import simt
 import torch
-from cpu_builds import CAPABILITY, RUNNABLE
+from cpu_builds import build
 from on_device import CUDA, on_cuda
 from samples import seeded
 from torch import Tensor
@@ -26,9 +26,7 @@ def kernels(request: pytest.FixtureRequest) -> Any:
         return simt.EDGE_KERNELS
     if request.param == "cuda":
         return on_cuda()
-    if request.param not in RUNNABLE:
-        pytest.skip(f"the processor has {CAPABILITY}, not {request.param}")
-    return cpu.build(cpu.VECTOR_FLAGS[request.param])
+    return build(request.param)
 
 
 class Sample:
