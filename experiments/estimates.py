@@ -27,7 +27,7 @@ from datasets import load
 from experiments.helpers.cap import ended_by_memory, set_cap
 from experiments.helpers.display import make_console, make_table, say
 from experiments.helpers.errors import ExperimentError
-from experiments.helpers.estimate_tables import verdict
+from experiments.helpers.estimate_tables import REFUSED, verdict
 from experiments.helpers.folder import hold_folder
 from experiments.helpers.kept import read_kept
 from experiments.helpers.options import Parser
@@ -138,7 +138,7 @@ def _show(console: Console, pairs: list[dict[str, Any]], budgets: list[dict[str,
     console.print(make_table("predicted and measured peaks", HEAD, rows))
     say(console, verdict(pairs))
     for one in budgets:
-        kept = "did not fit" if one["peak"] is None else f"peak {one['peak'] / 1e6:,.1f} MB"
+        kept = "no peak" if one["peak"] is None else f"peak {one['peak'] / 1e6:,.1f} MB"
         say(
             console,
             f"{one['model']} on {one['dataset']}, {one['memory'] / 1e6:,.1f} MB for {one['for']}: "
@@ -184,7 +184,10 @@ def _child(task: dict[str, Any]) -> dict[str, Any]:
         return {"peak_bytes": max(_train(model, inputs, graph.y, _STEPS))}
     memory = task["memory"]
     gact_graph.wrap(model, memory=memory)
-    _choose(model, inputs)
+    try:
+        _choose(model, inputs)
+    except gact_graph.MemoryBudgetError:
+        return {"way": REFUSED, "peak_bytes": None}
     set_cap(torch.device("cpu"), memory)
     peaks = _train(model, inputs, graph.y, _STEPS)
     return {"peak_bytes": max(peaks), "way": gact_graph.report(model).way}

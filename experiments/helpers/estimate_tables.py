@@ -10,6 +10,9 @@ from experiments.helpers.markdown import markdown_table
 WITHIN = 0.1
 """How far off a prediction may be to count as right, over what was measured."""
 
+REFUSED = "refused"
+"""In place of a way, where :func:`gact_graph.wrap` said that none fits."""
+
 
 def predictions(found: Mapping[str, Any]) -> str:
     """Predicted and measured peak of each model on each graph in each way."""
@@ -32,14 +35,18 @@ def budgets(found: Mapping[str, Any]) -> str:
             one["dataset"],
             f"{one['memory'] / 1e6:,.0f}",
             one["for"],
-            one["chosen"] or "none",
-            "ended by the cap" if one["peak"] is None else f"{one['peak'] / 1e6:,.0f}",
+            one["chosen"] or "ended by the cap",
+            "" if one["peak"] is None else f"{one['peak'] / 1e6:,.0f}",
         )
         for one in found["budgets"]
     ]
     head = ("", "", "budget, MB", "what it was made for", "chosen", "peak, MB")
     kept = sum(is_kept(one) for one in found["budgets"])
-    return f"{markdown_table(head, rows)}\n\n{kept} of {len(rows)} budgets were kept."
+    refused = sum(one["chosen"] == REFUSED for one in found["budgets"])
+    said = (
+        f"{kept} of {len(rows)} budgets were kept; {refused} were refused, though a way would fit."
+    )
+    return f"{markdown_table(head, rows)}\n\n{said}"
 
 
 def is_kept(budget: Mapping[str, Any]) -> bool:
