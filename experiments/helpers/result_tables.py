@@ -57,11 +57,9 @@ def tables(results: Path) -> dict[str, Callable[[], str]]:
     )
     found |= {name: functools.partial(make, results) for name, make in makers}
     estimates = results / "estimates.json"
-    for name, show in (
-        ("estimates", estimate_tables.predictions),
-        ("budgets", estimate_tables.budgets),
-    ):
-        found[name] = functools.partial(_with_source, estimates, show)
+    if estimates.exists():
+        shown = {"estimates": estimate_tables.predictions, "budgets": estimate_tables.budgets}
+        found |= {n: functools.partial(_with_source, estimates, show) for n, show in shown.items()}
     kinds = (
         ("peers", peer_tables.peers),
         ("generality", peer_tables.generality),

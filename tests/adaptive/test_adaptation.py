@@ -340,6 +340,7 @@ class TestAlarm:
             optimizer.step()
         return model
 
+    @pytest.mark.filterwarnings("ignore:With bits=1")
     def test_one_bit_and_a_high_learning_rate_provoke_it_once(self):
         with pytest.warns(RuntimeWarning, match="noise of compression dominates") as caught:
             model = self.steps(1, 5.0)
