@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 import gact_graph
 from experiments.helpers import summary
@@ -27,7 +28,7 @@ from experiments.helpers.origin import origin
 from experiments.helpers.subjects import exit_code, write_json
 from experiments.helpers.train import seed_everything
 from experiments.helpers.values import FP32_BITS, parse_bits, parse_count, parse_seeds
-from experiments.models.general import FIELDS, Field, loss_of, score_of
+from experiments.models.general import FIELDS, Field, score_of
 from gact_graph.support.peak import PeakMeter
 
 HEAD = ("", "seeds", "score, %", "to fp32", "last loss", "rate", "peak, MB", "step / fp32")
@@ -61,10 +62,10 @@ def train(field: Field, bits: int, seed: int, steps: int, batch: int) -> dict[st
         )
         optimizer = torch.optim.Adam(model.parameters(), lr=field.lr)
         for _ in range(steps):
-            inputs, targets = field.batch(batch, generator)
+            inputs, classes = field.batch(batch, generator)
             start = time.process_time()
             optimizer.zero_grad(set_to_none=True)
-            loss = loss_of(model(inputs), targets)
+            loss = F.cross_entropy(model(inputs), classes)
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
@@ -155,7 +156,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "--bits", default="32,4,2", help="widths separated by commas (default: 32,4,2)"
     )
     parser.add_argument("--seeds", type=parse_seeds, default=(0, 1, 2), help="default: 0-2")
-    parser.add_argument("--steps", type=parse_count, default=400, metavar="N", help="default: 400")
+    parser.add_argument("--steps", type=parse_count, default=300, metavar="N", help="default: 300")
     parser.add_argument("--batch", type=parse_count, default=32, metavar="N", help="default: 32")
     parser.add_argument(
         "--no-times", action="store_true", help="leave times out: the machine does other work"
