@@ -68,6 +68,7 @@ def _run(argv: list[str]) -> None:
                 say(console, f"{model} on {dataset_name(dataset)}")
                 task = {"model": model, "dataset": dataset, "data_root": args.data_root}
                 _compare(kept, task, args.ways, args.budgets)
+        kept.write()
     _show(console, kept.found["pairs"], kept.found["budgets"])
 
 
@@ -92,8 +93,12 @@ class _Kept:
             if one.items() >= key.items():
                 return one
         self.found[kind].append(key | find())
-        write_json(self._path, self._head | self.found)
+        self.write()
         return self.found[kind][-1]
+
+    def write(self) -> None:
+        """Writes all findings, with the command that found the last of them."""
+        write_json(self._path, self._head | self.found)
 
 
 def _compare(kept: _Kept, task: dict[str, Any], ways: list[str], budgets: list[str]) -> None:
