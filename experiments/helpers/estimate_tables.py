@@ -43,10 +43,8 @@ def budgets(found: Mapping[str, Any]) -> str:
     head = ("", "", "budget, MB", "what it was made for", "chosen", "peak, MB")
     kept = sum(is_kept(one) for one in found["budgets"])
     refused = sum(one["chosen"] == REFUSED for one in found["budgets"])
-    said = (
-        f"{kept} of {len(rows)} budgets were kept; {refused} were refused, though a way would fit."
-    )
-    return f"{markdown_table(head, rows)}\n\n{said}"
+    said = f"Budgets that were kept: {kept} of {len(rows)}; refused, though a way would fit: "
+    return f"{markdown_table(head, rows)}\n\n{said}{refused}."
 
 
 def is_kept(budget: Mapping[str, Any]) -> bool:

@@ -34,17 +34,23 @@ def command(program: str, flags: Sequence[str]) -> str:
 
     >>> command("memory", ["--dataset", "/home/me/cora.npz", "--out", "/tmp/x"])
     'python -m experiments.memory --dataset DATA/cora.npz --out DIR'
+    >>> command("estimates", ["--datasets", "digits,/home/me/cora.npz"])
+    'python -m experiments.estimates --datasets digits,DATA/cora.npz'
     """
     named, before = [], ""
     for flag in flags:
         if before in ("--out", "--data", "--data-root"):
             named.append("DIR" if before == "--out" else "DATA")
         elif flag.endswith(".npz"):
-            named.append(f"DATA/{PurePath(flag).name}")
+            named.append(",".join(map(_named, flag.split(","))))
         else:
             named.append(flag)
         before = flag
     return " ".join([f"python -m experiments.{program}", *map(shlex.quote, named)])
+
+
+def _named(dataset: str) -> str:
+    return f"DATA/{PurePath(dataset).name}" if dataset.endswith(".npz") else dataset
 
 
 def machine() -> str:

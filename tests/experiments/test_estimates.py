@@ -72,7 +72,7 @@ def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "1 of 1 predictions are within 10% of what was measured" in table
     table = estimate_tables.budgets(found)
     assert "| gcn | digits | 16 | L1, 4 bits | L1, 4 bits | 9 |" in table
-    assert "1 of 1 budgets were kept; 0 were refused" in table
+    assert "Budgets that were kept: 1 of 1; refused, though a way would fit: 0." in table
 
 
 @pytest.mark.parametrize(("peak", "kept"), [(5, True), (7, False), (None, False)])
