@@ -56,11 +56,11 @@ def _close_gaps(least: int) -> None:
     66 MB of tensors.
     """
     _trim()(0)
-    size = 1 << int(_info()().fordblks).bit_length()
+    info, size = _info(), 1 << int(_info()().fordblks).bit_length()
     while size >= least:
-        fetched = _info()().hblks
+        fetched = info().hblks
         gap = _malloc()(size)
-        if not gap or _info()().hblks > fetched:  # there is no gap of this size any more
+        if not gap or info().hblks > fetched:  # there is no gap of this size any more
             _free()(gap)
             size //= 2
 
@@ -119,6 +119,7 @@ def _mallopt() -> Callable[[int, int], object]:
     return _of_libc("mallopt") or (lambda parameter, value: None)
 
 
+@functools.cache
 def _malloc() -> Callable[[int], int | None]:
     found = _of_libc("malloc")
     found.restype, found.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
@@ -126,6 +127,7 @@ def _malloc() -> Callable[[int], int | None]:
     return allocate
 
 
+@functools.cache
 def _free() -> Callable[[int | None], None]:
     found = _of_libc("free")
     found.restype, found.argtypes = None, (ctypes.c_void_p,)
