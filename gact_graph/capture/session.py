@@ -30,7 +30,7 @@ from gact_graph.codecs import Context, Kept, Saved
 from gact_graph.codecs.base import Gathered
 from gact_graph.codecs.compared import Widths
 from gact_graph.codecs.offload.swap import Swap
-from gact_graph.codecs.reads import VALUES, Reads
+from gact_graph.codecs.reads import EXACT, VALUES, Reads, Side
 from gact_graph.support import current
 from gact_graph.support.advising import Advise
 from gact_graph.support.heap import give_back_now_and_then
@@ -297,6 +297,9 @@ class Session:
         tensor = save.tensor
         if tensor in self._held:
             return Saved(Context(Kept(tensor, save.saver.slot)))
+        if tensor.is_neg() and isinstance(save.reads, Side):
+            # What lies in memory has the other sign, and is on another side of the bounds.
+            save = dataclasses.replace(save, reads=EXACT)
         if self._allowance.takes(tensor):
             return self._keep(save)
         gathered = self._gathers.find(tensor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from samples import Lambda, equal, seeded
 from torch import nn
 
@@ -61,6 +62,17 @@ def gathered_conjugate(z):
     return (rows.conj() * rows * z.conj().index_select(0, ROWS)).abs()
 
 
+def sides_of_a_negative(z):
+    n = z.conj().imag
+    sides = n.clamp(-0.5, 0.7), n.clamp_min(0.1), F.hardtanh(n, -0.3, 0.8), F.leaky_relu(n)
+    return sum(sides) * F.threshold(z.conj().imag, 0.2, 0.0)
+
+
+def sides_of_rows_of_a_negative(z):
+    rows = z.imag.contiguous()[ROWS]
+    return torch._neg_view(rows).clamp(-0.5, 0.7) + F.leaky_relu(rows)
+
+
 def real_views(z):
     both = torch.view_as_real(z)
     return (both[..., 0] * z.real * both.sum(-1)) * torch.view_as_real(z * z).prod(-1)
@@ -96,6 +108,8 @@ PROGRAMS = (
     gathered_negative,
     gathered_from_a_negative,
     gathered_conjugate,
+    sides_of_a_negative,
+    sides_of_rows_of_a_negative,
     real_views,
     complex_view,
     transposed_conjugate,
