@@ -86,7 +86,12 @@ def estimate_call(
             # Fewer bits take no more: where eight keep to the budget, two do.
             keeps = wider is not None and wider.shares[-1] == largest
             try:
-                trials[way] = runs.all() if memory is None or keeps else runs.within(memory)
+                if keeps:
+                    trials[way] = runs.all()
+                elif memory is None:
+                    trials[way] = runs.after_a_small_one()
+                else:
+                    trials[way] = runs.within(memory)
             except (IndexError, RuntimeError, ValueError) as error:
                 if largest == 1 or isinstance(error, torch.OutOfMemoryError):
                     raise

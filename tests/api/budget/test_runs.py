@@ -27,3 +27,26 @@ def test_a_share_that_would_not_keep_to_the_budget_is_not_tried() -> None:
     found = Runs(run, 1.0).within(8000)
     assert max(shares) <= 0.5 and found.growth.peak.at(1.0) == pytest.approx(16_000)
     assert Runs(run, 1.0).within(32_000).shares == [1.0]
+
+
+def test_what_only_a_first_step_takes_is_not_counted() -> None:
+    shares: list[float] = []
+
+    def run(share: float) -> Trial:
+        once = 0 if shares else 900
+        shares.append(share)
+        return Trial((once + round(16_000 * share),), 4, 2, share)
+
+    assert Runs(run, 0.5).after_a_small_one().growth.peak.at(1.0) == pytest.approx(16_000)
+    shares.clear()
+    assert Runs(run, 1.0).after_a_small_one().growth.peak.at(1.0) == 16_000
+
+
+def test_a_model_that_takes_no_part_of_a_graph_is_tried_on_the_whole() -> None:
+    def run(share: float) -> Trial:
+        if share < 1:
+            raise IndexError("index 90 is out of bounds for dimension 0 with size 10")
+        return Trial((100,), 4, 2, 1.0)
+
+    for found in (Runs(run, 1.0).after_a_small_one(), Runs(run, 1.0).within(8000)):
+        assert found.shares == [1.0] and found.growth.peak.at(1.0) == 100
