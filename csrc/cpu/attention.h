@@ -84,8 +84,8 @@ struct Row {
   const scalar_t* source_of(int64_t edge) const { return source + place[edge] * width; }
   const scalar_t* destination_of(int64_t row) const { return destination + row * width; }
 
-  // Fills `weight` [edges, heads]; score.read(to, source, destination) writes the scores of an
-  // edge.
+  // Fills `weight` [edges, heads]; score.read(to, source, destination, edge) writes the scores of
+  // an edge.
   template <typename Score>
   void find(int64_t row, const Score& score) {
     const int64_t first = edges.begin(row), last = edges.begin(row + 1);
@@ -95,7 +95,7 @@ struct Row {
     scalar_t* to = weight.data();
     for (int64_t edge = first; edge < last; ++edge, to += heads) {
       if (edge + kAhead < edges.count()) prefetch(source_of(edge + kAhead), width);
-      score.read(to, source_of(edge), destination_of(row));
+      score.read(to, source_of(edge), destination_of(row), edge);
       for (int64_t head = 0; head < heads; ++head) most[head] = std::max(most[head], to[head]);
     }
     to = weight.data();
@@ -144,7 +144,7 @@ void attend(at::Tensor& out, const Attended& given, const Dropout& kept, const S
 }
 
 // Writes what the scores make of their gradients: score_of(part) is the score in a part of the
-// edges. Its go_back(of_score, source, destination, of_destination) gets each edge, with the
+// edges. Its go_back(of_score, source, destination, edge, of_destination) gets each edge, with the
 // gradients of its scores, which it may change; end_row(of_destination) follows the edges of a row
 // that has some.
 template <typename scalar_t, typename index_t, typename ScoreOf>
@@ -180,7 +180,7 @@ void attend_backward(at::Tensor& of_score, at::Tensor& of_destination, const at:
         for (int64_t head = 0; head < heads; ++head) {
           to[at + head] = *weight++ * (to[at + head] - mean[head]);
         }
-        score.go_back(to + at, own.source_of(edge), own.destination_of(row), sum);
+        score.go_back(to + at, own.source_of(edge), own.destination_of(row), edge, sum);
       }
       if (first < last) score.end_row(sum);
     });

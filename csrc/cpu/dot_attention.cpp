@@ -12,7 +12,7 @@ namespace {
 // The scaled dot product, for each head, of the rows at both ends.
 template <typename scalar_t>
 struct DotScore {
-  void read(scalar_t* to, const scalar_t* source, const scalar_t* destination) const {
+  void read(scalar_t* to, const scalar_t* source, const scalar_t* destination, int64_t) const {
     for (int64_t head = 0; head < heads; ++head) {
       to[head] = dot(source + head * each, destination + head * each, each) * scale;
     }

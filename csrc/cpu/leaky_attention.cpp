@@ -49,7 +49,7 @@ struct LeakyScore {
         att(att.const_data_ptr<scalar_t>()),
         slope(static_cast<scalar_t>(slope)) {}
 
-  void read(scalar_t* to, const scalar_t* source, const scalar_t* destination) const {
+  void read(scalar_t* to, const scalar_t* source, const scalar_t* destination, int64_t) const {
     for (int64_t head = 0; head < heads; ++head) {
       const scalar_t* one = source + head * each;
       const scalar_t* other = destination + head * each;
@@ -88,7 +88,7 @@ struct LeakyScoreBackward : LeakyScore<scalar_t> {
   LeakyScoreBackward(const LeakyScore<scalar_t>& score, scalar_t* of_att)
       : LeakyScore<scalar_t>(score), of_att(of_att), of_row(score.width) {}
 
-  void go_back(scalar_t* of_score, const scalar_t* source, const scalar_t* destination,
+  void go_back(scalar_t* of_score, const scalar_t* source, const scalar_t* destination, int64_t,
                scalar_t* of_destination) {
     for (int64_t head = 0; head < this->heads; ++head) {
       const int64_t at = head * this->each;

@@ -142,13 +142,21 @@ struct LeakyRows {
   int64_t head = 0;
 };
 
+// The sum of what the nodes at both ends have and, if there are terms, of what the edge adds.
 template <typename T>
-void sum_scores(const T* source, const Places& places, const T* destination, T slope,
-                const Edges& edges, int64_t heads, T* out, const Places& out_places) {
+T sum_of(T source, T destination, const T* terms, int64_t at) {
+  const T of_ends = source + destination;
+  return terms == nullptr ? of_ends : of_ends + terms[at];
+}
+
+template <typename T>
+void sum_scores(const T* source, const Places& places, const T* destination, const T* terms,
+                T slope, const Edges& edges, int64_t heads, T* out, const Places& out_places) {
   for_each_head(edges, heads, Layout(1), [&](int64_t row, int64_t edge, int64_t head, bool within) {
     if (!within) return;
-    const T sum = source[places[edge] * heads + head] + destination[row * heads + head];
-    out[out_places[edge] * heads + head] = leaky(sum, slope);
+    const T one = source[places[edge] * heads + head], other = destination[row * heads + head];
+    const int64_t at = out_places[edge] * heads + head;
+    out[at] = leaky(sum_of(one, other, terms, at), slope);
   });
 }
 
@@ -190,14 +198,14 @@ void weigh(T* weight, const Places& places, T scale, const T* softmax, const Dro
 template <typename T>
 void go_back(T* out, const T* weight, const T* gradient, const Places& places, const T* mean,
              T scale, const Dropout& dropout, const T* source, const Places& source_places,
-             const T* destination, T slope, const Edges& edges, int64_t heads) {
+             const T* destination, const T* terms, T slope, const Edges& edges, int64_t heads) {
   for_each_head(edges, heads, Layout(1), [&](int64_t row, int64_t edge, int64_t head, bool within) {
     if (!within) return;
     const int64_t at = places[edge] * heads + head, of_row = row * heads + head;
     T found = weight[at] * (gradient[at] * dropout.kept<T>(at) - mean[of_row]) * scale;
     if (source != nullptr) {
-      const T sum = source[source_places[edge] * heads + head] + destination[of_row];
-      if (!(sum > 0)) found *= slope;
+      const T one = source[source_places[edge] * heads + head];
+      if (!(sum_of(one, destination[of_row], terms, at) > 0)) found *= slope;
     }
     out[at] = found;
   });
@@ -218,11 +226,12 @@ void drop(T* weight, int64_t count, const Dropout& dropout) {
 #define GACT_ATTENTION(name, T)                                                                   \
   extern "C" __global__ void sum_scores_##name(                                                   \
       const T* __restrict__ source, const void* __restrict__ places, int64_t wide, int64_t nodes, \
-      const T* __restrict__ destination, double slope, const int64_t* __restrict__ starts,        \
-      int64_t rows, int64_t count, int64_t length, int64_t heads, T* __restrict__ out,            \
-      const void* __restrict__ out_places, int64_t out_wide, int64_t weights) {                   \
-    gact_graph::sum_scores<T>(source, {places, wide, nodes}, destination, static_cast<T>(slope),  \
-                              {starts, rows, count, length}, heads, out,                          \
+      const T* __restrict__ destination, const T* __restrict__ terms, double slope,               \
+      const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,            \
+      int64_t heads, T* __restrict__ out, const void* __restrict__ out_places, int64_t out_wide,  \
+      int64_t weights) {                                                                          \
+    gact_graph::sum_scores<T>(source, {places, wide, nodes}, destination, terms,                  \
+                              static_cast<T>(slope), {starts, rows, count, length}, heads, out,   \
                               {out_places, out_wide, weights});                                   \
   }                                                                                               \
   extern "C" __global__ void softmax_##name(                                                      \
@@ -267,12 +276,12 @@ void drop(T* weight, int64_t count, const Dropout& dropout) {
       T* out, const T* weight, const T* gradient, const void* __restrict__ places, int64_t wide,  \
       int64_t weights, const T* __restrict__ mean, double scale, int64_t dropped, double kept,    \
       int64_t seed, const T* __restrict__ source, const void* __restrict__ source_places,         \
-      int64_t source_wide, int64_t nodes, const T* __restrict__ destination, double slope,        \
-      const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,            \
-      int64_t heads) {                                                                            \
+      int64_t source_wide, int64_t nodes, const T* __restrict__ destination,                      \
+      const T* __restrict__ terms, double slope, const int64_t* __restrict__ starts,              \
+      int64_t rows, int64_t count, int64_t length, int64_t heads) {                               \
     gact_graph::go_back<T>(out, weight, gradient, {places, wide, weights}, mean,                  \
                            static_cast<T>(scale), {dropped, kept, seed}, source,                  \
-                           {source_places, source_wide, nodes}, destination,                      \
+                           {source_places, source_wide, nodes}, destination, terms,               \
                            static_cast<T>(slope), {starts, rows, count, length}, heads);          \
   }                                                                                               \
   extern "C" __global__ void drop_##name(T* __restrict__ weight, int64_t count, int64_t dropped,  \

@@ -119,7 +119,7 @@ class _Graph:
             ),
             "GAT's weights": (
                 *(attention, attention_reference, "attention"),
-                (self.of_edges, self.scores, self.of_scores, *edges, *settings),
+                (self.of_edges, self.scores, self.of_scores, None, *edges, *settings),
             ),
             "GATv2's weights": (
                 *(leaky_attention, leaky_reference, "leaky_attention"),

@@ -3,13 +3,14 @@
 For the edges :math:`e` of each of R destinations, with heads :math:`h`,
 
 .. math::
-    s_{e, h} = \\mathrm{LeakyReLU}(a_{p(e), h} + b_{r(e), h}), \\qquad
+    s_{e, h} = \\mathrm{LeakyReLU}(a_{p(e), h} + b_{r(e), h} + c_{q(e), h}), \\qquad
     w_{q(e), h} = d_{q(e), h} \\exp(s_{e, h}) \\Big/ \\sum_{f \\in r(e)} \\exp(s_{f, h}),
 
-where :math:`d` is dropout (Velickovic et al., `Graph Attention Networks
-<https://arxiv.org/abs/1710.10903>`_, section 2.1). The E edges are sorted by destination: those of
-destination r are ``starts[r] - starts[0]`` to ``starts[r + 1] - starts[0]``. All tensors are of one
-floating-point type, contiguous, and on one device. Results do not depend on the number of threads.
+where :math:`d` is dropout, and :math:`c` is what edges add if they have features (Velickovic et
+al., `Graph Attention Networks <https://arxiv.org/abs/1710.10903>`_, section 2.1). The E edges are
+sorted by destination: those of destination r are ``starts[r] - starts[0]`` to
+``starts[r + 1] - starts[0]``. All tensors are of one floating-point type, contiguous, and on
+one device. Results do not depend on the number of threads.
 
 Dropout is a pure function of the seed and the place of a weight, in steps of :math:`2^{-16}`, so
 backward finds it again. Its expectation is 1.
@@ -25,7 +26,7 @@ from torch import Tensor
 from gact_graph.ops import cpu, cuda_edges
 from gact_graph.ops.reference import attention as reference
 
-_EDGES = "Tensor places, Tensor? weight_places, Tensor starts"
+_EDGES = "Tensor? terms, Tensor places, Tensor? weight_places, Tensor starts"
 _SETTINGS = "float slope, float dropout, int seed"
 torch.library.define(
     "gact_graph::attention",
@@ -78,6 +79,7 @@ def attention(
     out: Tensor,
     source: Tensor,
     destination: Tensor,
+    terms: Tensor | None,
     places: Tensor,
     weight_places: Tensor | None,
     starts: Tensor,
@@ -91,6 +93,7 @@ def attention(
         out: [K, H].
         source: a [N, H].
         destination: b [R, H].
+        terms: c [K, H], each edge's at the place of its weight; None for none.
         places: The source p of each edge, int32 or int64 [E].
         weight_places: The place q of each edge's weight, of the same type [E]; None: edge e has
             weight e, and K is E.
@@ -106,7 +109,7 @@ def attention(
         IndexError: A place is none of the N or K (on the CPU).
     """
     torch.ops.gact_graph.attention(
-        out, source, destination, places, weight_places, starts, slope, dropout, seed
+        out, source, destination, terms, places, weight_places, starts, slope, dropout, seed
     )
 
 
@@ -116,6 +119,7 @@ def attention_backward(
     gradient: Tensor,
     source: Tensor,
     destination: Tensor,
+    terms: Tensor | None,
     places: Tensor,
     weight_places: Tensor | None,
     starts: Tensor,
@@ -126,12 +130,13 @@ def attention_backward(
     """Write the gradients of what the edges add up and of ``destination``.
 
     Args:
-        of_score: The gradient of a + b for each edge, at the places of its weight [K, H]. The
-            gradient of ``source`` is the :func:`segment_sum` of it by source.
+        of_score: The gradient of a + b + c for each edge, at the places of its weight [K, H]: that
+            of ``terms``, whose :func:`segment_sum` by source is the gradient of ``source``.
         of_destination: [R, H].
         gradient: That of the weights [K, H].
         source: As for :func:`attention`, and so are all that follow.
         destination: See there.
+        terms: See there.
         places: See there.
         weight_places: See there.
         starts: See there.
@@ -143,8 +148,8 @@ def attention_backward(
         TypeError, ValueError, IndexError: As :func:`attention`.
     """
     torch.ops.gact_graph.attention_backward(
-        of_score, of_destination, gradient, source, destination, places, weight_places, starts,
-        slope, dropout, seed,
+        of_score, of_destination, gradient, source, destination, terms, places, weight_places,
+        starts, slope, dropout, seed,
     )  # fmt: skip
 
 

@@ -42,11 +42,12 @@ _NONE = _Dropout(0.0, 0)
 
 @dataclass(frozen=True)
 class _Sums:
-    """Scores that are LeakyReLU of the sum of what both ends have."""
+    """Scores that are LeakyReLU of the sum of what both ends have, and the edge at its weight."""
 
     source: Tensor
     places: Tensor
     destination: Tensor
+    terms: Tensor | None
     slope: float
 
 
@@ -61,6 +62,7 @@ class EdgeKernels(SumKernels):
         out: Tensor,
         source: Tensor,
         destination: Tensor,
+        terms: Tensor | None,
         places: Tensor,
         weight_places: Tensor | None,
         starts: Tensor,
@@ -69,9 +71,10 @@ class EdgeKernels(SumKernels):
         seed: int,
     ) -> None:
         edges = places, weight_places, starts
-        check_attention(out, source, destination, *edges, dropout)
+        check_attention(out, source, destination, terms, *edges, dropout)
         segments = Segments(starts, places.numel())
-        self._sum_scores(out, weight_places, _Sums(source, places, destination, slope), segments)
+        sums = _Sums(source, places, destination, terms, slope)
+        self._sum_scores(out, weight_places, sums, segments)
         self._weigh(out, weight_places, segments, 1.0, _Dropout(dropout, seed))
 
     def attention_backward(
@@ -81,6 +84,7 @@ class EdgeKernels(SumKernels):
         gradient: Tensor,
         source: Tensor,
         destination: Tensor,
+        terms: Tensor | None,
         places: Tensor,
         weight_places: Tensor | None,
         starts: Tensor,
@@ -89,10 +93,10 @@ class EdgeKernels(SumKernels):
         seed: int,
     ) -> None:
         edges = places, weight_places, starts
-        given = gradient, source, destination, *edges, dropout
+        given = gradient, source, destination, terms, *edges, dropout
         check_attention_backward(of_score, of_destination, *given)
         segments = Segments(starts, places.numel())
-        sums = _Sums(source, places, destination, slope)
+        sums = _Sums(source, places, destination, terms, slope)
         self._sum_scores(of_score, weight_places, sums, segments)
         self._weigh(of_score, weight_places, segments, 1.0, _NONE)
         settings = 1.0, _Dropout(dropout, seed), sums
@@ -207,7 +211,7 @@ class EdgeKernels(SumKernels):
             _kernel("sum_scores", out),
             *(out.device, segments.count),
             *(sums.source.data_ptr(), *at(sums.places, sums.source), sums.destination.data_ptr()),
-            *(float(sums.slope), *segments.args, out.size(1)),
+            *(_address(sums.terms), float(sums.slope), *segments.args, out.size(1)),
             *(out.data_ptr(), *at(out_places, out)),
         )
 
@@ -278,10 +282,11 @@ class EdgeKernels(SumKernels):
         ends = mean.data_ptr(), carry.data_ptr()
         self._launch(_kernel("mean", out), device, warps, *given, *dropout.args, *edges, *ends)
         self._add_carries(mean, carry, segments)
-        leaky: tuple[int | float, ...] = (0, 0, 0, 0, 0, 0.0)
+        leaky: tuple[int | float, ...] = (0, 0, 0, 0, 0, 0, 0.0)
         if sums is not None:
             of_source = sums.source.data_ptr(), *at(sums.places, sums.source)
-            leaky = *of_source, sums.destination.data_ptr(), float(sums.slope)
+            of_others = sums.destination.data_ptr(), _address(sums.terms)
+            leaky = *of_source, *of_others, float(sums.slope)
         rest = mean.data_ptr(), float(scale), *dropout.args, *leaky, *edges
         kernel = _kernel("go_back", out)
         self._launch(kernel, device, segments.count, out.data_ptr(), *given, *rest)
@@ -340,6 +345,10 @@ class EdgeKernels(SumKernels):
             *(*segments.args, heads, each, parts.data_ptr()),
         )
         out.copy_(parts.sum(0))
+
+
+def _address(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
 
 
 def _kernel(name: str, x: Tensor, columns: int | None = None) -> Kernel:

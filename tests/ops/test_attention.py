@@ -59,6 +59,7 @@ class Sample:
         self.source = torch.randn(self.nodes, width, generator=generator).to(real) * large
         self.destination = torch.randn(self.rows, width, generator=generator).to(real) * large
         self.att = torch.randn(heads, each, generator=generator).to(real)
+        self.terms: Tensor | None = None
         self.gradient = torch.randn(edges + 3, heads, generator=generator).to(real)
         self.tolerance = {"rtol": 1e-5, "atol": 2e-6 if real == torch.float32 else 1e-13}
 
@@ -69,19 +70,22 @@ class Sample:
     def forward(self, kernels: Any, dropout: float = 0.0, seed: int = 0) -> Tensor:
         out = torch.full_like(self.gradient, torch.nan)
         settings = 0.2, dropout, seed
-        kernels.attention(out, self.source, self.destination, *self.edges, *settings)
+        kernels.attention(out, self.source, self.destination, self.terms, *self.edges, *settings)
         return out[self.weight_places.long()]
 
     def backward(self, kernels: Any, dropout: float = 0.0, seed: int = 0) -> tuple[Tensor, ...]:
         """The gradients of :attr:`inputs`."""
         of_score = torch.full_like(self.gradient, torch.nan)
         of_destination = torch.full_like(self.destination, torch.nan)
-        given = self.gradient, self.source, self.destination, *self.edges, 0.2, dropout, seed
+        ends, settings = (self.source, self.destination), (0.2, dropout, seed)
+        given = self.gradient, *ends, self.terms, *self.edges, *settings
         kernels.attention_backward(of_score, of_destination, *given)
         by_source, starts = self.by_source
         of_source = torch.full_like(self.source, torch.nan)
         kernels.segment_sum(of_source, of_score, self.weight_places[by_source], starts)
-        return of_source, of_destination
+        if self.terms is None:
+            return of_source, of_destination
+        return of_source, of_destination, of_score[self.weight_places.long()]
 
     @property
     def by_source(self) -> tuple[Tensor, Tensor]:
@@ -112,6 +116,24 @@ class Sample:
         gradient = self.gradient.double()[self.weight_places.long()]
         found = torch.autograd.grad(weight, inputs, gradient)
         return weight.detach(), *found
+
+
+class TermSample(Sample):
+    """The same with what each edge adds to the sum."""
+
+    def __init__(self, edges: int, heads: int, *args: Any, **kinds: Any) -> None:
+        super().__init__(edges, heads, *args, **kinds)
+        generator = seeded(edges)
+        self.terms = torch.randn(self.gradient.shape, generator=generator).to(self.source.dtype)
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        assert self.terms is not None
+        return self.source, self.destination, self.terms[self.weight_places.long()]
+
+    def score(self, source: Tensor, destination: Tensor, *others: Tensor) -> Tensor:
+        (terms,) = others
+        return F.leaky_relu(source + destination + terms, 0.2)
 
 
 class RowSample(Sample):
@@ -187,6 +209,10 @@ SAMPLES: dict[str, Sample] = {
     "eight heads": Sample(1200, 8, real=torch.float64),
     "large scores": Sample(900, 4, large=300.0, real=torch.float64, index=torch.int32),
     "no edges": Sample(0, 2),
+    "terms": TermSample(1500, 3, index=torch.int32),
+    "terms, one head": TermSample(700, 1),
+    "terms, eight heads": TermSample(1200, 8, real=torch.float64),
+    "terms, no edges": TermSample(0, 2),
     "rows": RowSample(1500, 3, each=20, index=torch.int32),
     "rows, one head": RowSample(700, 1, each=64),
     "rows of one": RowSample(1200, 8, each=1, real=torch.float64),
@@ -208,9 +234,9 @@ def test_as_autograd_in_float64(sample: Sample, kernels: Any) -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("kind", [Sample, RowSample, DotSample])
+@pytest.mark.parametrize("kind", [Sample, TermSample, RowSample, DotSample])
 def test_dropout_is_the_same_in_backward(kind: Any, dropout: float, kernels: Any) -> None:
-    sample = kind(1200, 3, each=1 if kind is Sample else 5, real=torch.float64)
+    sample = kind(1200, 3, each=1 if kind in (Sample, TermSample) else 5, real=torch.float64)
     without = sample.forward(kernels)
     for seed in (0, 2**63 - 1):
         got = sample.forward(kernels, dropout, seed)
@@ -222,7 +248,7 @@ def test_dropout_is_the_same_in_backward(kind: Any, dropout: float, kernels: Any
             assert torch.allclose(found, expected, rtol=1e-6, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["heads", "rows", "products"])
+@pytest.mark.parametrize("name", ["heads", "terms", "rows", "products"])
 def test_backends_drop_the_same_weights(name: str) -> None:
     sample = SAMPLES[name]
     for seed in (3, 2**40):
@@ -242,9 +268,9 @@ def test_dropout_changes_nothing_on_average() -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-@pytest.mark.parametrize("kind", [Sample, RowSample, DotSample])
+@pytest.mark.parametrize("kind", [Sample, TermSample, RowSample, DotSample])
 def test_threads_change_no_bit(kind: Any, threads: int) -> None:
-    sample = kind(20_000, 3, each=1 if kind is Sample else 9, index=torch.int32)
+    sample = kind(20_000, 3, each=1 if kind in (Sample, TermSample) else 9, index=torch.int32)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -256,7 +282,7 @@ def test_threads_change_no_bit(kind: Any, threads: int) -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("kind", [Sample, RowSample, DotSample])
+@pytest.mark.parametrize("kind", [Sample, TermSample, RowSample, DotSample])
 def test_nan_stays_in_its_row(kind: Any, kernels: Any) -> None:
     sample = kind(700, 2)
     sample.destination[4] = torch.nan

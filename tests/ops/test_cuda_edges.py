@@ -65,8 +65,8 @@ class Graph:
             torch.empty_like(t) for t in (destination, self.gradient, self.gradient)
         )
         of_att, by = torch.empty_like(att), edges.clone()
-        kernels.attention(one, source, destination, *where, *settings)
-        given = edges, source, destination, *where, *settings
+        kernels.attention(one, source, destination, edges, *where, *settings)
+        given = edges, source, destination, edges, *where, *settings
         kernels.attention_backward(back, of_destination, *given)
         kernels.leaky_attention(two, *rows, *where, *settings)
         kernels.leaky_attention_backward(of_score, of_rows, of_att, edges, *rows, *where, *settings)

@@ -74,12 +74,12 @@ def _calls() -> dict[str, tuple[Any, ...]]:
             starts,
         ),
         "attention": (
-            *(_normal(50, 2), _normal(12, 2), _normal(4, 2), places, weight_places, starts),
-            *(0.2, 0.5, 7),
+            *(_normal(50, 2), _normal(12, 2), _normal(4, 2), _normal(50, 2)),
+            *(places, weight_places, starts, 0.2, 0.5, 7),
         ),
         "attention_backward": (
             *(_normal(50, 2), _normal(4, 2), _normal(50, 2), _normal(12, 2), _normal(4, 2)),
-            *(places, weight_places, starts, 0.2, 0.5, 7),
+            *(_normal(50, 2), places, weight_places, starts, 0.2, 0.5, 7),
         ),
         "segment_sum": (_normal(4, 8), x, places, starts),
         "leaky_attention": (
@@ -209,8 +209,8 @@ _MISTAKES: dict[str, tuple[str, int, Any, type[Exception], str]] = {
         "weighted_sum", 2, torch.zeros(50, dtype=torch.int16), TypeError, r"int32 or int64",
     ),
     "gradient": ("weighted_sum_backward", 2, torch.ones(12, 9), ValueError, r"of \[12, 8\]"),
-    "dropout 1": ("attention", 7, 1.0, ValueError, r"dropout from 0 to less than 1 \(got 1"),
-    "dropout -1": ("attention_backward", 9, -1.0, ValueError, r"less than 1 \(got -1"),
+    "dropout 1": ("attention", 8, 1.0, ValueError, r"dropout from 0 to less than 1 \(got 1"),
+    "dropout -1": ("attention_backward", 10, -1.0, ValueError, r"less than 1 \(got -1"),
     "att": ("leaky_attention", 3, torch.ones(2, 3), ValueError, r"att of 8 elements \(got 6\)"),
     "att's heads": (
         "leaky_attention_backward", 6, torch.ones(1, 8), ValueError, r"gradient of \[50, 1\]",
@@ -220,6 +220,7 @@ _MISTAKES: dict[str, tuple[str, int, Any, type[Exception], str]] = {
     ),
     "columns": ("dot_attention", 0, torch.ones(50, 3), ValueError, r"share 8 columns evenly"),
     "dropout of weights": ("drop_weights", 1, 1.0, ValueError, r"less than 1 \(got 1"),
+    "terms": ("attention", 3, torch.ones(49, 2), ValueError, r"terms of \[50, 2\]"),
     "scores": ("attention", 2, torch.ones(4, 3), ValueError, r"destination of \[4, 2\]"),
     "int32 rows": (
         "unpack_rows", 2, torch.zeros(3, dtype=torch.int32), TypeError, r"Expected rows of",

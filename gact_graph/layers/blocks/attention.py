@@ -64,6 +64,7 @@ class Attention(ABC):
         learning: Sequence[Tensor],
         order: Order,
         gradients: Sequence[Tensor | None],
+        learns: Sequence[bool],
     ) -> tuple[Tensor | None, ...]:
         """The gradients of :attr:`tensors`, then those of :attr:`parameters`; None for none.
 
@@ -72,6 +73,7 @@ class Attention(ABC):
             learning: As in forward.
             order: The order of the edges.
             gradients: Those of the outputs, of which one at least is not None.
+            learns: Whether each of the arguments' tensors needs its gradient.
         """
 
     @abstractmethod

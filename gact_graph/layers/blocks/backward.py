@@ -178,8 +178,9 @@ def _backward_of_attention(
         return
     values: list[Any] = [one.value for one in (*tensors, *parameters)]
     given = values[: len(tensors)], values[len(tensors) :]
+    learns = [one.learns for one in tensors]
     with call.run_state.restored():
-        found = attention.gradients(*given, call.order, gradients)
+        found = attention.gradients(*given, call.order, gradients, learns)
     for one, gradient in zip(read_by(attention, tensors, parameters), found, strict=True):
         if one.learns and gradient is not None:
             one.add(gradient)

@@ -70,6 +70,7 @@ class DotAttention(Attention):
         learning: Sequence[Tensor],
         order: Order,
         gradients: Sequence[Tensor | None],
+        learns: Sequence[bool],
     ) -> tuple[Tensor | None, ...]:
         # Of tensors that are coded only one is decoded as a whole at a time.
         key, query, value = (tensors[i] for i in self.tensors)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gact_graph.layers.blocks.attention import Attention
 from gact_graph.layers.blocks.cuts import Block, starts_of
+from gact_graph.layers.blocks.edge_terms import EdgeTerms
 from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.rows import Rows, rows_at_a_time, rows_of, whole
 from gact_graph.ops import attention as sums
@@ -36,7 +37,7 @@ class EdgeAttention(Attention):
     def outputs(
         self, tensors: Sequence[Tensor], learning: Sequence[Tensor], order: Order
     ) -> list[Tensor]:
-        read = self._read(tensors[self.source], tensors[self.destination], learning)
+        read = self._read([tensors[i] for i in self.tensors], learning)
         edges = order.sources, order.permutation, order.starts
         out = tensors[self.source].new_empty(order.num_edges, tensors[self.source].size(1))
         type(self)._attend(out, *read, *edges, self.slope, self.dropout, self._seed())
@@ -47,7 +48,9 @@ class EdgeAttention(Attention):
     ) -> list[Tensor | None]:
         if self.dropout:
             return [None]
-        read = self._read(tensors[self.source], tensors[self.destination][block.nodes], learning)
+        source, destination, *of_edges = (tensors[i] for i in self.tensors)
+        of_block = (rows_of(t, order.positions(block)) for t in of_edges)
+        read = self._read([source, destination[block.nodes], *of_block], learning)
         edges = order.sources[block.edges], None, starts_of(order.starts, block)
         out = tensors[self.source].new_empty(block.num_edges, tensors[self.source].size(1))
         type(self)._attend(out, *read, *edges, self.slope, 0.0, 0)
@@ -59,9 +62,10 @@ class EdgeAttention(Attention):
         learning: Sequence[Tensor],
         order: Order,
         gradients: Sequence[Tensor | None],
+        learns: Sequence[bool],
     ) -> tuple[Tensor | None, ...]:
         assert gradients[0] is not None  # the only one
-        return self._gradients(tensors, learning, order, gradients[0].contiguous())
+        return self._gradients(tensors, learning, order, gradients[0].contiguous(), learns)
 
     @abstractmethod
     def _gradients(
@@ -70,7 +74,8 @@ class EdgeAttention(Attention):
         learning: Sequence[Tensor],
         order: Order,
         gradient: Tensor,
-    ) -> tuple[Tensor, ...]:
+        learns: Sequence[bool],
+    ) -> tuple[Tensor | None, ...]:
         """See :meth:`gradients`; ``gradient`` is that of the weights [E, H]."""
 
     def written_out(self, read: Sequence[Tensor], order: Order) -> Sequence[Tensor]:
@@ -79,21 +84,36 @@ class EdgeAttention(Attention):
         return (type(self)._written_out(*self._matrices(read), *edges, *settings),)
 
     def _read(
-        self, source: Tensor, destination: Tensor, learning: Sequence[Tensor]
-    ) -> Sequence[Tensor]:
-        return self._matrices([source, destination, *(learning[i] for i in self.parameters)])
+        self, tensors: Sequence[Tensor], learning: Sequence[Tensor]
+    ) -> Sequence[Tensor | None]:
+        return self._matrices([*tensors, *(learning[i] for i in self.parameters)])
 
     @abstractmethod
-    def _matrices(self, read: Sequence[Tensor]) -> Sequence[Tensor]:
-        """In the shapes that the operator takes."""
+    def _matrices(self, read: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """What the operator takes, of :attr:`tensors` and then :attr:`parameters`."""
 
 
 @dataclass(frozen=True)
 class SumAttention(EdgeAttention):
-    """GAT's: the score of an edge is LeakyReLU of the sum of what both ends have [N, H]."""
+    """GAT's: the score of an edge is LeakyReLU of the sum of what both ends have [N, H].
+
+    Attributes:
+        terms: What the edge adds to this sum; None for nothing.
+    """
+
+    terms: EdgeTerms | None = None
 
     _attend = staticmethod(sums.attention)
     _written_out = staticmethod(sums_reference.written_out)
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        features = () if self.terms is None else (self.terms.features,)
+        return *super().tensors, *features
+
+    @property
+    def parameters(self) -> tuple[int, ...]:
+        return () if self.terms is None else self.terms.parameters
 
     def _gradients(
         self,
@@ -101,22 +121,32 @@ class SumAttention(EdgeAttention):
         learning: Sequence[Tensor],
         order: Order,
         gradient: Tensor,
-    ) -> tuple[Tensor, ...]:
-        source, destination = (whole(tensors[i]) for i in self.tensors)
+        learns: Sequence[bool],
+    ) -> tuple[Tensor | None, ...]:
+        read = [whole(tensors[i]) for i in self.tensors]
+        source, destination = read[:2]
+        terms = self._read(read, learning)[-1]
         of_score, of_destination = torch.empty_like(gradient), torch.empty_like(destination)
         edges = order.sources, order.permutation, order.starts
         settings = self.slope, self.dropout, self._seed()
         sums.attention_backward(
-            of_score, of_destination, gradient, source, destination, *edges, *settings
+            of_score, of_destination, gradient, source, destination, terms, *edges, *settings
         )
+        del terms
         of_source = torch.zeros_like(source)
         by_source = order.by_source
         out = of_source[: order.num_sources]
         sums.segment_sum(out, of_score, by_source.positions, by_source.cuts.starts)
-        return of_source, of_destination
+        if self.terms is None:
+            return of_source, of_destination
+        matrix, vector = (learning[i] for i in self.parameters)
+        made_of = read[2], matrix, vector
+        found = self.terms.gradients(of_score, *made_of, learns[self.terms.features])
+        return of_source, of_destination, *found
 
-    def _matrices(self, read: Sequence[Tensor]) -> Sequence[Tensor]:
-        return read
+    def _matrices(self, read: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        source, destination, *made_of = read
+        return source, destination, None if self.terms is None else self.terms.of(*made_of)
 
 
 @dataclass(frozen=True)
@@ -143,7 +173,8 @@ class LeakyAttention(EdgeAttention):
         learning: Sequence[Tensor],
         order: Order,
         gradient: Tensor,
-    ) -> tuple[Tensor, ...]:
+        learns: Sequence[bool],
+    ) -> tuple[Tensor | None, ...]:
         # Of tensors that are coded only one is decoded as a whole at a time.
         sources, destinations = tensors[self.source], tensors[self.destination]
         att = learning[self.att].detach()[0].contiguous()
@@ -202,6 +233,6 @@ class LeakyAttention(EdgeAttention):
             )
         return of_source
 
-    def _matrices(self, read: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _matrices(self, read: Sequence[Tensor]) -> Sequence[Tensor | None]:
         source, destination, att = read
         return source.flatten(1), destination.flatten(1), att[0].contiguous()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.utils import softmax
 
-from gact_graph.layers.blocks.arguments import Arguments
+from gact_graph.layers.blocks.arguments import Arguments, Use
 from gact_graph.layers.blocks.attention import Attention
 from gact_graph.layers.blocks.cuts import Block
 from gact_graph.layers.blocks.dot_attention import DotAttention
@@ -25,6 +25,7 @@ from gact_graph.layers.blocks.edge_functions import (
     messages,
     propagate,
 )
+from gact_graph.layers.blocks.edge_terms import EdgeTerms
 from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.probe import Probed, other_parameters
 from gact_graph.layers.blocks.sample import Sample
@@ -62,7 +63,8 @@ def find_attention(
         return None
     if not all(t.is_contiguous() for t in tensors) or makes_messages(tensors[0].device):
         return None
-    if len({(t.dtype, t.shape[1:]) for t in tensors}) != 1:
+    of_nodes = [t for i, t in enumerate(tensors) if arguments.levels_of(i) != {"edge"}]
+    if len({t.dtype for t in tensors}) != 1 or len({t.shape[1:] for t in of_nodes}) != 1:
         return None
     found = _settings(probed.steps, F.dropout)
     if found is None or not found.keys() >= {"p", "training"}:
@@ -98,19 +100,26 @@ def _find_weights(
     settings: _Settings,
 ) -> EdgeAttention | None:
     """The attention of an ``edge_update``."""
-    uses, x = {use.level: use for use in arguments.uses}, arguments.tensors[0]
-    if len(arguments.uses) != 2 or set(uses) != {"source", "destination"} or probed.kept:
+    uses = {use.level: use for use in arguments.uses}
+    if len(uses) != len(arguments.uses) or uses.keys() - {"edge"} != {"source", "destination"}:
         return None
+    x = arguments.tensors[uses["source"].index]
     slope = (_settings(probed.steps, F.leaky_relu) or {}).get("negative_slope")
-    if slope is None:
+    if slope is None or probed.kept:
         return None
     ends = uses["source"].parameter, uses["destination"].parameter
     common = uses["source"].index, uses["destination"].index, settings.dropout, slope
     tried = edge_function, snapshot, sample, probed.kept
-    written: _Run = partial(_of_sums, *ends, slope, settings)
-    if x.dim() == 2 and _same(*tried, lambda _: written):
-        return SumAttention(*common)
-    if x.dim() == 3:
+    if x.dim() == 2:
+        for terms in _terms(uses.get("edge"), arguments, snapshot.learning, x):
+
+            def added(parameters: Sequence[Tensor], terms: EdgeTerms | None = terms) -> _Run:
+                read = None if terms is None else [parameters[i] for i in terms.parameters]
+                return partial(_of_sums, *ends, slope, settings, uses.get("edge"), read)
+
+            if _same(*tried, added):
+                return SumAttention(*common, terms)
+    if x.dim() == 3 and "edge" not in uses:
         for att in _vectors(snapshot.learning, x):
 
             def written_out(parameters: Sequence[Tensor], att: int = att) -> _Run:
@@ -147,6 +156,26 @@ def _find_sum(
             common = key.index, query.index, settings.dropout
             return DotAttention(*common, value.index, 1 / divisor, bool(probed.kept))
     return None
+
+
+def _terms(
+    use: Use | None, arguments: Arguments, learning: Sequence[Tensor], x: Tensor
+) -> Iterator[EdgeTerms | None]:
+    """What edges may add to scores x [N, H]: all that the shapes of what learns allow."""
+    if use is None:
+        yield None
+        return
+    features, device = arguments.tensors[use.index], x.device.type
+    # Autocast would round what is computed of rows of edges, and not what is computed without them.
+    if features.dim() > 2 or torch.is_autocast_enabled(device):
+        return
+    width = features[0].numel()
+    for vector, matrix in permutations(range(len(learning)), 2):
+        one, other = learning[vector], learning[matrix]
+        if not one.dtype == other.dtype == x.dtype or one.dim() != 3:
+            continue
+        if one.shape[:2] == (1, x.size(1)) and other.shape == (one.numel(), width):
+            yield EdgeTerms(use.index, matrix, vector)
 
 
 def _vectors(learning: Sequence[Tensor], x: Tensor) -> list[int]:
@@ -293,11 +322,22 @@ def _settings(steps: Steps, function: Any) -> dict[str | None, Any] | None:
 
 
 def _of_sums(
-    source: str, destination: str, slope: float, settings: _Settings, given: dict[str, Any]
+    source: str,
+    destination: str,
+    slope: float,
+    settings: _Settings,
+    use: Use | None,
+    read: Sequence[Tensor] | None,
+    given: dict[str, Any],
 ) -> Sequence[Tensor]:
     """What :class:`SumAttention` computes, on one block: the operations of GATConv."""
-    score = F.leaky_relu(given[source] + given[destination], slope)
-    return (_weights(score, settings, given),)
+    score = given[source] + given[destination]
+    if use is not None and read is not None:
+        matrix, vector = read
+        features = given[use.parameter]
+        rows = F.linear(features.view(-1, 1) if features.dim() == 1 else features, matrix)
+        score = score + (rows.view(-1, *vector.shape[1:]) * vector).sum(dim=-1)
+    return (_weights(F.leaky_relu(score, slope), settings, given),)
 
 
 def _of_rows(

@@ -21,6 +21,7 @@ def attention(
     out: Tensor,
     source: Tensor,
     destination: Tensor,
+    terms: Tensor | None,
     places: Tensor,
     weight_places: Tensor | None,
     starts: Tensor,
@@ -29,13 +30,14 @@ def attention(
     seed: int,
 ) -> None:
     edges = places, weight_places, starts
-    check_attention(out, source, destination, *edges, dropout)
-    out.index_copy_(0, *_weights(source, destination, *edges, slope, dropout, seed))
+    check_attention(out, source, destination, terms, *edges, dropout)
+    out.index_copy_(0, *_weights(source, destination, terms, *edges, slope, dropout, seed))
 
 
 def written_out(
     source: Tensor,
     destination: Tensor,
+    terms: Tensor | None,
     places: Tensor,
     weight_places: Tensor | None,
     starts: Tensor,
@@ -48,13 +50,14 @@ def written_out(
     Args: as of :func:`attention`.
     """
     edges = places, weight_places, starts
-    at, weight = _weights(source, destination, *edges, slope, dropout, seed)
+    at, weight = _weights(source, destination, terms, *edges, slope, dropout, seed)
     return torch.zeros_like(weight).index_copy(0, at, weight)
 
 
 def _weights(
     source: Tensor,
     destination: Tensor,
+    terms: Tensor | None,
     places: Tensor,
     weight_places: Tensor | None,
     starts: Tensor,
@@ -63,9 +66,9 @@ def _weights(
     seed: int,
 ) -> tuple[Tensor, Tensor]:
     """The places of the edges, and their weights there."""
-    score = _sums(source, destination, places, starts)
+    at = places_of(weight_places, places.numel(), source.device)
+    score = _sums(source, destination, terms, places, at, starts)
     weight = softmax(F.leaky_relu(score, slope), starts)
-    at = places_of(weight_places, len(weight), weight.device)
     return at, weight * kept(at, weight, dropout, seed)
 
 
@@ -75,6 +78,7 @@ def attention_backward(
     gradient: Tensor,
     source: Tensor,
     destination: Tensor,
+    terms: Tensor | None,
     places: Tensor,
     weight_places: Tensor | None,
     starts: Tensor,
@@ -82,11 +86,11 @@ def attention_backward(
     dropout: float,
     seed: int,
 ) -> None:
-    inputs = gradient, source, destination, places, weight_places, starts, dropout
+    inputs = gradient, source, destination, terms, places, weight_places, starts, dropout
     check_attention_backward(of_score, of_destination, *inputs)
-    score = _sums(source, destination, places, starts)
+    at = places_of(weight_places, places.numel(), source.device)
+    score = _sums(source, destination, terms, places, at, starts)
     weight = softmax(F.leaky_relu(score, slope), starts)
-    at = places_of(weight_places, len(weight), weight.device)
     given = gradient[at] * kept(at, gradient, dropout, seed)
     found = softmax_backward(given, weight, starts)
     found = torch.where(score > 0, found, found * slope)
@@ -111,13 +115,14 @@ def check_attention(
     out: Tensor,
     source: Tensor,
     destination: Tensor,
+    terms: Tensor | None,
     places: Tensor,
     weight_places: Tensor | None,
     starts: Tensor,
     dropout: float,
 ) -> None:
     """Raises unless these are what :func:`attention` takes."""
-    _check(source, destination, places, weight_places, starts, dropout, out, "out")
+    _check(source, destination, terms, places, weight_places, starts, dropout, out, "out")
 
 
 def check_attention_backward(
@@ -126,13 +131,14 @@ def check_attention_backward(
     gradient: Tensor,
     source: Tensor,
     destination: Tensor,
+    terms: Tensor | None,
     places: Tensor,
     weight_places: Tensor | None,
     starts: Tensor,
     dropout: float,
 ) -> None:
     """Raises unless these are what :func:`attention_backward` takes."""
-    _check(source, destination, places, weight_places, starts, dropout, gradient, "gradient")
+    _check(source, destination, terms, places, weight_places, starts, dropout, gradient, "gradient")
     check_tensor("of_score", of_score, source.dtype, [*gradient.shape], source.device)
     shape = [*destination.shape]
     check_tensor("of_destination", of_destination, source.dtype, shape, source.device)
@@ -141,6 +147,7 @@ def check_attention_backward(
 def _check(
     source: Tensor,
     destination: Tensor,
+    terms: Tensor | None,
     places: Tensor,
     weight_places: Tensor | None,
     starts: Tensor,
@@ -151,7 +158,17 @@ def _check(
     check_matrix("source", source, None, source.device)
     edges, heads = (places, weight_places, starts), source.size(1)
     check_attended(source, destination, heads, *edges, dropout, whole, name)
+    if terms is not None:
+        check_tensor("terms", terms, source.dtype, [*whole.shape], source.device)
 
 
-def _sums(source: Tensor, destination: Tensor, places: Tensor, starts: Tensor) -> Tensor:
-    return source.index_select(0, places) + destination[owners_of(starts, places.numel())]
+def _sums(
+    source: Tensor,
+    destination: Tensor,
+    terms: Tensor | None,
+    places: Tensor,
+    weight_places: Tensor,
+    starts: Tensor,
+) -> Tensor:
+    found = source.index_select(0, places) + destination[owners_of(starts, places.numel())]
+    return found if terms is None else found + terms.index_select(0, weight_places)

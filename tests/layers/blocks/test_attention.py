@@ -129,6 +129,30 @@ class OtherProducts(TransformerConv):
         return self.function(self, query_i, key_j, value_j, index, ptr, size_i)
 
 
+class OtherTerms(GATConv):
+    """GATConv by name, with another function of the features of edges."""
+
+    def __init__(self, function: Any, edge_dim: int = 4) -> None:
+        super().__init__(32, 8, heads=3, edge_dim=edge_dim, add_self_loops=False)
+        self.function = function
+
+    def edge_update(  # type: ignore[override]
+        self,
+        alpha_j: Tensor,
+        alpha_i: Tensor,
+        edge_attr: Tensor,
+        index: Tensor,
+        ptr: Tensor | None,
+        dim_size: int | None,
+    ) -> Tensor:
+        return self.function(self, alpha_j, alpha_i, edge_attr, index, ptr, dim_size)
+
+
+def _term(m: Any, features: Tensor, matrix: Tensor | None = None) -> Tensor:
+    rows = F.linear(features, m.lin_edge.weight if matrix is None else matrix).view(-1, 3, 8)
+    return (rows * m.att_edge).sum(dim=-1)
+
+
 def _score(query: Tensor, key: Tensor) -> Tensor:
     return (query * key).sum(dim=-1) / 8**0.5
 
@@ -155,6 +179,25 @@ OTHERS = {
     "partly without gradient": _no_grad,
     "over all nodes": lambda m, j, i, index, *w: _last(j + i, index % 2, *w),
     "temperature": lambda m, j, i, *w: _last((j + i) * 2, *w),
+}
+
+OTHER_TERMS = {
+    "subtracted": lambda m, j, i, e, *w: _last(j + i - _term(m, e), *w),
+    "features reversed": lambda m, j, i, e, *w: _last(j + i + _term(m, e.flip(1)), *w),
+    "features detached": lambda m, j, i, e, *w: _last(j + i + _term(m, e.detach()), *w),
+    "matrix detached": lambda m, j, i, e, *w: _last(
+        j + i + _term(m, e, m.lin_edge.weight.detach()), *w
+    ),
+    "term reversed": lambda m, j, i, e, *w: _last(j + i + _Reversed.apply(_term(m, e)), *w),
+    "squared": lambda m, j, i, e, *w: _last(j + i + _term(m, e) * _term(m, e), *w),
+    "after LeakyReLU": lambda m, j, i, e, *w: F.dropout(
+        softmax(F.leaky_relu(j + i, 0.2) + _term(m, e), *w), p=0.0, training=True
+    ),
+    "scaled": lambda m, j, i, e, *w: _last(j + i + _term(m, e * 2), *w),
+    "destination alone": lambda m, j, i, e, *w: _last(i + i + _term(m, e), *w),
+    "a bias": lambda m, j, i, e, *w: _last(j + i + _term(m, e) + m.bias[:3], *w),
+    "left out": lambda m, j, i, e, *w: _last(j + i, *w),
+    "over all nodes": lambda m, j, i, e, index, *w: _last(j + i + _term(m, e), index % 2, *w),
 }
 
 OTHER_ROWS = {
@@ -263,6 +306,87 @@ def test_others_are_left_as_they_are(function: Any, taken: list[Attention]) -> N
     assert not taken
 
 
+FEATURES = torch.randn(EDGES.size(1), 4, generator=torch.Generator().manual_seed(5))
+
+WITH_TERMS = {
+    "mean of features in self-loops": lambda: Net(GATConv(32, 8, heads=3, edge_dim=4), FEATURES),
+    "no self-loops": lambda: Net(
+        GATConv(32, 8, heads=2, edge_dim=4, add_self_loops=False), FEATURES
+    ),
+    "one head, filled": lambda: Net(GATConv(32, 8, edge_dim=4, fill_value=0.5), FEATURES),
+    "a number an edge": lambda: Net(GATConv(32, 8, heads=3, edge_dim=1), FEATURES[:, 0]),
+    "as wide as nodes": lambda: Net(
+        GATConv(32, 8, heads=2, edge_dim=32, concat=False), FEATURES.repeat(1, 8)
+    ),
+    "written anew": lambda: Net(
+        OtherTerms(lambda m, j, i, e, *w: _last(j + i + _term(m, e), *w)), FEATURES
+    ),
+    "another matrix": lambda: Net(
+        OtherTerms(lambda m, j, i, e, *w: _last(j + i + _term(m, e, m.lin.weight), *w), 32),
+        FEATURES.repeat(1, 8),
+    ),
+    "no features": lambda: Net(GATConv(32, 8, heads=2, edge_dim=4)),
+}
+
+
+@pytest.mark.parametrize("net", WITH_TERMS.values(), ids=WITH_TERMS)
+def test_features_of_edges_are_terms(net: Any, taken: list[Attention]) -> None:
+    expected = _step(make(net))
+    got = _step(make(net), blocks=256, **EXACT)
+    assert distance(got, expected) < 1e-5
+    assert len(taken) == 1
+
+
+@pytest.mark.parametrize("function", OTHER_TERMS.values(), ids=OTHER_TERMS)
+def test_other_terms_are_left_as_they_are(function: Any, taken: list[Attention]) -> None:
+    net = lambda: Net(OtherTerms(function), FEATURES.clone().requires_grad_())  # noqa: E731
+    expected = _step(make(net))
+    got = _step(make(net), blocks=256, **EXACT)
+    assert distance(got, expected) < 1e-5
+    assert not taken
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_features_of_edges_have_a_gradient(
+    heads: int, learns: bool, taken: list[Attention]
+) -> None:
+    """And everything else has its own, in float64."""
+
+    def found(**options: Any) -> list[Tensor]:
+        conv = make(lambda: GATConv(32, 8, heads=heads, edge_dim=4)).double()
+        features, x = FEATURES.double().requires_grad_(learns), X.double().requires_grad_()
+        if options:
+            gact_graph.wrap(conv, **options)
+        out = conv(x, EDGES, features)
+        leaves = [x, *conv.parameters(), *([features] if learns else [])]
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)]
+
+    for got, expected in zip(found(blocks=256, **EXACT), found(), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
+    assert len(taken) == 1
+
+
+@pytest.mark.parametrize("frozen", ["lin_edge.weight", "att_edge"])
+def test_terms_of_what_is_frozen_are_left(frozen: str, taken: list[Attention]) -> None:
+    def net() -> nn.Module:
+        conv = GATConv(32, 8, heads=2, edge_dim=4)
+        conv.get_parameter(frozen).requires_grad_(False)
+        return Net(conv, FEATURES)
+
+    assert distance(_step(make(net), blocks=256, **EXACT), _step(make(net))) < 1e-5
+    assert not taken
+
+
+def test_terms_are_left_to_autocast(taken: list[Attention]) -> None:
+    """Which rounds the rows of edges."""
+    net = lambda: Net(GATConv(32, 8, heads=2, edge_dim=4), FEATURES)  # noqa: E731
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, got = _step(make(net)), _step(make(net), blocks=256, **EXACT)
+    assert distance(got, expected) < 1e-2
+    assert not taken
+
+
 @pytest.mark.parametrize("function", OTHER_ROWS.values(), ids=OTHER_ROWS)
 def test_other_rows_are_left_as_they_are(function: Any, taken: list[Attention]) -> None:
     expected = _step(make(lambda: Net(OtherRows(function))))
@@ -318,12 +442,10 @@ def test_rows_may_stay_coded(
     assert len(taken) == 1
 
 
-def test_edge_features_and_other_scores_are_left(taken: list[Attention]) -> None:
-    features = torch.randn(EDGES.size(1), 4)
+def test_rows_of_edges_are_left(taken: list[Attention]) -> None:
     for conv in (
-        lambda: Net(GATConv(32, 8, heads=2, edge_dim=4), features),
-        lambda: Net(GATv2Conv(32, 8, heads=2, edge_dim=4), features),
-        lambda: Net(TransformerConv(32, 8, heads=2, edge_dim=4), features),
+        lambda: Net(GATv2Conv(32, 8, heads=2, edge_dim=4), FEATURES),
+        lambda: Net(TransformerConv(32, 8, heads=2, edge_dim=4), FEATURES),
     ):
         assert distance(_step(make(conv), blocks=256, **EXACT), _step(make(conv))) < 1e-5
     assert not taken
@@ -458,7 +580,11 @@ def test_dropout_gives_the_right_gradient_on_average(kind: Any) -> None:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize(
-    "kind", [GATConv, GATv2Conv, partial(GATv2Conv, share_weights=True), TransformerConv]
+    "kind",
+    [
+        *(GATConv, partial(GATConv, edge_dim=3), GATv2Conv),
+        *(partial(GATv2Conv, share_weights=True), TransformerConv),
+    ],
 )
 def test_second_derivatives_have_the_mask_of_forward(kind, dropout, taken):
     torch.manual_seed(0)
@@ -466,12 +592,14 @@ def test_second_derivatives_have_the_mask_of_forward(kind, dropout, taken):
     gact_graph.wrap(conv, bits=32, level="lossless", blocks=64, min_bytes=0)
     x = torch.randn(50, 6, dtype=torch.float64)
     edges = torch.randint(50, (2, 300))
+    has_terms = getattr(conv, "edge_dim", None) is not None
+    features = [torch.randn(300, 3, dtype=torch.float64)] if has_terms else []
     direction = torch.randn_like(x)
 
     def gradient(at, create_graph=False):
         torch.manual_seed(1)
         at = at.clone().requires_grad_()
-        loss = conv(at, edges).tanh().sum()
+        loss = conv(at, edges, *features).tanh().sum()
         return at, torch.autograd.grad(loss, at, create_graph=create_graph)[0]
 
     at, first = gradient(x, create_graph=True)
@@ -482,18 +610,21 @@ def test_second_derivatives_have_the_mask_of_forward(kind, dropout, taken):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_second_derivatives_reach_the_vector():
-    """That of a gradient by att, and the gradient of a gradient's att."""
+@pytest.mark.parametrize("terms", [False, True])
+def test_second_derivatives_reach_what_learns(terms):
+    """That of a gradient by att, and the gradient of a gradient's att; and of features."""
     torch.manual_seed(0)
-    conv = GATv2Conv(6, 4, heads=2).double()
+    conv = (GATConv(6, 4, heads=2, edge_dim=3) if terms else GATv2Conv(6, 4, heads=2)).double()
     x, edges = torch.randn(50, 6, dtype=torch.float64), torch.randint(50, (2, 300))
+    features = torch.randn(300, 3, dtype=torch.float64, requires_grad=True)
+    own = [features, conv.att_edge, conv.lin_edge.weight] if terms else [conv.att]
 
     def found():
         at = x.clone().requires_grad_()
         torch.manual_seed(1)
-        loss = conv(at, edges).tanh().sum()
-        first = torch.autograd.grad(loss, [at, conv.att], create_graph=True)
-        return torch.autograd.grad(sum(g.square().sum() for g in first), [at, conv.att])
+        loss = conv(at, edges, *([features] if terms else [])).tanh().sum()
+        first = torch.autograd.grad(loss, [at, *own], create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), [at, *own])
 
     expected = found()
     gact_graph.wrap(conv, bits=32, level="lossless", blocks=64, min_bytes=0)
