@@ -48,11 +48,11 @@ class Runs:
     """Chooses the shares of the graph on which a way is tried.
 
     Args:
-        run: Tries it on a share.
+        run: Tries it on a share, with blocks of a share of their edges.
         largest: The largest share: the whole of a small graph.
     """
 
-    def __init__(self, run: Callable[[float], Trial], largest: float) -> None:
+    def __init__(self, run: Callable[[float, float], Trial], largest: float) -> None:
         self._run = run
         self._largest = largest
 
@@ -63,32 +63,40 @@ class Runs:
         known) would count as what half a graph takes, and the whole would seem to take less.
         """
         with suppress(*_NO_PART):
-            self._run(self._largest / 16)
+            self._run(self._largest / 16, 1.0)
         return self.all()
 
     def all(self) -> Trials:
         """The whole, or the largest share and its half."""
         shares = [1.0] if self._largest == 1 else [self._largest / 2, self._largest]
-        return Trials(shares, [self._run(share) for share in shares])
+        return Trials(shares, [self._run(share, 1.0) for share in shares])
 
     def within(self, memory: int) -> Trials:
-        """The same where a trial keeps to the budget, else the two largest that do.
+        """The same where a trial keeps to the budget, else the two largest shares that do.
 
         What a share takes tells where the next one may be. Blocks are as large in a small graph as
-        in a large one, so with them the first shares tell of more than the whole will take.
+        in a large one, and would tell of more than a larger share takes; so here they have a share
+        of their edges, and the small graph as many of them as the larger one.
         """
         shares = [self._largest / 16, self._largest / 8]
         try:
-            trials = [self._run(share) for share in shares]
+            found = self._cut_as(self._largest, shares)
         except _NO_PART:
             return self.all()
+        if found.growth.peak.at(self._largest) <= memory:
+            return self.all()
+        if self._largest < 1:
+            found = self._cut_as(1.0, shares)
         while True:
-            found = Trials(shares[-2:], trials[-2:])
-            peak = found.growth.peak.at(self._largest)
+            peak = found.growth.peak.at(1.0)
             if peak <= memory:
                 return self.all()
-            share = self._largest * _FILLED * memory / peak
-            if share < shares[-1] * _WORTH_IT:
+            share = min(self._largest, _FILLED * memory / peak)
+            if share < found.shares[-1] * _WORTH_IT:
                 return found
-            shares.append(share)
-            trials.append(self._run(share))
+            trials = [found.trials[-1], self._run(share, share)]
+            found = Trials([found.shares[-1], share], trials)
+
+    def _cut_as(self, share: float, shares: Sequence[float]) -> Trials:
+        """Smaller shares, cut into as many blocks as this one."""
+        return Trials(shares, [self._run(small, small / share) for small in shares])

@@ -60,7 +60,7 @@ class Subject:
         self._config = config
         self.device = next(model.parameters()).device
 
-    def run(self, way: Way, inputs: tuple[Any, Any]) -> Trial:
+    def run(self, way: Way, inputs: tuple[Any, Any], blocks: float = 1.0) -> Trial:
         """Trains a copy for some steps, which include those that measure sensitivities.
 
         All of them count: the first step, which puts the edges in order and tries layers out, may
@@ -69,6 +69,7 @@ class Subject:
         Args:
             way: How.
             inputs: Positional and named arguments of the method.
+            blocks: The share of its edges that a block has.
 
         Raises:
             RuntimeError: The system does not tell how much memory the process has.
@@ -80,6 +81,8 @@ class Subject:
             if way.level is not None:
                 settings = vars(self._config) | way.options | {"min_bytes": 0}
                 patch = install(model, Config(**settings), (self._method,))
+                if patch.controller.blocks is not None:
+                    patch.controller.blocks.share = blocks
             peaks, seconds = [], []
             for _ in range(3 if way.bits < 32 else 2):
                 model.zero_grad(set_to_none=True)

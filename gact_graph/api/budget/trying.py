@@ -68,8 +68,8 @@ def estimate_call(
             share * size.nodes / max(1, given.nodes), share * size.edges / max(1, given.edges)
         )
 
-    def run(way: Way, share: float) -> Trial:
-        return subject.run(way, inputs_for(share))
+    def run(way: Way, share: float, blocks: float) -> Trial:
+        return subject.run(way, inputs_for(share), blocks)
 
     def estimate() -> Estimate:
         grown = {way: found.growth for way, found in trials.items()}

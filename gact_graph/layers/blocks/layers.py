@@ -41,6 +41,10 @@ class Blocks:
         thrifty: Whether saved tensors are quantized, and so small that free memory counts.
         min_bytes: A layer with fewer than a quarter of these bytes of messages is left alone, if
             ``size`` is ``"auto"``.
+
+    Attributes:
+        share: Of the edges that a block has where ``size`` is ``"auto"``: a small part of a graph
+            is cut into as many blocks as the whole, to see how memory grows.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Blocks:
         self._thrifty = thrifty
         self.min_bytes = min_bytes
         self._size = size
+        self.share = 1.0
 
     @property
     def sizes_itself(self) -> bool:
@@ -73,7 +78,7 @@ class Blocks:
         """Edges of a block."""
         if isinstance(self._size, int):
             return self._size
-        return edges_per_block(arguments, self._thrifty)
+        return max(1, round(edges_per_block(arguments, self._thrifty) * self.share))
 
     def order(self, edge_index: Tensor, target: int, num_destinations: int) -> Order:
         """The order of these edges; see :class:`Order` for what it raises."""

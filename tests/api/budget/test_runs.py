@@ -20,7 +20,7 @@ def test_each_step_grows_for_itself() -> None:
 def test_a_share_that_would_not_keep_to_the_budget_is_not_tried() -> None:
     shares = []
 
-    def run(share: float) -> Trial:
+    def run(share: float, blocks: float) -> Trial:
         shares.append(share)
         return Trial((round(16_000 * share),), 4, 2, share)
 
@@ -29,10 +29,30 @@ def test_a_share_that_would_not_keep_to_the_budget_is_not_tried() -> None:
     assert Runs(run, 1.0).within(32_000).shares == [1.0]
 
 
+def test_blocks_of_small_shares_do_not_count_as_blocks_of_the_whole() -> None:
+    peaks = []
+
+    def run(share: float, blocks: float) -> Trial:
+        peaks.append(round(16_000 * share + 4000 * blocks))
+        return Trial((peaks[-1],), 4, 2, share)
+
+    found = Runs(run, 1.0).within(8000)
+    assert found.growth.peak.at(1.0) == pytest.approx(20_000)
+    assert max(peaks) <= 8000
+    assert Runs(run, 1.0).within(20_000).trials[0].peak_bytes == 20_000
+
+    # A large graph, of which a quarter is tried: that takes 8,000, and the whole 20,000.
+    assert Runs(run, 0.25).within(8000).shares == [0.125, 0.25]
+    assert Runs(run, 0.25).within(8000).growth.peak.at(1.0) == pytest.approx(20_000)
+    peaks.clear()
+    assert Runs(run, 0.25).within(5000).growth.peak.at(1.0) == pytest.approx(20_000, rel=1e-3)
+    assert max(peaks) <= 5000
+
+
 def test_what_only_a_first_step_takes_is_not_counted() -> None:
     shares: list[float] = []
 
-    def run(share: float) -> Trial:
+    def run(share: float, blocks: float) -> Trial:
         once = 0 if shares else 900
         shares.append(share)
         return Trial((once + round(16_000 * share),), 4, 2, share)
@@ -43,7 +63,7 @@ def test_what_only_a_first_step_takes_is_not_counted() -> None:
 
 
 def test_a_model_that_takes_no_part_of_a_graph_is_tried_on_the_whole() -> None:
-    def run(share: float) -> Trial:
+    def run(share: float, blocks: float) -> Trial:
         if share < 1:
             raise IndexError("index 90 is out of bounds for dimension 0 with size 10")
         return Trial((100,), 4, 2, 1.0)

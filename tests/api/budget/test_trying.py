@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GAT, GCN, GCNConv
+from torch_geometric.nn import GAT, GCN, GCNConv, TransformerConv
 
 import gact_graph
 from gact_graph.api.budget import trying
@@ -41,7 +41,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ways of all trials, which take what is known on any share of the graph."""
     names: list[str] = []
 
-    def run(self: Subject, way: Way, inputs: tuple[Any, Any]) -> Trial:
+    def run(self: Subject, way: Way, inputs: tuple[Any, Any], blocks: float) -> Trial:
         names.append(way.name)
         return Trial((EXACT_PEAKS.get(way.name, 40 * MB),), MB, MB, 1.0)
 
@@ -147,3 +147,25 @@ def test_a_part_of_the_graph_tells_what_the_whole_takes(
         measured = whole.run(way, (inputs, {})).peak_bytes
         off[way.name] = found.peak_of(way) / measured - 1
     assert all(abs(value) < 0.25 for value in off.values()), off
+
+
+class OfEdges(nn.Module):
+    """Its messages take most of the memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = TransformerConv(16, 64, 2, edge_dim=8)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        out: Tensor = self.conv(x, edge_index, edge_attr)
+        return out
+
+
+def test_a_budget_far_too_small_names_the_same_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials then run on small parts, of which one block of the usual size would be the whole."""
+    monkeypatch.setattr(trying, "_tried", lambda device_type: [STOCK, Way("lossless")])
+    inputs = torch.randn(300, 16), torch.randint(300, (2, 60_000)), torch.rand(60_000, 8)
+    call = OfEdges(), "forward", (inputs, {}), Config()
+    free, small = (estimate_call(*call, memory) for memory in (None, 4 * MB))
+    for way in (STOCK, Way("lossless")):
+        assert small.peak_of(way) == pytest.approx(free.peak_of(way), rel=0.1)
