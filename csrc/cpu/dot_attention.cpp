@@ -9,23 +9,28 @@
 namespace gact_graph {
 namespace {
 
-// The scaled dot product, for each head, of the rows at both ends.
+// The scaled dot product, for each head, of the rows at both ends, to which edges may add terms.
 template <typename scalar_t>
 struct DotScore {
-  void read(scalar_t* to, const scalar_t* source, const scalar_t* destination, int64_t) const {
+  void read(scalar_t* to, const scalar_t* source, const scalar_t* destination,
+            int64_t edge) const {
     for (int64_t head = 0; head < heads; ++head) {
-      to[head] = dot(source + head * each, destination + head * each, each) * scale;
+      scalar_t found = dot(source + head * each, destination + head * each, each);
+      if (terms != nullptr) found += terms[edge * heads + head];
+      to[head] = found * scale;
     }
   }
 
   int64_t heads;
   int64_t each;
   scalar_t scale;
+  const scalar_t* terms;
 };
 
 void dot_attention(at::Tensor& out, const at::Tensor& source, const at::Tensor& destination,
-                   const at::Tensor& places, const std::optional<at::Tensor>& weight_places,
-                   const at::Tensor& starts, double scale) {
+                   const std::optional<at::Tensor>& terms, const at::Tensor& places,
+                   const std::optional<at::Tensor>& weight_places, const at::Tensor& starts,
+                   double scale) {
   check_matrix("source", source);
   check_dim("out", out, 2);
   const Heads shared(source, out.size(1));
@@ -33,9 +38,15 @@ void dot_attention(at::Tensor& out, const at::Tensor& source, const at::Tensor& 
   given.check_weights("out", out);
   at::assert_no_overlap(out, source);
   at::assert_no_overlap(out, destination);
+  if (terms) {
+    check_tensor("terms", *terms, source.scalar_type(), {given.all.count, shared.heads});
+    at::assert_no_overlap(out, *terms);
+  }
   AT_DISPATCH_FLOATING_TYPES(source.scalar_type(), "dot_attention", [&] {
     AT_DISPATCH_INDEX_TYPES(given.all.kind, "dot_attention", [&] {
-      const DotScore<scalar_t> score{shared.heads, shared.each, static_cast<scalar_t>(scale)};
+      const scalar_t* added = terms ? terms->const_data_ptr<scalar_t>() : nullptr;
+      const auto factor = static_cast<scalar_t>(scale);
+      const DotScore<scalar_t> score{shared.heads, shared.each, factor, added};
       attend<scalar_t, index_t>(out, given, Dropout(0, 0), score);
     });
   });
@@ -95,8 +106,8 @@ void drop_weights(at::Tensor& weight, double dropout, int64_t seed) {
 
 TORCH_LIBRARY_FRAGMENT(GACT_LIBRARY, library) {
   library.def(
-      "dot_attention(Tensor(a!) out, Tensor source, Tensor destination, Tensor places,"
-      " Tensor? weight_places, Tensor starts, float scale) -> ()",
+      "dot_attention(Tensor(a!) out, Tensor source, Tensor destination, Tensor? terms,"
+      " Tensor places, Tensor? weight_places, Tensor starts, float scale) -> ()",
       &dot_attention);
   library.def(
       "dot_attention_backward(Tensor(a!) gradient, Tensor weight, Tensor? places,"

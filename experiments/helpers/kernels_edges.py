@@ -127,7 +127,7 @@ class _Graph:
             ),
             "TransformerConv's weights": (
                 *(dot_attention, dot_reference, "dot_attention"),
-                (self.of_edges, self.x, self.other, *edges, 0.125),
+                (self.of_edges, self.x, self.other, None, *edges, 0.125),
             ),
         }
         kernels: _Jobs = {

@@ -173,14 +173,19 @@ class EdgeKernels(SumKernels):
         out: Tensor,
         source: Tensor,
         destination: Tensor,
+        terms: Tensor | None,
         places: Tensor,
         weight_places: Tensor | None,
         starts: Tensor,
         scale: float,
     ) -> None:
-        check_dot_attention(out, source, destination, places, weight_places, starts)
+        check_dot_attention(out, source, destination, terms, places, weight_places, starts)
         segments = Segments(starts, places.numel())
         self._dots(out, weight_places, destination, source, places, segments)
+        if terms is not None:
+            # No two edges have the same place.
+            at_weights = slice(None) if weight_places is None else weight_places.long()
+            out[at_weights] += terms
         self._weigh(out, weight_places, segments, scale, _NONE)
 
     def dot_attention_backward(

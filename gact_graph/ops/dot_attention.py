@@ -3,12 +3,13 @@
 For the edges :math:`e` of each of R destinations, with heads :math:`h` of C columns :math:`c`,
 
 .. math::
-    s_{e, h} = \\lambda \\sum_c a_{p(e), h, c} \\, b_{r(e), h, c}, \\qquad
+    s_{e, h} = \\lambda \\Big(t_{e, h} + \\sum_c a_{p(e), h, c} \\, b_{r(e), h, c}\\Big), \\qquad
     w_{q(e), h} = \\exp(s_{e, h}) \\Big/ \\sum_{f \\in r(e)} \\exp(s_{f, h})
 
-(Shi et al., `Masked Label Prediction <https://arxiv.org/abs/2009.03509>`_, equation 3). Edges and
-weights are those of :mod:`gact_graph.ops.attention`, and so is what is said there of tensors and
-threads. Kernels make no row of an edge.
+(Shi et al., `Masked Label Prediction <https://arxiv.org/abs/2009.03509>`_, equation 3), where
+:math:`t` is what edges add if they have features. Edges and weights are those of
+:mod:`gact_graph.ops.attention`, and so is what is said there of tensors and threads. Kernels make
+no row of an edge.
 
 The gradient of the dot products is one of weights: :mod:`gact_graph.ops.weighted_sum` makes those
 of a and b from it. Dropout is a step of its own, because such layers also show their weights as
@@ -27,8 +28,8 @@ from gact_graph.ops.reference import dot_attention as reference
 
 torch.library.define(
     "gact_graph::dot_attention",
-    "(Tensor(a!) out, Tensor source, Tensor destination, Tensor places, Tensor? weight_places,"
-    " Tensor starts, float scale) -> ()",
+    "(Tensor(a!) out, Tensor source, Tensor destination, Tensor? terms, Tensor places,"
+    " Tensor? weight_places, Tensor starts, float scale) -> ()",
 )
 torch.library.define(
     "gact_graph::dot_attention_backward",
@@ -78,6 +79,7 @@ def dot_attention(
     out: Tensor,
     source: Tensor,
     destination: Tensor,
+    terms: Tensor | None,
     places: Tensor,
     weight_places: Tensor | None,
     starts: Tensor,
@@ -89,11 +91,12 @@ def dot_attention(
         out: [K, H].
         source: a [N, H * C].
         destination: b [R, H * C].
+        terms: t [E, H], in the order of the edges; None for none.
         places: The source p of each edge, int32 or int64 [E].
         weight_places: The place q of each edge's weight, of the same type [E]; None: edge e has
             weight e, and K is E.
         starts: int64 [R + 1].
-        scale: What dot products are multiplied by.
+        scale: What dot products and terms are multiplied by.
 
     Raises:
         TypeError: A tensor is of another dtype or layout.
@@ -102,14 +105,14 @@ def dot_attention(
         IndexError: A place is none of the N or K (on the CPU).
     """
     torch.ops.gact_graph.dot_attention(
-        out, source, destination, places, weight_places, starts, scale
+        out, source, destination, terms, places, weight_places, starts, scale
     )
 
 
 def dot_attention_backward(
     gradient: Tensor, weight: Tensor, places: Tensor | None, starts: Tensor, scale: float
 ) -> None:
-    """Turn the gradient of weights into that of the dot products, in place.
+    """Turn the gradient of weights into that of the dot products and of the terms, in place.
 
     Args:
         gradient: That of w [K, H]; where no edge has a weight it is left as it is.

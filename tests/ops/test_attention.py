@@ -186,17 +186,33 @@ class DotSample(Sample):
         owners = self.owners.to(self.places.dtype)[by_source]
         given = self.destination, owners, of_score, at[by_source], starts
         kernels.weighted_sum(of_source, *given)
-        return of_source, of_destination
+        if self.terms is None:
+            return of_source, of_destination
+        return of_source, of_destination, of_score[at.long()]
 
     def _weights(self, kernels: Any) -> Tensor:
         out = torch.full_like(self.gradient, torch.nan)
-        kernels.dot_attention(out, self.source, self.destination, *self.edges, 0.4)
+        kernels.dot_attention(out, self.source, self.destination, self.terms, *self.edges, 0.4)
         return out
 
-    def score(self, source: Tensor, destination: Tensor) -> Tensor:
+    def score(self, source: Tensor, destination: Tensor, *others: Tensor) -> Tensor:
         heads = self.gradient.size(1)
         product = (source * destination).view(len(source), heads, source.size(1) // heads)
-        return product.sum(-1) * 0.4
+        return (product.sum(-1) + sum(others)) * 0.4
+
+
+class DotTermSample(DotSample):
+    """The same with what each edge adds to the dot product."""
+
+    def __init__(self, edges: int, heads: int, *args: Any, **kinds: Any) -> None:
+        super().__init__(edges, heads, *args, **kinds)
+        terms = torch.randn(edges, heads, generator=seeded(edges))
+        self.terms = terms.to(self.source.dtype)
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        assert self.terms is not None
+        return self.source, self.destination, self.terms
 
 
 def _softmax_of(score: Tensor, chosen: Tensor) -> Tensor:
@@ -221,6 +237,8 @@ SAMPLES: dict[str, Sample] = {
     "products": DotSample(1500, 3, each=5, index=torch.int32),
     "products, one head": DotSample(700, 1, each=64),
     "large products": DotSample(900, 4, large=9.0, each=17, real=torch.float64),
+    "products, terms": DotTermSample(1500, 3, each=5, index=torch.int32),
+    "products, terms, eight heads": DotTermSample(900, 8, each=4, real=torch.float64),
     "products, no edges": DotSample(0, 2, each=3),
 }
 
@@ -234,7 +252,7 @@ def test_as_autograd_in_float64(sample: Sample, kernels: Any) -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("kind", [Sample, TermSample, RowSample, DotSample])
+@pytest.mark.parametrize("kind", [Sample, TermSample, RowSample, DotSample, DotTermSample])
 def test_dropout_is_the_same_in_backward(kind: Any, dropout: float, kernels: Any) -> None:
     sample = kind(1200, 3, each=1 if kind in (Sample, TermSample) else 5, real=torch.float64)
     without = sample.forward(kernels)
@@ -248,7 +266,7 @@ def test_dropout_is_the_same_in_backward(kind: Any, dropout: float, kernels: Any
             assert torch.allclose(found, expected, rtol=1e-6, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["heads", "terms", "rows", "products"])
+@pytest.mark.parametrize("name", ["heads", "terms", "rows", "products", "products, terms"])
 def test_backends_drop_the_same_weights(name: str) -> None:
     sample = SAMPLES[name]
     for seed in (3, 2**40):
@@ -268,7 +286,7 @@ def test_dropout_changes_nothing_on_average() -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-@pytest.mark.parametrize("kind", [Sample, TermSample, RowSample, DotSample])
+@pytest.mark.parametrize("kind", [Sample, TermSample, RowSample, DotSample, DotTermSample])
 def test_threads_change_no_bit(kind: Any, threads: int) -> None:
     sample = kind(20_000, 3, each=1 if kind in (Sample, TermSample) else 9, index=torch.int32)
     before = torch.get_num_threads()
@@ -282,7 +300,7 @@ def test_threads_change_no_bit(kind: Any, threads: int) -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("kind", [Sample, TermSample, RowSample, DotSample])
+@pytest.mark.parametrize("kind", [Sample, TermSample, RowSample, DotSample, DotTermSample])
 def test_nan_stays_in_its_row(kind: Any, kernels: Any) -> None:
     sample = kind(700, 2)
     sample.destination[4] = torch.nan

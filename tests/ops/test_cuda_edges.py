@@ -72,7 +72,7 @@ class Graph:
         kernels.leaky_attention_backward(of_score, of_rows, of_att, edges, *rows, *where, *settings)
         own = self.gradient, self.x, att
         kernels.leaky_attention_source(of_own, of_score, *own, *where, 0.2)
-        kernels.dot_attention(three, self.x, self.gradient, *where, 0.4)
+        kernels.dot_attention(three, self.x, self.gradient, edges, *where, 0.4)
         kernels.dot_attention_backward(by, three, *where[1:], 0.4)
         kernels.drop_weights(three, 0.3, 7)
         found = [one, back, of_destination, two, of_score, of_rows, of_att, of_own, three, by]

@@ -94,7 +94,9 @@ def _calls() -> dict[str, tuple[Any, ...]]:
             *(_normal(4, 8), _normal(50, 2), _normal(4, 8), x, _normal(2, 4), places),
             *(weight_places, starts, 0.2),
         ),
-        "dot_attention": (*(_normal(50, 2), x, _normal(4, 8), places, weight_places, starts, 0.5),),
+        "dot_attention": (
+            *(_normal(50, 2), x, _normal(4, 8), _normal(50, 2), places, weight_places, starts, 0.5),
+        ),
         "dot_attention_backward": (_normal(50, 2), weight, weight_places, starts, 0.5),
         "drop_weights": (_normal(50, 2), 0.5, 7),
     }
@@ -221,6 +223,7 @@ _MISTAKES: dict[str, tuple[str, int, Any, type[Exception], str]] = {
     "columns": ("dot_attention", 0, torch.ones(50, 3), ValueError, r"share 8 columns evenly"),
     "dropout of weights": ("drop_weights", 1, 1.0, ValueError, r"less than 1 \(got 1"),
     "terms": ("attention", 3, torch.ones(49, 2), ValueError, r"terms of \[50, 2\]"),
+    "terms of products": ("dot_attention", 3, torch.ones(50, 3), ValueError, r"terms of \[50, 2"),
     "scores": ("attention", 2, torch.ones(4, 3), ValueError, r"destination of \[4, 2\]"),
     "int32 rows": (
         "unpack_rows", 2, torch.zeros(3, dtype=torch.int32), TypeError, r"Expected rows of",

@@ -50,7 +50,7 @@ class EdgeTerms:
             vector: See there.
             learns: Whether the features have a gradient.
         """
-        of_product = _sum_of_products(of_terms, _rows(features)).unsqueeze(1)
+        of_product = sum_of_products(of_terms, _rows(features)).unsqueeze(1)
         of_matrix = (of_product * vector[0].unsqueeze(-1)).view_as(matrix)
         of_vector = (of_product * _by_head(matrix, vector)).sum(-1).view_as(vector)
         if not learns:
@@ -58,7 +58,7 @@ class EdgeTerms:
         return (of_terms @ _product(matrix, vector)).view_as(features), of_matrix, of_vector
 
 
-def _sum_of_products(one: Tensor, other: Tensor) -> Tensor:
+def sum_of_products(one: Tensor, other: Tensor) -> Tensor:
     """Of [E, H] and [E, D] over E: [H, D]. In parts, so that errors do not grow with E."""
     count = len(one) // _PART
     end = count * _PART

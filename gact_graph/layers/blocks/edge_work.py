@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock
@@ -115,16 +114,17 @@ class EdgeWork:
             )
         size = cut.size_for(arguments)
         weighted_sum = self._findings.weighted_sum(case, probed)
-        x_j = None if weighted_sum is None else arguments.tensors[weighted_sum.index]
-        if x_j is not None and x_j.requires_grad and torch.is_grad_enabled():
-            # Now, because in backward there is less memory left to sort them.
-            _ = order.by_source
         blocks = order.cuts.blocks(size, probed.edgeless)
         attention = self._findings.attention(case, probed)
         if attention is not None and not self._findings.computes(
             case, probed, attention, order, blocks[0]
         ):
             attention = None
+        x_j = None if weighted_sum is None else arguments.tensors[weighted_sum.index]
+        learns = attention is not None or (x_j is not None and x_j.requires_grad)
+        if learns and case.learning is not None:
+            # Now, because in backward there is less memory left to sort them.
+            _ = order.by_source
         result = Output(None, self._edge_function.of_edges)
         call = BlockedCall(
             snapshot,

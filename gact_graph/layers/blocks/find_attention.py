@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from gact_graph.layers.blocks.edge_functions import (
     messages,
     propagate,
 )
+from gact_graph.layers.blocks.edge_rows import EdgeRows
 from gact_graph.layers.blocks.edge_terms import EdgeTerms
 from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.probe import Probed, other_parameters
@@ -138,24 +139,49 @@ def _find_sum(
     settings: _Settings,
 ) -> DotAttention | None:
     """The attention of a ``propagate`` that adds up messages."""
-    levels = [use.level for use in arguments.uses]
+    levels = [use.level for use in arguments.uses if use.level != "edge"]
     if sorted(levels) != ["destination", "source", "source"] or len(probed.kept) > 1:
         return None
+    edges = [use for use in arguments.uses if use.level == "edge"]
     divisor = (_settings(probed.steps, Tensor.div) or {}).get(None)
-    if not divisor or arguments.tensors[0].dim() != 3:
-        return None
     (query,) = (use for use in arguments.uses if use.level == "destination")
-    for key, value in permutations(use for use in arguments.uses if use.level == "source"):
+    x = arguments.tensors[query.index]
+    if not divisor or x.dim() != 3 or len(edges) > 1:
+        return None
+    use, keeps = (edges[0] if edges else None), bool(probed.kept)
+    both = permutations(use for use in arguments.uses if use.level == "source")
+    found = _rows(use, arguments, snapshot.learning, x)
+    for (key, value), rows in product(both, found):
         names = query.parameter, key.parameter, value.parameter
-        written: _Run = partial(_of_products, *names, divisor, settings, bool(probed.kept))
 
-        def written_out(_: Sequence[Tensor], run: _Run = written) -> _Run:
-            return run
+        def written_out(
+            parameters: Sequence[Tensor],
+            names: tuple[str, str, str] = names,
+            rows: EdgeRows | None = rows,
+        ) -> _Run:
+            matrix = None if rows is None else parameters[rows.matrix]
+            return partial(_of_products, *names, divisor, settings, keeps, use, matrix)
 
         if _same(messages, snapshot, sample, probed.kept, written_out):
             common = key.index, query.index, settings.dropout
-            return DotAttention(*common, value.index, 1 / divisor, bool(probed.kept))
+            return DotAttention(*common, value.index, 1 / divisor, keeps, rows)
     return None
+
+
+def _rows(
+    use: Use | None, arguments: Arguments, learning: Sequence[Tensor], x: Tensor
+) -> Iterator[EdgeRows | None]:
+    """What edges may add to keys and values like x [N, H, C], as :func:`_terms`."""
+    if use is None:
+        yield None
+        return
+    features = arguments.tensors[use.index]
+    if features.dim() != 2 or torch.is_autocast_enabled(x.device.type):
+        return
+    shape = x.shape[1:].numel(), features.size(1)
+    for i, matrix in enumerate(learning):
+        if matrix.shape == shape and matrix.dtype == x.dtype:
+            yield EdgeRows(use.index, i)
 
 
 def _terms(
@@ -365,11 +391,18 @@ def _of_products(
     divisor: float,
     settings: _Settings,
     keeps: bool,
+    use: Use | None,
+    matrix: Tensor | None,
     given: dict[str, Any],
 ) -> Sequence[Tensor]:
     """The messages that :class:`DotAttention` adds up, on one block: those of TransformerConv."""
-    score = (given[query] * given[key]).sum(dim=-1) / divisor
+    keys, rows = given[key], None
+    if use is not None and matrix is not None:
+        rows = F.linear(given[use.parameter], matrix).view(-1, *keys.shape[1:])
+        keys = keys + rows
+    score = (given[query] * keys).sum(dim=-1) / divisor
     weight = softmax(score, given["index"], given["ptr"], given["size_i"])
     left = F.dropout(weight, p=settings.p, training=settings.training)
-    out = given[value] * left.view(-1, left.size(1), 1)
+    values = given[value] if rows is None else given[value] + rows
+    out = values * left.view(-1, left.size(1), 1)
     return (out, weight) if keeps else (out,)

@@ -22,13 +22,16 @@ def dot_attention(
     out: Tensor,
     source: Tensor,
     destination: Tensor,
+    terms: Tensor | None,
     places: Tensor,
     weight_places: Tensor | None,
     starts: Tensor,
     scale: float,
 ) -> None:
-    check_dot_attention(out, source, destination, places, weight_places, starts)
-    weight = _weights(source, destination, out.size(1), places, starts, scale)
+    check_dot_attention(out, source, destination, terms, places, weight_places, starts)
+    product = source.index_select(0, places) * destination[owners_of(starts, places.numel())]
+    score = product.view(len(product), out.size(1), source.size(1) // out.size(1)).sum(-1)
+    weight = softmax((score if terms is None else score + terms) * scale, starts)
     out.index_copy_(0, places_of(weight_places, len(weight), weight.device), weight)
 
 
@@ -49,6 +52,7 @@ def written_out(
     source: Tensor,
     destination: Tensor,
     value: Tensor,
+    rows: Tensor | None,
     places: Tensor,
     weight_places: Tensor | None,
     starts: Tensor,
@@ -63,6 +67,8 @@ def written_out(
         source: [N, H, C].
         destination: [R, H, C].
         value: [N, H, C].
+        rows: What each edge adds to its source and its value [E, H, C], in the order of the edges;
+            None for nothing.
         places: As for :func:`dot_attention`, and so are the other arguments.
         weight_places: See there.
         starts: See there.
@@ -70,13 +76,14 @@ def written_out(
         dropout: As for :func:`drop_weights`.
         seed: See there.
     """
-    heads, edges = source.size(1), places.numel()
-    rows = source.flatten(1), destination.flatten(1)
-    weight = _weights(*rows, heads, places, starts, scale)
-    at = places_of(weight_places, edges, weight.device)
+    owners = owners_of(starts, places.numel())
+    keys, values = source.index_select(0, places), value.index_select(0, places)
+    if rows is not None:
+        keys, values = keys + rows, values + rows
+    weight = softmax((keys * destination[owners]).sum(-1) * scale, starts)
+    at = places_of(weight_places, places.numel(), weight.device)
     left = weight * kept(at, weight, dropout, seed)
-    messages = value.index_select(0, places) * left.unsqueeze(-1)
-    out = torch.zeros_like(destination).index_add(0, owners_of(starts, edges), messages)
+    out = torch.zeros_like(destination).index_add(0, owners, values * left.unsqueeze(-1))
     return out, torch.zeros_like(weight).index_copy(0, at, weight)
 
 
@@ -84,6 +91,7 @@ def check_dot_attention(
     out: Tensor,
     source: Tensor,
     destination: Tensor,
+    terms: Tensor | None,
     places: Tensor,
     weight_places: Tensor | None,
     starts: Tensor,
@@ -93,6 +101,8 @@ def check_dot_attention(
     check_matrix("source", source, out.size(1), source.device)
     edges = places, weight_places, starts
     check_attended(source, destination, out.size(1), *edges, 0.0, out, "out")
+    if terms is not None:
+        check_tensor("terms", terms, source.dtype, [places.numel(), out.size(1)], source.device)
 
 
 def check_dot_attention_backward(
@@ -112,12 +122,3 @@ def check_drop_weights(weight: Tensor, dropout: float) -> None:
     """The same for :func:`drop_weights`."""
     check_matrix("weight", weight, None, weight.device)
     check_dropout(dropout)
-
-
-def _weights(
-    source: Tensor, destination: Tensor, heads: int, places: Tensor, starts: Tensor, scale: float
-) -> Tensor:
-    """The weights [E, H] of the edges, in their order."""
-    product = source.index_select(0, places) * destination[owners_of(starts, places.numel())]
-    score = product.view(len(product), heads, source.size(1) // heads).sum(-1) * scale
-    return softmax(score, starts)

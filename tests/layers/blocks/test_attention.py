@@ -129,6 +129,27 @@ class OtherProducts(TransformerConv):
         return self.function(self, query_i, key_j, value_j, index, ptr, size_i)
 
 
+class OtherEdgeRows(TransformerConv):
+    """TransformerConv by name, with another function of the features of edges."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(32, 8, heads=3, edge_dim=4)
+        self.function = function
+
+    def message(  # type: ignore[override]
+        self,
+        query_i: Tensor,
+        key_j: Tensor,
+        value_j: Tensor,
+        edge_attr: Tensor,
+        index: Tensor,
+        ptr: Tensor | None,
+        size_i: int | None,
+    ) -> Tensor:
+        rows = self.lin_edge(edge_attr).view(-1, 3, 8)
+        return self.function(self, query_i, key_j, value_j, rows, index, ptr, size_i)
+
+
 class OtherTerms(GATConv):
     """GATConv by name, with another function of the features of edges."""
 
@@ -157,10 +178,14 @@ def _score(query: Tensor, key: Tensor) -> Tensor:
     return (query * key).sum(dim=-1) / 8**0.5
 
 
-def _add(m: Any, score: Tensor, value: Tensor, *where: Any, keep: Any = None) -> Tensor:
+def _add(
+    m: Any, score: Tensor, value: Tensor, *where: Any, keep: Any = None, rows: Tensor | None = None
+) -> Tensor:
     weight = softmax(score, *where)
     m._alpha = weight if keep is None else keep(weight)
-    return value * F.dropout(weight, p=0.0, training=True).view(-1, 3, 1)
+    weight = F.dropout(weight, p=0.0, training=True)
+    value = value if rows is None else value + rows
+    return value * weight.view(-1, 3, 1)
 
 
 def _keep_dropped(m: Any, q: Tensor, k: Tensor, v: Tensor, *where: Any) -> Tensor:
@@ -212,6 +237,19 @@ OTHER_ROWS = {
         softmax(F.leaky_relu(((i + j) * m.att).sum(dim=-1), 0.2), *w), p=0.0, training=True
     ),
     "over all nodes": lambda m, j, i, index, *w: _weigh(i + j, m.att, index % 2, *w),
+}
+
+OTHER_EDGE_ROWS = {
+    "subtracted": lambda m, q, k, v, e, *w: _add(m, _score(q, k - e), v, *w, rows=e),
+    "minus": lambda m, q, k, v, e, *w: _add(m, _score(q, k + e), v, *w, rows=-e),
+    "key alone": lambda m, q, k, v, e, *w: _add(m, _score(q, k + e), v, *w),
+    "value alone": lambda m, q, k, v, e, *w: _add(m, _score(q, k), v, *w, rows=e),
+    "query": lambda m, q, k, v, e, *w: _add(m, _score(q + e, k), v, *w, rows=e),
+    "key detached": lambda m, q, k, v, e, *w: _add(m, _score(q, k + e.detach()), v, *w, rows=e),
+    "value detached": lambda m, q, k, v, e, *w: _add(m, _score(q, k + e), v, *w, rows=e.detach()),
+    "reversed": lambda m, q, k, v, e, *w: _add(m, _score(q, k + _Reversed.apply(e)), v, *w, rows=e),
+    "key for rows": lambda m, q, k, v, e, *w: _add(m, _score(q, k + e), v, *w, rows=k),
+    "over all nodes": lambda m, q, k, v, e, i, *w: _add(m, _score(q, k + e), v, i % 2, *w, rows=e),
 }
 
 OTHER_PRODUCTS = {
@@ -326,11 +364,25 @@ WITH_TERMS = {
         FEATURES.repeat(1, 8),
     ),
     "no features": lambda: Net(GATConv(32, 8, heads=2, edge_dim=4)),
+    "Transformer": lambda: Net(TransformerConv(32, 8, heads=3, edge_dim=4), FEATURES),
+    "Transformer, one head": lambda: Net(TransformerConv(32, 8, edge_dim=4), FEATURES),
+    "Transformer, a number an edge": lambda: Net(
+        TransformerConv(32, 8, heads=5, concat=False, edge_dim=1), FEATURES[:, :1].clone()
+    ),
+    "Transformer, as wide as nodes": lambda: Net(
+        TransformerConv(32, 8, heads=2, beta=True, edge_dim=32), FEATURES.repeat(1, 8)
+    ),
+    "Transformer, written anew": lambda: Net(
+        OtherEdgeRows(lambda m, q, k, v, e, *w: _add(m, _score(q, k + e), v, *w, rows=e)), FEATURES
+    ),
+    "Transformer, value first": lambda: Net(
+        OtherEdgeRows(lambda m, q, k, v, e, *w: _add(m, _score(q, v + e), k, *w, rows=e)), FEATURES
+    ),
 }
 
 
 @pytest.mark.parametrize("net", WITH_TERMS.values(), ids=WITH_TERMS)
-def test_features_of_edges_are_terms(net: Any, taken: list[Attention]) -> None:
+def test_features_of_edges_are_recognized_and_right(net: Any, taken: list[Attention]) -> None:
     expected = _step(make(net))
     got = _step(make(net), blocks=256, **EXACT)
     assert distance(got, expected) < 1e-5
@@ -346,15 +398,25 @@ def test_other_terms_are_left_as_they_are(function: Any, taken: list[Attention])
     assert not taken
 
 
+@pytest.mark.parametrize("function", OTHER_EDGE_ROWS.values(), ids=OTHER_EDGE_ROWS)
+def test_other_rows_of_edges_are_left_as_they_are(function: Any, taken: list[Attention]) -> None:
+    net = lambda: Net(OtherEdgeRows(function), FEATURES)  # noqa: E731
+    expected = _step(make(net))
+    got = _step(make(net), blocks=256, **EXACT)
+    assert distance(got, expected) < 1e-5
+    assert not taken
+
+
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("kind", [GATConv, TransformerConv])
 def test_features_of_edges_have_a_gradient(
-    heads: int, learns: bool, taken: list[Attention]
+    kind: Any, heads: int, learns: bool, taken: list[Attention]
 ) -> None:
     """And everything else has its own, in float64."""
 
     def found(**options: Any) -> list[Tensor]:
-        conv = make(lambda: GATConv(32, 8, heads=heads, edge_dim=4)).double()
+        conv = make(lambda: kind(32, 8, heads=heads, edge_dim=4)).double()
         features, x = FEATURES.double().requires_grad_(learns), X.double().requires_grad_()
         if options:
             gact_graph.wrap(conv, **options)
@@ -367,10 +429,33 @@ def test_features_of_edges_have_a_gradient(
     assert len(taken) == 1
 
 
-@pytest.mark.parametrize("frozen", ["lin_edge.weight", "att_edge"])
-def test_terms_of_what_is_frozen_are_left(frozen: str, taken: list[Attention]) -> None:
+def test_sorted_edges_have_no_places(taken: list[Attention]) -> None:
+    """Their features lie in the order of destinations already."""
+    edges = EDGES[:, EDGES[1].argsort(stable=True)]
+
+    def found(**options: Any) -> list[Tensor]:
+        conv = make(lambda: TransformerConv(32, 8, heads=2, edge_dim=4)).double()
+        features, x = FEATURES.double().requires_grad_(), X.double().requires_grad_()
+        if options:
+            gact_graph.wrap(conv, **options)
+        out, (_, weight) = conv(x, edges, features, return_attention_weights=True)
+        loss = out.square().sum() + weight.square().sum()
+        return [out.detach(), *torch.autograd.grad(loss, [x, features, *conv.parameters()])]
+
+    for got, expected in zip(found(blocks=256, **EXACT), found(), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
+    assert len(taken) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "frozen"),
+    [(GATConv, "lin_edge.weight"), (GATConv, "att_edge"), (TransformerConv, "lin_edge.weight")],
+)
+def test_features_that_meet_what_is_frozen_are_left(
+    kind: Any, frozen: str, taken: list[Attention]
+) -> None:
     def net() -> nn.Module:
-        conv = GATConv(32, 8, heads=2, edge_dim=4)
+        conv = kind(32, 8, heads=2, edge_dim=4)
         conv.get_parameter(frozen).requires_grad_(False)
         return Net(conv, FEATURES)
 
@@ -378,9 +463,10 @@ def test_terms_of_what_is_frozen_are_left(frozen: str, taken: list[Attention]) -
     assert not taken
 
 
-def test_terms_are_left_to_autocast(taken: list[Attention]) -> None:
+@pytest.mark.parametrize("kind", [GATConv, TransformerConv])
+def test_features_are_left_to_autocast(kind: Any, taken: list[Attention]) -> None:
     """Which rounds the rows of edges."""
-    net = lambda: Net(GATConv(32, 8, heads=2, edge_dim=4), FEATURES)  # noqa: E731
+    net = lambda: Net(kind(32, 8, heads=2, edge_dim=4), FEATURES)  # noqa: E731
     with torch.autocast("cpu", torch.bfloat16):
         expected, got = _step(make(net)), _step(make(net), blocks=256, **EXACT)
     assert distance(got, expected) < 1e-2
@@ -424,14 +510,17 @@ def test_what_learns_may_change(taken: list[Attention]) -> None:
         assert len(taken) == count
 
 
-@pytest.mark.parametrize("kind", [GATv2Conv, TransformerConv])
+@pytest.mark.parametrize(
+    ("kind", "features"),
+    [(GATv2Conv, []), (TransformerConv, []), (partial(TransformerConv, edge_dim=4), [FEATURES])],
+)
 def test_rows_may_stay_coded(
-    kind: Any, monkeypatch: pytest.MonkeyPatch, taken: list[Attention]
+    kind: Any, features: list[Tensor], monkeypatch: pytest.MonkeyPatch, taken: list[Attention]
 ) -> None:
     """The operator reads the values that blocks read, decoded by parts."""
 
     def found() -> list[Tensor]:
-        net = make(lambda: Net(kind(32, 64, heads=2)))
+        net = make(lambda: Net(kind(32, 64, heads=2), *features))
         return _step(net, level="L1", bits=4, adaptive=False, blocks=256, min_bytes=0)
 
     monkeypatch.setattr(rows, "_DECODED_BYTES", 20_000)
@@ -442,11 +531,8 @@ def test_rows_may_stay_coded(
     assert len(taken) == 1
 
 
-def test_rows_of_edges_are_left(taken: list[Attention]) -> None:
-    for conv in (
-        lambda: Net(GATv2Conv(32, 8, heads=2, edge_dim=4), FEATURES),
-        lambda: Net(TransformerConv(32, 8, heads=2, edge_dim=4), FEATURES),
-    ):
+def test_features_within_leaky_relu_are_left(taken: list[Attention]) -> None:
+    for conv in (lambda: Net(GATv2Conv(32, 8, heads=2, edge_dim=4), FEATURES),):
         assert distance(_step(make(conv), blocks=256, **EXACT), _step(make(conv))) < 1e-5
     assert not taken
 
@@ -559,10 +645,17 @@ def test_dropout_follows_the_global_seed(kind: Any, taken: list[Attention]) -> N
     assert torch.equal(model(X), model(X))
 
 
-@pytest.mark.parametrize("kind", [GATConv, GATv2Conv, TransformerConv])
-def test_dropout_gives_the_right_gradient_on_average(kind: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "edge_dim"),
+    [
+        *((kind, None) for kind in (GATConv, GATv2Conv, TransformerConv)),
+        *((kind, 4) for kind in (GATConv, TransformerConv)),
+    ],
+)
+def test_dropout_gives_the_right_gradient_on_average(kind: Any, edge_dim: int | None) -> None:
     """Against the mean of stock PyG: over 300 seeds both are within their noise of each other."""
-    conv = lambda: Net(kind(32, 8, heads=2, dropout=0.3))  # noqa: E731
+    features = [] if edge_dim is None else [FEATURES]
+    conv = lambda: Net(kind(32, 8, heads=2, dropout=0.3, edge_dim=edge_dim), *features)  # noqa: E731
 
     def found(**options: Any) -> tuple[Tensor, Tensor]:
         model = make(conv)
@@ -584,6 +677,7 @@ def test_dropout_gives_the_right_gradient_on_average(kind: Any) -> None:
     [
         *(GATConv, partial(GATConv, edge_dim=3), GATv2Conv),
         *(partial(GATv2Conv, share_weights=True), TransformerConv),
+        partial(TransformerConv, edge_dim=3),
     ],
 )
 def test_second_derivatives_have_the_mask_of_forward(kind, dropout, taken):
