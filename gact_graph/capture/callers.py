@@ -7,6 +7,7 @@ patterns of ``pin``, so such a name has to last: it is that of a public function
 
 from __future__ import annotations
 
+import functools
 import sys
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -51,11 +52,21 @@ def caller_of(entry: CodeType) -> Caller:
     while frame is not None:
         frame = frame.f_back
         module = "" if frame is None else str(frame.f_globals.get("__name__", ""))
-        if frame is not None and module.startswith(_HELPERS):
+        kind = _kind_of(module)
+        if frame is not None and kind == "helper":
             functions.append(frame.f_code.co_name)
-        elif not module.startswith(_BETWEEN):
+        elif kind != "between":
             break
-    return Caller(helper_of(functions), module, _is_of_loss(frame))
+    helper = helper_of(functions) if functions else ""
+    return Caller(helper, module, _is_of_loss(frame))
+
+
+@functools.lru_cache(maxsize=4096)  # a library may make modules as it goes
+def _kind_of(module: str) -> str:
+    """What a Python module of this name is on the way from a layer to an operation."""
+    if module.startswith(_HELPERS):
+        return "helper"
+    return "between" if module.startswith(_BETWEEN) else "layer"
 
 
 def helper_of(functions: list[str]) -> str:
@@ -78,7 +89,14 @@ def _is_of_loss(frame: FrameType | None) -> bool:
             return True
         if name == "_call_impl":
             module = frame.f_locals.get("self")
-            if isinstance(module, nn.Module) and any(True for _ in module.parameters()):
+            if isinstance(module, nn.Module) and _learns(module):
                 return False
         frame = frame.f_back
     return False
+
+
+def _learns(module: nn.Module) -> bool:
+    """Whether the module or one inside it has a parameter."""
+    if any(parameter is not None for parameter in module._parameters.values()):
+        return True
+    return any(_learns(inside) for inside in module._modules.values() if inside is not None)

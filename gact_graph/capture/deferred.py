@@ -6,19 +6,17 @@ at its end is it known what its result is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from gact_graph.capture.operations import WITHIN
 from gact_graph.capture.trace import RESULT, Saver
 from gact_graph.codecs import Context, Kept, Saved
-from gact_graph.support.storage import is_plain, key_of, version_of
+from gact_graph.support.storage import is_plain, place_of, version_of
 
 
-@dataclass(frozen=True)
-class Deferred:
+class Deferred(NamedTuple):
     """A tensor that is kept by reference until the operation that saves it has ended.
 
     Args:
@@ -60,7 +58,7 @@ class Deferred:
 def _is_among(tensor: Tensor, result: Any) -> bool:
     """Whether the tensor shares its memory with a result of the operation."""
     results = result if isinstance(result, (tuple, list)) else (result,)
+    place = place_of(tensor)
     return any(
-        isinstance(one, Tensor) and is_plain(one) and key_of(one) == key_of(tensor)
-        for one in results
+        isinstance(one, Tensor) and is_plain(one) and place_of(one) == place for one in results
     )

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
-from gact_graph.support.storage import Layout, key_of, span_of, version_of, whole_of
+from gact_graph.support.storage import Layout, place_of, span_of, version_of, whole_of
 
 
-@dataclass(frozen=True)
-class Elements:
+class Elements(NamedTuple):
     """The elements of a tensor, each once.
 
     Args:
         flat: The elements [numel]; a view where they are consecutive in memory, else a copy.
         layout: How the tensor lies over them.
         offset: Where they start in the storage, in elements.
-        identity: Equal for two tensors that show the same elements at the same version.
+        identity: Equal for two tensors that show the same elements at the same version, for as
+            long as somebody holds the :func:`gact_graph.support.storage.key_of` of their storage.
     """
 
     flat: Tensor
@@ -41,5 +41,5 @@ def elements_of(tensor: Tensor, whole_storage: bool) -> Elements | None:
     offset = int((flat if layout.dense else tensor).storage_offset())
     # A copy without holes has the elements of its tensor in the order of its dimensions.
     order = None if layout.dense else (layout.shape, layout.stride)
-    where = offset, flat.numel(), order
-    return Elements(flat, layout, offset, (key_of(tensor), version_of(tensor), tensor.dtype, where))
+    where = place_of(tensor), offset, flat.numel(), order
+    return Elements(flat, layout, offset, (where, version_of(tensor), tensor.dtype))

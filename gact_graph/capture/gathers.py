@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from gact_graph.capture.trace import Call
 from gact_graph.codecs.base import Gathered, GatherOperation, Saved
-from gact_graph.support.storage import is_plain, key_of, plain_of, version_of
+from gact_graph.support.storage import is_plain, key_of, place_of, plain_of, version_of
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ class Gathers:
 
     def __init__(self, keep: Callable[[Call, Tensor], Saved]) -> None:
         self._keep = keep
-        self._records: dict[StorageWeakRef, Gathered] = {}
+        # By the places of their tensors, whose keys tell whether they are gone.
+        self._records: dict[int, tuple[StorageWeakRef, Gathered]] = {}
 
     def see(self, call: Call, result: Any) -> None:
         """Makes a record of the operation if it gathered."""
@@ -77,12 +78,13 @@ class Gathers:
         lazy = result.is_conj() or result.is_neg()
         if not (is_plain(source) and is_plain(index)) or not whole or lazy:
             return
-        if key_of(source) == key_of(result):
+        key = key_of(result)
+        if place_of(source) == key.cdata:
             return
         if source.numel() > result.numel():
             return
         self.forget()
-        self._records[key_of(result)] = Gathered(
+        gathered = Gathered(
             source=source.detach(),
             source_version=version_of(source),
             index=self._keep(call, index),
@@ -91,19 +93,22 @@ class Gathers:
             dtype=result.dtype,
             numel=result.numel(),
         )
+        self._records[key.cdata] = key, gathered
 
     def find(self, tensor: Tensor) -> Gathered | None:
         """How to gather the tensor again, if neither it nor its source has changed since."""
+        if not self._records:
+            return None
         self.forget()
-        record = self._records.get(key_of(tensor))
+        _, record = self._records.get(place_of(tensor), (None, None))
         if record is None or record.dtype != tensor.dtype or record.version != version_of(tensor):
             return None
         return record if version_of(record.source) == record.source_version else None
 
     def forget(self) -> None:
         """Drops the records whose tensor is gone."""
-        for key in [key for key in self._records if key.expired()]:
-            del self._records[key]
+        for place in [place for place, (key, _) in self._records.items() if key.expired()]:
+            del self._records[place]
 
     def clear(self) -> None:
         """Drops all records."""
@@ -143,3 +148,6 @@ _FORMS: dict[str, Callable[[Call, Tensor], tuple[Any, Any, GatherOperation] | No
     "getitem": _item,
     "repeat_interleave": _repeat,
 }
+
+GATHERING = frozenset(_FORMS)
+"""The names of the operations that may gather."""

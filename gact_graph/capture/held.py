@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gact_graph.support.storage import key_of, parts_of, tensors_held_by, tensors_in
+from gact_graph.support.storage import key_of, parts_of, place_of, tensors_held_by, tensors_in
 
 
 class Held:
@@ -21,19 +21,26 @@ class Held:
     """
 
     def __init__(self, model: nn.Module, inputs: Any) -> None:
-        self._keys = {key_of(p) for t in tensors_held_by(model) for p in parts_of(t)}
+        self._keys: dict[int, StorageWeakRef] = {}  # by their places
         self._inputs: list[weakref.ref[Tensor]] = []
+        for tensor in tensors_held_by(model):
+            for part in parts_of(tensor):
+                self._add(part)
         self.add(tensors_in(inputs))
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return key_of(tensor) in self._keys
+        return place_of(tensor) in self._keys
 
     def add(self, inputs: Iterable[Tensor]) -> None:
         """Counts more tensors among the inputs."""
         for tensor in inputs:
-            self._keys.add(key_of(tensor))
+            self._add(tensor)
             if tensor.is_floating_point():
                 self._inputs.append(weakref.ref(tensor))
+
+    def _add(self, tensor: Tensor) -> None:
+        key = key_of(tensor)
+        self._keys[key.cdata] = key
 
     def clear(self) -> None:
         """Forgets the storages."""
@@ -52,12 +59,12 @@ class Held:
         )
 
 
-def storages_held_by(model: nn.Module, inputs: Any) -> dict[StorageWeakRef, Tensor]:
-    """A tensor of each storage that the model and the inputs hold now."""
-    held = {key_of(p): p for t in tensors_held_by(model) for p in parts_of(t)}
+def storages_held_by(model: nn.Module, inputs: Any) -> dict[int, Tensor]:
+    """A tensor of each storage that the model and the inputs hold now, by its place."""
+    held = {place_of(p): p for t in tensors_held_by(model) for p in parts_of(t)}
     return held | storages_in(inputs)
 
 
-def storages_in(value: Any) -> dict[StorageWeakRef, Tensor]:
-    """A tensor of each storage inside nested tuples, lists, dicts and objects."""
-    return {key_of(t): t for t in tensors_in(value)}
+def storages_in(value: Any) -> dict[int, Tensor]:
+    """A tensor of each storage inside nested tuples, lists, dicts and objects, by its place."""
+    return {place_of(t): t for t in tensors_in(value)}

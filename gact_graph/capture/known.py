@@ -10,19 +10,27 @@ from gact_graph.capture.ledger import Entry
 from gact_graph.codecs import Context
 from gact_graph.codecs.reads import VALUES, Reads, Values
 
+Found = tuple[weakref.ref[Context], Entry]
+
 
 class KnownContexts:
-    """Finds the context of elements that were saved before. It keeps none of them alive."""
+    """Finds the context of elements that were saved before. It keeps none of them alive.
+
+    Their entries hold the keys of their storages, so that no other storage is taken for one.
+    """
 
     def __init__(self) -> None:
-        self._by_elements: dict[Hashable, tuple[weakref.ref[Context], Entry]] = {}
+        self._by_elements: dict[Hashable, dict[Reads | None, Found]] = {}
         self._by_content: dict[Hashable, list[weakref.ref[Context]]] = {}
 
     def find(self, elements: Elements, reads: Reads) -> tuple[Context, Entry] | None:
         """The context of these elements and its entry, if it will do for what backward reads."""
-        for key in ((elements.identity, None), (elements.identity, reads)):
-            if key in self._by_elements:
-                reference, entry = self._by_elements[key]
+        known = self._by_elements.get(elements.identity)
+        if known is None:
+            return None
+        for key in (None, reads):
+            if key in known:
+                reference, entry = known[key]
                 context = reference()
                 if context is not None:
                     return context, entry
@@ -33,9 +41,10 @@ class KnownContexts:
         found = weakref.ref(context), entry
         # Exact ones serve every backward, others only those that read the same.
         exact = context.encoded.exact
-        self._by_elements[elements.identity, None if exact else reads] = found
+        known = self._by_elements.setdefault(elements.identity, {})
+        known[None if exact else reads] = found
         if isinstance(reads, Values):  # what serves special demands serves plain values, too
-            self._by_elements[elements.identity, VALUES] = found
+            known[VALUES] = found
 
     def equal_to(self, context: Context) -> Context | None:
         """An earlier context with the same content, made from another tensor.

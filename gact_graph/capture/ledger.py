@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,7 +24,8 @@ class Entry:
 
     Attributes:
         context: A weak reference: autograd alone keeps the context alive.
-        key: The storage of the tensor that it was made from.
+        key: The storage of the tensor that it was made from; its ``cdata`` is no other storage's
+            for as long as the entry lives.
         version: That tensor's version.
         dtype: Its type.
         offset: The first encoded element in the storage.
@@ -147,54 +148,52 @@ class Ledger:
         row = Row(slot, role, NOT_MADE, shape, numel, None, nbytes, 0)
         self._entries.append(OfStock(row, None if tensor is None else key_of(tensor)))
 
-    def refer_to(
-        self, held: Mapping[StorageWeakRef, Tensor], outputs: Mapping[StorageWeakRef, Tensor]
-    ) -> None:
+    def refer_to(self, held: Mapping[int, Tensor], outputs: Mapping[int, Tensor]) -> None:
         """Replaces encoded forms of tensors that others hold now by references to these tensors.
 
         Args:
-            held: What the model and its inputs hold. Stock autograd holds it at no cost, too.
+            held: What the model and its inputs hold, by the places of the storages. Stock autograd
+                holds it at no cost, too.
             outputs: The model's outputs, which live on in the caller's hands and in the loss.
         """
         for entry in self._entries:
             if isinstance(entry, OfStock):
                 continue
-            row = entry.row
-            if entry.key in held:
-                entry.is_held = entry.refer_to(held[entry.key])
+            row, place = entry.row, entry.key.cdata
+            if place in held:
+                entry.is_held = entry.refer_to(held[place])
                 continue
-            is_output = entry.key in outputs and row.bits is not None
-            if is_output and entry.refer_to(outputs[entry.key]):
+            is_output = place in outputs and row.bits is not None
+            if is_output and entry.refer_to(outputs[place]):
                 row.codec, row.bits, row.host_bytes = Kept.codec, None, 0
                 row.stored_bytes = entry.storage_bytes
 
-    def rows(
-        self, held: Container[StorageWeakRef], sizes: Sizes, count_dead: bool = False
-    ) -> list[Row]:
+    def rows(self, held: Container[int], sizes: Sizes, count_dead: bool = False) -> list[Row]:
         """The rows of the report. Nothing is changed.
 
         Args:
-            held: Storages that the model and its inputs hold: they are not counted.
+            held: Places of storages that the model and its inputs hold: they are not counted.
             sizes: Tells nodes from edges.
             count_dead: Whether contexts count that are gone already.
         """
         found: list[Row] = []
-        raw: set[StorageWeakRef] = set()
-        kept: set[StorageWeakRef] = set()
+        raw: set[int] = set()
+        kept: set[int] = set()
         for entry in self._entries:
-            row = replace(entry.row)
+            row = Row(**vars(entry.row))
+            place = None if entry.key is None else entry.key.cdata
             if isinstance(entry, Entry):
                 if entry.is_held or (entry.context() is None and not count_dead):
                     continue
                 # A storage is held once, by a reference as by stock autograd.
                 if row.codec == Kept.codec:
-                    row.stored_bytes *= entry.key not in kept
-                    kept.add(entry.key)
+                    row.stored_bytes *= place not in kept
+                    kept.add(entry.key.cdata)
                 if row.role == "other":
                     row.role = sizes.role_of(row.shape, entry.of_edges)
-            if row.raw_bytes and entry.key is not None:
-                row.raw_bytes *= entry.key not in raw and entry.key not in held
-                raw.add(entry.key)
+            if row.raw_bytes and place is not None:
+                row.raw_bytes *= place not in raw and place not in held
+                raw.add(place)
             if row.raw_bytes or row.stored_bytes:
                 found.append(row)
         return found

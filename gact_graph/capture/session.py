@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from gact_graph.capture.config import Config
 from gact_graph.capture.deferred import Deferred
 from gact_graph.capture.elements import Elements, elements_of
 from gact_graph.capture.encoder import Bits, Encoder
-from gact_graph.capture.gathers import Gathers
+from gact_graph.capture.gathers import GATHERING, Gathers
 from gact_graph.capture.held import Held, storages_held_by, storages_in
 from gact_graph.capture.known import KnownContexts
 from gact_graph.capture.ledger import Ledger
@@ -44,8 +44,7 @@ _SMALL = 8192  # bytes
 _LOSSES = ("loss", "cross_entropy", "kl_div")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Save:
+class _Save(NamedTuple):
     """One tensor to be saved.
 
     Args:
@@ -246,11 +245,12 @@ class Session:
         return not (kept or gathered or self._held.an_input_needs_a_gradient)
 
     def _after(self, call: Call, result: Any) -> None:
-        deferred, self._deferred = self._deferred, []
-        for one in deferred:
-            if one.saver.call is call:  # else it raised, and nobody holds its graph
-                self._finish(one, result)
-        if self._config.exact and torch.is_grad_enabled():
+        if self._deferred:
+            deferred, self._deferred = self._deferred, []
+            for one in deferred:
+                if one.saver.call is call:  # else it raised, and nobody holds its graph
+                    self._finish(one, result)
+        if call.name in GATHERING and self._config.exact and torch.is_grad_enabled():
             self._gathers.see(call, result)
 
     # The way of a saved tensor.
@@ -299,7 +299,7 @@ class Session:
             return Saved(Context(Kept(tensor, save.saver.slot)))
         if tensor.is_neg() and isinstance(save.reads, Side):
             # What lies in memory has the other sign, and is on another side of the bounds.
-            save = dataclasses.replace(save, reads=EXACT)
+            save = save._replace(reads=EXACT)
         if self._allowance.takes(tensor):
             return self._keep(save)
         gathered = self._gathers.find(tensor)
@@ -351,7 +351,7 @@ class Session:
 
     def _keep_source(self, source: Tensor, save: _Save) -> Saved:
         """Saves the tensor that another one was gathered from."""
-        saver = dataclasses.replace(save.saver, slot=f"{save.saver.slot}.source")
+        saver = save.saver._replace(slot=f"{save.saver.slot}.source")
         constant = not source.requires_grad
         reads = reads_of_source(save.reads, source)
         return self._save(_Save(source.detach(), saver, reads, constant, by_autograd=False))
@@ -372,5 +372,9 @@ class Session:
 
 
 def _is_not_worth_it(tensor: Tensor, operation: str) -> bool:
-    small = tensor.untyped_storage().nbytes() < _SMALL
-    return small or any(loss in operation for loss in _LOSSES)
+    return tensor.untyped_storage().nbytes() < _SMALL or _is_loss(operation)
+
+
+@functools.lru_cache(maxsize=4096)  # a library may make functions as it goes
+def _is_loss(operation: str) -> bool:
+    return any(loss in operation for loss in _LOSSES)

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.overrides import (
     TorchFunctionMode,
     _get_current_function_mode,
@@ -31,7 +32,7 @@ from torch.overrides import (
 
 from gact_graph.capture.callers import caller_of
 from gact_graph.capture.queries import QUERIES
-from gact_graph.support.storage import is_plain, key_of
+from gact_graph.support.storage import is_plain, place_of
 
 RESULT = "result"
 """The position of a tensor that is no argument of the operation."""
@@ -52,19 +53,21 @@ class Call:
         only_here: The arguments that are saved, and that stock autograd would not save.
     """
 
+    # Of the class, for most operations save nothing, and nobody sets them.
+    label = ""
+    running = False
+    of_layer = False
+    home = ""
+    of_loss = False
+    positions: Mapping[str, int] = {}
+    made: Mapping[str, Tensor] = {}
+    only_here: Collection[str] = ()
+
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
         self.func = func
-        self.name = getattr(func, "__name__", type(func).__name__).strip("_")
+        self.name = _name_of(func)
         self.args = args
         self.kwargs = kwargs
-        self.label = ""
-        self.running = False
-        self.of_layer = False
-        self.home = ""
-        self.of_loss = False
-        self.positions: Counter[str] = Counter()
-        self.made: dict[str, Tensor] = {}
-        self.only_here: Collection[str] = ()
 
     def argument(self, index: int, *names: str, default: Any = None) -> Any:
         """An argument by its index among the positional ones, or by one of its names."""
@@ -80,11 +83,11 @@ class Call:
         """The name of the argument whose memory the tensor shares, else ``result``."""
         if not is_plain(tensor):
             return next((name for name, value in self._arguments() if value is tensor), RESULT)
-        key, first = key_of(tensor), RESULT
+        place, first = place_of(tensor), RESULT
         for name, value in self._arguments():
             if value is tensor:
                 return name
-            if is_plain(value) and key_of(value) == key:
+            if is_plain(value) and place_of(value) == place:
                 # Arguments may be parts of one storage, as query, key and value are.
                 if _is_same_part(value, tensor):
                     return name
@@ -92,8 +95,8 @@ class Call:
         return first
 
     def _arguments(self) -> Iterator[tuple[str, Tensor]]:
-        named = [*zip(self.names(), self.args, strict=True)]
-        for name, value in [*self.made.items(), *named, *self.kwargs.items()]:
+        named = zip(self.names(), self.args, strict=True)
+        for name, value in itertools.chain(self.made.items(), named, self.kwargs.items()):
             if isinstance(value, Tensor):
                 yield name, value
             elif isinstance(value, (tuple, list)):
@@ -102,8 +105,7 @@ class Call:
                         yield f"{name}.{i}", item
 
 
-@dataclass(frozen=True)
-class Saver:
+class Saver(NamedTuple):
     """What saves a tensor.
 
     Attributes:
@@ -150,8 +152,8 @@ class Trace(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if torch.compiler.is_compiling() or self._pauses or func in QUERIES:
-            return func(*args, **(kwargs or {}))
+        if is_compiling() or self._pauses or func in QUERIES:
+            return func(*args, **kwargs) if kwargs else func(*args)
         if func is F.multi_head_attention_forward:
             # It is written in Python. The operations in it are followed in its place.
             with self:
@@ -263,8 +265,8 @@ class Trace(TorchFunctionMode):
         call = call or Call(_unseen, (), {})
         self.label(call, seen)
         position = call.position_of(tensor)
-        call.positions[position] += 1
-        count = call.positions[position]
+        count = call.positions.get(position, 0) + 1
+        call.positions = {**call.positions, position: count}
         suffix = "" if count == 1 else f".{count}"
         of_edges = self._modules[-1:] == [None] and self._steps[-1] != "aggregate"
         return Saver(f"{call.label}.{position}{suffix}", call, position, of_edges)
@@ -282,6 +284,12 @@ class Trace(TorchFunctionMode):
             count = self._operations[label]
             call.label = label if count == 1 else f"{label}#{count}"
         return call.label
+
+
+@functools.lru_cache(maxsize=4096)  # a library may make functions as it goes
+def _name_of(func: Callable[..., Any]) -> str:
+    name: str = getattr(func, "__name__", type(func).__name__)
+    return name.strip("_")
 
 
 @functools.cache

@@ -113,7 +113,8 @@ def pack_bits(x: Tensor, test: str = "nonzero", threshold: float = 0.0) -> Tenso
             f"of float16, bfloat16, float32 or float64 (got {x.dtype})"
         )
     _check_numbers(threshold=threshold)
-    words: Tensor = torch.ops.gact_graph.pack_bits(x.detach(), TESTS.index(test), float(threshold))
+    x = x.detach()
+    words: Tensor = cpu.operators_for(x).pack_bits(x, TESTS.index(test), float(threshold))
     return words
 
 
@@ -136,7 +137,8 @@ def pack_pair(x: Tensor, low: float, high: float) -> tuple[Tensor, bool]:
     if not x.dtype.is_floating_point:
         raise TypeError(f"Expected a floating-point tensor (got {x.dtype})")
     _check_numbers(low=low, high=high)
-    words, matched = torch.ops.gact_graph.pack_pair(x.detach(), float(low), float(high))
+    x = x.detach()
+    words, matched = cpu.operators_for(x).pack_pair(x, float(low), float(high))
     return words, bool(matched)
 
 
@@ -168,7 +170,10 @@ def unpack_bits(
             f"Expected {expected} words of int64 for shape {[*shape]} "
             f"(got {[*words.shape]} of {words.dtype})"
         )
-    return torch.ops.gact_graph.unpack_bits(words, [*shape], float(low), float(high), dtype)
+    unpacked: Tensor = cpu.operators_for(words).unpack_bits(
+        words, [*shape], float(low), float(high), dtype
+    )
+    return unpacked
 
 
 def _check_dense(x: object) -> None:

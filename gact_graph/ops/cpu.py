@@ -37,6 +37,16 @@ def load() -> Any | None:
         return None
 
 
+def operators_for(x: torch.Tensor) -> Any:
+    """Where to call an operator on ``x``: ``torch.ops.gact_graph``, or what it would call.
+
+    That has a Python function between two operators, which takes longer than a small tensor does.
+    """
+    plain = type(x) is torch.Tensor and x.is_cpu and not torch.compiler.is_compiling()
+    found = load() if plain and not torch._C._len_torch_dispatch_stack() else None
+    return found or torch.ops.gact_graph
+
+
 @once
 def build(vector_flags: tuple[str, ...]) -> Any:
     """Compiles the kernels with ``vector_flags``, or finds them in the cache, and loads them.

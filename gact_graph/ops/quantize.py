@@ -254,9 +254,8 @@ class Packed:
         """
         if self.stats is None:
             return self.codes
-        unpacked: Tensor = torch.ops.gact_graph.unpack(
-            self.codes, self.stats, self.shape, *self._format
-        )
+        operators = cpu.operators_for(self.codes)
+        unpacked: Tensor = operators.unpack(self.codes, self.stats, self.shape, *self._format)
         return unpacked
 
     def unpack_both(self, share: Tensor) -> Tensor:
@@ -281,7 +280,7 @@ class Packed:
         """
         if self.stats is None:
             return self.codes.reshape(-1, width)[rows]
-        unpacked: Tensor = torch.ops.gact_graph.unpack_rows(
+        unpacked: Tensor = cpu.operators_for(self.codes).unpack_rows(
             self.codes, self.stats, rows, self.shape.numel(), width, *self._format
         )
         return unpacked
@@ -346,7 +345,8 @@ def pack(x: Tensor, bits: int, *, group_size: int = 256, seed: int = 0) -> Packe
         return Packed(x, None, x.shape, x.dtype, bits, group_size)
     # The operators take a signed 64-bit number.
     signed = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
-    codes, stats = torch.ops.gact_graph.pack(x, bits, group_size, signed)
+    operators = cpu.operators_for(x)
+    codes, stats = operators.pack(x, bits, group_size, signed)
     packed = Packed(codes, stats, x.shape, x.dtype, bits, group_size, seed=signed)
-    groups, values = torch.ops.gact_graph.exact_groups(x, stats, group_size)
+    groups, values = operators.exact_groups(x, stats, group_size)
     return packed if not len(groups) else dataclasses.replace(packed, groups=groups, values=values)

@@ -110,8 +110,12 @@ def unseen() -> Iterator[None]:
 
 def unpack(saved: Any) -> torch.Tensor:
     """The unpack hook: the tensor of a :class:`gact_graph.codecs.Saved`."""
-    with advising(saved.advise):
-        tensor: torch.Tensor = saved.tensor()
+    tensor: torch.Tensor
+    try:
+        tensor = saved.tensor()
+    except torch.OutOfMemoryError:
+        with advising(saved.advise):
+            raise
     if saved.gives_back:
         give_back_now_and_then(tensor)
     return tensor
