@@ -49,9 +49,10 @@ def thaw(value: Any, target: Target) -> Any:
     """A frozen value thawed, the same one each time; any other value as it is."""
     if not isinstance(value, Frozen):
         return value
-    if id(value) not in target.memo:
-        target.memo[id(value)] = value.thaw(target)
-    return target.memo[id(value)]
+    memo, key = target.memo, id(value)
+    if key not in memo:
+        memo[key] = value.thaw(target)
+    return memo[key]
 
 
 class Learning(Frozen):

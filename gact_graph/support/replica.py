@@ -13,7 +13,7 @@ import types
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -94,7 +94,7 @@ class Snapshot:
         self.indices: dict[int, int] = {}
         self._memo: dict[int, tuple[Any, Any]] = {}
         self._add_part(module, "")
-        self.states: list[dict[str, Any]] = []
+        self.states: list[_State] = []
         while len(self.states) < len(self.parts):  # attributes may hold further ones
             index = len(self.states)
             self.states.append(self._state_of(index))
@@ -118,7 +118,7 @@ class Snapshot:
     @property
     def modes(self) -> tuple[bool, ...]:
         """Of each module, whether it was training."""
-        return tuple(bool(state.get("training")) for state in self.states)
+        return tuple(bool(state.held.get("training")) for state in self.states)
 
     @contextmanager
     def replica(
@@ -171,23 +171,36 @@ class Snapshot:
             self.learning.append(tensor)
         return index
 
-    def _state_of(self, index: int) -> dict[str, Any]:
+    def _state_of(self, index: int) -> _State:
         module, name = self.parts[index], self.names[index]
+        state = _State({}, [])
         if is_scripted(module):
-            return {}
+            return state
         dot = f"{name}." if name else ""
         for key, buffer in module._buffers.items():
             if buffer is not None and id(buffer) not in self._memo:
                 self._remember(buffer, self._buffer(buffer, dot + key))
-        state: dict[str, Any] = {}
         for key, value in attributes(module).items():
-            if type(value) in _PLAIN:
-                state[key] = value
+            kind = type(value)
+            if kind in _PLAIN:
+                state.held[key] = value
+                continue
+            if kind in QUICK and not value:  # most of what a module has
+                frozen = self._empty(value)
             elif isinstance(value, _PATCHES):
-                state[key] = PatchOf(value, index)
+                frozen = PatchOf(value, index)
             else:
-                state[key] = self._freeze(value, dot + key)
+                frozen = self._freeze(value, dot + key)
+            if isinstance(frozen, Frozen):
+                state.frozen.append((key, frozen))
+            state.held[key] = frozen
         return state
+
+    def _empty(self, value: Any) -> Any:
+        known = self._memo.get(id(value))
+        if known is None:
+            known = self._memo[id(value)] = value, Shallow(value)
+        return known[1]
 
     def _buffer(self, buffer: Tensor, name: str) -> Frozen:
         if is_lazy(buffer):
@@ -208,7 +221,7 @@ class Snapshot:
         self._memo[id(value)] = value, frozen  # held, so that its id stays its own
 
     def _frozen(self, value: Any, name: str) -> Any:
-        if type(value) in QUICK and not value:  # most of what a module has
+        if type(value) in QUICK and not value:
             return Shallow(value)
         if isinstance(value, Tensor):
             if value.requires_grad and (value.is_leaf or id(value) in self._learns):
@@ -249,6 +262,13 @@ class Snapshot:
         return found
 
 
+class _State(NamedTuple):
+    """What one module holds: all of it by name, and once more what is frozen."""
+
+    held: dict[str, Any]
+    frozen: list[tuple[str, Frozen]]
+
+
 class Replica:
     """See :meth:`Snapshot.replica`.
 
@@ -277,17 +297,17 @@ class Replica:
         self.module = self.parts[0]
         self._names = snapshot.names
         for part, state in zip(self.parts, snapshot.states, strict=True):
-            if not state:  # a scripted one stands for itself
+            if is_scripted(part):  # it stands for itself
                 continue
-            slots, fields = _slots_of(part), vars(part)
-            for name, value in state.items():
-                held = thaw(value, self) if isinstance(value, Frozen) else value
-                if name in slots:
-                    object.__setattr__(part, name, held)
-                else:
-                    fields[name] = held
-            names = [kind.__name__ for kind in type(part).__mro__]
-            inside = next((_INSIDE[name] for name in names if name in _INSIDE), None)
+            fields = vars(part)
+            fields.update(state.held)  # all of them, in their order
+            for name, value in state.frozen:
+                fields[name] = thaw(value, self)
+            for name in _slots_of(part):
+                if name in fields:
+                    object.__setattr__(part, name, fields.pop(name))
+            kind: Any = type(part)
+            inside = _inside_of(kind)
             if inside is not None and inside in part._modules:
                 vars(part)["forward"] = part._modules[inside]
             vars(part).pop("_compiled_call_impl", None)  # it would run the original
@@ -358,6 +378,12 @@ def _slots_of_class(kind: Any) -> tuple[str, ...]:
     return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
 
 
+@functools.lru_cache(maxsize=1024)
+def _inside_of(kind: Any) -> str | None:
+    names = (one.__name__ for one in kind.__mro__)
+    return next((_INSIDE[name] for name in names if name in _INSIDE), None)
+
+
 def _parameters_of(module: nn.Module) -> Iterator[Tensor]:
     """Its own; a replica of ``torch.nn.parallel.replicate`` has tensors of a graph instead."""
     if is_scripted(module):
@@ -409,12 +435,13 @@ def _marks(part: nn.Module) -> dict[str, tuple[Any, Any]]:
 
 
 def _mark(value: Any, depth: int = 2) -> Any:
-    if type(value) in _PLAIN:
+    kind = type(value)
+    if kind in _PLAIN:
         return value
+    if kind in QUICK and not value:
+        return id(value), ()
     if isinstance(value, Tensor):
         return id(value), version_of(value)
-    if type(value) in QUICK and not value:
-        return id(value), ()
     if depth and isinstance(value, dict):
         return id(value), [*value], [_mark(item, depth - 1) for item in value.values()]
     if depth and isinstance(value, _CONTAINERS):

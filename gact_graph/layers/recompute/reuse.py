@@ -118,7 +118,7 @@ class EdgeCalls:
             end.restore_random_state()
         if of_edges:
             self.edge_results[number] = result
-        self.ends.append(RunState(set()))
+        self.ends.append(end or RunState(set()))  # nobody asks for those of a later run
         self._results.append(_Result(result, result._version))
 
     def ended_as_stock(self) -> None:
