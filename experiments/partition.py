@@ -33,7 +33,10 @@ from experiments.helpers.values import parse_bits, parse_count
 
 FILE_NAME = "partition.json"
 
-MODELS = {"gat": "gat", "gcn": "gcn-edge_index", "gatv2": "gatv2", "transformer": "transformer"}
+MODELS = {
+    **{"gat": "gat", "gcn": "gcn-edge_index", "gcnii": "gcnii-edge_index"},
+    **{"gatv2": "gatv2", "transformer": "transformer"},
+}
 """The names of :data:`SUBJECTS` for the models that run on a part."""
 
 

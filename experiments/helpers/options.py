@@ -213,11 +213,6 @@ def _check_partition(args: argparse.Namespace) -> None:
     for flag in ("sampler", "memory"):
         if getattr(args, flag) is not None:
             raise UsageError(f"Expected --partition or --{flag} (got both)")
-    if args.model == "gcnii":
-        raise UsageError(
-            "Expected --model gcn or gat with --partition (got gcnii, whose GCN2Conv is not known "
-            "to run on a part)"
-        )
     if args.level in ("CB1", "CB2"):
         raise UsageError(
             "Expected --level L0, lossless, L1 or L2 with --partition (got "

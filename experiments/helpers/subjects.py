@@ -65,7 +65,12 @@ def _gcnii(i: int, o: int, **sizes: Any) -> nn.Module:
     return build("gcnii", dataclasses.replace(_GCNII, **sizes), i, o)
 
 
-# GCN twice: with messages along edge_index, and as the main job runs it, on a sparse matrix.
+def _gcnii_of_edges(i: int, o: int, **sizes: Any) -> nn.Module:
+    return build("gcnii", dataclasses.replace(_GCNII, **sizes), i, o, normalize=True)
+
+
+# GCN and GCNII twice: with messages along edge_index, and as the main job runs them, on a sparse
+# matrix.
 SUBJECTS = {
     "gcn": Subject("csr", _gcn),
     "gcn-edge_index": Subject("edge_index", _gcn_of_edges),
@@ -73,6 +78,7 @@ SUBJECTS = {
     "gatv2": Subject("edge_index", _attention(GATv2Conv)),
     "transformer": Subject("edge_index", _attention(TransformerConv)),
     "gcnii": Subject("csr", _gcnii, lr=_GCNII.lr),
+    "gcnii-edge_index": Subject("edge_index", _gcnii_of_edges, lr=_GCNII.lr),
 }
 
 

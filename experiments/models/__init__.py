@@ -22,7 +22,7 @@ def build(
         recipe: Widths, depths and dropout rates.
         in_channels: Number of features of a node.
         out_channels: Number of classes.
-        normalize: Whether a GCN gets ``edge_index`` and normalises it itself.
+        normalize: Whether a GCN or GCNII gets ``edge_index`` and normalises it itself.
 
     Raises:
         ValueError: If ``model`` names none of the three.
@@ -60,5 +60,6 @@ def build(
             dropout=recipe.dropout,
             residual=recipe.residual,
             batch_norm=recipe.batch_norm,
+            normalize=normalize,
         )
     raise ValueError(f"Expected model 'gcn', 'gat' or 'gcnii' (got {model!r})")

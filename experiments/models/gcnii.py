@@ -24,9 +24,12 @@ class GCNII(nn.Module):
         dropout: Share of hidden activations zeroed in training.
         residual: Add each convolution's input to its output.
         batch_norm: Normalise each convolution's output over the nodes.
+        normalize: ``False``: forward gets :math:`\hat{A}` itself. ``True``: it gets ``edge_index``
+            and every convolution normalises it anew, as PyG's default does.
 
     Shapes:
-        - **input**: x [N, in_channels] float32; adjacency, a normalised sparse CSR [N, N] float32
+        - **input**: x [N, in_channels] float32; adjacency, a normalised sparse CSR [N, N] float32,
+          or ``edge_index`` [2, E] int64 where ``normalize`` is set
         - **output**: logits [N, out_channels] float32
     """
 
@@ -42,6 +45,7 @@ class GCNII(nn.Module):
         dropout: float = 0.5,
         residual: bool = False,
         batch_norm: bool = True,
+        normalize: bool = False,
     ) -> None:
         super().__init__()
         self.residual = residual
@@ -49,7 +53,7 @@ class GCNII(nn.Module):
         self.lin_out = nn.Linear(hidden, out_channels)
         self.convs = nn.ModuleList(
             # GCN2Conv takes the layer's number with theta only, and both or none.
-            GCN2Conv(hidden, alpha, theta, None if theta is None else number, normalize=False)
+            GCN2Conv(hidden, alpha, theta, None if theta is None else number, normalize=normalize)
             for number in range(1, layers + 1)
         )
         self.norms = nn.ModuleList(

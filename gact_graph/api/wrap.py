@@ -115,7 +115,8 @@ def wrap(
         TypeError: An argument is of the wrong type.
         ValueError: An argument is out of range, or the model has no parameters, is wrapped, or is
             scripted or traced by torch.jit; or with ``partition`` it has a layer that reads more
-            than a node's own edges, or is to be computed again in backward.
+            than a node's own edges, or is to be computed again in backward. A layer that PyG does
+            not have raises it in its first forward.
     """
     check_module(model)
     if memory is not None and (bits, level, blocks) != (4, "L1", None):

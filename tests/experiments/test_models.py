@@ -49,11 +49,12 @@ def test_build_passes_the_whole_recipe_on() -> None:
         assert any(isinstance(m, nn.BatchNorm1d) for m in build(model, recipe, 3, 5).modules())
 
 
-def test_gcn_agrees_with_its_own_normalisation() -> None:
+@pytest.mark.parametrize("kind", [GCN, GCNII])
+def test_agreement_with_a_normalisation_in_every_layer(kind: type[GCN] | type[GCNII]) -> None:
     """The adjacency that is normalised once is the one PyG makes in every layer."""
     graph = small_graph()
-    once = GCN(3, 8, 5, 2)
-    anew = GCN(3, 8, 5, 2, normalize=True)
+    once = kind(3, 8, 5, 2)
+    anew = kind(3, 8, 5, 2, normalize=True)
     anew.load_state_dict(once.state_dict())
     csr, edges = prepare(graph, "csr"), prepare(graph, "edge_index")
     once.eval(), anew.eval()

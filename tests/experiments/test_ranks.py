@@ -88,7 +88,6 @@ def test_parts_of_the_graph_give_what_the_whole_gives(tmp_path: Path) -> None:
     ("flags", "words"),
     [
         ("--model gat --sampler cluster", r"Expected --partition or --sampler \(got both\)"),
-        ("--model gcnii", r"Expected --model gcn or gat with --partition \(got gcnii"),
         ("--model gat --level CB2", r"Expected --level L0, lossless, L1 or L2 with --partition"),
     ],
 )

@@ -76,7 +76,7 @@ def test_copies_are_wrapped_once_each_and_stock_stays_stock(monkeypatch) -> None
 @pytest.mark.parametrize(
     ("line", "code", "words"),
     [
-        ("--models gcn,gin", 2, "gat, gatv2, transformer, gcnii (got 'gin')"),
+        ("--models gcn,gin", 2, "gcnii, gcnii-edge_index (got 'gin')"),
         ("--levels L1,L3", 2, "Expected --levels of L0, lossless, L1, L2, CB1, CB2 (got 'L3')"),
         ("--rounds 0", 2, "Expected a whole number from 1 to 10^9"),
         ("--dataset nosuch", 1, "nosuch"),

@@ -32,6 +32,7 @@ class Exchange:
     Attributes:
         sent_bytes: What this process has sent to others since the last forward began.
         is_alone: Whether nothing is fetched now: see :meth:`alone`.
+        tried: Names of layers that were found to be local.
 
     Raises:
         ValueError: The graph has another number of parts than there are processes.
@@ -42,9 +43,12 @@ class Exchange:
         self.num_halo = len(part.halo)
         self.sent_bytes = 0
         self.is_alone = False
+        self.tried: set[str] = set()
         self._kept: dict[str, list[Tensor | Packed]] = {}
         self._keeps: list[Tensor | Packed] | None = None
         self._given: Iterator[Tensor | Packed] = iter(())
+        self._tape: list[Tensor] | None = None
+        self._lent: Iterator[Tensor] | None = None
         self._send = part.send
         self._send_counts = part.send_counts.tolist()
         self._halo_counts = part.halo_counts.tolist()
@@ -81,16 +85,43 @@ class Exchange:
                 f"Expected a tensor with a row for each of the part's {self.num_nodes} nodes (got "
                 f"{x.size(0)}); pass what part holds to the model"
             )
-        if self.num_parts == 1:
-            return x
+        if self._lent is not None:
+            return torch.cat([x, next(self._lent)])
+        found = x if self.num_parts == 1 else torch.cat([x, self._rows(x, exact)])
+        if self._tape is not None:
+            self._tape.append(found)
+        return found
+
+    def _rows(self, x: Tensor, exact: bool) -> Tensor:
         if self.is_alone:
             kept = next(self._given)
-            rows = kept.unpack() if isinstance(kept, Packed) else kept
-        else:
-            rows = _Fetch.apply(x, self, 32 if exact else self._bits)
-            if self._keeps is not None:
-                self._keeps.append(_thrifty(rows.detach(), exact))
-        return torch.cat([x, rows])
+            return kept.unpack() if isinstance(kept, Packed) else kept
+        rows = _Fetch.apply(x, self, 32 if exact else self._bits)
+        if self._keeps is not None:
+            self._keeps.append(_thrifty(rows.detach(), exact))
+        return rows
+
+    @contextmanager
+    def taped(self) -> Iterator[list[Tensor]]:
+        """Gives what :meth:`extended` returns inside. Nothing is kept or counted as sent."""
+        before = self._keeps, self._tape, self.sent_bytes
+        self._keeps, self._tape = None, []
+        try:
+            yield self._tape
+        finally:
+            self._keeps, self._tape, self.sent_bytes = before
+
+    @contextmanager
+    def of_few(self, num_nodes: int, halo: Tensor, tape: list[Tensor]) -> Iterator[None]:
+        """Inside, the part has so many nodes, and its halo's rows are those of taped tensors."""
+        sizes = self.num_nodes, self.num_halo
+        self.num_nodes, self.num_halo = num_nodes, len(halo)
+        self._lent = (one[halo] for one in tape)
+        try:
+            yield
+        finally:
+            self.num_nodes, self.num_halo = sizes
+            self._lent = None
 
     @contextmanager
     def keeping(self, method: str) -> Iterator[None]:

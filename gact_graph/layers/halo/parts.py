@@ -115,3 +115,12 @@ def owners(edge_index: Tensor, num_nodes: int, parts: int) -> Tensor:
 def in_order(num_nodes: int, parts: int, device: torch.device | str = "cpu") -> Tensor:
     """The part of each node [N], int64: of so many consecutive nodes each, one more or less."""
     return torch.arange(num_nodes, device=device) * parts // num_nodes
+
+
+def check_edges(edge_index: object) -> None:
+    """Raises TypeError unless these are pairs of numbers."""
+    if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
+        raise TypeError(
+            "Expected a part's edges as edge_index [2, E] (got "
+            f"{type(edge_index).__name__}); pass part.edge_index"
+        )

@@ -6,11 +6,12 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from partitioned import PARTS
-from ranks import run_ranks, start_ranks
+from ranks import ROOT, run_ranks, start_ranks
 from torch import nn
 from torch_geometric.data import Data, HeteroData
 
 import gact_graph
+from gact_graph.layers.halo.local import LOCAL, NOT_LOCAL
 
 partition = gact_graph.distributed.partition
 
@@ -104,6 +105,26 @@ def test_one_process_needs_no_group_and_can_be_unwrapped():
     assert gact_graph.report(gact_graph.wrap(model)).halo_bytes is None
 
 
+def test_a_layer_may_be_the_model():
+    torch.manual_seed(0)
+    layer, data = pyg.GCN2Conv(2, 0.1), whole()
+    before = layer(data.x, data.x, data.edge_index)
+    wrapped, part = one_process(layer, bits=32, min_bytes=0)
+    found = wrapped(part.x, part.x, part.edge_index)
+    torch.testing.assert_close(found, before)
+    found.sum().backward()
+    assert gact_graph.report(wrapped).raw_bytes > 0
+    assert not {"forward", "propagate"} & vars(gact_graph.unwrap(wrapped)).keys()
+
+
+def test_each_conv_of_pyg_is_known_and_in_the_documentation():
+    known = {kind.__name__ for kind in (*LOCAL, *NOT_LOCAL)} | {"AntiSymmetricConv"}
+    others = {"MessagePassing", "CuGraphSAGEConv", "CuGraphGATConv", "CuGraphRGCNConv"}
+    assert {*pyg.conv.__all__} - known <= others | {"FusedGATConv"}
+    text = (ROOT / "docs" / "distributed.md").read_text()
+    assert [kind.__name__ for kind in LOCAL if kind.__name__ not in text] == []
+
+
 class Statistics(nn.BatchNorm1d):
     pass
 
@@ -111,7 +132,14 @@ class Statistics(nn.BatchNorm1d):
 @pytest.mark.parametrize(
     ("layer", "words"),
     [
-        (pyg.ChebConv(2, 4, K=2), "ChebConv is not known to read no more than a node's own edges"),
+        (pyg.ChebConv(2, 4, K=2), "its Laplacian counts the edges that leave a node, which other"),
+        (pyg.FastRGCNConv(2, 4, 2), "its messages may read the numbers of nodes; RGCNConv comput"),
+        (pyg.SuperGATConv(2, 4), "in training it draws pairs of nodes that have no edge, from all"),
+        (pyg.DirGNNConv(pyg.SAGEConv(2, 4)), "it reads the edges that leave a node, too, and oth"),
+        (pyg.WLConv(), "each process would number the colours by itself"),
+        (pyg.EGConv(2, 4, ["mean"], 2), "its self-loops end with the last node that an edge names"),
+        (pyg.GINConv(pyg.MLP([2, 4, 4], norm="graph_norm")), "GraphNorm may depend on all nodes"),
+        (pyg.NNConv(2, 4, pyg.MLP([4, 8, 8])), "it normalises over edges, which each process may"),
         (pyg.GATConv(2, 4, flow="target_to_source"), "its messages flow from target to source"),
         (pyg.GCNConv(2, 4, cached=True), "cached=True keeps a normalisation of one process"),
         (pyg.EdgeConv(pyg.MLP([4, 4, 4])), "it normalises over edges, which each process may"),
@@ -127,13 +155,22 @@ class Statistics(nn.BatchNorm1d):
         (pyg.HeteroBatchNorm(4, 2), "HeteroBatchNorm may depend on all nodes"),
         (pyg.SumAggregation(), "SumAggregation may depend on all nodes"),
         (pyg.TopKPooling(4), "TopKPooling may depend on all nodes"),
-        (pyg.GPSConv(4, None), "GPSConv is not known to read no more than a node's own edges"),
+        (pyg.GPSConv(4, None), "each node attends to all nodes, and a process has some"),
         (pyg.MetaLayer(), "MetaLayer is not known to read no more than a node's own edges"),
     ],
 )
 def test_other_layers_refuse(layer, words):
     with pytest.raises(ValueError, match=f"Expected a model that can run on a part.*{words}"):
         one_process(Net(nn.Linear(2, 2), layer))
+
+
+def test_relations_are_read_in_the_same_way_by_all(monkeypatch):
+    monkeypatch.setattr("torch_geometric.typing.WITH_SEGMM", True)
+    model = Net(pyg.RGCNConv(2, 4, 2))
+    with pytest.raises(ValueError, match=r"each process would choose whether to fetch rows once"):
+        one_process(model)
+    monkeypatch.setattr("torch_geometric.backend.use_segment_matmul", False)
+    one_process(model)
 
 
 def test_what_does_not_go_with_it():
