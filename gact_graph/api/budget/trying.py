@@ -84,12 +84,12 @@ def estimate_call(
             runs = Runs(functools.partial(run, way), largest)
             wider = trials.get(Way(way.level, MOST_BITS))
             # Fewer bits take no more: where eight keep to the budget, two do.
-            keeps = wider is not None and wider.shares[-1] == largest
+            keeps = wider is not None and runs.are_all(wider)
             try:
                 if keeps:
                     trials[way] = runs.all()
                 elif memory is None:
-                    trials[way] = runs.after_a_small_one()
+                    trials[way] = runs.first()
                 else:
                     trials[way] = runs.within(memory)
             except (IndexError, RuntimeError, ValueError) as error:
