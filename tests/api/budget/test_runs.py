@@ -12,7 +12,7 @@ def trial(share: float) -> Trial:
 
 
 def test_each_step_grows_for_itself() -> None:
-    found = Trials([0.1, 0.2], [trial(0.1), trial(0.2)]).growth
+    found = Trials([0.1, 0.2], [trial(0.1), trial(0.2)], 1.0).growth
     assert found.peak.at(0.1) == 31 and found.peak.at(1.0) == 105
     assert found.mixed(found, 0.5) == found
 
@@ -42,11 +42,29 @@ def test_blocks_of_small_shares_do_not_count_as_blocks_of_the_whole() -> None:
     assert Runs(run, 1.0).within(20_000).trials[0].peak_bytes == 20_000
 
     # A large graph, of which a quarter is tried: that takes 8,000, and the whole 20,000.
-    assert Runs(run, 0.25).within(8000).shares == [0.125, 0.25]
+    assert Runs(run, 0.25).within(8000).shares == [0.0625, 0.125]
     assert Runs(run, 0.25).within(8000).growth.peak.at(1.0) == pytest.approx(20_000)
     peaks.clear()
     assert Runs(run, 0.25).within(5000).growth.peak.at(1.0) == pytest.approx(20_000, rel=1e-3)
     assert max(peaks) <= 5000
+
+
+def test_the_peak_of_a_part_is_at_the_moment_of_the_whole() -> None:
+    """Of the whole 100,000 at a moment without messages; of a part more at one with a block."""
+
+    def run(share: float, blocks: float) -> Trial:
+        return Trial((round(max(100_000 * share, 20_000 * share + 30_000 * blocks)),), 4, 2, share)
+
+    for found in (Runs(run, 0.25).first(), Runs(run, 0.25).within(200_000)):
+        assert found.growth.peak.at(1.0) == pytest.approx(100_000)
+
+
+def test_time_is_that_of_blocks_of_the_usual_size() -> None:
+    def run(share: float, blocks: float) -> Trial:
+        return Trial((round(16_000 * share),), 4, 2, 8 * share / blocks)
+
+    for largest in (0.25, 1.0):
+        assert Runs(run, largest).first().growth.seconds.at(1.0) == pytest.approx(8.0)
 
 
 def test_what_only_a_first_step_takes_is_not_counted() -> None:
@@ -57,9 +75,9 @@ def test_what_only_a_first_step_takes_is_not_counted() -> None:
         shares.append(share)
         return Trial((once + round(16_000 * share),), 4, 2, share)
 
-    assert Runs(run, 0.5).after_a_small_one().growth.peak.at(1.0) == pytest.approx(16_000)
+    assert Runs(run, 0.5).first().growth.peak.at(1.0) == pytest.approx(16_000)
     shares.clear()
-    assert Runs(run, 1.0).after_a_small_one().growth.peak.at(1.0) == 16_000
+    assert Runs(run, 1.0).first().growth.peak.at(1.0) == 16_000
 
 
 def test_a_model_that_takes_no_part_of_a_graph_is_tried_on_the_whole() -> None:
@@ -68,5 +86,5 @@ def test_a_model_that_takes_no_part_of_a_graph_is_tried_on_the_whole() -> None:
             raise IndexError("index 90 is out of bounds for dimension 0 with size 10")
         return Trial((100,), 4, 2, 1.0)
 
-    for found in (Runs(run, 1.0).after_a_small_one(), Runs(run, 1.0).within(8000)):
+    for found in (Runs(run, 1.0).first(), Runs(run, 1.0).within(8000)):
         assert found.shares == [1.0] and found.growth.peak.at(1.0) == 100
