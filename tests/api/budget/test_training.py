@@ -126,8 +126,8 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     peaks: list[int] = []
     run = Subject.run
 
-    def noted(self: Subject, way: Way, inputs: tuple[Any, Any]) -> Trial:
-        found = run(self, way, inputs)
+    def noted(self: Subject, way: Way, inputs: tuple[Any, Any], blocks: float) -> Trial:
+        found = run(self, way, inputs, blocks)
         peaks.append(found.peak_bytes)
         return found
 
