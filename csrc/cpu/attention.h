@@ -134,6 +134,9 @@ void attend(at::Tensor& out, const Attended& given, const Dropout& kept, const S
       own.find(row, score);
       const scalar_t* weight = own.weight.data();
       for (int64_t edge = given.edges.begin(row); edge < given.edges.begin(row + 1); ++edge) {
+        if (edge + kAhead < given.edges.count()) {
+          __builtin_prefetch(to + weight_place[edge + kAhead] * heads, 1);
+        }
         const int64_t at = weight_place[edge] * heads;
         for (int64_t head = 0; head < heads; ++head) {
           to[at + head] = *weight++ * static_cast<scalar_t>(kept(at + head));
@@ -158,27 +161,34 @@ void attend_backward(at::Tensor& of_score, at::Tensor& of_destination, const at:
   for_each_part(given.edges.parts(), [&](int64_t part) {
     Row<scalar_t, index_t> own(given);
     auto score = score_of(part);
-    std::vector<scalar_t> mean(heads);
+    std::vector<scalar_t> mean(heads), of_weight;
     given.edges.for_each_row(part, [&](int64_t row) {
       own.find(row, score);
       const int64_t first = given.edges.begin(row), last = given.edges.begin(row + 1);
       mean.assign(heads, 0);
-      scalar_t* weight = own.weight.data();
+      of_weight.resize(own.weight.size());
+      const scalar_t* weight = own.weight.data();
+      scalar_t* found = of_weight.data();
       for (int64_t edge = first; edge < last; ++edge) {
+        if (edge + kAhead < given.edges.count()) {
+          const int64_t ahead = weight_place[edge + kAhead] * heads;
+          __builtin_prefetch(from + ahead);
+          __builtin_prefetch(to + ahead, 1);
+        }
         const int64_t at = weight_place[edge] * heads;
         for (int64_t head = 0; head < heads; ++head) {
-          const scalar_t found = from[at + head] * static_cast<scalar_t>(kept(at + head));
-          mean[head] += *weight++ * found;
-          to[at + head] = found;
+          *found = from[at + head] * static_cast<scalar_t>(kept(at + head));
+          mean[head] += *weight++ * *found++;
         }
       }
       scalar_t* sum = to_rows + row * width;
       std::fill(sum, sum + width, scalar_t(0));
       weight = own.weight.data();
+      found = of_weight.data();
       for (int64_t edge = first; edge < last; ++edge) {
         const int64_t at = weight_place[edge] * heads;
         for (int64_t head = 0; head < heads; ++head) {
-          to[at + head] = *weight++ * (to[at + head] - mean[head]);
+          to[at + head] = *weight++ * (*found++ - mean[head]);
         }
         score.go_back(to + at, own.source_of(edge), own.destination_of(row), edge, sum);
       }

@@ -31,10 +31,12 @@ VECTOR_FLAGS: dict[str, tuple[str, ...]] = {
 def load() -> Any | None:
     """The namespace of compiled operators, or None with one warning where there is no compiler."""
     try:
-        return build(VECTOR_FLAGS.get(torch.backends.cpu.get_cpu_capability(), ()))
+        library = build(VECTOR_FLAGS.get(torch.backends.cpu.get_cpu_capability(), ()))
     except Exception as error:  # whatever a toolchain may raise: the reference still serves
         fallback.warn("build its CPU kernels", "a C++ compiler (g++ or clang++)", error)
         return None
+    library.start_reuse()  # what needs kernels first is a training step
+    return library
 
 
 def operators_for(x: torch.Tensor) -> Any:

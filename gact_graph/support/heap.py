@@ -22,6 +22,18 @@ def give_back(device: torch.device) -> None:
         _trim()(0)
 
 
+def also_give_back(own: Callable[[], None]) -> None:
+    """Has :func:`give_back_all` call this first: it gives back what others keep."""
+    _others.append(own)
+
+
+def give_back_all(device: torch.device) -> None:
+    """As :func:`give_back`, with the memory that is kept for the tensors of the next step."""
+    for own in _others:
+        own()
+    give_back(device)
+
+
 def give_back_now_and_then(tensor: torch.Tensor) -> None:
     """The same, for each 64 MiB of tensors that are encoded or decoded, where much is free.
 
@@ -81,6 +93,8 @@ to whole pages, which would show with a lower one."""
 
 _M_MMAP_THRESHOLD = -3
 _MOST = 32 << 20
+
+_others: list[Callable[[], None]] = []
 
 _EVERY = 64 << 20
 _since = 0

@@ -1,0 +1,269 @@
+"""Memory of large tensors that is kept for those that follow: whose it is, and how much."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gact_graph
+from gact_graph.ops import cpu, reuse
+
+LEAST = 1 << 16
+PAGE = 4096
+
+
+@pytest.fixture
+def library() -> Iterator[Any]:
+    found = cpu.load()
+    if found is None:
+        pytest.skip("no compiler")
+    found.end_reuse()
+    if not found.start_reuse():
+        pytest.skip("no mremap on this system, or an allocator that cannot be asked")
+    yield found
+    found.end_reuse()
+
+
+def tensor(bytes_: int) -> torch.Tensor:
+    return torch.empty(bytes_, dtype=torch.uint8)
+
+
+def test_the_next_tensor_takes_what_a_freed_one_has_left(library: Any) -> None:
+    first = tensor(8 * LEAST)
+    place = first.data_ptr()
+    del first
+    assert library.kept_bytes() == 8 * LEAST
+    second = tensor(8 * LEAST)
+    assert second.data_ptr() == place and library.kept_bytes() == 0
+
+
+def test_a_smaller_one_takes_a_part_and_the_rest_stays(library: Any) -> None:
+    first = tensor(8 * LEAST)
+    place = first.data_ptr()
+    del first
+    second, third = tensor(3 * LEAST), tensor(5 * LEAST)
+    assert second.data_ptr() == place and third.data_ptr() == place + 3 * LEAST
+    assert library.kept_bytes() == 0
+
+
+def test_a_larger_one_extends_what_is_kept(library: Any) -> None:
+    first = tensor(2 * LEAST).fill_(7)
+    del first
+    second = tensor(9 * LEAST)
+    assert library.kept_bytes() == 0
+    assert int(second[: 2 * LEAST].min()) == 7  # its pages moved along
+
+
+def test_small_tensors_are_left_to_torch(library: Any) -> None:
+    small = tensor(LEAST - 1)
+    del small
+    assert library.kept_bytes() == 0
+
+
+def test_what_is_kept_and_in_use_is_no_more_than_was_in_use(library: Any) -> None:
+    tensors = [tensor(4 * LEAST) for _ in range(4)]
+    tensors = tensors[:1]
+    assert library.kept_bytes() == 12 * LEAST
+    tensors.append(tensor(14 * LEAST))  # 18 in use, more than ever
+    assert library.kept_bytes() == 0
+    tensors.pop()
+    assert library.kept_bytes() == 14 * LEAST
+
+
+def test_keeps_what_two_steps_need_and_no_more(library: Any) -> None:
+    large = tensor(40 * LEAST)
+    del large
+    library.start_reuse()
+    small = tensor(2 * LEAST)
+    del small
+    assert library.kept_bytes() == 40 * LEAST
+    library.start_reuse()
+    assert library.kept_bytes() == 2 * LEAST
+    library.start_reuse()
+    assert library.kept_bytes() == 0
+
+
+def test_nothing_is_kept_after_the_end(library: Any) -> None:
+    before, freed = tensor(4 * LEAST).fill_(3), tensor(4 * LEAST)
+    del freed
+    library.end_reuse()
+    assert library.kept_bytes() == 0
+    after = tensor(4 * LEAST)
+    del after
+    assert library.kept_bytes() == 0
+    assert int(before.min()) == 3
+    del before
+    assert library.kept_bytes() == 0
+
+
+def test_more_than_there_is_raises_as_torch_does(library: Any) -> None:
+    kept = tensor(4 * LEAST)
+    del kept
+    with pytest.raises(RuntimeError, match="not enough memory|can't allocate"):
+        tensor(1 << 60)
+    assert int(tensor(4 * LEAST).fill_(5).max()) == 5
+
+
+def test_resized_storages_keep_their_content(library: Any) -> None:
+    one = torch.arange(LEAST, dtype=torch.float32)
+    one.resize_(16 * LEAST)
+    assert torch.equal(one[:LEAST], torch.arange(LEAST, dtype=torch.float32))
+    shared = one.numpy()
+    del one
+    assert shared[LEAST - 1] == LEAST - 1
+
+
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("new"), st.integers(1, 40 * LEAST)),
+        st.tuples(st.just("free"), st.integers(0, 99)),
+        st.tuples(st.just("step"), st.just(0)),
+        st.tuples(st.just("end"), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(_STEPS)
+@settings(max_examples=100, deadline=None)
+def test_tensors_never_share_memory_whatever_the_order(steps: list[tuple[str, int]]) -> None:
+    """And what is kept stays within its bound, which is counted here a second time."""
+    library = cpu.load()
+    if library is None or not library.start_reuse():
+        pytest.skip("no compiler, or no mremap")
+    library.end_reuse()
+    library.start_reuse()
+    live: list[tuple[int, torch.Tensor, int]] = []
+    on, most, last = True, 0, 0
+
+    def in_use() -> int:
+        return sum(size for _, _, size in live)
+
+    for number, (what, how) in enumerate(steps):
+        if what == "new":
+            made = tensor(how).fill_(number % 251)
+            pages = -(-how // PAGE) * PAGE if on and how >= LEAST else 0
+            live.append((number % 251, made, pages))
+            del made
+        elif what == "free" and live:
+            _, freed, _ = live.pop(how % len(live))
+            del freed
+        elif what == "step":
+            most, last, on = in_use(), most if on else in_use(), True
+            library.start_reuse()
+        elif what == "end":
+            on = False
+            library.end_reuse()
+        most = max(most, in_use())
+        # What others hold here was there before, and counts on both sides.
+        assert library.kept_bytes() <= (max(most, last) - in_use() if on else 0)
+        for value, held, _ in live:
+            assert int(held.min()) == int(held.max()) == value
+    live.clear()
+    library.end_reuse()
+
+
+def test_threads_do_not_get_the_same_memory(library: Any) -> None:
+    wrong = []
+
+    def work(number: int) -> None:
+        for i in range(200):
+            own = tensor((1 + (i * 7 + number) % 9) * LEAST).fill_(number)
+            if int(own.min()) != number or int(own.max()) != number:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_process_has_memory_of_its_own(library: Any) -> None:
+    held, freed = tensor(4 * LEAST).fill_(1), tensor(4 * LEAST).fill_(2)
+    del freed
+    child = os.fork()
+    if child == 0:
+        own = tensor(4 * LEAST)
+        own.numpy()[:] = 9  # no threads of torch's in a child
+        os._exit(0 if held.numpy().max() == 1 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert int(tensor(4 * LEAST)[0]) == 2
+
+
+_PEAK = """
+import json, random, sys
+import torch
+from gact_graph.ops import cpu
+from gact_graph.support.peak import PeakMeter
+
+library = cpu.load()
+generator = random.Random(0)
+with PeakMeter(torch.device("cpu")) as meter:
+    live, most = [], 0
+    for number in range(600):
+        if number % 100 == 0 and sys.argv[1] == "reused":
+            library.start_reuse()
+        while live and generator.random() < 0.4 or len(live) > 12:
+            live.pop(generator.randrange(len(live)))
+        live.append(torch.ones(generator.randrange(1 << 16, 1 << 22), dtype=torch.uint8))
+        most = max(most, sum(one.nbytes for one in live))
+    print(json.dumps([meter.peak_bytes, most]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no /proc")
+def test_the_process_peaks_as_if_all_were_returned_at_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _PEAK, "reused"], capture_output=True, text=True, check=True
+    )
+    peak, most = eval(done.stdout)
+    assert most <= peak <= most + (2 << 20)
+
+
+class TestWrappedModels:
+    @pytest.fixture
+    def model(self) -> torch.nn.Module:
+        layers = torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 1)
+        return gact_graph.wrap(torch.nn.Sequential(*layers), bits=4, min_bytes=0)
+
+    def test_a_step_keeps_memory_and_unwrap_returns_it(
+        self, library: Any, model: torch.nn.Module
+    ) -> None:
+        library.end_reuse()
+        for _ in range(2):
+            model(torch.randn(4096, 64)).sum().backward()
+        assert library.kept_bytes() > LEAST
+        gact_graph.unwrap(model)
+        assert library.kept_bytes() == 0
+
+    def test_so_does_a_step_of_parts(self, library: Any, model: torch.nn.Module) -> None:
+        library.end_reuse()
+        with gact_graph.compress(model):
+            out = model[0](torch.randn(4096, 64))
+        out.sum().backward()
+        del out
+        assert library.kept_bytes() > LEAST
+
+
+def test_without_kernels_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none are built for this alone."""
+
+    def never() -> None:
+        raise AssertionError("builds kernels")
+
+    monkeypatch.setattr(cpu, "load", type(cpu.load)(never))
+    reuse.start_step()
+    reuse.end()
