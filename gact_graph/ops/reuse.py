@@ -9,20 +9,30 @@ process peaks no higher. On CUDA, torch's own allocator does the same.
 
 from __future__ import annotations
 
-from gact_graph.ops import cpu
+from typing import Any
+
 from gact_graph.support import heap
+
+_library: Any = None
+
+
+def start(library: Any) -> None:
+    """The compiled operators are loaded: what needs them first is a training step."""
+    global _library
+    _library = library
+    start_step()
 
 
 def start_step() -> None:
-    """A training step begins. The step that loads the kernels keeps memory from there on."""
-    if len(cpu.load) and (library := cpu.load()) is not None:
-        library.start_reuse()
+    """A training step begins. Before the compiled operators are loaded, nothing happens."""
+    if _library is not None:
+        _library.start_reuse()
 
 
 def end() -> None:
     """Returns what is kept to the system, and keeps nothing until the next step."""
-    if len(cpu.load) and (library := cpu.load()) is not None:
-        library.end_reuse()
+    if _library is not None:
+        _library.end_reuse()
 
 
 heap.also_give_back(end)

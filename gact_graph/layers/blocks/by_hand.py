@@ -16,7 +16,7 @@ from torch_geometric.utils import scatter
 
 from gact_graph.layers.blocks.arguments import Arguments
 from gact_graph.layers.blocks.collector import Collector, given_to
-from gact_graph.layers.blocks.edge_functions import EdgeFunction
+from gact_graph.layers.blocks.edge_functions import EdgeFunction, share_of
 from gact_graph.layers.blocks.edge_work import EdgeWork, Ran, in_blocks
 from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.orders import checksum
@@ -123,7 +123,12 @@ def _reduced(module: Any, given: dict[str, Any], reduce: str) -> Tensor:
     return scatter(_messages(module, given), given["index"], 0, given["dim_size"], reduce)
 
 
+def _shares(module: Any, given: dict[str, Any]) -> Tensor:
+    return share_of(_messages(module, given), given)
+
+
 _each_message = EdgeFunction(_messages, of_edges=True)
+_each_share = EdgeFunction(_shares, of_edges=True)
 
 
 @functools.cache
@@ -131,9 +136,8 @@ def _edge_function(reduce: str | None) -> EdgeFunction:
     if reduce is None:
         return _each_message
     run = functools.partial(_reduced, reduce=reduce)
-    if reduce == "sum":
-        return EdgeFunction(run, of_edges=False, messages_of=lambda module: _each_message)
-    return EdgeFunction(run, of_edges=False)
+    summed = {"sum": _each_message, "mean": _each_share}.get(reduce)
+    return EdgeFunction(run, of_edges=False, messages_of=lambda module: summed)
 
 
 @dataclass
@@ -188,11 +192,11 @@ class _Cutting:
     def __init__(self, size: Any) -> None:
         self._size = size
 
-    def size_for(self, arguments: Arguments) -> int:
+    def size_for(self, arguments: Arguments, summed: int | None = None) -> int:
         # Not by whether a model is wrapped: what torch.utils.checkpoint runs again must be cut the
         # same way, or dropout would have other masks.
         if self._size == "auto":
-            return edges_per_block(arguments, thrifty=False)
+            return edges_per_block(arguments, thrifty=False, summed=summed)
         return int(self._size)
 
     def order(self, edge_index: Tensor, target: int, num_destinations: int) -> Order:

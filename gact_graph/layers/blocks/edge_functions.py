@@ -10,13 +10,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
-from torch_geometric.nn.aggr import SumAggregation
+from torch_geometric.nn.aggr import Aggregation, MeanAggregation, SumAggregation
 
 
 def _no_sum(module: Any) -> EdgeFunction | None:
     return None
+
+
+def share_of(messages: Tensor, given: dict[str, Any]) -> Tensor:
+    """The messages [E, ...], each divided by the number of edges of its destination.
+
+    Their sum is the mean of the messages.
+    """
+    index = given["index"]
+    ones = torch.ones((), device=index.device).expand(index.size(0))
+    count = torch.zeros(given["dim_size"], device=index.device).index_add_(0, index, ones)
+    share = count.reciprocal_().index_select(0, index).to(messages.dtype)
+    return messages * share.view(-1, *(1 for _ in messages.shape[1:]))
 
 
 @dataclass(frozen=True)
@@ -27,8 +40,8 @@ class EdgeFunction:
         run: Gets the module and its arguments for the block by name, and gives a row for each edge
             or for each destination node.
         of_edges: Whether the result has a row for each edge.
-        messages_of: For a module whose result is no more than the sum of its messages, what makes
-            these messages; else None.
+        messages_of: For a module whose result is no more than a sum of messages, what makes
+            these messages; else None. A mean is the sum of shares.
     """
 
     run: Callable[[Any, dict[str, Any]], Tensor]
@@ -45,16 +58,24 @@ class EdgeFunction:
 
 def is_sum(module: MessagePassing) -> bool:
     """Whether ``propagate`` only adds up messages, so that each has the gradient of its sum."""
+    return _only_joins(module, SumAggregation)
+
+
+def _only_joins(module: MessagePassing, how: type[Aggregation]) -> bool:
     kind = type(module)
     plain = all(
         getattr(kind, name) is getattr(MessagePassing, name) and name not in vars(module)
         for name in ("aggregate", "update")
     )
-    return plain and type(module.aggr_module) is SumAggregation
+    return plain and type(module.aggr_module) is how
 
 
 def _messages(module: MessagePassing, given: dict[str, Any]) -> Tensor:
     return module.message(**module.inspector.collect_param_data("message", given))
+
+
+def _shares(module: MessagePassing, given: dict[str, Any]) -> Tensor:
+    return share_of(_messages(module, given), given)
 
 
 def _propagate(module: MessagePassing, given: dict[str, Any]) -> Tensor:
@@ -69,11 +90,15 @@ def _edge_update(module: MessagePassing, given: dict[str, Any]) -> Tensor:
 
 
 def _messages_of(module: MessagePassing) -> EdgeFunction | None:
-    return messages if is_sum(module) else None
+    if is_sum(module):
+        return messages
+    return _shares_of_messages if _only_joins(module, MeanAggregation) else None
 
 
 messages = EdgeFunction(_messages, of_edges=True)
 """``message`` alone: [edges, ...]."""
+
+_shares_of_messages = EdgeFunction(_shares, of_edges=True)
 
 propagate = EdgeFunction(_propagate, of_edges=False, messages_of=_messages_of)
 """``message``, ``aggregate`` and ``update``: [destination nodes, ...]."""

@@ -17,6 +17,7 @@ from gact_graph.layers.blocks.outputs import Output
 from gact_graph.layers.blocks.probe import Probed
 from gact_graph.layers.blocks.stock_saves import StockSaves
 from gact_graph.layers.recompute import reuse
+from gact_graph.ops.weighted_sum import makes_messages
 from gact_graph.support import current
 from gact_graph.support.replica import CannotReplicate, Snapshot
 from gact_graph.support.run_state import RunState
@@ -34,8 +35,8 @@ class Cutting(Protocol):
         """The order of these edges; raises an IndexError as :class:`Order` does."""
         ...
 
-    def size_for(self, arguments: Arguments) -> int:
-        """Edges of a block."""
+    def size_for(self, arguments: Arguments, summed: int | None = None) -> int:
+        """Edges of a block; ``summed`` is the index of a tensor of which no edge has a row."""
         ...
 
 
@@ -112,15 +113,18 @@ class EdgeWork:
                 f"has an edge from node {order.num_sources - 1}, but only "
                 f"{arguments.num_sources} source nodes"
             )
-        size = cut.size_for(arguments)
         weighted_sum = self._findings.weighted_sum(case, probed)
+        x_j = None if weighted_sum is None else arguments.tensors[weighted_sum.index]
+        summed = None
+        if weighted_sum is not None and x_j is not None and not makes_messages(x_j.device):
+            summed = weighted_sum.index
+        size = cut.size_for(arguments, summed)
         blocks = order.cuts.blocks(size, probed.edgeless)
         attention = self._findings.attention(case, probed)
         if attention is not None and not self._findings.computes(
             case, probed, attention, order, blocks[0]
         ):
             attention = None
-        x_j = None if weighted_sum is None else arguments.tensors[weighted_sum.index]
         learns = attention is not None or (x_j is not None and x_j.requires_grad)
         if learns and case.learning is not None:
             # Now, because in backward there is less memory left to sort them.

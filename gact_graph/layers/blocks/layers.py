@@ -74,11 +74,11 @@ class Blocks:
         session = current.session_of(self.owner)
         return self._thrifty and (session is None or session.gives_back)
 
-    def size_for(self, arguments: Arguments) -> int:
-        """Edges of a block."""
+    def size_for(self, arguments: Arguments, summed: int | None = None) -> int:
+        """Edges of a block; see :func:`edges_per_block`."""
         if isinstance(self._size, int):
             return self._size
-        return max(1, round(edges_per_block(arguments, self._thrifty) * self.share))
+        return max(1, round(edges_per_block(arguments, self._thrifty, summed) * self.share))
 
     def order(self, edge_index: Tensor, target: int, num_destinations: int) -> Order:
         """The order of these edges; see :class:`Order` for what it raises."""

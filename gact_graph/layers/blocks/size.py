@@ -24,18 +24,21 @@ _CPU_EDGES, _CUDA_EDGES = 1 << 15, 1 << 24
 """With more edges, narrow messages gain nothing, and index tensors begin to count."""
 
 
-def edges_per_block(arguments: Arguments, thrifty: bool) -> int:
+def edges_per_block(arguments: Arguments, thrifty: bool, summed: int | None = None) -> int:
     """Edges of a block, by the bytes of one message.
 
     Args:
         arguments: The arguments of a call.
         thrifty: Whether saved tensors are quantized.
+        summed: Index of a tensor whose rows an operator adds up, so that no edge has one.
     """
     by_edge = {
         use.index for use in arguments.uses if use.level in ("source", "destination", "edge")
     }
     tensors = [arguments.tensors[index] for index in by_edge] or [*arguments.tensors]
     width = max(t.nbytes / max(1, t.size(0)) for t in tensors)
+    if summed is not None and by_edge == {summed} and arguments.levels_of(summed) == {"source"}:
+        width = 1.0  # no edge has anything else
     device = tensors[0].device
     if device.type == "cuda":
         room = torch.cuda.get_device_properties(device).total_memory * _CUDA_SHARE

@@ -73,6 +73,7 @@ SUMS = {
     "GATv2": lambda: Net(GATv2Conv(32, 8, heads=3)),
     "Transformer": lambda: Net(TransformerConv(32, 8, heads=3, dropout=0.0)),
     "GraphConv, weights": lambda: Net(GraphConv(32, 24), WEIGHT),
+    "SAGE": lambda: Net(SAGEConv(32, 24)),
     "weights first": lambda: Net(Message(lambda m, x, w: w.exp() * x)),
     "rows first": lambda: Net(Message(lambda m, x, w: torch.mul(x, w * w))),
     "another product": lambda: Net(Message(lambda m, x, w: x * (w * w.detach()))),
@@ -82,7 +83,6 @@ GIVEN = {"GCN", "GCN, weights", "GAT", "GAT, mean", "GATv2", "GraphConv, weights
 
 OTHERS = {
     "GIN": lambda: Net(GINConv(nn.Linear(32, 24))),
-    "SAGE": lambda: Net(SAGEConv(32, 24)),
     "GCN, mean": lambda: Net(GraphConv(32, 24, aggr="mean"), WEIGHT),
     "a number a column": lambda: Net(Message(lambda m, x, w: x * (w + torch.ones(1, 32)))),
     "not the row": lambda: Net(Message(lambda m, x, w: x.relu() * w)),
@@ -149,7 +149,7 @@ def test_others_are_left_as_they_are(net: Any, monkeypatch: pytest.MonkeyPatch) 
     assert read and all(read)
 
 
-@pytest.mark.parametrize("name", ["GCN", "GAT", "Transformer"])
+@pytest.mark.parametrize("name", ["GCN", "GAT", "Transformer", "SAGE"])
 @pytest.mark.parametrize("options", [{"level": "L1", "blocks": 256}, {"level": "CB2"}], ids=str)
 def test_the_same_values_are_read_from_codes(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from gact_graph.layers.blocks.arguments import Arguments, Use
-from gact_graph.layers.blocks.edge_functions import is_sum, messages
+from gact_graph.layers.blocks import edge_functions
+from gact_graph.layers.blocks.edge_functions import EdgeFunction, propagate
 from gact_graph.layers.blocks.flow import Flow, is_followed
 from gact_graph.layers.blocks.sample import Sample
 from gact_graph.layers.blocks.sums.products import Products
@@ -39,7 +40,8 @@ def find_weighted_sum(
         sample: A small graph with rows of their tensors.
         kept: Attributes in which the layer leaves a tensor of edges.
     """
-    if not is_sum(snapshot.parts[0]):
+    messages = propagate.messages_of(snapshot.parts[0])
+    if messages is None:
         return None
     run_state = RunState({t.device.type for t in arguments.tensors})
     with snapshot.replica(own=True) as replica:
@@ -48,11 +50,13 @@ def find_weighted_sum(
             x = arguments.tensors[use.index]
             if use.level == "source" and can_sum(x):
                 with run_state.restored():
-                    number = _message_product(module, sample, use.parameter, kept)
+                    number = _message_product(module, messages, sample, use.parameter, kept)
                 if number is None:
                     continue
                 with run_state.restored(), torch.no_grad():
-                    takes_weights = not kept and _takes_weights(module, sample, use, number)
+                    takes_weights = not kept and _takes_weights(
+                        module, messages, sample, use, number
+                    )
                 given, _ = sample.arguments.part(
                     sample.arguments.tensors, sample.order, sample.whole
                 )
@@ -60,12 +64,18 @@ def find_weighted_sum(
                 with run_state.restored(), torch.no_grad(), Products(number) as products:
                     messages(module, given)
                 steps = tuple(products.steps)
-                return WeightedSum(use.parameter, use.index, number, steps, takes_weights)
+                return WeightedSum(
+                    use.parameter, use.index, messages, number, steps, takes_weights
+                )
     return None
 
 
 def _message_product(
-    module: MessagePassing, sample: Sample, parameter: str, kept: Sequence[str]
+    module: MessagePassing,
+    messages: EdgeFunction,
+    sample: Sample,
+    parameter: str,
+    kept: Sequence[str],
 ) -> int | None:
     """The number of the product that is the message, if nothing else depends on the parameter."""
     arguments, flow = sample.arguments, Flow()
@@ -84,12 +94,16 @@ def _message_product(
     return products.count - 1
 
 
-def _takes_weights(module: MessagePassing, sample: Sample, use: Use, number: int) -> bool:
+def _takes_weights(
+    module: MessagePassing, messages: EdgeFunction, sample: Sample, use: Use, number: int
+) -> bool:
     """Whether the layer is given the weights of edges, so that it can get those of all at once."""
     arguments = sample.arguments
     others = [other for other in arguments.uses if other.parameter != use.parameter]
     if any(other.level not in ("edge", "whole") for other in others):
         return False
+    if messages != edge_functions.messages:
+        return False  # shares of a mean: how large they are depends on the edges of a node
     given, _ = arguments.all_edges(arguments.tensors, (), use.parameter)
     x_j = placeholder(arguments.tensors[use.index], sample.whole.num_edges)
     if not {*module.inspector.get_flat_param_names(["message"])} <= {*given, use.parameter}:

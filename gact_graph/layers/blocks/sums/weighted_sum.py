@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from gact_graph.layers.blocks.cuts import Block
-from gact_graph.layers.blocks.edge_functions import messages
+from gact_graph.layers.blocks.edge_functions import EdgeFunction
 from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.rows import Rows
 from gact_graph.layers.blocks.sums import passes
@@ -26,6 +26,7 @@ class WeightedSum:
     Attributes:
         parameter: The parameter of ``message`` that gets the source rows, such as ``x_j``.
         index: Index of the tensor x of these rows in ``Arguments.tensors``.
+        messages: What makes the messages that are added up.
         product: The number of the product that is the message, as :class:`Products` counts.
         steps: The operations that ``message`` runs with that product left out.
         takes_weights: Whether the weights are one of the tensors of edges that ``message`` gets, or
@@ -34,6 +35,7 @@ class WeightedSum:
 
     parameter: str
     index: int
+    messages: EdgeFunction
     product: int
     steps: tuple[Any, ...]
     takes_weights: bool
@@ -47,7 +49,7 @@ class WeightedSum:
         """
         x_j = given[self.parameter]
         with Products(self.product, x_j) as products:
-            out = messages(module, given)
+            out = self.messages(module, given)
         if products.x_j_is_read or tuple(products.steps) != self.steps:
             return None
         return weights_of(products, out, x_j)
