@@ -41,7 +41,7 @@ from experiments.helpers.subjects import (
     make,
     write_json,
 )
-from experiments.helpers.timing import time_in_turn
+from experiments.helpers.timing import as_stock, time_in_turn
 from experiments.helpers.train import synchronize, training_step
 from experiments.helpers.values import FP32_BITS, parse_bits, parse_count, parse_device
 
@@ -89,6 +89,7 @@ def time_steps(
     runners = {
         name: _runner(model, itertools.cycle(graphs), subject.lr) for name, model in models.items()
     }
+    runners[_STOCK] = as_stock(runners[_STOCK])
     for runner in runners.values():
         for _ in range(_UNTIMED):
             runner()

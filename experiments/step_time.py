@@ -37,7 +37,7 @@ from experiments.helpers.subjects import (
     wrap_at,
     write_json,
 )
-from experiments.helpers.timing import time_in_turn
+from experiments.helpers.timing import as_stock, time_in_turn
 from experiments.helpers.train import synchronize, training_step
 from experiments.helpers.values import parse_bits, parse_count, parse_device
 
@@ -64,6 +64,7 @@ def time_model(
     models = {_STOCK: stock}
     models |= {level: wrap_at(copy.deepcopy(stock), level, bits) for level in levels}
     runners = {name: _runner(model, task, subject.lr) for name, model in models.items()}
+    runners[_STOCK] = as_stock(runners[_STOCK])
     seconds = time_in_turn(runners, rounds)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     return {

@@ -10,6 +10,20 @@ from typing import Any
 import torch
 
 from experiments.helpers.train import synchronize
+from gact_graph.ops import reuse
+
+
+def as_stock(job: Callable[[], Any]) -> Callable[[], Any]:
+    """The job as in a process without the library: what wrapped models keep on a CPU is returned.
+
+    Those then begin their own turn with none, which makes them slower than they are alone.
+    """
+
+    def run() -> Any:
+        reuse.end()
+        return job()
+
+    return run
 
 
 def time_in_turn(jobs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:

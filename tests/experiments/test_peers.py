@@ -243,7 +243,16 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("model", ["gcn", "gat"])
 def test_all_ways_begin_with_one_loss(model: str, dataset: str) -> None:
     """Those that run here without a compiler, one after another in this process."""
-    names = ("stock", "checkpoint", "bf16", "exact", "lossless+blocks", "L1-2+blocks", "CB2")
+    names = (
+        "stock",
+        "stock-kept",
+        "checkpoint",
+        "bf16",
+        "exact",
+        "lossless+blocks",
+        "L1-2+blocks",
+        "CB2",
+    )
     found = {
         name: measure(Specification(model, name, dataset, steps=2, hidden=32, layers=2))
         for name in (*names, "gact")

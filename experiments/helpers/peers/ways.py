@@ -10,7 +10,7 @@ import functools
 import importlib.util
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from experiments.helpers.peers.exact import Exact
 from experiments.helpers.subjects import SUBJECTS
 from experiments.helpers.train import seed_everything
 from gact_graph.codecs import Drop, register
+from gact_graph.ops import cpu, reuse
 from gact_graph.support.storage import tensors_in
 
 MODELS = {
@@ -109,6 +110,18 @@ def _stock(*given: Any) -> Started:
     return _started(*_make(*given))
 
 
+def _stock_keeping(*given: Any) -> Started:
+    """With the memory of freed tensors kept, as it is for wrapped models."""
+    cpu.load()
+    model, task = _make(*given)
+
+    def step() -> AbstractContextManager[None]:
+        reuse.start_step()
+        return nullcontext()
+
+    return _started(model, task, step)
+
+
 def _compiled(*given: Any) -> Started:
     # Otherwise a compiled network drops other elements than the stock one.
     torch._inductor.config.fallback_random = True
@@ -174,6 +187,12 @@ def _needs_cuda(device: torch.device) -> str | None:
     return None if device.type == "cuda" else "needs CUDA"
 
 
+def _needs_cpu(device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return "torch does so on CUDA"
+    return None if cpu.load() is not None else "needs a C++ compiler"
+
+
 def _needs_compiler(device: torch.device) -> str | None:
     if device.type != "cpu" or any(shutil.which(name) for name in ("g++", "clang++", "c++")):
         return None
@@ -191,6 +210,7 @@ _RUNNING_RANGE = {"level": "L1", "bits": 8, "blocks": False, "adaptive": False}
 
 WAYS = {
     "stock": Way("stock PyG", _stock),
+    "stock-kept": Way("stock PyG, freed memory kept", _stock_keeping, missing=_needs_cpu),
     "compiled": Way("torch.compile", _compiled, missing=_needs_compiler, compiles=True),
     "checkpoint": Way("torch's checkpoint, each conv", _checkpoint),
     "save_on_cpu": Way("torch's save_on_cpu", _save_on_cpu, missing=_needs_cuda),

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from gact_graph.layers.blocks.arguments import Arguments, Use
 from gact_graph.layers.blocks import edge_functions
+from gact_graph.layers.blocks.arguments import Arguments, Use
 from gact_graph.layers.blocks.edge_functions import EdgeFunction, propagate
 from gact_graph.layers.blocks.flow import Flow, is_followed
 from gact_graph.layers.blocks.sample import Sample
@@ -64,9 +64,7 @@ def find_weighted_sum(
                 with run_state.restored(), torch.no_grad(), Products(number) as products:
                     messages(module, given)
                 steps = tuple(products.steps)
-                return WeightedSum(
-                    use.parameter, use.index, messages, number, steps, takes_weights
-                )
+                return WeightedSum(use.parameter, use.index, messages, number, steps, takes_weights)
     return None
 
 
