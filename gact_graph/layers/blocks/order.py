@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from gact_graph.layers.blocks.cuts import Block, Cuts
-
-_CHUNK, _CUDA_CHUNK = 1 << 17, 1 << 24
-"""Edges that are read at a time: on the CPU as many as its cache holds, on CUDA enough for a
-launch."""
 
 
 class BySource:
@@ -108,58 +103,3 @@ class Order:
     def positions(self, block: Block) -> Tensor | slice:
         """The positions of the block's edges in edge_index."""
         return block.edges if self.permutation is None else self.permutation[block.edges]
-
-    def is_of(self, edge_index: Tensor, target: int, num_destinations: int) -> bool:
-        """Whether the same order would be made of these edges; all of them are compared."""
-        sizes = target, num_destinations, edge_index.size(1)
-        if sizes != (self.target, self.num_destinations, self.num_edges):
-            return False
-        if edge_index.device != self.sources.device:
-            return False
-        if not _is_on_host(edge_index):
-            return bool(self._is_same(edge_index))  # waits for the device, once
-        counts = torch.bincount(edge_index[target], minlength=num_destinations)
-        if counts.numel() > num_destinations:
-            return False
-        return all(bool(check) for check in self._checks(edge_index, counts))
-
-    def _is_same(self, edge_index: Tensor) -> Tensor:
-        """Whether these are the edges, found without a wait for the device, as bincount has one."""
-        found, chunk = self.starts.new_ones((), dtype=torch.bool), chunk_of(edge_index)
-        for edge in range(0, self.num_edges, chunk):
-            got = self._chunk(edge_index, slice(edge, edge + chunk))
-            edges = torch.arange(edge, edge + got.size(1), device=got.device)
-            owners = torch.searchsorted(self.starts, edges, right=True) - 1
-            found &= (got[1 - self.target] == self.sources[edge : edge + chunk]).all()
-            found &= (got[self.target] == owners).all()
-        return found
-
-    def _chunk(self, edge_index: Tensor, part: slice) -> Tensor:
-        """A part of these edges in this order."""
-        if self.permutation is None:
-            return edge_index[:, part]
-        return edge_index.index_select(1, self.permutation[part])
-
-    def _checks(self, edge_index: Tensor, counts: Tensor) -> Iterator[Tensor]:
-        yield (counts == self.starts.diff()).all()
-        # Given these numbers of edges, only the right destinations never descend.
-        last = None
-        chunk = chunk_of(edge_index)
-        for edge in range(0, self.num_edges, chunk):
-            part = slice(edge, edge + chunk)
-            got = self._chunk(edge_index, part)
-            sources, destinations = got[1 - self.target], got[self.target]
-            yield (sources == self.sources[part]).all()
-            yield (destinations[1:] >= destinations[:-1]).all()
-            if last is not None:
-                yield destinations[0] >= last
-            last = destinations[-1]
-
-
-def chunk_of(edge_index: Tensor) -> int:
-    """Edges to read at a time."""
-    return _CHUNK if _is_on_host(edge_index) else _CUDA_CHUNK
-
-
-def _is_on_host(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu"

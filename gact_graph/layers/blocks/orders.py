@@ -10,8 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gact_graph.layers.blocks.order import Order, chunk_of
+from gact_graph.layers.blocks.order import Order
 from gact_graph.support.storage import key_of, version_of
+
+_CHUNK, _CUDA_CHUNK = 1 << 17, 1 << 24
+"""Edges that are read at a time: on the CPU as many as its cache holds, on CUDA enough for a
+launch."""
 
 _RESTS = 2
 """Forwards after which an unused order is dropped: training and evaluation may take turns."""
@@ -21,9 +25,10 @@ def checksum(edge_index: Tensor) -> int:
     """A multilinear hash of a whole edge_index [2, E], modulo 2^64.
 
     Its factors are random and odd. So a change of one number always changes the hash; a change of
-    several does not with probability 2^-63 times the power of two that divides all differences.
+    several does not with probability 2^-63 times the power of two that divides all differences: for
+    two graphs that are not made to be mistaken for each other, never.
     """
-    chunk = chunk_of(edge_index)
+    chunk = _CHUNK if edge_index.device.type == "cpu" else _CUDA_CHUNK
     factors = _factors(edge_index.device, chunk)
     count = -(-edge_index.size(1) // chunk)
     # Each chunk has a factor of its own, or chunks could change places unseen.
@@ -56,9 +61,9 @@ class Orders:
     """The orders of edges that the last forwards used, so that edges are sorted once.
 
     A layer may make a new edge_index in each forward that equals the one before (GATConv adds
-    self-loops), so a new tensor is compared by its content. The memory of a known tensor may change
-    unseen by autograd (through NumPy or ``.data``), so a known tensor is trusted only within one
-    forward; the next one compares its checksum.
+    self-loops), so a new tensor is compared by its checksum. The memory of a known tensor may
+    change unseen by autograd (through NumPy or ``.data``), so a known tensor is trusted only within
+    one forward; the next one compares its checksum as well.
 
     Attributes:
         seconds: Time spent on sorting and comparing so far.
@@ -115,11 +120,12 @@ class Orders:
     def _equal(
         self, edge_index: Tensor, target: int, num_destinations: int, checksum: int
     ) -> Order | None:
+        sizes = target, num_destinations, edge_index.size(1), edge_index.device
         for entry in [*self._known.values()]:
-            if entry.checksum == checksum and entry.order.is_of(
-                edge_index, target, num_destinations
-            ):
-                return entry.order
+            order = entry.order
+            own = order.target, order.num_destinations, order.num_edges, order.sources.device
+            if entry.checksum == checksum and own == sizes:
+                return order
         return None
 
     def _orders(self) -> list[Order]:

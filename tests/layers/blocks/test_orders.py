@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from samples import graph, seeded
+from waits import Waits
 
 from gact_graph.layers.blocks.orders import Orders, checksum
 
@@ -20,6 +21,36 @@ def test_one_for_the_same_tensor_and_for_an_equal_one():
     assert orders.get(EDGES.clone(), 1, 300) is first
     assert orders.get(EDGES, 0, 300) is not first
     assert orders.seconds > 0
+
+
+@pytest.mark.parametrize("chunk", [100, 1 << 20])
+def test_others_are_told_apart_to_the_last_edge(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gact_graph.layers.blocks.orders._CHUNK", chunk)
+    for edges in (EDGES, EDGES[:, EDGES[1].argsort(stable=True)]):
+        orders = Orders()
+        first = orders.get(edges, 1, 300)
+        for row in (0, 1):
+            other = edges.clone()
+            other[row, -1] = (other[row, -1] + 1) % 300
+            assert orders.get(other, 1, 300) is not first
+        swapped = edges.clone()
+        swapped[:, [0, -1]] = swapped[:, [-1, 0]]  # the same edges at other places
+        assert orders.get(swapped, 1, 300) is not first
+        assert orders.get(edges[:, 1:], 1, 300) is not first
+        assert orders.get(edges, 1, 301) is not first
+        assert orders.get(edges.clone(), 1, 300) is first
+
+
+def test_a_device_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many edges there are: GATConv has its edges recognised in each forward."""
+    monkeypatch.setattr("gact_graph.layers.blocks.orders._CHUNK", 100)
+    orders = Orders()
+    first = orders.get(EDGES, 1, 300)
+    with Waits() as waits:
+        assert orders.get(EDGES.clone(), 1, 300) is first
+    assert waits.seen == ["_local_scalar_dense"]
 
 
 def test_a_change_in_place_is_noticed():
