@@ -26,8 +26,11 @@ def share_of(messages: Tensor, given: dict[str, Any]) -> Tensor:
     Their sum is the mean of the messages.
     """
     index = given["index"]
-    ones = torch.ones((), device=index.device).expand(index.size(0))
-    count = torch.zeros(given["dim_size"], device=index.device).index_add_(0, index, ones)
+    # A half-precision count would stop at a few hundred edges.
+    kind = torch.promote_types(messages.dtype, torch.float32)
+    ones = torch.ones((), dtype=kind, device=index.device).expand(index.size(0))
+    count = torch.zeros(given["dim_size"], dtype=kind, device=index.device)
+    count.index_add_(0, index, ones)
     share = count.reciprocal_().index_select(0, index).to(messages.dtype)
     return messages * share.view(-1, *(1 for _ in messages.shape[1:]))
 
