@@ -1,10 +1,10 @@
 """What a memory budget predicts beside what is measured, and whether the budget is kept.
 
 ``python -m experiments.estimates --models gat,gcn --datasets D/cora.npz,D/flickr_graph.npz --out
-DIR`` estimates each model on each graph, then trains it for some steps in each way, a fresh
-process each and after a step of a copy, and compares the peaks. ``--budgets`` also has ``wrap(memory=)`` choose under a few
-budgets, in a process that can get no more memory than that. What was found is kept under
-``--out``: the same command goes on from there.
+DIR`` estimates each model on each graph, then trains it for some steps in each way, a fresh process
+each and after a step of a copy, and compares the peaks. ``--budgets`` also has ``wrap(memory=)``
+choose under a few budgets, in a process that can get no more memory than that. What was found is
+kept under ``--out``: the same command goes on from there.
 """
 
 from __future__ import annotations
