@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -70,16 +72,28 @@ class _RandomState:
 
     @classmethod
     def now(cls) -> _RandomState:
-        return cls(
-            torch.get_rng_state(),
-            torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-            random.getstate(),
-            numpy.random.get_state(),
-        )
+        with _generators:
+            cpu = torch.get_rng_state()
+            cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        return cls(cpu, cuda, random.getstate(), numpy.random.get_state())
 
     def set(self) -> None:
-        torch.set_rng_state(self.cpu)
-        if self.cuda:
-            torch.cuda.set_rng_state_all(self.cuda)
+        with _generators:
+            torch.set_rng_state(self.cpu)
+            if self.cuda:
+                torch.cuda.set_rng_state_all(self.cuda)
         random.setstate(self.python)  # type: ignore[arg-type]
         numpy.random.set_state(self.numpy)
+
+
+def _renew() -> None:
+    global _generators
+    _generators = threading.RLock()
+
+
+# torch holds a generator's mutex while it makes the tensor of its state. Where Python collects
+# garbage at that moment and another thread runs, that one must not wait for the mutex: it would
+# keep the interpreter to itself, and both would wait for ever.
+_generators = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)

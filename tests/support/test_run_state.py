@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from contextlib import suppress
 
 import numpy
@@ -54,3 +56,29 @@ def test_what_is_free_is_handed_back_where_it_is_much(monkeypatch):
     for _ in range(16):
         heap.give_back_now_and_then(piece.to("meta"))
     assert len(given) == 2
+
+
+_THREADS = """
+import gc, threading, time
+from gact_graph.support.run_state import _RandomState
+
+def read():
+    for _ in range(200):
+        _RandomState.now()
+
+def write():
+    while reading.is_alive():
+        state.set()
+
+state = _RandomState.now()
+gc.callbacks.append(lambda phase, info: time.sleep(1e-4))  # lets another thread run
+gc.set_threshold(1)
+reading, writing = threading.Thread(target=read), threading.Thread(target=write)
+reading.start(), writing.start()
+reading.join(), writing.join()
+"""
+
+
+def test_threads_that_read_and_restore_random_states_do_not_wait_for_each_other() -> None:
+    """A collection of garbage while torch holds the generator hands over to another thread."""
+    subprocess.run([sys.executable, "-c", _THREADS], check=True, timeout=120)
