@@ -9,8 +9,8 @@
 namespace gact_graph {
 namespace {
 
-// LeakyReLU of the sum of what the nodes at both ends have and, if there are terms, of what the edge
-// adds.
+// LeakyReLU of the sum of what the nodes at both ends have and, if there are terms, of what the
+// edge adds.
 template <typename scalar_t, typename index_t>
 struct SumScore {
   SumScore(const Attended& given, const std::optional<at::Tensor>& terms, int64_t rows,
@@ -21,8 +21,7 @@ struct SumScore {
         place("weight_places", given.all.of_weights, rows),
         terms(terms ? terms->const_data_ptr<scalar_t>() : nullptr) {}
 
-  void read(scalar_t* to, const scalar_t* source, const scalar_t* destination,
-            int64_t edge) const {
+  void read(scalar_t* to, const scalar_t* source, const scalar_t* destination, int64_t edge) const {
     if (terms != nullptr && edge + kAhead < count) prefetch(term_of(edge + kAhead), heads);
     const scalar_t* term = term_of(edge);
     for (int64_t head = 0; head < heads; ++head) {

@@ -12,8 +12,7 @@ namespace {
 // The scaled dot product, for each head, of the rows at both ends, to which edges may add terms.
 template <typename scalar_t>
 struct DotScore {
-  void read(scalar_t* to, const scalar_t* source, const scalar_t* destination,
-            int64_t edge) const {
+  void read(scalar_t* to, const scalar_t* source, const scalar_t* destination, int64_t edge) const {
     for (int64_t head = 0; head < heads; ++head) {
       scalar_t found = dot(source + head * each, destination + head * each, each);
       if (terms != nullptr) found += terms[edge * heads + head];

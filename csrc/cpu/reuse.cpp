@@ -143,8 +143,7 @@ class Reuse : public c10::Allocator {
   }
 
   static void* fetch(size_t bytes) {
-    void* begin =
-        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* begin = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return begin == MAP_FAILED ? nullptr : begin;
   }
 

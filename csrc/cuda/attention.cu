@@ -223,70 +223,70 @@ void drop(T* weight, int64_t count, const Dropout& dropout) {
 
 // Places come as a pointer, whether they are int64, and how many rows there are to choose from.
 // Where two pointers may be the same tensor's, neither is __restrict__.
-#define GACT_ATTENTION(name, T)                                                                   \
-  extern "C" __global__ void sum_scores_##name(                                                   \
-      const T* __restrict__ source, const void* __restrict__ places, int64_t wide, int64_t nodes, \
-      const T* __restrict__ destination, const T* __restrict__ terms, double slope,               \
-      const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,            \
-      int64_t heads, T* __restrict__ out, const void* __restrict__ out_places, int64_t out_wide,  \
-      int64_t weights) {                                                                          \
-    gact_graph::sum_scores<T>(source, {places, wide, nodes}, destination, terms,                  \
-                              static_cast<T>(slope), {starts, rows, count, length}, heads, out,   \
-                              {out_places, out_wide, weights});                                   \
-  }                                                                                               \
-  extern "C" __global__ void softmax_##name(                                                      \
-      const T* __restrict__ scores, const void* __restrict__ places, int64_t wide,                \
-      int64_t weights, double scale, const int64_t* __restrict__ starts, int64_t rows,            \
-      int64_t count, int64_t length, int64_t heads, T* __restrict__ out, T* __restrict__ carry) { \
-    using Softmax = gact_graph::Softmax<T>;                                                       \
-    const Softmax softmax{heads, scores, {places, wide, weights}, static_cast<T>(scale)};         \
-    gact_graph::reduce_rows(softmax, {starts, rows, count, length},                               \
-                            reinterpret_cast<Softmax::State*>(out),                               \
-                            reinterpret_cast<Softmax::State*>(carry));                            \
-  }                                                                                               \
-  extern "C" __global__ void softmax_carries_##name(                                              \
-      const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,            \
-      int64_t heads, T* __restrict__ out, const T* __restrict__ carry) {                          \
-    using Softmax = gact_graph::Softmax<T>;                                                       \
-    const Softmax softmax{heads, nullptr, {}, 1};                                                 \
-    gact_graph::merge_carries(softmax, {starts, rows, count, length},                             \
-                              reinterpret_cast<Softmax::State*>(out),                             \
-                              reinterpret_cast<const Softmax::State*>(carry));                    \
-  }                                                                                               \
-  extern "C" __global__ void weigh_##name(                                                        \
-      T* __restrict__ weight, const void* __restrict__ places, int64_t wide, int64_t weights,     \
-      double scale, const T* __restrict__ softmax, int64_t dropped, double kept, int64_t seed,    \
-      const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,            \
-      int64_t heads) {                                                                            \
-    gact_graph::weigh<T>(weight, {places, wide, weights}, static_cast<T>(scale), softmax,         \
-                         {dropped, kept, seed}, {starts, rows, count, length}, heads);            \
-  }                                                                                               \
-  extern "C" __global__ void mean_##name(                                                         \
-      const T* weight, const T* gradient, const void* __restrict__ places, int64_t wide,          \
-      int64_t weights, int64_t dropped, double kept, int64_t seed,                                \
-      const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,            \
-      int64_t heads, T* __restrict__ out, T* __restrict__ carry) {                                \
-    using Mean = gact_graph::Mean<T>;                                                             \
-    const Mean mean{heads, weight, gradient, {places, wide, weights}, {dropped, kept, seed}};     \
-    gact_graph::reduce_rows(mean, {starts, rows, count, length},                                  \
-                            reinterpret_cast<Mean::State*>(out),                                  \
-                            reinterpret_cast<Mean::State*>(carry));                               \
-  }                                                                                               \
-  extern "C" __global__ void go_back_##name(                                                      \
-      T* out, const T* weight, const T* gradient, const void* __restrict__ places, int64_t wide,  \
-      int64_t weights, const T* __restrict__ mean, double scale, int64_t dropped, double kept,    \
-      int64_t seed, const T* __restrict__ source, const void* __restrict__ source_places,         \
-      int64_t source_wide, int64_t nodes, const T* __restrict__ destination,                      \
-      const T* __restrict__ terms, double slope, const int64_t* __restrict__ starts,              \
-      int64_t rows, int64_t count, int64_t length, int64_t heads) {                               \
-    gact_graph::go_back<T>(out, weight, gradient, {places, wide, weights}, mean,                  \
-                           static_cast<T>(scale), {dropped, kept, seed}, source,                  \
-                           {source_places, source_wide, nodes}, destination, terms,               \
-                           static_cast<T>(slope), {starts, rows, count, length}, heads);          \
-  }                                                                                               \
-  extern "C" __global__ void drop_##name(T* __restrict__ weight, int64_t count, int64_t dropped,  \
-                                         double kept, int64_t seed) {                             \
-    gact_graph::drop<T>(weight, count, {dropped, kept, seed});                                    \
+#define GACT_ATTENTION(name, T)                                                                    \
+  extern "C" __global__ void sum_scores_##name(                                                    \
+      const T* __restrict__ source, const void* __restrict__ places, int64_t wide, int64_t nodes,  \
+      const T* __restrict__ destination, const T* __restrict__ terms, double slope,                \
+      const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,             \
+      int64_t heads, T* __restrict__ out, const void* __restrict__ out_places, int64_t out_wide,   \
+      int64_t weights) {                                                                           \
+    gact_graph::sum_scores<T>(source, {places, wide, nodes}, destination, terms,                   \
+                              static_cast<T>(slope), {starts, rows, count, length}, heads, out,    \
+                              {out_places, out_wide, weights});                                    \
+  }                                                                                                \
+  extern "C" __global__ void softmax_##name(                                                       \
+      const T* __restrict__ scores, const void* __restrict__ places, int64_t wide,                 \
+      int64_t weights, double scale, const int64_t* __restrict__ starts, int64_t rows,             \
+      int64_t count, int64_t length, int64_t heads, T* __restrict__ out, T* __restrict__ carry) {  \
+    using Softmax = gact_graph::Softmax<T>;                                                        \
+    const Softmax softmax{heads, scores, {places, wide, weights}, static_cast<T>(scale)};          \
+    gact_graph::reduce_rows(softmax, {starts, rows, count, length},                                \
+                            reinterpret_cast<Softmax::State*>(out),                                \
+                            reinterpret_cast<Softmax::State*>(carry));                             \
+  }                                                                                                \
+  extern "C" __global__ void softmax_carries_##name(                                               \
+      const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,             \
+      int64_t heads, T* __restrict__ out, const T* __restrict__ carry) {                           \
+    using Softmax = gact_graph::Softmax<T>;                                                        \
+    const Softmax softmax{heads, nullptr, {}, 1};                                                  \
+    gact_graph::merge_carries(softmax, {starts, rows, count, length},                              \
+                              reinterpret_cast<Softmax::State*>(out),                              \
+                              reinterpret_cast<const Softmax::State*>(carry));                     \
+  }                                                                                                \
+  extern "C" __global__ void weigh_##name(                                                         \
+      T* __restrict__ weight, const void* __restrict__ places, int64_t wide, int64_t weights,      \
+      double scale, const T* __restrict__ softmax, int64_t dropped, double kept, int64_t seed,     \
+      const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,             \
+      int64_t heads) {                                                                             \
+    gact_graph::weigh<T>(weight, {places, wide, weights}, static_cast<T>(scale), softmax,          \
+                         {dropped, kept, seed}, {starts, rows, count, length}, heads);             \
+  }                                                                                                \
+  extern "C" __global__ void mean_##name(                                                          \
+      const T* weight, const T* gradient, const void* __restrict__ places, int64_t wide,           \
+      int64_t weights, int64_t dropped, double kept, int64_t seed,                                 \
+      const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,             \
+      int64_t heads, T* __restrict__ out, T* __restrict__ carry) {                                 \
+    using Mean = gact_graph::Mean<T>;                                                              \
+    const Mean mean{heads, weight, gradient, {places, wide, weights}, {dropped, kept, seed}};      \
+    gact_graph::reduce_rows(mean, {starts, rows, count, length},                                   \
+                            reinterpret_cast<Mean::State*>(out),                                   \
+                            reinterpret_cast<Mean::State*>(carry));                                \
+  }                                                                                                \
+  extern "C" __global__ void go_back_##name(                                                       \
+      T* out, const T* weight, const T* gradient, const void* __restrict__ places, int64_t wide,   \
+      int64_t weights, const T* __restrict__ mean, double scale, int64_t dropped, double kept,     \
+      int64_t seed, const T* __restrict__ source, const void* __restrict__ source_places,          \
+      int64_t source_wide, int64_t nodes, const T* __restrict__ destination,                       \
+      const T* __restrict__ terms, double slope, const int64_t* __restrict__ starts, int64_t rows, \
+      int64_t count, int64_t length, int64_t heads) {                                              \
+    gact_graph::go_back<T>(out, weight, gradient, {places, wide, weights}, mean,                   \
+                           static_cast<T>(scale), {dropped, kept, seed}, source,                   \
+                           {source_places, source_wide, nodes}, destination, terms,                \
+                           static_cast<T>(slope), {starts, rows, count, length}, heads);           \
+  }                                                                                                \
+  extern "C" __global__ void drop_##name(T* __restrict__ weight, int64_t count, int64_t dropped,   \
+                                         double kept, int64_t seed) {                              \
+    gact_graph::drop<T>(weight, count, {dropped, kept, seed});                                     \
   }
 
 #define GACT_LEAKY(name, T, kEach)                                                                \
