@@ -88,12 +88,14 @@ def make(subject: Subject, task: NodeTask) -> nn.Module:
     return subject.make(task.x.size(1), task.num_classes).to(task.x.device)
 
 
-def wrap_at(model: nn.Module, level: str, bits: int, adaptive: bool = False) -> nn.Module:
+def wrap_at(
+    model: nn.Module, level: str, bits: int, adaptive: bool = False, blocks: int | str = False
+) -> nn.Module:
     """Wrap the model at a level; ``bits`` are for the levels that quantize."""
     if level in EXACT_LEVELS:
         bits = FP32_BITS
     return gact_graph.wrap(
-        model, bits=bits, level=level, adaptive=adaptive, blocks=False, min_bytes=0
+        model, bits=bits, level=level, adaptive=adaptive, blocks=blocks, min_bytes=0
     )
 
 

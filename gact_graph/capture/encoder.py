@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Protocol
@@ -15,9 +14,9 @@ from gact_graph.capture.noise import Noise
 from gact_graph.capture.trace import Saver
 from gact_graph.codecs import Context, Encoded, Request, Saved, encode
 from gact_graph.codecs.base import Gathered
-from gact_graph.codecs.compared import FINER, Compared, Widths
+from gact_graph.codecs.compared import Widths, in_two_widths
 from gact_graph.codecs.offload.swap import Swap
-from gact_graph.codecs.reads import Reads, Values
+from gact_graph.codecs.reads import Reads
 from gact_graph.layers.recompute.contexts import BITS
 from gact_graph.support.current import Coding
 
@@ -85,14 +84,10 @@ class Encoder:
 
     def context(self, request: Request, encoded: Encoded) -> Context:
         """A context of the encoded form: in two widths, where a measurement asks for them."""
-        if self._widths is not None and encoded.bits is not None:
-            finer = dataclasses.replace(request, bits=min(16, encoded.bits + FINER))
-            fine = self.encode(finer)
-            # An operation may ask for that many bits anyway.
-            if fine.bits is None or fine.bits > encoded.bits:
-                if isinstance(request.reads, Values) and request.reads.slices is not None:
-                    self._widths.slices[request.slot] = request.reads.slices
-                return Compared(request.slot, encoded, fine, self._widths)
+        if self._widths is not None:
+            compared = in_two_widths(request, encoded, self.encode, self._widths)
+            if compared is not None:
+                return compared
         return Context(encoded)
 
     def offload(self, context: Context) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from experiments_samples import small_graph
 
 from experiments import step_time
 from experiments.helpers import subjects
+from experiments.helpers.busy import BusyLoops
 from experiments.helpers.subjects import SUBJECTS
 from experiments.step_time import main, time_model
 
@@ -52,7 +54,9 @@ def test_copies_are_wrapped_once_each_and_stock_stays_stock(monkeypatch) -> None
     monkeypatch.setattr(
         step_time,
         "wrap_at",
-        lambda model, *how: wrapped.append((model, *how)) or subjects.wrap_at(model, *how),
+        lambda model, *how, **options: (
+            wrapped.append((model, *how)) or subjects.wrap_at(model, *how, **options)
+        ),
     )
     taken, weights = [], []
     real = step_time.training_step
@@ -71,6 +75,43 @@ def test_copies_are_wrapped_once_each_and_stock_stays_stock(monkeypatch) -> None
     assert [id(model) for model in taken] == 2 * [id(stock), id(lossless), id(quantized)]
     assert "forward" not in vars(stock)
     assert torch.equal(weights[0], weights[1]) and torch.equal(weights[0], weights[2])
+
+
+def test_busy_processes_run_beside_their_own_jobs_only() -> None:
+    def come_to(what: str) -> bool:
+        for _ in range(1000):  # a signal takes a moment
+            told = [Path(f"/proc/{one.pid}/stat").read_text() for one in loops._processes]
+            if {text.rpartition(")")[2].split()[0] for text in told} <= {*what}:
+                return True
+            time.sleep(0.01)
+        return False
+
+    with BusyLoops(2) as loops:
+        processes = [*loops._processes]
+        assert len(processes) == 2
+        assert come_to("T")
+        assert loops.beside(lambda: come_to("RS"))()
+        assert come_to("T")
+        with pytest.raises(ZeroDivisionError):
+            loops.beside(lambda: 1 / 0)()
+        assert come_to("T")
+    assert all(process.returncode for process in processes)
+
+
+def test_tells_how_much_slower_each_is_beside_busy_processes(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(step_time, "load", lambda spec, root: small_graph())
+    out = tmp_path / "times.json"
+    flags = ["--models", "gcn", "--rounds", "1", "--out", str(out)]
+    flags += ["--busy", "1", "--blocks", "auto"]
+    assert main(flags) == 0
+    assert "busy" in capsys.readouterr().out
+    content = json.loads(out.read_text())
+    assert (content["busy"], content["blocks"]) == (1, "auto")
+    timing = content["models"]["gcn"]
+    medians = timing["median_seconds"]
+    assert timing["slowdown"] == {
+        name: medians[f"{name}, busy"] / medians[name] for name in ("fp32", "L1")
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,90 @@
+"""A context in two widths."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from gact_graph.codecs import Context, Encoded, Request, Saved, encode
+from gact_graph.codecs.compared import Widths, in_two_widths
+from gact_graph.codecs.keep import Kept
+from gact_graph.codecs.reads import VALUES, Values
+
+SLOT = "lin/linear.input"
+
+
+def keep_nothing(tensor: Tensor) -> Saved:
+    raise AssertionError("Expected no reference to another tensor")
+
+
+def make(x: Tensor, bits: int, reads: Values = VALUES) -> tuple[Context, Widths, Encoded]:
+    """A context of both widths, what tells between them, and training's form of the tensor."""
+
+    def encoded(request: Request) -> Encoded:
+        return encode(request, False, True)
+
+    request = Request(x, SLOT, "linear", reads, None, keep_nothing, bits, 256, 7)
+    narrow = encoded(request)
+    widths = Widths()
+    context = in_two_widths(request, narrow, encoded, widths)
+    assert context is not None
+    return context, widths, narrow
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_the_narrow_width_is_off_by_its_own_noise(bits: int) -> None:
+    x = torch.randn(1 << 16)
+    context, widths, trained = make(x, bits)
+    fine = context.encoded.decode()
+    widths.all_fine = False
+    error = context.encoded.decode() - fine
+    expected = (trained.decode() - x).square().mean()
+    assert error.square().mean() == pytest.approx(float(expected), rel=0.1)
+    # Unbiased, and drawn anew: with the noise of the fine width it would go the same way.
+    noise = float(error.square().mean().sqrt())
+    assert abs(float(error.mean())) < 4 * noise / 256
+    assert abs(float(torch.corrcoef(torch.stack([error, fine - x]))[0, 1])) < 0.03
+    assert torch.equal(context.encoded.decode() - fine, error)
+    assert widths.slots == {SLOT: bits}
+
+
+def test_who_is_fine_is_told_by_slot() -> None:
+    context, widths, trained = make(torch.randn(4096), 4)
+    assert context.encoded.bits == 6
+    widths.all_fine = False
+    widths.read.clear()
+    assert context.encoded.bits == trained.bits == 4
+    assert widths.read == {SLOT}
+    widths.fine = {SLOT}
+    assert context.encoded.bits == 6
+
+
+def test_it_holds_the_fine_width_alone() -> None:
+    x = torch.randn(1 << 16)
+    context, _, trained = make(x, 4)
+    assert context.encoded.nbytes == pytest.approx(trained.nbytes * 6 / 4, rel=0.05)
+    held = {id(value) for value in vars(context).values()}
+    assert id(x) not in held
+
+
+def test_what_the_model_holds_anyway_has_one_width() -> None:
+    x = torch.randn(4096)
+    context, widths, _ = make(x, 4)
+    context.encoded = Kept(x, "why")
+    widths.all_fine = False
+    assert torch.equal(context.encoded.decode(), x)
+
+
+def test_exact_forms_have_one_width() -> None:
+    x = torch.randn(4096)
+
+    def encoded(request: Request) -> Encoded:
+        return encode(request, False, True)
+
+    request = Request(x, SLOT, "linear", VALUES, None, keep_nothing, 32, 256, 7)
+    assert in_two_widths(request, encoded(request), encoded, Widths()) is None
+    wide = dataclasses.replace(request, bits=16)
+    assert in_two_widths(wide, encoded(wide), encoded, Widths()) is None
