@@ -15,10 +15,10 @@ over the inputs x of the operation that are made by others and its parameters p;
 are taken for independent. Where an operation makes a few numbers of many channels (attention
 scores), the change is also followed on through these, and the mean of both is taken. A
 normalisation spreads the error of each element over its whole slice (a channel, say), in proportion
-to the elements: there, the square is that of a slice's sum. The other width is finer, and training's
-is made of it: so :math:`u_l` is the error itself, with its bias, and not only its variance. Where the
-noise moves elements past a kink (GATv2's leaky_relu), that is up to three times what Algorithm 1
-finds.
+to the elements: there, the square is that of a slice's sum. The other width is finer, and
+training's is made of it: so :math:`u_l` is the error itself, with its bias, and not only its
+variance. Where the noise moves elements past a kink (GATv2's leaky_relu), that is up to three times
+what Algorithm 1 finds.
 
 It costs two forwards and two backwards, and what operations run once more, whatever the number of
 slots.
