@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gact_graph.ops import reuse
+from gact_graph.ops import kept_memory
 from gact_graph.ops.kernels import cache, fallback
 from gact_graph.ops.kernels.compiler import compile_library, version
 from gact_graph.ops.kernels.once import once
@@ -36,7 +36,7 @@ def load() -> Any | None:
     except Exception as error:  # whatever a toolchain may raise: the reference still serves
         fallback.warn("build its CPU kernels", "a C++ compiler (g++ or clang++)", error)
         return None
-    reuse.start(library)
+    kept_memory.start(library)
     return library
 
 

@@ -29,7 +29,7 @@ from experiments.helpers.peers.exact import Exact
 from experiments.helpers.subjects import SUBJECTS
 from experiments.helpers.train import seed_everything
 from gact_graph.codecs import Drop, register
-from gact_graph.ops import cpu, reuse
+from gact_graph.ops import cpu, kept_memory
 from gact_graph.support.storage import tensors_in
 
 MODELS = {
@@ -116,7 +116,7 @@ def _stock_keeping(*given: Any) -> Started:
     model, task = _make(*given)
 
     def step() -> AbstractContextManager[None]:
-        reuse.start_step()
+        kept_memory.start_step()
         return nullcontext()
 
     return _started(model, task, step)

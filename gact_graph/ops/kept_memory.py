@@ -26,13 +26,13 @@ def start(library: Any) -> None:
 def start_step() -> None:
     """A training step begins. Before the compiled operators are loaded, nothing happens."""
     if _library is not None:
-        _library.start_reuse()
+        _library.start_keeping()
 
 
 def end() -> None:
     """Returns what is kept to the system, and keeps nothing until the next step."""
     if _library is not None:
-        _library.end_reuse()
+        _library.end_keeping()
 
 
 heap.also_give_back(end)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gact_graph
-from gact_graph.ops import cpu, reuse
+from gact_graph.ops import cpu, kept_memory
 
 LEAST = 1 << 16
 PAGE = 4096
@@ -27,11 +27,11 @@ def library() -> Iterator[Any]:
     found = cpu.load()
     if found is None:
         pytest.skip("no compiler")
-    found.end_reuse()
-    if not found.start_reuse():
+    found.end_keeping()
+    if not found.start_keeping():
         pytest.skip("no mremap on this system, or an allocator that cannot be asked")
     yield found
-    found.end_reuse()
+    found.end_keeping()
 
 
 def tensor(bytes_: int) -> torch.Tensor:
@@ -83,20 +83,20 @@ def test_what_is_kept_and_in_use_is_no_more_than_was_in_use(library: Any) -> Non
 def test_keeps_what_two_steps_need_and_no_more(library: Any) -> None:
     large = tensor(40 * LEAST)
     del large
-    library.start_reuse()
+    library.start_keeping()
     small = tensor(2 * LEAST)
     del small
     assert library.kept_bytes() == 40 * LEAST
-    library.start_reuse()
+    library.start_keeping()
     assert library.kept_bytes() == 2 * LEAST
-    library.start_reuse()
+    library.start_keeping()
     assert library.kept_bytes() == 0
 
 
 def test_nothing_is_kept_after_the_end(library: Any) -> None:
     before, freed = tensor(4 * LEAST).fill_(3), tensor(4 * LEAST)
     del freed
-    library.end_reuse()
+    library.end_keeping()
     assert library.kept_bytes() == 0
     after = tensor(4 * LEAST)
     del after
@@ -139,10 +139,10 @@ _STEPS = st.lists(
 def test_tensors_never_share_memory_whatever_the_order(steps: list[tuple[str, int]]) -> None:
     """And what is kept stays within its bound, which is counted here a second time."""
     library = cpu.load()
-    if library is None or not library.start_reuse():
+    if library is None or not library.start_keeping():
         pytest.skip("no compiler, or no mremap")
-    library.end_reuse()
-    library.start_reuse()
+    library.end_keeping()
+    library.start_keeping()
     live: list[tuple[int, torch.Tensor, int]] = []
     on, most, last = True, 0, 0
 
@@ -160,17 +160,17 @@ def test_tensors_never_share_memory_whatever_the_order(steps: list[tuple[str, in
             del freed
         elif what == "step":
             most, last, on = in_use(), most if on else in_use(), True
-            library.start_reuse()
+            library.start_keeping()
         elif what == "end":
             on = False
-            library.end_reuse()
+            library.end_keeping()
         most = max(most, in_use())
         # What others hold here was there before, and counts on both sides.
         assert library.kept_bytes() <= (max(most, last) - in_use() if on else 0)
         for value, held, _ in live:
             assert int(held.min()) == int(held.max()) == value
     live.clear()
-    library.end_reuse()
+    library.end_keeping()
 
 
 def test_threads_do_not_get_the_same_memory(library: Any) -> None:
@@ -216,7 +216,7 @@ with PeakMeter(torch.device("cpu")) as meter:
     live, most = [], 0
     for number in range(600):
         if number % 100 == 0:
-            library.start_reuse()
+            library.start_keeping()
         while live and generator.random() < 0.4 or len(live) > 12:
             live.pop(generator.randrange(len(live)))
         live.append(torch.ones(generator.randrange(1 << 16, 1 << 22), dtype=torch.uint8))
@@ -241,7 +241,7 @@ class TestWrappedModels:
     def test_a_step_keeps_memory_and_unwrap_returns_it(
         self, library: Any, model: torch.nn.Module
     ) -> None:
-        library.end_reuse()
+        library.end_keeping()
         for _ in range(2):
             model(torch.randn(4096, 64)).sum().backward()
         assert library.kept_bytes() > LEAST
@@ -249,7 +249,7 @@ class TestWrappedModels:
         assert library.kept_bytes() == 0
 
     def test_so_does_a_step_of_parts(self, library: Any, model: torch.nn.Module) -> None:
-        library.end_reuse()
+        library.end_keeping()
         with gact_graph.compress(model):
             out = model[0](torch.randn(4096, 64))
         out.sum().backward()
@@ -258,6 +258,6 @@ class TestWrappedModels:
 
 
 def test_without_kernels_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reuse, "_library", None)
-    reuse.start_step()
-    reuse.end()
+    monkeypatch.setattr(kept_memory, "_library", None)
+    kept_memory.start_step()
+    kept_memory.end()

@@ -32,9 +32,9 @@ constexpr size_t kLeast = size_t{1} << 16;
 
 void release(void* begin);
 
-class Reuse : public c10::Allocator {
+class KeptMemory : public c10::Allocator {
  public:
-  explicit Reuse(c10::Allocator* inner) : inner_(inner) {}
+  explicit KeptMemory(c10::Allocator* inner) : inner_(inner) {}
 
   c10::DataPtr allocate(size_t bytes) override {
     void* begin = nullptr;
@@ -183,27 +183,30 @@ class Reuse : public c10::Allocator {
 };
 
 // Tensors may outlive whatever ends at exit.
-Reuse* reuse = nullptr;
+KeptMemory* kept_memory = nullptr;
 
-void release(void* begin) { reuse->free(begin); }
+void release(void* begin) { kept_memory->free(begin); }
 
-bool start_reuse() {
-  if (reuse == nullptr) {
+bool start_keeping() {
+  if (kept_memory == nullptr) {
     c10::Allocator* inner = c10::GetCPUAllocator();
     if (inner->raw_deleter() == nullptr) return false;  // one that frees only what it made itself
-    reuse = new Reuse(inner);
-    pthread_atfork([] { reuse->lock(); }, [] { reuse->unlock(); }, [] { reuse->unlock(); });
-    c10::SetCPUAllocator(reuse);
+    kept_memory = new KeptMemory(inner);
+    pthread_atfork([] { kept_memory->lock(); }, [] { kept_memory->unlock(); },
+                   [] { kept_memory->unlock(); });
+    c10::SetCPUAllocator(kept_memory);
   }
-  reuse->start_step();
+  kept_memory->start_step();
   return true;
 }
 
-void end_reuse() {
-  if (reuse != nullptr) reuse->end();
+void end_keeping() {
+  if (kept_memory != nullptr) kept_memory->end();
 }
 
-int64_t kept_bytes() { return reuse == nullptr ? 0 : static_cast<int64_t>(reuse->kept_bytes()); }
+int64_t kept_bytes() {
+  return kept_memory == nullptr ? 0 : static_cast<int64_t>(kept_memory->kept_bytes());
+}
 
 }  // namespace
 }  // namespace gact_graph
@@ -213,8 +216,8 @@ int64_t kept_bytes() { return reuse == nullptr ? 0 : static_cast<int64_t>(reuse-
 namespace gact_graph {
 namespace {
 
-bool start_reuse() { return false; }
-void end_reuse() {}
+bool start_keeping() { return false; }
+void end_keeping() {}
 int64_t kept_bytes() { return 0; }
 
 }  // namespace
@@ -223,7 +226,7 @@ int64_t kept_bytes() { return 0; }
 #endif
 
 TORCH_LIBRARY_FRAGMENT(GACT_LIBRARY, library) {
-  library.def("start_reuse() -> bool", &gact_graph::start_reuse);
-  library.def("end_reuse() -> ()", &gact_graph::end_reuse);
+  library.def("start_keeping() -> bool", &gact_graph::start_keeping);
+  library.def("end_keeping() -> ()", &gact_graph::end_keeping);
   library.def("kept_bytes() -> int", &gact_graph::kept_bytes);
 }
