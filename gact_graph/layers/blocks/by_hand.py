@@ -16,7 +16,7 @@ from torch_geometric.utils import scatter
 
 from gact_graph.layers.blocks.arguments import Arguments
 from gact_graph.layers.blocks.collector import Collector, given_to
-from gact_graph.layers.blocks.edge_functions import EdgeFunction, share_of
+from gact_graph.layers.blocks.edge_functions import EdgeFunction, shares_of
 from gact_graph.layers.blocks.edge_work import EdgeWork, Ran, in_blocks
 from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.orders import checksum
@@ -123,12 +123,8 @@ def _reduced(module: Any, given: dict[str, Any], reduce: str) -> Tensor:
     return scatter(_messages(module, given), given["index"], 0, given["dim_size"], reduce)
 
 
-def _shares(module: Any, given: dict[str, Any]) -> Tensor:
-    return share_of(_messages(module, given), given)
-
-
 _each_message = EdgeFunction(_messages, of_edges=True)
-_each_share = EdgeFunction(_shares, of_edges=True)
+_each_share = shares_of(_messages)
 
 
 @functools.cache

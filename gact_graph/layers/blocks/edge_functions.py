@@ -6,6 +6,7 @@ They call the layer's own ``message``, ``aggregate``, ``update`` and ``edge_upda
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,21 +19,6 @@ from torch_geometric.nn.aggr import Aggregation, MeanAggregation, SumAggregation
 
 def _no_sum(module: Any) -> EdgeFunction | None:
     return None
-
-
-def share_of(messages: Tensor, given: dict[str, Any]) -> Tensor:
-    """The messages [E, ...], each divided by the number of edges of its destination.
-
-    Their sum is the mean of the messages.
-    """
-    index = given["index"]
-    # A half-precision count would stop at a few hundred edges.
-    kind = torch.promote_types(messages.dtype, torch.float32)
-    ones = torch.ones((), dtype=kind, device=index.device).expand(index.size(0))
-    count = torch.zeros(given["dim_size"], dtype=kind, device=index.device)
-    count.index_add_(0, index, ones)
-    share = count.reciprocal_().index_select(0, index).to(messages.dtype)
-    return messages * share.view(-1, *(1 for _ in messages.shape[1:]))
 
 
 @dataclass(frozen=True)
@@ -59,6 +45,31 @@ class EdgeFunction:
         return self.messages_of(module) or self
 
 
+def shares_of(messages: Callable[[Any, dict[str, Any]], Tensor]) -> EdgeFunction:
+    """Messages [E, ...], each divided by the number of edges of its destination.
+
+    Their sum is the mean of the messages.
+
+    Args:
+        messages: Gives the messages, from the layer and what is given to it.
+    """
+    return EdgeFunction(functools.partial(_shares, messages=messages), of_edges=True)
+
+
+def _shares(
+    module: Any, given: dict[str, Any], messages: Callable[[Any, dict[str, Any]], Tensor]
+) -> Tensor:
+    made = messages(module, given)
+    index = given["index"]
+    # A half-precision count would stop at a few hundred edges.
+    kind = torch.promote_types(made.dtype, torch.float32)
+    ones = torch.ones((), dtype=kind, device=index.device).expand(index.size(0))
+    count = torch.zeros(given["dim_size"], dtype=kind, device=index.device)
+    count.index_add_(0, index, ones)
+    share = count.reciprocal_().index_select(0, index).to(made.dtype)
+    return made * share.view(-1, *(1 for _ in made.shape[1:]))
+
+
 def is_sum(module: MessagePassing) -> bool:
     """Whether ``propagate`` only adds up messages, so that each has the gradient of its sum."""
     return _only_joins(module, SumAggregation)
@@ -75,10 +86,6 @@ def _only_joins(module: MessagePassing, how: type[Aggregation]) -> bool:
 
 def _messages(module: MessagePassing, given: dict[str, Any]) -> Tensor:
     return module.message(**module.inspector.collect_param_data("message", given))
-
-
-def _shares(module: MessagePassing, given: dict[str, Any]) -> Tensor:
-    return share_of(_messages(module, given), given)
 
 
 def _propagate(module: MessagePassing, given: dict[str, Any]) -> Tensor:
@@ -101,7 +108,7 @@ def _messages_of(module: MessagePassing) -> EdgeFunction | None:
 messages = EdgeFunction(_messages, of_edges=True)
 """``message`` alone: [edges, ...]."""
 
-_shares_of_messages = EdgeFunction(_shares, of_edges=True)
+_shares_of_messages = shares_of(_messages)
 
 propagate = EdgeFunction(_propagate, of_edges=False, messages_of=_messages_of)
 """``message``, ``aggregate`` and ``update``: [destination nodes, ...]."""
