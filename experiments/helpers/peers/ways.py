@@ -125,6 +125,8 @@ def _stock_keeping(*given: Any) -> Started:
 def _compiled(*given: Any) -> Started:
     # Otherwise a compiled network drops other elements than the stock one.
     torch._inductor.config.fallback_random = True
+    # What earlier rounds compiled would be no part of the time it takes.
+    torch.compiler.config.force_disable_caches = True
     model, task = _make(*given)
     model.compile()
     return _started(model, task)
