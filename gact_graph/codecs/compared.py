@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gact_graph.codecs.base import Context, Encoded, Request
+from torch import Tensor
+
+from gact_graph.codecs.base import Context, Encoded, Request, Saved
 from gact_graph.codecs.reads import Slices, Values
 
 FINER = 2
@@ -53,11 +55,14 @@ class Compared(Context):
     def __init__(
         self, request: Request, fine: Encoded, encode: Callable[[Request], Encoded], widths: Widths
     ) -> None:
-        nothing = request.tensor.new_empty(0)
-        seed = request.seed ^ _OTHER_NOISE
         self._fine = fine
+        # Without all that holds a tensor. What is quantized refers to no other one.
         self._narrow: Request | None = dataclasses.replace(
-            request, tensor=nothing, gathered=None, seed=seed
+            request,
+            tensor=request.tensor.new_empty(0),
+            gathered=None,
+            keep=_keep_nothing,
+            seed=request.seed ^ _OTHER_NOISE,
         )
         self._encode = encode
         self._widths = widths
@@ -76,6 +81,10 @@ class Compared(Context):
     def encoded(self, encoded: Encoded) -> None:
         self._fine = encoded
         self._narrow = None
+
+
+def _keep_nothing(tensor: Tensor) -> Saved:
+    raise AssertionError("Expected a quantized form, which refers to no other tensor")
 
 
 def in_two_widths(

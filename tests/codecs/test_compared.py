@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import weakref
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from gact_graph.codecs.reads import VALUES, Values
 SLOT = "lin/linear.input"
 
 
-def keep_nothing(tensor: Tensor) -> Saved:
+def keep_nothing(*tensors: Tensor) -> Saved:
     raise AssertionError("Expected no reference to another tensor")
 
 
@@ -26,7 +28,8 @@ def make(x: Tensor, bits: int, reads: Values = VALUES) -> tuple[Context, Widths,
     def encoded(request: Request) -> Encoded:
         return encode(request, False, True)
 
-    request = Request(x, SLOT, "linear", reads, None, keep_nothing, bits, 256, 7)
+    keep = functools.partial(keep_nothing, x)  # holds the tensor, as a session's does
+    request = Request(x, SLOT, "linear", reads, None, keep, bits, 256, 7)
     narrow = encoded(request)
     widths = Widths()
     context = in_two_widths(request, narrow, encoded, widths)
@@ -64,10 +67,13 @@ def test_who_is_fine_is_told_by_slot() -> None:
 
 def test_it_holds_the_fine_width_alone() -> None:
     x = torch.randn(1 << 16)
-    context, _, trained = make(x, 4)
+    context, widths, trained = make(x, 4)
     assert context.encoded.nbytes == pytest.approx(trained.nbytes * 6 / 4, rel=0.05)
-    held = {id(value) for value in vars(context).values()}
-    assert id(x) not in held
+    reference = weakref.ref(x)
+    del x
+    assert reference() is None
+    widths.all_fine = False
+    assert context.encoded.nbytes == trained.nbytes
 
 
 def test_what_the_model_holds_anyway_has_one_width() -> None:
