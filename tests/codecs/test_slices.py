@@ -19,6 +19,7 @@ from gact_graph.codecs.base import Request
 from gact_graph.codecs.offload.swap import Swap, Swapping
 from gact_graph.codecs.quantize import Quantized
 from gact_graph.codecs.reads import Values
+from gact_graph.codecs.slices import _root_mean_square
 
 
 def by_channel(x: Tensor, channels: tuple[int, int], bits: int = 4):
@@ -60,6 +61,22 @@ class TestCodec:
         x = scaled()
         back = by_channel(x, (64, 1), bits=2).decode().view(500, 64)
         assert ((back - x).mean(0).abs() < 1e-5 * x.std(0) + 1e-6).all()
+
+    @pytest.mark.parametrize(
+        ("shape", "dims"),
+        [
+            *(((600,), (0,)), ((60, 5), (0,)), ((60, 5), (1,)), ((60, 5), (0, 1))),
+            *(((60, 5, 1), (0, 2)), ((60, 5, 7), (0, 2)), ((60, 5, 7), (0,)), ((60, 5, 7), (1, 2))),
+            *(((20, 20, 1), (0, 1)), ((20, 20, 1), (1,))),
+        ],
+    )
+    def test_deviations_are_those_of_any_slices(self, shape, dims):
+        x = torch.randn(shape, generator=seeded(2)) * 3
+        x -= x.mean(dims, keepdim=True)
+        expected = x.double().square().mean(dims, keepdim=True).sqrt()
+        found = _root_mean_square(x, dims)
+        assert found.shape == expected.shape
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
 
     def test_bytes(self):
         # Codes, statistics of 125 groups, a float32 and a bfloat16 a channel, and a share.
