@@ -27,7 +27,7 @@ from experiments.helpers.busy import BusyLoops
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.display import make_console, make_table, say
 from experiments.helpers.options import LEVELS, Parser
-from experiments.helpers.results import current_versions
+from experiments.helpers.origin import origin
 from experiments.helpers.subjects import (
     SUBJECTS,
     Subject,
@@ -114,7 +114,7 @@ def _run(argv: list[str] | None) -> None:
         )
     _show(make_console(), timings, args)
     if args.out is not None:
-        _write(timings, args)
+        _write(timings, args, argv)
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -169,7 +169,7 @@ def _show(console: Console, timings: dict[str, Any], args: argparse.Namespace) -
     say(console, f"{args.dataset}, {args.rounds} rounds in turn, {threads} threads, {args.device}")
 
 
-def _write(timings: dict[str, Any], args: argparse.Namespace) -> None:
+def _write(timings: dict[str, Any], args: argparse.Namespace, argv: Sequence[str] | None) -> None:
     content = {
         "dataset": args.dataset,
         "levels": args.levels,
@@ -179,7 +179,7 @@ def _write(timings: dict[str, Any], args: argparse.Namespace) -> None:
         "busy": args.busy,
         "threads": torch.get_num_threads(),
         "device": str(args.device),
-        "versions": current_versions(),
+        **origin("step_time", argv),
         "models": timings,
     }
     write_json(args.out, content)

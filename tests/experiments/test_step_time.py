@@ -27,6 +27,7 @@ def test_times_every_model_at_every_level(tmp_path: Path, monkeypatch, capsys) -
     content = json.loads(out.read_text())
     assert (content["bits"], content["rounds"]) == (2, 3)
     assert content["levels"] == ["lossless", "L1"]
+    assert content["command"].startswith("python -m experiments.step_time --models")
     assert content["models"].keys() == SUBJECTS.keys()
     for timing in content["models"].values():
         seconds = timing["seconds"]
