@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.helpers import estimate_tables, gradient_tables, peer_tables, summary
+from experiments.helpers import estimate_tables, gradient_tables, peer_tables, summary, time_tables
 from experiments.helpers.compare import VARIANTS as COMPARED
-from experiments.helpers.labels import LABELS, LAYERS
+from experiments.helpers.labels import LABELS
 from experiments.helpers.markdown import markdown_table
 from experiments.helpers.paper import paper_rates, paper_score
 from experiments.helpers.parts import tables as parts_tables
 from experiments.helpers.recipes import MODELS
-from experiments.helpers.subjects import label
 from experiments.helpers.table_sources import read, source, sources
 from experiments.scores import HEAD as SCORES_HEAD
 from experiments.scores import score_rows
@@ -49,8 +48,9 @@ def tables(results: Path) -> dict[str, Callable[[], str]]:
     makers: tuple[tuple[str, Callable[[Path], str]], ...] = (
         ("headline", _headline),
         ("memory-cb2", _memory_cb2),
-        ("overhead", _overhead),
-        ("overhead-of-default", _overhead_of_default),
+        ("overhead", time_tables.overhead),
+        ("overhead-of-default", time_tables.overhead_of_default),
+        ("busy", time_tables.busy),
         ("saved", _saved),
         ("largest-graph", _largest_graph),
         ("depth-and-width", _depth_and_width),
@@ -250,34 +250,6 @@ def _trainings(results: Path, file: str) -> str:
     ]
     table = markdown_table(("", "seeds", "test accuracy, %", "rate"), rows)
     return f"{table}\n\n{sources(found.values())}"
-
-
-def _overhead(results: Path) -> str:
-    found = read(results / "overhead.json")
-    rows = [
-        (
-            LAYERS[model],
-            row,
-            f"{timing['edges']:,.0f}",
-            f"{timing['median_seconds']['fp32']:.2f} s",
-            *(f"{timing['ratio'][level]:.2f}x" for level in found["levels"]),
-        )
-        for model, timings in found["models"].items()
-        for row, timing in timings.items()
-    ]
-    levels = [label(level, found["bits"]) for level in found["levels"]]
-    head = ("", "", "edges", "stock PyG", *levels)
-    return f"{markdown_table(head, rows)}\n\n{sources([found])}"
-
-
-def _overhead_of_default(results: Path) -> str:
-    found = read(results / "overhead.json")
-    rows = [
-        (LAYERS[model], *(f"{timing['ratio']['L1']:.2f}" for timing in timings.values()))
-        for model, timings in found["models"].items()
-    ]
-    head = ("time over stock", *next(iter(found["models"].values())))
-    return f"{markdown_table(head, rows)}\n\n{sources([found])}"
 
 
 def _paper_scores() -> str:
