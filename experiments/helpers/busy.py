@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 
@@ -37,18 +36,13 @@ class BusyLoops:
         """The job, with all of them running meanwhile."""
 
         def run() -> Any:
-            with self._running():
+            self._tell(signal.SIGCONT)
+            try:
                 return job()
+            finally:
+                self._tell(signal.SIGSTOP)
 
         return run
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        self._tell(signal.SIGCONT)
-        try:
-            yield
-        finally:
-            self._tell(signal.SIGSTOP)
 
     def _tell(self, what: signal.Signals) -> None:
         for process in self._processes:

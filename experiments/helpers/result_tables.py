@@ -17,6 +17,7 @@ from experiments.helpers.labels import LABELS
 from experiments.helpers.markdown import markdown_table
 from experiments.helpers.paper import paper_rates, paper_score
 from experiments.helpers.parts import tables as parts_tables
+from experiments.helpers.peers.ways import WAYS
 from experiments.helpers.recipes import MODELS
 from experiments.helpers.table_sources import read, source, sources
 from experiments.scores import HEAD as SCORES_HEAD
@@ -31,8 +32,8 @@ _SUBJECTS = {
 
 _HEADLINE_PEERS = {
     "stock-kept": "stock PyG with gact_graph's memory allocation",
-    "checkpoint": "torch's checkpoint, each conv",
-    "dgl": "DGL 1.1.3",
+    "checkpoint": WAYS["checkpoint"].label,
+    "dgl": WAYS["dgl"].label,
     "lossless+blocks": '**gact_graph**, `level="lossless", blocks="auto"`',
 }
 """What computes the same as stock, and what the first table calls it."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from gact_graph.codecs import Context, Encoded, Request, Saved, encode
 from gact_graph.codecs.compared import Widths, in_two_widths
 from gact_graph.codecs.keep import Kept
-from gact_graph.codecs.reads import VALUES, Values
+from gact_graph.codecs.reads import VALUES
 
 SLOT = "lin/linear.input"
 
@@ -22,14 +22,15 @@ def keep_nothing(*tensors: Tensor) -> Saved:
     raise AssertionError("Expected no reference to another tensor")
 
 
-def make(x: Tensor, bits: int, reads: Values = VALUES) -> tuple[Context, Widths, Encoded]:
+def encoded(request: Request) -> Encoded:
+    return encode(request, False, True)
+
+
+def make(x: Tensor, bits: int) -> tuple[Context, Widths, Encoded]:
     """A context of both widths, what tells between them, and training's form of the tensor."""
 
-    def encoded(request: Request) -> Encoded:
-        return encode(request, False, True)
-
     keep = functools.partial(keep_nothing, x)  # holds the tensor, as a session's does
-    request = Request(x, SLOT, "linear", reads, None, keep, bits, 256, 7)
+    request = Request(x, SLOT, "linear", VALUES, None, keep, bits, 256, 7)
     narrow = encoded(request)
     widths = Widths()
     context = in_two_widths(request, narrow, encoded, widths)
@@ -86,9 +87,6 @@ def test_what_the_model_holds_anyway_has_one_width() -> None:
 
 def test_exact_forms_have_one_width() -> None:
     x = torch.randn(4096)
-
-    def encoded(request: Request) -> Encoded:
-        return encode(request, False, True)
 
     request = Request(x, SLOT, "linear", VALUES, None, keep_nothing, 32, 256, 7)
     assert in_two_widths(request, encoded(request), encoded, Widths()) is None

@@ -7,6 +7,7 @@ import gc
 import pickle
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -287,11 +288,8 @@ class TestValues:
                 if not torch.equal(contexts[place].decode(), expected[place]):
                     wrong.append(place)
 
-        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(read, range(4)))  # raises what a thread raised
         assert wrong == []
         streams.finish()
 
