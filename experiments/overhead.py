@@ -4,8 +4,9 @@
 
 Each size is a block model of that many nodes, and is trained on as a whole; then there are
 mini-batches of the largest one, each the subgraph of as many nodes as ``--batch`` says, drawn at
-random. Stock and wrapped copies of a model take steps in turn, each on the same graphs, after a few
-that are not timed: in these the wrapped one has found its bits. The model is wrapped with the
+random. Stock and wrapped copies of a model take steps in turn, each on the same graphs, two in a
+row of which the second is timed, after a few that are not: in these the wrapped one has found its
+bits. The model is wrapped with the
 library's defaults, so small graphs are left alone as they are for a user.
 """
 
@@ -73,7 +74,12 @@ def batches_of(task: NodeTask, nodes: int, count: int) -> list[NodeTask]:
 
 
 def time_steps(
-    subject: Subject, graphs: Sequence[NodeTask], levels: Sequence[str], bits: int, rounds: int
+    subject: Subject,
+    graphs: Sequence[NodeTask],
+    levels: Sequence[str],
+    bits: int,
+    rounds: int,
+    **sizes: int,
 ) -> dict[str, Any]:
     """Time steps on these graphs, one after another.
 
@@ -81,7 +87,7 @@ def time_steps(
         ``nodes`` and ``edges`` of a graph on average, ``median_seconds`` of ``fp32`` and of each
         level, and ``ratio``, each level's median over that of ``fp32``.
     """
-    stock = make(subject, graphs[0])
+    stock = make(subject, graphs[0], **sizes)
     models = {_STOCK: stock}
     for level in levels:
         model_bits = FP32_BITS if level in EXACT_LEVELS else bits
@@ -93,7 +99,7 @@ def time_steps(
     for runner in runners.values():
         for _ in range(_UNTIMED):
             runner()
-    seconds = time_in_turn(runners, rounds)
+    seconds = time_in_turn(runners, rounds, untimed=1)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     return {
         "nodes": statistics.mean(len(graph.x) for graph in graphs),
@@ -126,7 +132,10 @@ def _run(argv: list[str] | None) -> None:
             graphs[f"mini-batches of {min(args.batch, nodes):,} nodes"] = several
         for name, row in itertools.product(args.models, graphs):
             subject = SUBJECTS[name]
-            timing = time_steps(subject, graphs[row], args.levels, args.bits, args.rounds)
+            sizes = {} if args.hidden is None else {"hidden": args.hidden}
+            timing = time_steps(
+                subject, graphs[row], args.levels, args.bits, args.rounds, **sizes
+            )
             found[name][row] = timing
     _show(found, args)
     if args.out is not None:
@@ -147,6 +156,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--batch", type=parse_count, default=20_000, metavar="N", help="nodes of a mini-batch"
     )
+    parser.add_argument("--hidden", type=parse_count, metavar="N", help="default: the model's")
     parser.add_argument("--bits", type=parse_bits, default=4, metavar="B", help="default: 4")
     parser.add_argument("--rounds", type=parse_count, default=5, metavar="R", help="default: 5")
     parser.add_argument("--device", help="default: cuda where there is one, else cpu")
@@ -187,6 +197,7 @@ def _write(
         "levels": args.levels,
         "bits": args.bits,
         "degree": args.degree,
+        "hidden": args.hidden,
         "rounds": args.rounds,
         "threads": torch.get_num_threads(),
         "device": str(args.device),

@@ -4,7 +4,7 @@
 
 For each model copies with the same weights, one stock and one wrapped for each level, take training
 steps (forward, backward, update) in turn, so that all meet the same weather of a busy machine;
-after one warm-up of each the medians are compared. With ``--busy N`` each also takes its steps
+of two steps in a row the second is timed, and the medians are compared. With ``--busy N`` each also takes its steps
 beside N processes that never rest.
 """
 
@@ -76,7 +76,7 @@ def time_model(
     runners[_STOCK] = as_stock(runners[_STOCK])
     with BusyLoops(busy) as loops:
         beside = {f"{name}{_BUSY}": loops.beside(run) for name, run in runners.items() if busy}
-        seconds = time_in_turn(runners | beside, rounds)
+        seconds = time_in_turn(runners | beside, rounds, untimed=1)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     slowdown = {name: medians[f"{name}{_BUSY}"] / medians[name] for name in runners if busy}
     return {

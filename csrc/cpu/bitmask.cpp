@@ -1,7 +1,6 @@
 // One bit an element on the CPU: see gact_graph/bitmask.py for the format.
 
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ne.h>
@@ -18,6 +17,7 @@
 #include "checks.h"
 #include "lanes.h"
 #include "memory.h"
+#include "parallel.h"
 
 namespace gact_graph {
 namespace {
@@ -134,7 +134,7 @@ at::Tensor pack(const at::Tensor& x, const Test& test) {
   at::Tensor words = empty_words(x);
   auto* to = reinterpret_cast<uint64_t*>(words.data_ptr<int64_t>());
   const T* from = static_cast<const T*>(x.const_data_ptr());
-  at::parallel_for(0, words_of(n), kWordsPerTask, [&](int64_t begin, int64_t end) {
+  for_each_range(words_of(n), kWordsPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t w = begin; w < end; ++w) to[w] = word_of(from + w * kTile, n - w * kTile, test);
   });
   return words;
@@ -207,7 +207,7 @@ std::tuple<at::Tensor, at::Tensor> pack_pair(const at::Tensor& input, double low
     const Pair<Raw> pair(low, high, x.scalar_type());
     const Is<Raw> is_low{pair.values[0]}, is_high{pair.values[1]};
     const Raw* from = static_cast<const Raw*>(x.const_data_ptr());
-    at::parallel_for(0, words_of(n), kWordsPerTask, [&](int64_t begin, int64_t end) {
+    for_each_range(words_of(n), kWordsPerTask, [&](int64_t begin, int64_t end) {
       uint64_t strangers = 0;
       for (int64_t w = begin; w < end; ++w) {
         const Raw* p = from + w * kTile;
@@ -298,7 +298,7 @@ at::Tensor unpack_bits(const at::Tensor& input, at::IntArrayRef shape, double lo
     const Pair<Raw> pair(low, high, dtype);
     const Raw zero = pair.values[0], one = pair.values[1];
     Raw* to = static_cast<Raw*>(x.mutable_data_ptr());
-    at::parallel_for(0, n / kTile, kWordsPerTask, [&](int64_t begin, int64_t end) {
+    for_each_range(n / kTile, kWordsPerTask, [&](int64_t begin, int64_t end) {
       for (int64_t w = begin; w < end; ++w) spread(from[w], zero, one, to + w * kTile);
     });
     for (int64_t i = n / kTile * kTile; i < n; ++i) {

@@ -95,7 +95,7 @@ void drop_weights(at::Tensor& weight, double dropout, int64_t seed) {
   const Dropout kept(dropout, seed);
   AT_DISPATCH_FLOATING_TYPES(weight.scalar_type(), "drop_weights", [&] {
     scalar_t* to = weight.mutable_data_ptr<scalar_t>();
-    at::parallel_for(0, weight.numel(), kGrain, [&](int64_t from, int64_t end) {
+    for_each_range(weight.numel(), kGrain, [&](int64_t from, int64_t end) {
       for (int64_t i = from; i < end; ++i) to[i] *= static_cast<scalar_t>(kept(i));
     });
   });

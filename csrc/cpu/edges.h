@@ -1,25 +1,22 @@
 // The edges of rows, shared out among threads so that no result depends on how many there are.
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
-#include <atomic>
 #include <optional>
 #include <vector>
 
 #include "checks.h"
+#include "parallel.h"
 
 namespace gact_graph {
 
 // Edges whose rows are fetched ahead: they lie anywhere.
 constexpr int64_t kAhead = 8;
 
-// The fewest edges of a part of the work, and the most parts: more than there are threads, because
-// a thread may be slowed down by what else the processor does.
+// The fewest edges of a part of the work.
 constexpr int64_t kGrain = 512;
-constexpr int64_t kMostParts = 256;
 
 template <typename scalar_t>
 void prefetch(const scalar_t* row, int64_t width) {
@@ -86,16 +83,6 @@ struct Edges {
   const int64_t* starts = nullptr;
   int64_t rows = 0;
 };
-
-// Calls work(part) for each part; a thread that is done with one takes the next.
-template <typename Work>
-void for_each_part(int64_t parts, const Work& work) {
-  std::atomic<int64_t> next{0};
-  const int64_t threads = std::min<int64_t>(parts, at::get_num_threads());
-  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t part = next++; part < parts; part = next++) work(part);
-  });
-}
 
 // Writes the sum of each row: add(sum, row, from, to) adds the edges of a row from one to another.
 // A row whose edges lie in several parts gets the sums of its parts in their order.

@@ -1,10 +1,11 @@
 // Memory of large tensors on the CPU that is kept for the tensors that follow.
 //
-// The C library returns a freed tensor of a few MB to the system at once, and the next one of that
+// The C library returns a freed tensor of many MB to the system at once, and the next one of that
 // size fetches its pages anew: a page fault for each 4 KiB, a third of a training step's time. Here
-// freed memory stays, and the next large tensor takes it, cut or extended to its size. What is kept
-// and what is in use never exceed together what was in use at some moment of this step or of the
-// last: the process peaks no higher than it would without.
+// freed memory stays, and the next large tensor takes it: a part of one range of addresses, or the
+// pages of several, which the system moves to a new range without touching them. What is kept and
+// what is in use never exceed together what was in use at some moment of this step or of the last:
+// the process peaks no higher than it would without.
 
 #include <torch/library.h>
 
@@ -20,15 +21,42 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <mutex>
+#include <set>
 #include <unordered_map>
+#include <utility>
 
 namespace gact_graph {
 namespace {
 
 // The least that is kept. What is smaller stays with the C library, which keeps it as well.
 constexpr size_t kLeast = size_t{1} << 16;
+
+// From this size on a tensor begins where a huge page may begin: one of these has one place in the
+// processor's table of pages instead of 512, and is moved as a whole.
+constexpr size_t kLarge = size_t{4} << 20;
+constexpr size_t kHugePage = size_t{2} << 20;
+
+// Linux allows a process 65,530 mappings. With more seams than this, nothing is joined any more,
+// and what is fetched instead has none.
+constexpr size_t kMostSeams = size_t{1} << 14;
+
+size_t page_size() {
+  static const size_t size = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return size;
+}
+
+size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+char* round_up(char* place, size_t unit) {
+  return place +
+         (round_up(reinterpret_cast<size_t>(place), unit) - reinterpret_cast<size_t>(place));
+}
+
+// Where a tensor of so many bytes may begin.
+size_t alignment_of(size_t bytes) { return bytes < kLarge ? page_size() : kHugePage; }
 
 void release(void* begin);
 
@@ -40,7 +68,7 @@ class KeptMemory : public c10::Allocator {
     void* begin = nullptr;
     if (bytes >= kLeast) {
       const std::lock_guard<std::mutex> guard(mutex_);
-      if (on_) begin = take(whole_pages(bytes));
+      if (on_) begin = take(round_up(bytes, page_size()));
     }
     // It says in its own words where there is no memory.
     if (begin == nullptr) return inner_->allocate(bytes);
@@ -63,10 +91,10 @@ class KeptMemory : public c10::Allocator {
         used_.erase(found);
         in_use_ -= bytes;
         if (on_) {
-          keep(begin, bytes);
+          keep(static_cast<char*>(begin), bytes);
           shrink();
         } else {
-          munmap(begin, bytes);
+          unmap(static_cast<char*>(begin), bytes);
         }
         c10::profiledCPUMemoryReporter().Delete(begin);
         return;
@@ -99,25 +127,15 @@ class KeptMemory : public c10::Allocator {
   void unlock() { mutex_.unlock(); }
 
  private:
-  static size_t whole_pages(size_t bytes) {
-    static const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    return (bytes + page - 1) / page * page;
-  }
-
   // nullptr where the system has no more memory.
-  void* take(size_t bytes) {
-    void* begin = from_kept(bytes);
+  char* take(size_t bytes) {
+    char* begin = cut(bytes);
+    if (begin == nullptr) begin = assemble(bytes);
     if (begin == nullptr) {
-      // Before the system is asked for more, as what is kept counts as well.
-      const size_t with = in_use_ + bytes, most = std::max(most_, last_most_);
-      shrink_to(most > with ? most - with : 0);
-      begin = fetch(bytes);
-      if (begin == nullptr) {
-        shrink_to(0);
-        begin = fetch(bytes);
-      }
-      if (begin == nullptr) return nullptr;
+      shrink_to(0);
+      begin = assemble(bytes);
     }
+    if (begin == nullptr) return nullptr;
     used_[begin] = bytes;
     in_use_ += bytes;
     most_ = std::max(most_, in_use_);
@@ -125,59 +143,170 @@ class KeptMemory : public c10::Allocator {
     return begin;
   }
 
-  // The smallest block that suffices, cut to size; else the largest one, extended.
-  void* from_kept(size_t bytes) {
-    if (kept_.empty()) return nullptr;
-    auto found = kept_.lower_bound(bytes);
-    if (found == kept_.end()) --found;
-    const auto [size, begin] = *found;
-    if (size < bytes) {
-      void* moved = mremap(begin, size, bytes, MREMAP_MAYMOVE);
-      if (moved == MAP_FAILED) return nullptr;
-      remove(found);
-      return moved;
+  // A part of the smallest range that suffices. Small parts are cut from the end, so that a range
+  // goes on to begin where a huge page does.
+  char* cut(size_t bytes) {
+    const size_t unit = alignment_of(bytes);
+    for (auto one = by_size_.lower_bound({bytes, nullptr}); one != by_size_.end(); ++one) {
+      const auto [size, begin] = *one;
+      char* const first = unit == page_size() ? begin + (size - bytes) : round_up(begin, unit);
+      if (first + bytes > begin + size) continue;
+      take_out(begin, size, first, bytes);
+      return first;
     }
-    remove(found);
-    if (size > bytes) keep(static_cast<char*>(begin) + bytes, size - bytes);
+    return nullptr;
+  }
+
+  // A new range, with pages of kept ones as far as they go, and fresh ones for the rest.
+  char* assemble(size_t bytes) {
+    char* const begin = reserve(bytes, alignment_of(bytes));
+    if (begin == nullptr) return nullptr;
+    size_t filled = 0;
+    while (filled < bytes && seams_.size() < kMostSeams) {
+      const auto [from, size] = part_for(bytes - filled, alignment_of(bytes));
+      if (size == 0) break;
+      if (!move(from, size, begin + filled)) {
+        unmap(from, size);
+        unmap(begin, bytes);
+        return nullptr;
+      }
+      filled += size;
+    }
+    if (filled == bytes) return begin;
+    // Before the system is asked for more, as what is kept counts as well.
+    const size_t with = in_use_ + bytes, most = std::max(most_, last_most_);
+    shrink_to(most > with ? most - with : 0);
+    if (open(begin + filled, bytes - filled)) return begin;
+    unmap(begin, bytes);
+    return nullptr;
+  }
+
+  // A part of at most so many bytes of what is kept, which is kept no longer; of none, if no part
+  // is worth a call of the system. Whole huge pages come first, where these are asked for.
+  std::pair<char*, size_t> part_for(size_t bytes, size_t unit) {
+    char* best = nullptr;
+    size_t most = 0;
+    for (auto one = by_size_.rbegin(); one != by_size_.rend() && one->first > most; ++one) {
+      char* const first = round_up(one->second, unit);
+      char* const end = one->second + one->first;
+      if (first >= end) continue;
+      const size_t rest = static_cast<size_t>(end - first);
+      const size_t size = rest >= bytes ? bytes : rest / unit * unit;
+      if (size > most) best = first, most = size;
+    }
+    if (most < kLeast) {
+      return unit == page_size() ? std::pair<char*, size_t>{nullptr, 0}
+                                 : part_for(bytes, page_size());
+    }
+    const auto range = std::prev(kept_.upper_bound(best));
+    take_out(range->first, range->second, best, most);
+    return {best, most};
+  }
+
+  // Addresses without memory.
+  char* reserve(size_t bytes, size_t unit) {
+    const size_t spare = unit - page_size();
+    void* const found =
+        mmap(nullptr, bytes + spare, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (found == MAP_FAILED) return nullptr;
+    char* const first = static_cast<char*>(found);
+    char* const begin = round_up(first, unit);
+    const size_t before = static_cast<size_t>(begin - first);
+    if (before > 0) munmap(first, before);
+    if (spare > before) munmap(begin + bytes, spare - before);
+    sew(begin, bytes);
     return begin;
   }
 
-  static void* fetch(size_t bytes) {
-    void* begin = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return begin == MAP_FAILED ? nullptr : begin;
+  static bool open(char* begin, size_t bytes) {
+    if (mprotect(begin, bytes, PROT_READ | PROT_WRITE) != 0) return false;
+#ifdef MADV_HUGEPAGE
+    // Where the system has none the advice changes nothing.
+    if (bytes >= kLarge) madvise(begin, bytes, MADV_HUGEPAGE);
+#endif
+    return true;
   }
 
-  void keep(void* begin, size_t bytes) {
-    if (bytes < kLeast) {
-      munmap(begin, bytes);
-      return;
+  // The system moves no more than one mapping in a call.
+  bool move(char* from, size_t bytes, char* to) {
+    char* at = from;
+    for (auto seam = seams_.upper_bound(from); at < from + bytes; ++seam) {
+      char* const next = seam == seams_.end() ? from + bytes : std::min(*seam, from + bytes);
+      const size_t size = static_cast<size_t>(next - at);
+      char* const place = to + (at - from);
+      if (mremap(at, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, place) == MAP_FAILED) return false;
+      seams_.insert(place);
+      at = next;
+      if (at == from + bytes) break;
     }
-    kept_.emplace(bytes, begin);
-    kept_bytes_ += bytes;
+    seams_.insert(to + bytes);
+    sew(from, bytes);
+    return true;
   }
 
-  void remove(std::multimap<size_t, void*>::iterator one) {
-    kept_bytes_ -= one->first;
-    kept_.erase(one);
+  void unmap(char* begin, size_t bytes) {
+    munmap(begin, bytes);
+    sew(begin, bytes);
+  }
+
+  // Mappings begin and end here, and none does within.
+  void sew(char* begin, size_t bytes) {
+    seams_.erase(seams_.lower_bound(begin), seams_.upper_bound(begin + bytes));
+    seams_.insert(begin);
+    seams_.insert(begin + bytes);
+  }
+
+  // Neighbours become one range.
+  void keep(char* begin, size_t bytes) {
+    kept_bytes_ += bytes;
+    auto next = kept_.lower_bound(begin);
+    if (next != kept_.end() && next->first == begin + bytes) {
+      bytes += next->second;
+      by_size_.erase({next->second, next->first});
+      next = kept_.erase(next);
+    }
+    if (next != kept_.begin()) {
+      const auto before = std::prev(next);
+      if (before->first + before->second == begin) {
+        begin = before->first;
+        bytes += before->second;
+        by_size_.erase({before->second, before->first});
+        kept_.erase(before);
+      }
+    }
+    kept_.emplace(begin, bytes);
+    by_size_.emplace(bytes, begin);
+  }
+
+  // A part of a range is kept no longer; what is before and behind it is.
+  void take_out(char* range, size_t size, char* begin, size_t bytes) {
+    by_size_.erase({size, range});
+    kept_.erase(range);
+    kept_bytes_ -= size;
+    if (begin > range) keep(range, static_cast<size_t>(begin - range));
+    char* const end = begin + bytes;
+    if (end < range + size) keep(end, static_cast<size_t>(range + size - end));
   }
 
   void shrink() { shrink_to(std::max(most_, last_most_) - in_use_); }
 
   void shrink_to(size_t bytes) {
     while (kept_bytes_ > bytes) {
-      const auto last = std::prev(kept_.end());
-      const auto [size, begin] = *last;
-      const size_t gone = std::min(size, whole_pages(kept_bytes_ - bytes));
-      remove(last);
-      if (gone < size) keep(begin, size - gone);
-      munmap(static_cast<char*>(begin) + (size - gone), gone);
+      const auto [size, begin] = *by_size_.rbegin();
+      const size_t gone = std::min(size, round_up(kept_bytes_ - bytes, page_size()));
+      char* const first = begin + (size - gone);
+      take_out(begin, size, first, gone);
+      unmap(first, gone);
     }
   }
 
   c10::Allocator* inner_;
   std::mutex mutex_;
   std::unordered_map<void*, size_t> used_;
-  std::multimap<size_t, void*> kept_;
+  std::map<char*, size_t> kept_;                // ranges by where they begin
+  std::set<std::pair<size_t, char*>> by_size_;  // the same
+  // Where a mapping of the system may begin or end: all such places in the ranges, and others.
+  std::set<char*> seams_;
   size_t kept_bytes_ = 0, in_use_ = 0, most_ = 0, last_most_ = 0;
   bool on_ = false;
 };

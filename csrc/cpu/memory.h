@@ -21,7 +21,7 @@ inline void advise_huge_pages(const at::Tensor& x) {
   if (size < (size_t{4} << 20)) return;
   const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(x.data_ptr()) + page - 1) / page * page;
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(x.data_ptr()) + size) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(x.data_ptr()) + size + page - 1) / page * page;
   madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #endif
 }

@@ -2,7 +2,6 @@
 // Work goes by tiles of 64 elements: b words of 64 bits, one for each bit of the code.
 
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -19,6 +18,7 @@
 #include "checks.h"
 #include "lanes.h"
 #include "memory.h"
+#include "parallel.h"
 
 namespace gact_graph {
 namespace {
@@ -303,7 +303,7 @@ std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& input, int64_t bits, i
   const Coder& coder = coder_of(bits);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "pack", [&] {
     const scalar_t* from = x.const_data_ptr<scalar_t>();
-    at::parallel_for(0, groups, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
+    for_each_range(groups, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
       for (int64_t g = begin; g < end; ++g) {
         const int64_t start = g * group_size;
         pack_group(from + start, std::min(group_size, n - start), static_cast<uint64_t>(start),
@@ -363,7 +363,7 @@ at::Tensor unpack(const at::Tensor& codes, const at::Tensor& stats, at::IntArray
     const auto kept = kept_of<scalar_t>(kept_groups, kept_values, n, group_size);
     const Reading<scalar_t> read(bits, seed);
     scalar_t* to = x.mutable_data_ptr<scalar_t>();
-    at::parallel_for(0, groups, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
+    for_each_range(groups, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
       for (int64_t g = begin; g < end; ++g) {
         const int64_t start = g * group_size, count = std::min(group_size, n - start);
         const Stats s = {static_cast<float>(pairs[2 * g]), static_cast<float>(pairs[2 * g + 1])};
@@ -416,7 +416,7 @@ at::Tensor unpack_rows(const at::Tensor& codes, const at::Tensor& stats, const a
     const Reading<scalar_t> read(bits, seed);
     scalar_t* to = x.mutable_data_ptr<scalar_t>();
     const int64_t task = std::max<int64_t>(1, (int64_t{1} << 15) / width);
-    at::parallel_for(0, wanted.size(0), task, [&](int64_t begin, int64_t end) {
+    for_each_range(wanted.size(0), task, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         // Rows lie anywhere: fetched ahead, they need not be waited for.
         if (i + kAhead < end) prefetch(numbers[i + kAhead] * width, width);

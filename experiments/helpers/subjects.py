@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
+from torch_geometric.nn import GATConv, GATv2Conv, GraphSAGE, TransformerConv
 
 import gact_graph
 from datasets import DatasetError
@@ -58,6 +58,10 @@ def _gcn_of_edges(i: int, o: int, hidden: int = 256, layers: int = 3) -> nn.Modu
     return GCN(i, hidden, o, layers, normalize=True)
 
 
+def _sage(i: int, o: int, hidden: int = 256, layers: int = 3) -> nn.Module:
+    return GraphSAGE(i, hidden, layers, o, dropout=0.5, norm="batch_norm")
+
+
 _GCNII = recipe_for("gcnii", "ogbn-arxiv")  # 16 layers of 256
 
 
@@ -77,15 +81,16 @@ SUBJECTS = {
     "gat": Subject("edge_index", _attention(GATConv)),
     "gatv2": Subject("edge_index", _attention(GATv2Conv)),
     "transformer": Subject("edge_index", _attention(TransformerConv)),
+    "sage": Subject("edge_index", _sage),
     "gcnii": Subject("csr", _gcnii, lr=_GCNII.lr),
     "gcnii-edge_index": Subject("edge_index", _gcnii_of_edges, lr=_GCNII.lr),
 }
 
 
-def make(subject: Subject, task: NodeTask) -> nn.Module:
+def make(subject: Subject, task: NodeTask, **sizes: int) -> nn.Module:
     """Return the model for this task, with the same weights and the same dropout at every call."""
     seed_everything(0)
-    return subject.make(task.x.size(1), task.num_classes).to(task.x.device)
+    return subject.make(task.x.size(1), task.num_classes, **sizes).to(task.x.device)
 
 
 def wrap_at(

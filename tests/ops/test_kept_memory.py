@@ -52,8 +52,10 @@ def test_a_smaller_one_takes_a_part_and_the_rest_stays(library: Any) -> None:
     place = first.data_ptr()
     del first
     second, third = tensor(3 * LEAST), tensor(5 * LEAST)
-    assert second.data_ptr() == place and third.data_ptr() == place + 3 * LEAST
+    assert second.data_ptr() == place + 5 * LEAST and third.data_ptr() == place
     assert library.kept_bytes() == 0
+    del third, second
+    assert tensor(8 * LEAST).data_ptr() == place  # the parts are one again
 
 
 def test_a_larger_one_extends_what_is_kept(library: Any) -> None:
@@ -62,6 +64,61 @@ def test_a_larger_one_extends_what_is_kept(library: Any) -> None:
     second = tensor(9 * LEAST)
     assert library.kept_bytes() == 0
     assert int(second[: 2 * LEAST].min()) == 7  # its pages moved along
+
+
+def test_one_tensor_takes_the_pages_of_several(library: Any) -> None:
+    tensors = [tensor(2 * LEAST).fill_(7) for _ in range(9)]
+    last = tensors.pop()
+    del tensors[1::2]
+    joined = tensor(8 * LEAST)
+    assert library.kept_bytes() == 0
+    assert int(joined.min()) == 7  # no page of it is new
+    assert int(last.fill_(3).min()) == 3 and all(int(one.min()) == 7 for one in tensors)
+    assert int(joined.min()) == 7
+    del joined, tensors
+    assert int(tensor(16 * LEAST).min()) == 7
+
+
+def test_parts_are_joined_again_and_again(library: Any) -> None:
+    large = 100 * LEAST
+    for number in range(20):
+        held = [tensor(size * LEAST).fill_(number) for size in (40, 3, 70, 9, 64, 11)]
+        del held[number % 3 :: 2]
+        joined = tensor(large + number * PAGE).fill_(100)
+        assert all(int(one.min()) == int(one.max()) == number for one in held)
+        assert int(joined.min()) == 100
+        del joined, held
+
+
+def test_large_tensors_begin_where_a_huge_page_does(library: Any) -> None:
+    held = []
+    for size in (5 << 20, 9 << 20, 6 << 20):
+        held.append(tensor(size))
+        assert held[-1].data_ptr() % (2 << 20) == 0
+    small, _ = tensor(3 * LEAST), held.pop(1)
+    assert tensor(8 << 20).data_ptr() % (2 << 20) == 0
+    del small
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no count of page faults")
+def test_steps_of_other_sizes_fetch_no_pages(library: Any) -> None:
+    import resource
+
+    def step(number: int) -> int:
+        library.start_keeping()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        live: list[torch.Tensor] = []
+        for size in (30, 100, 17, 64, 250, 5):
+            live.append(tensor(size * LEAST + 7 * number * PAGE).fill_(1))
+            live.append(tensor(16 * LEAST).fill_(2))
+            del live[: len(live) - 4]
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    for number in range(5, 0, -1):
+        step(number)
+    fetched = [step(number % 5) for number in range(20)]
+    # A step writes to more than 10,000 pages.
+    assert sorted(fetched)[10] < 200
 
 
 def test_small_tensors_are_left_to_torch(library: Any) -> None:
@@ -126,6 +183,7 @@ def test_resized_storages_keep_their_content(library: Any) -> None:
 _STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("new"), st.integers(1, 40 * LEAST)),
+        st.tuples(st.just("new"), st.integers(60 * LEAST, 130 * LEAST)),
         st.tuples(st.just("free"), st.integers(0, 99)),
         st.tuples(st.just("step"), st.just(0)),
         st.tuples(st.just("end"), st.just(0)),
@@ -216,7 +274,7 @@ with PeakMeter(torch.device("cpu")) as meter:
             library.start_keeping()
         while live and generator.random() < 0.4 or len(live) > 12:
             live.pop(generator.randrange(len(live)))
-        live.append(torch.ones(generator.randrange(1 << 16, 1 << 22), dtype=torch.uint8))
+        live.append(torch.ones(generator.randrange(1 << 16, 1 << 23), dtype=torch.uint8))
         most = max(most, sum(one.nbytes for one in live))
     print(json.dumps([meter.peak_bytes, most]))
 """
