@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import copy
 import inspect
-import itertools
 import math
 import multiprocessing
 import statistics
@@ -32,6 +31,7 @@ from torch import Tensor, nn
 
 import gact_graph
 from experiments.helpers.display import make_console, make_table, say
+from experiments.helpers.measuring import cost_of_measuring
 from experiments.helpers.options import Parser
 from experiments.helpers.origin import origin
 from experiments.helpers.subjects import choose, exit_code, write_json
@@ -103,7 +103,7 @@ def measure(
 
 def _train(model: nn.Module, small: Small, steps: int, seed: int) -> dict[str, Any]:
     optimizer = torch.optim.Adam(model.parameters(), lr=small.lr)
-    losses, seconds, passes = [], [], [0]
+    losses, seconds, passes = [], [], []
     for step in range(steps):
         start = time.process_time()
         optimizer.zero_grad()
@@ -114,37 +114,7 @@ def _train(model: nn.Module, small: Small, steps: int, seed: int) -> dict[str, A
         losses.append(loss.item())
         seconds.append(time.process_time() - start)
         passes.append(gact_graph.report(model).passes)
-    measures = [after > before for before, after in itertools.pairwise(passes)]
-    return {"loss": losses, **cost_of_measuring(seconds, measures)}
-
-
-def cost_of_measuring(seconds: Sequence[float], measures: Sequence[bool]) -> dict[str, float]:
-    """What the steps that measured took beyond an ordinary one.
-
-    Args:
-        seconds: Of each step.
-        measures: Whether it measured, too.
-
-    Returns:
-        ``step_seconds`` of an ordinary step, the median; in such steps, what the first measurement
-        took (``first_measurement_steps``: steps that measure one after the other are halves of
-        one), and what all took (``measuring_steps``).
-    """
-    ordinary = [one for one, measured in zip(seconds, measures, strict=True) if not measured]
-    if not ordinary:
-        return {}
-    step = statistics.median(ordinary)
-    # The first steps of all fill caches, so the extra time is that of steps that measured alone.
-    extra = [
-        one / step - 1 if measured else 0.0 for one, measured in zip(seconds, measures, strict=True)
-    ]
-    begin = measures.index(True) if True in measures else len(measures)
-    first = itertools.takewhile(bool, measures[begin:])
-    return {
-        "step_seconds": step,
-        "first_measurement_steps": sum(extra[begin : begin + len([*first])]),
-        "measuring_steps": sum(extra),
-    }
+    return {"loss": losses, **cost_of_measuring(seconds, passes)}
 
 
 def _standard_error(values: Sequence[float]) -> float:

@@ -133,9 +133,7 @@ def _run(argv: list[str] | None) -> None:
         for name, row in itertools.product(args.models, graphs):
             subject = SUBJECTS[name]
             sizes = {} if args.hidden is None else {"hidden": args.hidden}
-            timing = time_steps(
-                subject, graphs[row], args.levels, args.bits, args.rounds, **sizes
-            )
+            timing = time_steps(subject, graphs[row], args.levels, args.bits, args.rounds, **sizes)
             found[name][row] = timing
     _show(found, args)
     if args.out is not None:

@@ -4,8 +4,8 @@
 
 For each model copies with the same weights, one stock and one wrapped for each level, take training
 steps (forward, backward, update) in turn, so that all meet the same weather of a busy machine;
-of two steps in a row the second is timed, and the medians are compared. With ``--busy N`` each also takes its steps
-beside N processes that never rest.
+of two steps in a row the second is timed, and the medians are compared. With ``--busy N`` each also
+takes its steps beside N processes that never rest.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ _RECORD: dict[str, type | tuple[type, ...]] = {
     "peak_bytes": (int, type(None)),
     "epoch_seconds": _NUMBER,
     "train_seconds": _NUMBER,
+    "measuring_seconds": _NUMBER,
     "passes": int,
     "loss": list,
     "val_curve": list,

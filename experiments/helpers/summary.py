@@ -64,8 +64,18 @@ def table(results: Results) -> list[tuple[str, str]]:
         ("saved for backward, stored", mean_bytes(values(results, "stored_bytes"))),
         ("peak memory", mean_bytes(values(results, "peak_bytes"))),
         ("seconds an epoch", seconds(values(results, "epoch_seconds"))),
+        *_measuring(results),
         ("seeds", ", ".join(map(str, results.seeds)) or "none"),
     ]
+
+
+def _measuring(results: Results) -> list[tuple[str, str]]:
+    """How much of the time went into measuring sensitivities, where any were measured."""
+    runs = [run for run in results.runs if run["passes"] and run["measuring_seconds"] is not None]
+    if not runs:
+        return []
+    share = sum(r["measuring_seconds"] for r in runs) / sum(r["train_seconds"] for r in runs)
+    return [("of it measuring bits", f"{share:.1%}")]
 
 
 def title(config: dict[str, Any]) -> str:

@@ -14,7 +14,10 @@ from experiments.helpers.values import FP32_BITS
 
 HEAD = ("model", "graph", "", "seeds", "score, %", "paper", "to fp32", "rate", "paper")
 
-KEPT = ("seed", "test_score", "val_score", "best_epoch", "rate", "raw_bytes", "stored_bytes")
+KEPT = (
+    *("seed", "test_score", "val_score", "best_epoch", "rate", "raw_bytes", "stored_bytes"),
+    *("average_bits", "epoch_seconds", "train_seconds", "measuring_seconds", "passes"),
+)
 """What is kept of each run."""
 
 VARIED = ("bits", "level", "adaptive", "blocks")

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gact_graph
 from experiments.helpers.data import NodeTask
+from experiments.helpers.measuring import cost_of_measuring
 from experiments.helpers.ranks import mean, rank, summed, world_size
 from experiments.helpers.recipes import Recipe
 from experiments.helpers.sampling import make_sampler
@@ -118,9 +119,9 @@ def train(
     ``contexts`` (one dict a context), ``peak_bytes`` (see
     :class:`gact_graph.support.peak.PeakMeter`), ``epoch_seconds`` (median time of a training step:
     forward, backward, update; without the evaluation), ``train_seconds`` (all of these steps
-    together, with what measuring took in them), ``passes`` (forwards with their backwards that
-    measuring took), and the curves ``loss`` and
-    ``val_curve``, one value an epoch.
+    together, with what measuring took in them), ``measuring_seconds`` (the latter, see
+    :func:`experiments.helpers.measuring.cost_of_measuring`), ``passes`` (forwards with their
+    backwards that measuring took), and the curves ``loss`` and ``val_curve``, one value an epoch.
 
     Under ``torchrun`` each process takes steps on batches of its own, and gradients are averaged;
     scores are known to rank 0 alone. Or each has a part of the graph, and scores are those of the
@@ -152,6 +153,7 @@ def train(
         losses: list[float] = []
         scores: list[tuple[float, float]] = []  # validation, test
         seconds: list[float] = []
+        passes: list[int] = []
         for epoch in range(1, setup.recipe.epochs + 1):
             start = time.perf_counter()
             if share is None:
@@ -161,6 +163,7 @@ def train(
                 losses.append(shared_step(model, optimizer, share).item())
             synchronize(device)
             seconds.append(time.perf_counter() - start)
+            passes.append(gact_graph.report(model).passes)
             is_asked = rank() == 0 or share is not None
             scores.append(_evaluate(model, task, share is not None) if is_asked else (0.0, 0.0))
             if on_epoch is not None:
@@ -169,6 +172,7 @@ def train(
     best = max(range(len(scores)), key=lambda epoch: scores[epoch][0])
     report = gact_graph.report(model)
     memory = report.to_dict()
+    cost = cost_of_measuring(seconds, passes)
     record = {
         "seed": seed,
         "test_score": scores[best][1],
@@ -181,6 +185,7 @@ def train(
         "peak_bytes": meter.peak_bytes,
         "epoch_seconds": statistics.median(seconds),
         "train_seconds": sum(seconds),
+        "measuring_seconds": cost["measuring_steps"] * cost["step_seconds"] if cost else None,
         "passes": memory["passes"],
         "loss": losses,
         "val_curve": [val for val, _ in scores],

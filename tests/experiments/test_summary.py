@@ -34,6 +34,14 @@ def test_unknown_values_are_left_out() -> None:
     assert (none["peak memory"], none["compression rate"]) == ("-", "-")
 
 
+def test_what_measuring_took_is_told_where_anything_was_measured() -> None:
+    measured = {"passes": 6, "train_seconds": 50.0}
+    runs = (record(0, **measured, measuring_seconds=0.25), record(1, **measured), record(2))
+    assert dict(summary.table(results(*runs)))["of it measuring bits"] == "0.2%"
+    unknown = record(0, **measured, measuring_seconds=None)
+    assert "of it measuring bits" not in dict(summary.table(results(unknown)))
+
+
 def test_title() -> None:
     assert summary.title(config()) == "GAT on digits, 4 bit (L1)"
     fp32 = config(model="gcn", dataset="/long/way/cora.npz", bits=32, level="L0")
