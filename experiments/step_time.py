@@ -39,6 +39,7 @@ from experiments.helpers.subjects import (
     wrap_at,
     write_json,
 )
+from experiments.helpers.summary import dataset_name
 from experiments.helpers.timing import as_stock, time_in_turn
 from experiments.helpers.train import synchronize, training_step
 from experiments.helpers.values import parse_bits, parse_blocks, parse_count, parse_device
@@ -171,7 +172,7 @@ def _show(console: Console, timings: dict[str, Any], args: argparse.Namespace) -
 
 def _write(timings: dict[str, Any], args: argparse.Namespace, argv: Sequence[str] | None) -> None:
     content = {
-        "dataset": args.dataset,
+        "dataset": dataset_name(args.dataset),
         "levels": args.levels,
         "bits": args.bits,
         "rounds": args.rounds,

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from datasets.published import Size
 from datasets.synthetic import block_model
+from experiments import overhead
 from experiments.helpers.data import prepare
-from experiments.overhead import batches_of, main
+from experiments.helpers.subjects import make
+from experiments.overhead import batches_of, main, time_steps
 
 
 def test_a_row_for_each_size_and_one_for_mini_batches(tmp_path: Path, capsys) -> None:
     out = tmp_path / "overhead.json"
     flags = ["--models", "gat", "--nodes", "300,100", "--degree", "6", "--batch", "120"]
-    assert main([*flags, "--rounds", "1", "--out", str(out)]) == 0
+    assert main([*flags, "--rounds", "1", "--hidden", "5", "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["hidden"] == 5
     text = capsys.readouterr().out
     assert f"{torch.get_num_threads()} threads" in text
     assert "L1 4 bit" in text and "lossless" in text
@@ -32,6 +36,21 @@ def test_a_row_for_each_size_and_one_for_mini_batches(tmp_path: Path, capsys) ->
         assert timing["ratio"]["L1"] == medians["L1"] / medians["fp32"]
     assert rows["full batch, 300 nodes"]["nodes"] == 300
     assert 0 < rows["mini-batches of 120 nodes"]["edges"] < rows["full batch, 300 nodes"]["edges"]
+
+
+def test_models_get_the_width_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def measure(subject: Any, graphs: Any, *rest: Any, **sizes: int) -> dict[str, Any]:
+        model = make(subject, graphs[0], **sizes)
+        seen.append(model.convs[0].out_channels)
+        return time_steps(subject, graphs, *rest, **sizes)
+
+    monkeypatch.setattr(overhead, "time_steps", measure)
+    flags = ["--nodes", "100", "--degree", "6", "--rounds", "1", "--models", "sage,gat"]
+    assert main([*flags, "--hidden", "5"]) == 0
+    assert main(flags) == 0
+    assert seen == [5, 5, 5, 5, 256, 256, 64, 64]
 
 
 def test_mini_batches_are_subgraphs() -> None:
