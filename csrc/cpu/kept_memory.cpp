@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "memory.h"
+
 // AddressSanitizer watches what the C library hands out, and nothing else.
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
 
@@ -122,6 +124,11 @@ class KeptMemory : public c10::Allocator {
     return kept_bytes_;
   }
 
+  bool has(const void* begin) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return used_.count(const_cast<void*>(begin)) > 0;
+  }
+
   // Across a fork, the child's copy must not be one that another thread was about to change.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
@@ -165,12 +172,13 @@ class KeptMemory : public c10::Allocator {
     while (filled < bytes && seams_.size() < kMostSeams) {
       const auto [from, size] = part_for(bytes - filled, alignment_of(bytes));
       if (size == 0) break;
-      if (!move(from, size, begin + filled)) {
-        unmap(from, size);
-        unmap(begin, bytes);
+      const size_t moved = move(from, size, begin + filled);
+      filled += moved;
+      if (moved < size) {
+        // Another thread may have got the addresses behind these since, so they are left alone.
+        unmap(begin, filled);
         return nullptr;
       }
-      filled += size;
     }
     if (filled == bytes) return begin;
     // Before the system is asked for more, as what is kept counts as well.
@@ -227,21 +235,25 @@ class KeptMemory : public c10::Allocator {
     return true;
   }
 
-  // The system moves no more than one mapping in a call.
-  bool move(char* from, size_t bytes, char* to) {
+  // Returns how many bytes the system has moved, one mapping in a call. If it refuses one, the rest
+  // is returned to it.
+  size_t move(char* from, size_t bytes, char* to) {
+    char* const end = from + bytes;
     char* at = from;
-    for (auto seam = seams_.upper_bound(from); at < from + bytes; ++seam) {
-      char* const next = seam == seams_.end() ? from + bytes : std::min(*seam, from + bytes);
+    auto seam = seams_.upper_bound(from);
+    while (at < end) {
+      char* const next = seam == seams_.end() ? end : std::min(*seam++, end);
       const size_t size = static_cast<size_t>(next - at);
       char* const place = to + (at - from);
-      if (mremap(at, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, place) == MAP_FAILED) return false;
+      if (mremap(at, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, place) == MAP_FAILED) break;
       seams_.insert(place);
       at = next;
-      if (at == from + bytes) break;
     }
-    seams_.insert(to + bytes);
+    const size_t moved = static_cast<size_t>(at - from);
+    if (at < end) munmap(at, static_cast<size_t>(end - at));
+    seams_.insert(to + moved);
     sew(from, bytes);
-    return true;
+    return moved;
   }
 
   void unmap(char* begin, size_t bytes) {
@@ -338,6 +350,9 @@ int64_t kept_bytes() {
 }
 
 }  // namespace
+
+bool is_kept_memory(const void* begin) { return kept_memory != nullptr && kept_memory->has(begin); }
+
 }  // namespace gact_graph
 
 #else  // no mremap, or none that should be used
@@ -350,6 +365,9 @@ void end_keeping() {}
 int64_t kept_bytes() { return 0; }
 
 }  // namespace
+
+bool is_kept_memory(const void*) { return false; }
+
 }  // namespace gact_graph
 
 #endif

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -285,6 +287,59 @@ def test_the_process_peaks_as_if_all_were_returned_at_once() -> None:
     done = subprocess.run([sys.executable, "-c", _PEAK], capture_output=True, text=True, check=True)
     peak, most = json.loads(done.stdout)
     assert most <= peak <= most + (2 << 20)
+
+
+_REFUSING = """
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdarg.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+void* mremap(void* from, size_t size, size_t new_size, int flags, ...) {
+  static int calls = 0;
+  va_list more;
+  va_start(more, flags);
+  void* to = va_arg(more, void*);
+  va_end(more);
+  if (++calls % 5 == 0) {
+    errno = ENOMEM;
+    return MAP_FAILED;
+  }
+  return (void*)syscall(SYS_mremap, from, size, new_size, flags, to);
+}
+"""
+
+_JOINS = """
+import random
+import torch
+from gact_graph.ops import cpu
+
+library = cpu.load()
+generator = random.Random(0)
+live = []
+for number in range(800):
+    if number % 100 == 0:
+        library.start_keeping()
+    while live and generator.random() < 0.4 or len(live) > 12:
+        live.pop(generator.randrange(len(live)))
+    size = generator.randrange(1 << 16, 1 << 22)
+    live.append((number % 251, torch.full((size,), number % 251, dtype=torch.uint8)))
+    assert all(int(one.min()) == int(one.max()) == value for value, one in live)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no mremap")
+def test_where_the_system_moves_no_pages_memory_is_fetched(tmp_path: Path) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no compiler")
+    source, shared = tmp_path / "refusing.c", tmp_path / "refusing.so"
+    source.write_text(_REFUSING)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", shared, source], check=True)
+    environment = os.environ | {"LD_PRELOAD": str(shared)}
+    subprocess.run([sys.executable, "-c", _JOINS], env=environment, check=True)
 
 
 class TestWrappedModels:
