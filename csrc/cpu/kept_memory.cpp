@@ -27,7 +27,6 @@
 #include <map>
 #include <mutex>
 #include <set>
-#include <unordered_map>
 #include <utility>
 
 namespace gact_graph {
@@ -87,7 +86,7 @@ class KeptMemory : public c10::Allocator {
   void free(void* begin) {
     {
       const std::lock_guard<std::mutex> guard(mutex_);
-      const auto found = used_.find(begin);
+      const auto found = used_.find(static_cast<char*>(begin));
       if (found != used_.end()) {
         const size_t bytes = found->second;
         used_.erase(found);
@@ -126,7 +125,7 @@ class KeptMemory : public c10::Allocator {
 
   bool has(const void* begin) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    return used_.count(const_cast<void*>(begin)) > 0;
+    return used_.count(static_cast<char*>(const_cast<void*>(begin))) > 0;
   }
 
   // Across a fork, the child's copy must not be one that another thread was about to change.
@@ -166,6 +165,7 @@ class KeptMemory : public c10::Allocator {
 
   // A new range, with pages of kept ones as far as they go, and fresh ones for the rest.
   char* assemble(size_t bytes) {
+    if (seams_.size() >= kMostSeams) forget_seams();
     char* const begin = reserve(bytes, alignment_of(bytes));
     if (begin == nullptr) return nullptr;
     size_t filled = 0;
@@ -268,6 +268,18 @@ class KeptMemory : public c10::Allocator {
     seams_.insert(begin + bytes);
   }
 
+  // Of what was returned to the system.
+  void forget_seams() {
+    for (auto seam = seams_.begin(); seam != seams_.end();) {
+      seam = is_in(used_, *seam) || is_in(kept_, *seam) ? std::next(seam) : seams_.erase(seam);
+    }
+  }
+
+  static bool is_in(const std::map<char*, size_t>& ranges, char* place) {
+    const auto next = ranges.upper_bound(place);
+    return next != ranges.begin() && place < std::prev(next)->first + std::prev(next)->second;
+  }
+
   // Neighbours become one range.
   void keep(char* begin, size_t bytes) {
     kept_bytes_ += bytes;
@@ -314,9 +326,8 @@ class KeptMemory : public c10::Allocator {
 
   c10::Allocator* inner_;
   std::mutex mutex_;
-  std::unordered_map<void*, size_t> used_;
-  std::map<char*, size_t> kept_;                // ranges by where they begin
-  std::set<std::pair<size_t, char*>> by_size_;  // the same
+  std::map<char*, size_t> used_, kept_;         // ranges by where they begin
+  std::set<std::pair<size_t, char*>> by_size_;  // what is kept
   // Where a mapping of the system may begin or end: all such places in the ranges, and others.
   std::set<char*> seams_;
   size_t kept_bytes_ = 0, in_use_ = 0, most_ = 0, last_most_ = 0;

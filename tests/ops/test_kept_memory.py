@@ -92,6 +92,16 @@ def test_parts_are_joined_again_and_again(library: Any) -> None:
         del joined, held
 
 
+def test_memory_is_joined_after_very_many_small_tensors_too(library: Any) -> None:
+    many = [tensor(LEAST) for _ in range(20_000)]  # never written to
+    held = tensor(4 * LEAST).fill_(5)
+    library.end_keeping()
+    del many  # returned one by one
+    library.start_keeping()
+    test_one_tensor_takes_the_pages_of_several(library)
+    assert int(held.min()) == int(held.max()) == 5
+
+
 def test_large_tensors_begin_where_a_huge_page_does(library: Any) -> None:
     held = []
     for size in (5 << 20, 9 << 20, 6 << 20):
