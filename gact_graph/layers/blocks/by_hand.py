@@ -74,8 +74,8 @@ class Messages:
         result = self._all_at_once()
         if found is not None:
             if session is not None:
-                session.layer_ran(NAME, "stock", None, str(found))
-            work.warn_once(str(found))
+                session.layer_ran(NAME, "stock", None, found)
+            work.warn_once(found)
         return result
 
     def _in_blocks(self, work: _Work, session: current.Capture | None, cut: _Cutting) -> Ran:

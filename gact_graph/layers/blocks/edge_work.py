@@ -199,7 +199,7 @@ def _captured(prepared: Prepared, module: Any, session: current.Capture, name: s
     return result
 
 
-def in_blocks(name: str, run: Callable[[bool], Ran]) -> Ran | CannotBlock | None:
+def in_blocks(name: str, run: Callable[[bool], Ran]) -> Ran | str | None:
     """Runs edge work in blocks, if it can.
 
     Where a layer is computed again in backward, its edge work runs as it did in forward.
@@ -226,4 +226,5 @@ def in_blocks(name: str, run: Callable[[bool], Ran]) -> Ran | CannotBlock | None
                 f"Expected {name} to do in backward what it did in forward (got: it {reason}); "
                 "leave the layer as it is until backward has run"
             ) from reason
-        return reason
+        # Not the exception: with it, this call's frames and tensors would live until a collection.
+        return str(reason)

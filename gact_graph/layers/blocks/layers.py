@@ -184,7 +184,7 @@ class Blocked(Patch):
             report[self._name] = row
             return found.result
         if found is not None:
-            report[self._name] = LayerRow(self._name, "stock", None, str(found))
+            report[self._name] = LayerRow(self._name, "stock", None, found)
         return None
 
     def _check_worth(self, module: nn.Module, arguments: Any) -> None:
