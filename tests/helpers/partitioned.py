@@ -1,6 +1,6 @@
 """The start of a script that :func:`ranks.run_ranks` runs: one graph, cut into parts."""
 
-PARTS = """
+PARTS = '''
 import torch_geometric.nn as pyg
 from torch_geometric.data import Data
 from gact_graph.distributed import partition, sum_gradients
@@ -41,4 +41,17 @@ def built(make, extra=None, **options):
 
 def gradients(model):
     return torch.cat([p.grad.flatten() for p in model.parameters()])
-"""
+
+def as_the_whole(make, extra=None):
+    """After a step of each, the wrapped models of a part: they give what one process does."""
+    stock = built(make, extra)
+    expected, gradient = step(stock, data), gradients(stock)
+    for options in (dict(level="lossless", bits=32), dict(bits=32, blocks=150)):
+        model = built(make, extra, partition=part, **options)
+        out = step(model, part)
+        sum_gradients(model)
+        for got, want in ((out, expected[part.nodes]), (gradients(model), gradient)):
+            error = float((got - want).norm() / want.norm())
+            assert error < 1e-5, (stock.convs[0], options, error)
+        yield stock, model
+'''

@@ -195,32 +195,24 @@ def test_what_does_not_go_with_it():
 
 
 SAME = """
-CONVS = {
-    "GCN": (lambda: pyg.GCNConv(W, W), None),
-    "GCN weighted": (lambda: pyg.GCNConv(W, W, improved=True), "weight"),
-    "SAGE": (lambda: pyg.SAGEConv(W, W), None),
-    "SAGE max": (lambda: pyg.SAGEConv(W, W, aggr="max", project=True), None),
-    "Graph": (lambda: pyg.GraphConv(W, W), "weight"),
-    "GAT": (lambda: pyg.GATConv(W, W // 2, heads=2), None),
-    "GAT edges": (lambda: pyg.GATConv(W, W, edge_dim=3), "attr"),
-    "GATv2": (lambda: pyg.GATv2Conv(W, W // 2, heads=2), None),
-    "Transformer": (lambda: pyg.TransformerConv(W, W), None),
-    "GIN": (lambda: pyg.GINConv(mlp(W)), None),
-    "GINE": (lambda: pyg.GINEConv(mlp(W), edge_dim=3), "attr"),
-    "ResGated": (lambda: pyg.ResGatedGraphConv(W, W), None),
-    "Edge": (lambda: pyg.EdgeConv(mlp(2 * W)), None),
-    "GEN": (lambda: pyg.GENConv(W, W, norm=None, learn_t=True), None),
-}
-for name, (make, extra) in CONVS.items():
-    stock = built(make, extra)
-    expected, gradient = step(stock, data), gradients(stock)
-    for options in (dict(level="lossless", bits=32), dict(bits=32, blocks=150)):
-        model = built(make, extra, partition=part, **options)
-        out = step(model, part)
-        sum_gradients(model)
-        for got, want in ((out, expected[part.nodes]), (gradients(model), gradient)):
-            error = float((got - want).norm() / want.norm())
-            assert error < 1e-5, (name, options, error)
+CONVS = [
+    (lambda: pyg.GCNConv(W, W), None),
+    (lambda: pyg.GCNConv(W, W, improved=True), "weight"),
+    (lambda: pyg.SAGEConv(W, W), None),
+    (lambda: pyg.SAGEConv(W, W, aggr="max", project=True), None),
+    (lambda: pyg.GraphConv(W, W), "weight"),
+    (lambda: pyg.GATConv(W, W // 2, heads=2), None),
+    (lambda: pyg.GATConv(W, W, edge_dim=3), "attr"),
+    (lambda: pyg.GATv2Conv(W, W // 2, heads=2), None),
+    (lambda: pyg.TransformerConv(W, W), None),
+    (lambda: pyg.GINConv(mlp(W)), None),
+    (lambda: pyg.GINEConv(mlp(W), edge_dim=3), "attr"),
+    (lambda: pyg.ResGatedGraphConv(W, W), None),
+    (lambda: pyg.EdgeConv(mlp(2 * W)), None),
+    (lambda: pyg.GENConv(W, W, norm=None, learn_t=True), None),
+]
+for make, extra in CONVS:
+    for stock, model in as_the_whole(make, extra):
         assert gact_graph.report(model).halo_bytes > 0
         model.eval()
         with torch.no_grad():

@@ -170,15 +170,7 @@ class Relu(pyg.SAGEConv):
         return x_j.relu()
 
 for make, extra in ((Bonds, "attr"), (Hops, None), (Attention, None), (lambda: Relu(W, W), None)):
-    stock = built(make, extra)
-    expected, gradient = step(stock, data), gradients(stock)
-    for options in (dict(level="lossless", bits=32), dict(bits=32, blocks=150)):
-        model = built(make, extra, partition=part, **options)
-        out = step(model, part)
-        sum_gradients(model)
-        for got, want in ((out, expected[part.nodes]), (gradients(model), gradient)):
-            error = float((got - want).norm() / want.norm())
-            assert error < 1e-5, (make, options, error)
+    for _, model in as_the_whole(make, extra):
         first = gact_graph.report(model).halo_bytes
         step(model, part)
         assert gact_graph.report(model).halo_bytes == first > 0
