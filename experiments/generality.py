@@ -8,6 +8,7 @@ goes on from there.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 import sys
 import time
@@ -37,6 +38,21 @@ _POINTS = 40
 """Of a curve of the loss: means over equally many steps."""
 
 
+def train_apart(model: str, bits: int, seed: int, steps: int, batch: int) -> dict[str, Any]:
+    """:func:`train` in a process of its own, whose memory holds nothing of trainings before.
+
+    Args:
+        model: One of :data:`experiments.models.general.FIELDS`.
+    """
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_train_named, (model, torch.get_num_threads(), bits, seed, steps, batch))
+
+
+def _train_named(model: str, threads: int, *settings: int) -> dict[str, Any]:
+    torch.set_num_threads(threads)
+    return train(FIELDS[model](), *settings)
+
+
 def train(field: Field, bits: int, seed: int, steps: int, batch: int) -> dict[str, Any]:
     """Train one network; the same batches and the same dropout for all widths.
 
@@ -45,6 +61,9 @@ def train(field: Field, bits: int, seed: int, steps: int, batch: int) -> dict[st
         autograd saves, ``peak_bytes`` over the start, and ``step_process_seconds``, the median time
         of this process.
     """
+    # What the first step of a process loads and keeps is no network's own.
+    inputs, classes = field.batch(batch, torch.Generator())
+    F.cross_entropy(field.make()(inputs), classes).backward()
     seed_everything(seed)
     generator = torch.Generator().manual_seed(seed)
     losses: list[float] = []
@@ -128,10 +147,10 @@ def main(argv: list[str] | None = None) -> int:
 def _run(argv: list[str] | None) -> None:
     args = _parse(argv)
     console = make_console()
-    settings = {name: getattr(args, name) for name in ("model", "steps", "batch")}
-    settings["threads"] = torch.get_num_threads()
-    path = args.out / f"{args.model}.json"
     field = FIELDS[args.model]()
+    settings = {"model": field.network, "steps": args.steps, "batch": args.batch}
+    settings["threads"] = torch.get_num_threads()
+    path = args.out / f"{field.network}.json"
     with hold_folder(args.out, lambda text: say(console, text)):
         runs = (read_kept(path, settings) or {"runs": []})["runs"]
         done = {(run["bits"], run["seed"]) for run in runs}
@@ -140,18 +159,23 @@ def _run(argv: list[str] | None) -> None:
                 if (bits, seed) in done:
                     continue
                 say(console, f"seed {seed}, {bits} bit")
-                run = train(field, bits, seed, args.steps, args.batch)
+                run = train_apart(args.model, bits, seed, args.steps, args.batch)
                 if args.no_times:
                     del run["step_process_seconds"]
                 runs.append(run)
                 # After each, so that the runs so far survive.
                 write_json(path, settings | origin("generality", argv) | {"runs": runs})
-    console.print(make_table(f"{args.model}, {args.steps} steps", HEAD, rows(runs)))
+    console.print(make_table(f"{field.network}, {args.steps} steps", HEAD, rows(runs)))
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m experiments.generality", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", choices=tuple(FIELDS), required=True)
+    parser.add_argument(
+        "--model",
+        choices=tuple(FIELDS),
+        required=True,
+        help="resnet is torchvision's ResNet-18 where torchvision imports, else a smaller network",
+    )
     parser.add_argument(
         "--bits", default="32,4,2", help="widths separated by commas (default: 32,4,2)"
     )

@@ -1,25 +1,30 @@
 """The paper's other two fields, small and without a download: images and texts.
 
-Images are scikit-learn's digits, for a residual network. Texts are excerpts of Python's own
-documentation, for a transformer in the shape of BERT that tells which topic each is from.
+Images are scikit-learn's digits, for torchvision's ResNets or a smaller residual network. Texts are
+excerpts of Python's own documentation, for a transformer in the shape of BERT that tells which
+topic each is from.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from experiments.helpers.errors import UsageError
 from experiments.models.small import residual_network
 
 _HELD_OUT = 0.1
 _TOPICS = 8  # the longest
 _LENGTH = 32  # words of an excerpt
 _RARE = 3  # words that come less often are all alike
+_SIDE = 32  # pixels of an image for torchvision's ResNets, which halve it five times
 
 
 @dataclass(frozen=True)
@@ -27,12 +32,14 @@ class Field:
     """A network and its data.
 
     Attributes:
+        network: What the network is called.
         make: A network with fresh weights.
         batch: A training batch of so many examples: inputs and classes.
         held_out: The same, for the score; always the same ones.
         lr: Of Adam.
     """
 
+    network: str
     make: Callable[[], nn.Module]
     batch: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
     held_out: tuple[Tensor, Tensor]
@@ -88,19 +95,46 @@ def texts() -> Field:
     """BERT over excerpts of documentation."""
     words, topics = excerpts()
     vocabulary = int(words.max()) + 1
-    return _field(lambda: Bert(vocabulary, _TOPICS), words, topics, 5e-4)
+    return _field("bert", lambda: Bert(vocabulary, _TOPICS), words, topics, 5e-4)
 
 
 def images() -> Field:
-    """A residual network over digits of 8 x 8."""
+    """torchvision's ResNet-18 over digits where torchvision imports, else a smaller network."""
+    try:
+        return resnet("resnet18")
+    except UsageError:
+        return _field("resnet", residual_network, *_digits(), 1e-3)
+
+
+def resnet(network: str) -> Field:
+    """A ResNet of torchvision over digits enlarged to 32 x 32, with random weights.
+
+    Raises:
+        UsageError: If torchvision does not import.
+    """
+    try:
+        from torchvision import models
+    # Builds of torch and torchvision that do not fit together fail with RuntimeError.
+    except (ImportError, RuntimeError) as error:
+        raise UsageError(
+            f"Expected torchvision for {network} (got {error}): install the release for this torch "
+            "from the index that torch came from, or take --model resnet"
+        ) from error
+    x, y = _digits()
+    x = F.interpolate(x, size=(_SIDE, _SIDE), mode="bilinear").expand(-1, 3, -1, -1)
+    return _field(network, lambda: getattr(models, network)(num_classes=10), x, y, 1e-3)
+
+
+def _digits() -> tuple[Tensor, Tensor]:
+    """Images [n, 1, 8, 8] float32 in [0, 1] and classes [n]."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     x = torch.as_tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    return _field(residual_network, x, torch.as_tensor(digits.target), 1e-3)
+    return x, torch.as_tensor(digits.target)
 
 
-def _field(make: Callable[[], nn.Module], x: Tensor, y: Tensor, lr: float) -> Field:
+def _field(network: str, make: Callable[[], nn.Module], x: Tensor, y: Tensor, lr: float) -> Field:
     """Splits the examples, the same way each time."""
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     split = int(len(y) * (1 - _HELD_OUT))
@@ -110,10 +144,15 @@ def _field(make: Callable[[], nn.Module], x: Tensor, y: Tensor, lr: float) -> Fi
         chosen = known[torch.randint(split, (size,), generator=generator)]
         return x[chosen], y[chosen]
 
-    return Field(make, batch, (x[held], y[held]), lr)
+    return Field(network, make, batch, (x[held], y[held]), lr)
 
 
-FIELDS: dict[str, Callable[[], Field]] = {"resnet": images, "bert": texts}
+FIELDS: dict[str, Callable[[], Field]] = {
+    "resnet": images,
+    "resnet18": functools.partial(resnet, "resnet18"),
+    "resnet50": functools.partial(resnet, "resnet50"),
+    "bert": texts,
+}
 
 
 @torch.no_grad()

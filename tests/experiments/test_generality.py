@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -11,7 +14,15 @@ from torch import Tensor, nn
 
 from experiments import generality
 from experiments.generality import rows, train
-from experiments.models.general import FIELDS, Field, excerpts, score_of
+from experiments.models.general import FIELDS, excerpts, score_of
+
+_HERE = ("resnet", "bert")
+"""What needs no torchvision."""
+
+
+@pytest.fixture(autouse=True)
+def _no_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
 
 
 def test_excerpts_are_text_of_their_topics() -> None:
@@ -23,7 +34,7 @@ def test_excerpts_are_text_of_their_topics() -> None:
     assert shares[1] == shares.max() > 0.02  # the most common word, of all
 
 
-@pytest.mark.parametrize("name", [*FIELDS])
+@pytest.mark.parametrize("name", _HERE)
 def test_batches_do_not_reach_into_what_is_held_out(name: str) -> None:
     one, other = FIELDS[name](), FIELDS[name]()
     assert all(torch.equal(a, b) for a, b in zip(one.held_out, other.held_out, strict=True))
@@ -44,10 +55,11 @@ def test_the_score_counts_what_is_right() -> None:
     assert score_of(_Knows(), (torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 4, 3]))) == 0.75
 
 
-@pytest.mark.parametrize("name", [*FIELDS])
+@pytest.mark.parametrize("name", _HERE)
 def test_compressed_training_starts_from_the_same_loss(name: str) -> None:
     field = FIELDS[name]()
-    small = Field(field.make, field.batch, tuple(t[:8] for t in field.held_out), field.lr)
+    inputs, classes = field.held_out
+    small = dataclasses.replace(field, held_out=(inputs[:8], classes[:8]))
     exact, compressed = (train(small, bits, 0, steps=1, batch=4) for bits in (32, 4))
     assert exact["loss"] == pytest.approx(compressed["loss"], rel=1e-5)
     assert compressed["rate"] > 2 and exact["rate"] == 1
@@ -64,7 +76,7 @@ def test_end_to_end(
     assert [(run["bits"], run["seed"]) for run in runs] == [(32, 0), (4, 0), (32, 1), (4, 1)]
     assert [row[:2] for row in rows(runs)] == [("fp32", "2"), ("4 bit", "2")]
     assert " ± " in rows(runs)[1][3]
-    monkeypatch.setattr(generality, "train", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(generality, "train_apart", lambda *_: pytest.fail("trained"))
     assert generality.main([*flags, "--seeds", "0,1"]) == 0
     assert "4 bit" in capsys.readouterr().out
     untimed = [{k: v for k, v in run.items() if k != "step_process_seconds"} for run in runs]
@@ -76,3 +88,29 @@ def test_end_to_end(
 def test_bad_widths_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert generality.main(["--model", "bert", "--bits", "4,x", "--out", str(tmp_path)]) == 2
     assert "argument --bits: Expected a whole number" in capsys.readouterr().err
+
+
+def test_resnets_are_torchvisions_where_it_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert FIELDS["resnet"]().network == "resnet"
+    stand_in = ModuleType("torchvision")
+    stand_in.models = ModuleType("torchvision.models")  # type: ignore[attr-defined]
+    made: list[int] = []
+
+    def resnet18(num_classes: int) -> nn.Module:
+        made.append(num_classes)
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, num_classes))
+
+    stand_in.models.resnet18 = resnet18  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torchvision", stand_in)
+    field = FIELDS["resnet"]()
+    assert field.network == "resnet18"
+    inputs, _ = field.batch(4, torch.Generator().manual_seed(0))
+    assert inputs.shape == (4, 3, 32, 32) and inputs.min() >= 0 and inputs.max() <= 1
+    assert field.make()(inputs).shape == (4, 10) and made == [10]
+
+
+def test_a_resnet_asked_for_by_name_needs_torchvision(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generality.main(["--model", "resnet50", "--out", str(tmp_path / "out")]) == 2
+    assert "Expected torchvision for resnet50" in capsys.readouterr().err

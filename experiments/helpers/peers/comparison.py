@@ -66,7 +66,8 @@ def rows(found: Found) -> list[tuple[str, ...]]:
             table.append((f"{label}: {row['reason']}", *[""] * (3 * len(shown) + 1)))
             continue
         if row["compile_seconds"] is not None and "step_seconds" in shown:
-            label += f", compiled in {row['compile_seconds']:.0f} s"
+            # A difference of two times: noise may take it below 0.
+            label += f", compiled in {max(row['compile_seconds'], 0):.0f} s"
         cells = [label]
         for measure in shown:
             cells += _cells(found, row, measure)
