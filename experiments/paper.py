@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from datasets import load
 from experiments import scaling, sensitivity, swap
-from experiments.helpers import table2
+from experiments.helpers import table2, table3
 from experiments.helpers.atomic import write_atomically
 from experiments.helpers.compare import VARIANTS
 from experiments.helpers.data import layout_of, prepare
@@ -30,9 +31,9 @@ from experiments.helpers.job import Job, run
 from experiments.helpers.markdown import markdown_table
 from experiments.helpers.options import Parser
 from experiments.helpers.origin import origin
-from experiments.helpers.paper import paper_growth
 from experiments.helpers.recipes import MODELS, recipe_for
 from experiments.helpers.subjects import choose, exit_code, write_json
+from experiments.helpers.summary import dataset_name
 from experiments.helpers.train import Setup
 from experiments.helpers.values import FP32_BITS, parse_count, parse_device, parse_seeds
 
@@ -131,6 +132,9 @@ def _study(given: Run, graph: str, dataset: str, model: str) -> dict[str, Any]:
 
 def _table3(given: Run) -> None:
     args = given.args
+    model, dataset = args.models[0], _one_graph(args)
+    content = {"model": model, "dataset": dataset_name(dataset)}
+    content |= origin("paper", given.argv) | {"threads": torch.get_num_threads()}
     rows: list[dict[str, Any]] = []
     for memory in args.memory.split(","):
         for vary in ("depth", "width"):
@@ -140,30 +144,16 @@ def _table3(given: Run) -> None:
                 if not (out / "scaling.json").exists():
                     _call(
                         scaling.main,
-                        *("--model", args.models[0], "--dataset", _one_graph(args), "--vary", vary),
+                        *("--model", model, "--dataset", dataset, "--vary", vary),
                         *("--memory", memory, "--variants", variant, "--device", args.device),
                         *("--out", out),
                     )
                 found = json.loads((out / "scaling.json").read_text())["largest"][vary][variant]
                 rows.append({"memory": memory, "vary": vary, "variant": variant, **found})
-                write_json(args.out / "table3.json", origin("paper", given.argv) | {"rows": rows})
-    head = ("memory", "", *args.variants, "paper, 16 GB: L0, L1, L2")
-    shown = [
-        (memory, vary, *_of_stock(rows, memory, vary), paper_growth(vary))
-        for memory in args.memory.split(",")
-        for vary in ("depth", "width")
-    ]
+                write_json(args.out / "table3.json", content | {"rows": rows})
+    head, shown = table3.head(rows), table3.rows(rows)
     write_atomically(args.out / "table3.md", f"{markdown_table(head, shown)}\n".encode())
     given.console.print(make_table("Table 3: the largest model that trains", head, shown))
-
-
-def _of_stock(rows: list[dict[str, Any]], memory: str, vary: str) -> list[str]:
-    here = [row for row in rows if (row["memory"], row["vary"]) == (memory, vary)]
-    stock = next((row["largest"] for row in here if row["variant"] == "stock"), 0)
-    return [
-        f"{row['largest']:,}" + (f" ({row['largest'] / stock:.1f}x)" if stock else "")
-        for row in here
-    ]
 
 
 def _table4(given: Run) -> None:

@@ -26,8 +26,3 @@ def peers(found: Mapping[str, Any]) -> str:
 def generality(found: Mapping[str, Any]) -> str:
     """One network of another field, at each width."""
     return markdown_table(HEAD, rows(found["runs"]))
-
-
-def is_timed(found: Mapping[str, Any], ways: tuple[str, ...]) -> bool:
-    """Whether all these ways were timed."""
-    return all(found["variants"].get(way, {}).get("step_seconds") is not None for way in ways)

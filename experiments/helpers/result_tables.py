@@ -6,22 +6,24 @@ Every table ends in a line that names the command, the versions and the machine 
 from __future__ import annotations
 
 import functools
-import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.helpers import estimate_tables, gradient_tables, peer_tables, summary, time_tables
-from experiments.helpers.compare import VARIANTS as COMPARED
+from experiments.helpers import (
+    estimate_tables,
+    gradient_tables,
+    peer_tables,
+    score_tables,
+    summary,
+    table3,
+    time_tables,
+)
 from experiments.helpers.labels import LABELS
 from experiments.helpers.markdown import markdown_table
-from experiments.helpers.paper import paper_rates, paper_score
 from experiments.helpers.parts import tables as parts_tables
 from experiments.helpers.peers.ways import WAYS
-from experiments.helpers.recipes import MODELS
 from experiments.helpers.table_sources import read, source, sources
-from experiments.scores import HEAD as SCORES_HEAD
-from experiments.scores import score_rows
 
 _SUBJECTS = {
     "gat": "GAT, arxiv_graph",
@@ -38,8 +40,6 @@ _HEADLINE_PEERS = {
 }
 """What computes the same as stock, and what the first table calls it."""
 
-_PAPER_DATASETS = ("flickr", "reddit", "yelp", "ogbn-arxiv")
-
 
 def tables(results: Path) -> dict[str, Callable[[], str]]:
     """Return what makes each table, by name."""
@@ -54,10 +54,10 @@ def tables(results: Path) -> dict[str, Callable[[], str]]:
         ("busy", time_tables.busy),
         ("saved", _saved),
         ("largest-graph", _largest_graph),
-        ("depth-and-width", _depth_and_width),
-        ("scores", _scores),
-        ("gcnii-amazon", functools.partial(_trainings, file="gcnii_amazon.json")),
-        ("low-bits", functools.partial(_trainings, file="low_bits.json")),
+        ("scores", score_tables.scores),
+        ("rates", score_tables.rates),
+        ("gcnii-amazon", functools.partial(score_tables.trainings, file="gcnii_amazon.json")),
+        ("low-bits", functools.partial(score_tables.trainings, file="low_bits.json")),
         ("gradient-variance", gradient_tables.gradient_variance),
         ("allocation", gradient_tables.allocation),
         ("gradient-error", gradient_tables.gradient_error),
@@ -73,12 +73,16 @@ def tables(results: Path) -> dict[str, Callable[[], str]]:
         ("peers", peer_tables.peers),
         ("generality", peer_tables.generality),
         ("partition", parts_tables.partition),
+        ("table3", _table3),
     )
     for kind, make in kinds:
         for name in peer_tables.names(results, kind):
             path = results / kind / f"{name}.json"
             found[f"{kind}-{name}"] = functools.partial(_with_source, path, make)
-    return found | {"paper-scores": _paper_scores, "paper-rates": _paper_rates}
+    return found | {
+        "paper-scores": score_tables.paper_scores,
+        "paper-rates": score_tables.paper_rate_ranges,
+    }
 
 
 def _with_source(path: Path, make: Callable[[Any], str]) -> str:
@@ -87,8 +91,8 @@ def _with_source(path: Path, make: Callable[[Any], str]) -> str:
 
 
 def _headline(results: Path) -> str:
-    memory, compressed = _headline_costs(results)
-    study = read(results / "scores.json")["arxiv_graph-gat"]
+    memory = read(results / "peers" / "gat.json")
+    study = score_tables.studies(results)["arxiv_graph-gat"]
     variants = memory["variants"]
     stock = variants["stock"]
 
@@ -99,17 +103,13 @@ def _headline(results: Path) -> str:
         peak, _, time, _ = _cost(variants[variant], stock)
         return (label, peak, time, accuracy)
 
-    peers = [
-        row(said, variant, "as stock")
-        for variant, said in _HEADLINE_PEERS.items()
-        if variants.get(variant, {}).get("step_seconds") is not None
-    ]
+    peers = [row(said, variant, "as stock") for variant, said in _HEADLINE_PEERS.items()]
     table = markdown_table(
         ("", "peak memory", "time a step", "test accuracy, %"),
         [
             row("stock PyG", "stock", score("fp32")),
             *peers,
-            row("**gact_graph**, `bits=4`", compressed, score("adaptive-4")),
+            row("**gact_graph**, `bits=4`", "L1-4+blocks", score("adaptive-4")),
         ],
     )
     runs = len(study["runs"]["fp32"])
@@ -124,16 +124,6 @@ def _headline(results: Path) -> str:
             ),
         )
     )
-
-
-def _headline_costs(results: Path) -> tuple[Any, str]:
-    """The measurements, and what they call 4 bits: of all peers, where these were timed."""
-    path = results / "peers" / "gat.json"
-    if path.exists() and peer_tables.is_timed(
-        found := read(path), ("stock", "checkpoint", "L1-4+blocks")
-    ):
-        return found, "L1-4+blocks"
-    return read(results / "memory" / "gat.json"), "L1+blocks"
 
 
 def _memory(results: Path, model: str) -> str:
@@ -195,88 +185,8 @@ def _largest_graph(results: Path) -> str:
     return f"{markdown_table(head, rows)}\n\n{source(found)}"
 
 
-def _depth_and_width(results: Path) -> str:
-    found = read(results / "scaling" / "gcn.json")
-    depth, width = found["largest"]["depth"], found["largest"]["width"]
-    rows = []
-    for name in depth:
-        cells = []
-        for kind in (depth, width):
-            row, stock = kind[name], kind["stock"]
-            speed = row["largest"] / row["step_seconds"]
-            cells += [
-                f"{row['largest']:,} ({row['largest'] / stock['largest']:.1f}x)",
-                f"{speed / (stock['largest'] / stock['step_seconds']):.2f}x",
-            ]
-        rows.append((LABELS[name], *cells))
-    head = ("", "layers of 256", "layers a second", "channels of 3 layers", "channels a second")
-    return f"{markdown_table(head, rows)}\n\n{source(found)}"
-
-
-def _scores(results: Path) -> str:
-    scores = read(results / "scores.json")
-    table = markdown_table(SCORES_HEAD, score_rows(scores))
-    return f"{table}\n\n{_furthest(scores)}\n\n{sources(scores.values())}"
-
-
-def _furthest(scores: Mapping[str, Any]) -> str:
-    """Say how far below fp32 the worst mean of each width lies."""
-    said = []
-    for variant in COMPARED:
-        if not variant.adaptive:
-            continue
-        below = {
-            name: statistics.fmean(run["test_score"] for run in study["runs"]["fp32"])
-            - statistics.fmean(run["test_score"] for run in study["runs"][variant.name])
-            for name, study in scores.items()
-        }
-        worst = max(below, key=lambda name: below[name])
-        graph, _, model = worst.rpartition("-")
-        said.append(
-            f"{100 * below[worst]:.2f} points at {variant.bits} bits ({model.upper()} on {graph})"
-        )
-    return f"The mean that lies furthest below fp32's: {', '.join(said)}."
-
-
-def _trainings(results: Path, file: str) -> str:
-    found = read(results / file)
-    rows = [
-        (
-            name,
-            str(len(entry["runs"])),
-            summary.percent([run["test_score"] for run in entry["runs"]]),
-            summary.factor([run["rate"] for run in entry["runs"]]),
-        )
-        for name, entry in found.items()
-    ]
-    table = markdown_table(("", "seeds", "test accuracy, %", "rate"), rows)
-    return f"{table}\n\n{sources(found.values())}"
-
-
-def _paper_scores() -> str:
-    rows = [
-        (
-            model.upper(),
-            *(
-                " / ".join(
-                    f"{paper_score(model, dataset, variant):.2f}"
-                    for variant in ("fp32", "adaptive-4", "adaptive-2")
-                )
-                for dataset in _PAPER_DATASETS
-            ),
-        )
-        for model in MODELS
-    ]
-    return markdown_table(("fp32 / 4 bit / 2 bit", *_PAPER_DATASETS), rows)
-
-
-def _paper_rates() -> str:
-    widths = [variant for variant in COMPARED if variant.adaptive]
-    rows = []
-    for model in MODELS:
-        ranges = [paper_rates(model, variant.name) for variant in widths]
-        rows.append((model.upper(), *(f"{r[0]} to {r[1]}x" if r else "-" for r in ranges)))
-    return markdown_table(("", *(variant.label for variant in widths)), rows)
+def _table3(found: Mapping[str, Any]) -> str:
+    return markdown_table(table3.head(found["rows"]), table3.rows(found["rows"]))
 
 
 def _cost(variant: Mapping[str, Any], stock: Mapping[str, Any]) -> tuple[str, str, str, str]:

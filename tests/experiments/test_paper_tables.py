@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from experiments import paper, scaling
-from experiments.helpers import interval, job
+from experiments.helpers import interval, job, table3
 from experiments.helpers.errors import ExperimentError
 from experiments.helpers.trial import Specification
 
@@ -107,6 +107,12 @@ def test_table_3(
     assert found["1GB", "width", "L1"] == pytest.approx(300, rel=0.05)
     text = (out / "table3.md").read_text()
     assert "| 1GB | depth | 10 (1.0x) | 30 (3.0x) | 24, 152 (6.3x), 240 (10.0x) |" in text
+
+    without_stock = [row for row in rows[:3] if row["variant"] == "L1"] + rows[2:3]
+    assert [row[2:4] for row in table3.rows(without_stock)] == [
+        ("30", "not run"),
+        ("not run", "100 (1.0x)"),
+    ]
 
     tries = len(seen)
     assert paper.main(flags) == 0

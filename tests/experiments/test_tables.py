@@ -41,19 +41,6 @@ class TestThePages:
         assert "| 123 MB |" in (root / "README.md").read_text()
         assert tables.main(["--check"]) == 0
 
-    def test_the_first_table_comes_from_the_peers_once_they_are_timed(self, tmp_path: Path) -> None:
-        results = copy_of_the_pages(tmp_path) / "results"
-        found = json.loads((results / "memory" / "gat.json").read_text())
-        variants = found["variants"]
-        variants["L1-4+blocks"] = variants.pop("L1+blocks") | {"peak_bytes": 123_456_789}
-        (results / "peers").mkdir(exist_ok=True)
-        path = results / "peers" / "gat.json"
-        path.write_text(json.dumps(found))
-        assert "| 123 MB |" in result_tables.tables(results)["headline"]()
-        variants["checkpoint"]["step_seconds"] = None
-        path.write_text(json.dumps(found))
-        assert "| 123 MB |" not in result_tables.tables(results)["headline"]()
-
     def test_every_table_of_numbers_names_its_command_and_version(self) -> None:
         made = result_tables.tables(tables.ROOT / "results")
         for name, make in made.items():
@@ -91,8 +78,8 @@ class TestOrigin:
 
     def test_folders_of_one_machine_are_not_named(self) -> None:
         flags = ["--data", "/home/me/data", "--out", "/tmp/x", "--bits", "4"]
-        assert origin.command("scores", flags) == (
-            "python -m experiments.scores --data DATA --out DIR --bits 4"
+        assert origin.command("generality", flags) == (
+            "python -m experiments.generality --data DATA --out DIR --bits 4"
         )
 
 
