@@ -13,6 +13,7 @@ from experiments.helpers.interval import paired_difference, signed_percent
 from experiments.helpers.markdown import markdown_table
 from experiments.helpers.paper import paper_rates, paper_score
 from experiments.helpers.recipes import MODELS
+from experiments.helpers.table2 import scores_by_seed
 from experiments.helpers.table_sources import read, sources
 from experiments.helpers.values import FP32_BITS
 
@@ -37,10 +38,7 @@ def scores(results: Path) -> str:
     found = studies(results)
     rows = []
     for study in found.values():
-        by_seed = {
-            name: {run["seed"]: run["test_score"] for run in runs}
-            for name, runs in study["runs"].items()
-        }
+        by_seed = scores_by_seed(study)
         exact = by_seed["fp32"]
         rows.append(
             (
@@ -61,16 +59,16 @@ def scores(results: Path) -> str:
 
 def _furthest(found: Mapping[str, Any]) -> str:
     """Say how far below fp32 the worst mean of each width lies, of studies with several seeds."""
-    several = {name: study for name, study in found.items() if len(study["runs"]["fp32"]) > 1}
+    by_seed = {name: scores_by_seed(study) for name, study in found.items()}
+    several = {name: scores for name, scores in by_seed.items() if len(scores["fp32"]) > 1}
     said = []
     for variant in _COMPRESSED:
         below = {
-            name: _mean(study["runs"]["fp32"], "test_score")
-            - _mean(study["runs"][variant.name], "test_score")
-            for name, study in several.items()
+            name: 0 - paired_difference(scores[variant.name], scores["fp32"])[0]
+            for name, scores in several.items()
         }
         worst = max(below, key=lambda name: below[name])
-        where = f"{several[worst]['model'].upper()} on {several[worst]['graph']}"
+        where = f"{found[worst]['model'].upper()} on {found[worst]['graph']}"
         said.append(f"{100 * below[worst]:.2f} points with {variant.label} ({where})")
     return f"The mean over seeds that lies furthest below fp32's: {', '.join(said)}."
 

@@ -10,6 +10,7 @@ from experiments.helpers import summary
 from experiments.helpers.compare import VARIANTS
 from experiments.helpers.interval import paired_difference, signed_percent
 from experiments.helpers.paper import paper_rates, paper_score
+from experiments.helpers.recipes import MODELS
 from experiments.helpers.values import FP32_BITS
 
 HEAD = ("model", "graph", "", "seeds", "score, %", "paper", "to fp32", "rate", "paper")
@@ -26,21 +27,22 @@ VARIED = ("bits", "level", "adaptive", "blocks")
 
 def rows(studies: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """The rows under :data:`HEAD`: models together, as in the paper."""
-    ordered = sorted(studies.values(), key=lambda study: _order(study["model"]))
+    ordered = sorted(studies.values(), key=lambda study: MODELS.index(study["model"]))
     return [row for study in ordered for row in _rows(study)]
 
 
-def _order(model: str) -> int:
-    return ("gcn", "gat", "gcnii").index(model)
+def scores_by_seed(study: Mapping[str, Any]) -> dict[str, dict[int, float]]:
+    """The test scores of each variant that have one."""
+    return {
+        name: {run["seed"]: run["test_score"] for run in runs if run["test_score"] is not None}
+        for name, runs in study["runs"].items()
+    }
 
 
 def _rows(study: Mapping[str, Any]) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     model, graph = study["model"], study["graph"]
-    scores = {
-        name: {run["seed"]: run["test_score"] for run in runs if run["test_score"] is not None}
-        for name, runs in study["runs"].items()
-    }
+    scores = scores_by_seed(study)
     for variant in VARIANTS:
         mine = scores[variant.name]
         compressed = variant.bits != FP32_BITS

@@ -311,6 +311,10 @@ class TestComparison:
         )
         assert {len(cells) for cells in table.values()} == {len(comparison.head(self.found))}
 
+    def test_a_first_step_that_was_no_longer_took_no_time_to_compile(self) -> None:
+        found = {"stock": row(1, 1, 2.0), "compiled": row(1, 1, 2.0) | {"compile_seconds": -3.0}}
+        assert comparison.rows(found)[1][0] == "torch.compile, compiled in 0 s"
+
     def test_medians_leave_rounds_out_that_gave_nothing(self) -> None:
         rounds = [row(1, 5, 1.0), {"reason": "out of memory"}, row(1, 9, 2.0), row(1, 6, 9.0)]
         assert comparison.medians(rounds)["peak_bytes"] == 6
