@@ -48,7 +48,7 @@ _DIMENSIONS = ("depth", "width", "graph")
 
 
 def largest(
-    fits: Callable[[int], Any], start: int, guess: Callable[[int, Any], int]
+    fits: Callable[[int], Any], start: int, guess: Callable[[list[tuple[int, Any]]], int]
 ) -> tuple[int, Any]:
     """The largest number that fits, to within 5 %, and what ``fits`` gave for it.
 
@@ -57,12 +57,14 @@ def largest(
     Args:
         fits: Gives something for a number that fits, None for one that does not.
         start: Where to begin, at least 1.
-        guess: Says what may be the largest, from a number that fits and what ``fits`` gave for it.
+        guess: Says what may be the largest, from the numbers that fit so far, the largest last,
+            each with what ``fits`` gave for it.
 
     Returns:
         0 and None if not even 1 fits.
     """
     low, best = 0, None
+    fitted: list[tuple[int, Any]] = []
     high: int | None = None
     failures, size = 0, start
     while high is None or high - low > max(1, int(low * _PRECISION)):
@@ -71,7 +73,8 @@ def largest(
             high, failures = size, failures + 1
         else:
             low, best, failures = size, found, 0
-        expected = guess(low, best) if low else 0
+            fitted.append((size, found))
+        expected = guess(fitted) if fitted else 0
         if high is None:
             # Just above what fits, to find the end there; unless that has been passed already.
             least = low + max(1, int(low * _PRECISION)) if expected > 0.9 * low else 2 * low
@@ -84,6 +87,18 @@ def largest(
         elif low < expected < high:
             size = expected
     return low, best
+
+
+def expected_size(memory: int, fitted: list[tuple[int, dict[str, Any]]]) -> int:
+    """The size that takes all of the memory, if each unit beyond the first tries takes as much."""
+    (size, found), *smaller = fitted[::-1]
+    peak = found["peak_bytes"]
+    if smaller:
+        less, before = smaller[0]
+        grown = peak - before["peak_bytes"]
+        if grown > 0:
+            return size + int((memory - peak) * (size - less) / grown)
+    return int(size * memory / max(1, peak))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -101,7 +116,9 @@ def _run(argv: list[str] | None) -> None:
         found[vary] = {}
         for variant in args.variants:
             fits = _fits(args, vary, variant, console)
-            size, result = largest(fits, _START[vary], functools.partial(_expected, args.memory))
+            size, result = largest(
+                fits, _START[vary], functools.partial(expected_size, args.memory)
+            )
             found[vary][variant] = {
                 "largest": size,
                 "peak_bytes": result and result["peak_bytes"],
@@ -175,11 +192,6 @@ def _fits(
         return result
 
     return fits
-
-
-def _expected(memory: int, size: int, found: dict[str, Any]) -> int:
-    """The size that takes all of the memory, if it takes as much for each unit."""
-    return int(size * memory / max(1, found["peak_bytes"]))
 
 
 def _scaled(dataset: str, size: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from experiments import memory, scaling
 from experiments.helpers.cap import ended_by_memory, set_cap
 from experiments.helpers.errors import ExperimentError
 from experiments.helpers.trial import Specification, run_trial
-from experiments.scaling import largest
+from experiments.scaling import expected_size, largest
 
 SMALL = "synthetic:ogbn-arxiv@0.01"
 
@@ -27,11 +28,26 @@ def test_the_largest_that_fits_is_found(limit: int, start: int, share: float) ->
         tried.append(size)
         return f"ran {size}" if size <= limit else None
 
-    size, result = largest(fits, start, lambda size, found: int(limit * share))
+    size, result = largest(fits, start, lambda fitted: int(limit * share))
     assert limit * 0.95 - 1 <= size <= limit
     assert result == (f"ran {size}" if size else None)
     assert len(tried) <= (6 if share in (0.97, 1.0, 1.03) else 22)
     assert len({*tried}) == len(tried)
+
+
+@pytest.mark.parametrize(("limit", "fixed"), [(60, 600), (23, 900), (1300, 300), (20, 9000)])
+def test_few_tries_find_the_largest_where_each_unit_takes_as_much(limit: int, fixed: int) -> None:
+    """Beside what is the same for every size: a search from the largest alone took up to 18."""
+    each, tried = 100, []
+    memory = fixed + each * limit + each // 2
+
+    def fits(size: int) -> dict[str, int] | None:
+        tried.append(size)
+        return {"peak_bytes": fixed + each * size} if size <= limit else None
+
+    size, _ = largest(fits, 4, functools.partial(expected_size, memory))
+    assert limit * 0.95 - 1 <= size <= limit
+    assert len(tried) <= 5
 
 
 def test_memory_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
