@@ -70,7 +70,7 @@ def _furthest(found: Mapping[str, Any]) -> str:
         worst = max(below, key=lambda name: below[name])
         where = f"{found[worst]['model'].upper()} on {found[worst]['graph']}"
         said.append(f"{100 * below[worst]:.2f} points with {variant.label} ({where})")
-    return f"The mean over seeds that lies furthest below fp32's: {', '.join(said)}."
+    return f"Furthest below fp32, of the rows with several seeds: {', '.join(said)}."
 
 
 def rates(results: Path) -> str:
