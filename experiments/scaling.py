@@ -90,7 +90,7 @@ def largest(
 
 
 def expected_size(memory: int, fitted: list[tuple[int, dict[str, Any]]]) -> int:
-    """The size that takes all of the memory, if each unit beyond the first tries takes as much."""
+    """The size that takes all of the memory, on the line through the last two sizes that fit."""
     (size, found), *smaller = fitted[::-1]
     peak = found["peak_bytes"]
     if smaller:
