@@ -63,16 +63,15 @@ def largest(
     Returns:
         0 and None if not even 1 fits.
     """
-    low, best = 0, None
     fitted: list[tuple[int, Any]] = []
-    high: int | None = None
+    low, high = 0, None
     failures, size = 0, start
     while high is None or high - low > max(1, int(low * _PRECISION)):
         found = fits(size)
         if found is None:
             high, failures = size, failures + 1
         else:
-            low, best, failures = size, found, 0
+            low, failures = size, 0
             fitted.append((size, found))
         expected = guess(fitted) if fitted else 0
         if high is None:
@@ -86,19 +85,20 @@ def largest(
             size = max(size, int(high * 0.92))
         elif low < expected < high:
             size = expected
-    return low, best
+    return fitted[-1] if fitted else (0, None)
 
 
 def expected_size(memory: int, fitted: list[tuple[int, dict[str, Any]]]) -> int:
-    """The size that takes all of the memory, on the line through the last two sizes that fit."""
-    (size, found), *smaller = fitted[::-1]
-    peak = found["peak_bytes"]
-    if smaller:
-        less, before = smaller[0]
-        grown = peak - before["peak_bytes"]
-        if grown > 0:
-            return size + int((memory - peak) * (size - less) / grown)
-    return int(size * memory / max(1, peak))
+    """The size that takes all of the memory, on the line through the last two sizes that fit.
+
+    With one size alone, memory is taken to grow in proportion to it.
+    """
+    points = [(0, 0), *((size, found["peak_bytes"]) for size, found in fitted)]
+    (less, before), (size, peak) = points[-2:]
+    if peak <= before:
+        # By chance, since a larger size takes more: in proportion, then.
+        less, before = points[0]
+    return int(size + (memory - peak) * (size - less) / max(1, peak - before))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -80,7 +80,7 @@ def rates(results: Path) -> str:
     for model in MODELS:
         mine = [study for study in found.values() if study["model"] == model]
         means = [
-            sorted(_mean(study["runs"][variant.name], "rate") for study in mine)
+            sorted(_mean_rate(study["runs"][variant.name]) for study in mine)
             for variant in _COMPRESSED
         ]
         rows.append((model.upper(), *(f"{one[0]:.1f} to {one[-1]:.1f}x" for one in means)))
@@ -88,8 +88,8 @@ def rates(results: Path) -> str:
     return f"{table}\n\n{sources(found.values())}"
 
 
-def _mean(runs: Iterable[Mapping[str, Any]], key: str) -> float:
-    return statistics.fmean(run[key] for run in runs)
+def _mean_rate(runs: Iterable[Mapping[str, Any]]) -> float:
+    return statistics.fmean(run["rate"] for run in runs)
 
 
 def trainings(results: Path, file: str) -> str:
