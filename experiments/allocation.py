@@ -27,6 +27,7 @@ from datasets import load
 from experiments.helpers.algorithm_1 import algorithm_1
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.display import make_console, make_table, say
+from experiments.helpers.draws import measured
 from experiments.helpers.errors import ExperimentError
 from experiments.helpers.moments import moments
 from experiments.helpers.options import Parser
@@ -84,15 +85,15 @@ def _compare(
     exact = Probe(apply(copy.deepcopy(plain), _EXACT, bits, adaptive=False), task).gradient(0)
     uniform = Probe(apply(copy.deepcopy(plain), way, bits, adaptive=False), task)
     free = {row.slot: row.numel for row in uniform.report.contexts if row.bits == bits}
-    measured = uniform.measure(seed)
-    if measured is None:
-        raise ExperimentError(f"Expected a finite gradient that is not zero (got none at {seed=})")
+    adaptive = apply(copy.deepcopy(plain), way, bits, adaptive=True)
+    Probe(adaptive, task)  # whose first step is measured, with the same bits everywhere
+    uniform.number = seed
     sensitivities = {
-        "library": measured.sensitivities,
-        "algorithm 1": algorithm_1(
-            free, lambda slot: bits, lambda *given: uniform.replay(seed, *given)
-        ),
+        "library": measured(adaptive),
+        "algorithm 1": algorithm_1(free, lambda slot: bits, uniform),
     }
+    if not all(sensitivities.values()):
+        raise ExperimentError(f"Expected a finite gradient that is not zero (got none at {seed=})")
     found: dict[str, Any] = {"uniform": _errors(uniform, draws, exact)}
     for scheme, by_slot in sensitivities.items():
         given = allocate_by_name({s: by_slot.get(s, 0.0) for s in free}, free, bits, {})

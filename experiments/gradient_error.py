@@ -94,7 +94,7 @@ def measure(
         "last_standard_error": _standard_error(last),
         "last_errors": last,
         **training,
-        "passes": report["passes"],
+        "passes": report["measurements"],
         "average_bits": report["average_bits"],
         "rate": report["rate"],
         "reported": report.get("gradient_error"),
@@ -113,7 +113,7 @@ def _train(model: nn.Module, small: Small, steps: int, seed: int) -> dict[str, A
         optimizer.step()
         losses.append(loss.item())
         seconds.append(time.process_time() - start)
-        passes.append(gact_graph.report(model).passes)
+        passes.append(gact_graph.report(model).measurements)
     return {"loss": losses, **cost_of_measuring(seconds, passes)}
 
 

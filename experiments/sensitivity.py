@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from datasets import load
 from experiments.helpers.algorithm_1 import algorithm_1
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.display import make_console, make_table, say
+from experiments.helpers.draws import Draws
 from experiments.helpers.moments import moments
 from experiments.helpers.options import Parser
 from experiments.helpers.origin import origin
@@ -44,11 +44,9 @@ from experiments.helpers.subjects import (
 from experiments.helpers.summary import dataset_name
 from experiments.helpers.train import seed_everything, training_loss, training_step
 from experiments.helpers.values import parse_bits, parse_count, parse_device
-from gact_graph.adaptive.replay import Receive, Recording
-from gact_graph.adaptive.sensitivity import Measured, Measurement
 
 
-class Probe:
+class Probe(Draws):
     """Runs one training step of a wrapped model again and again, with other noise.
 
     Args:
@@ -57,43 +55,20 @@ class Probe:
     """
 
     def __init__(self, model: nn.Module, task: NodeTask) -> None:
-        self._followed: Any = model.forward
-        seed_everything(0)
+        def loss() -> Tensor:
+            seed_everything(0)
+            return training_loss(model(task.x, task.adjacency), task)
+
         model.train()
-        self._recording = Recording(model, (task.x, task.adjacency), {})
-        output = model(task.x, task.adjacency)
-        self._recording.watch(output)
-        training_loss(output, task).backward()
-        model.zero_grad()
+        super().__init__(model, loss)
+        self()
         self.report = gact_graph.report(model)
-
-    def replay(self, number: int, slot: str | None, receive: Receive) -> None:
-        """Hands over gradients under the noise of this number, that of the slot named changed."""
-        controller = self._followed.controller
-        before, controller.forwards = controller.forwards, number
-        try:
-            capture = functools.partial(controller.replay, reseed=slot)
-            with self._recording.rerun(self._followed.original, capture) as replayed:
-                replayed.backward(receive)
-        finally:
-            controller.forwards = before
-
-    def gradient(self, number: int) -> Tensor:
-        """The gradient under the noise of this number, as one vector [P]."""
-        found: dict[int, Tensor] = {}
-        self.replay(number, None, found.__setitem__)
-        return torch.cat([found[place].flatten() for place in sorted(found)])
-
-    def measure(self, seed: int) -> Measured | None:
-        """What the library's measurement tells of this step."""
-        measurement = Measurement(self._recording, self._followed.controller.replay, seed)
-        measurement.run_moved(self._followed.original)
-        return measurement.run_as_it_was(self._followed.original)
 
     def sensitivities(self, number: int = 0) -> dict[str, float]:
         """c_l of every quantized slot, over the squared length of the gradient."""
+        self.number = number
         bits = {row.slot: row.bits for row in self.report.contexts if row.bits is not None}
-        return algorithm_1(bits, bits.__getitem__, functools.partial(self.replay, number))
+        return algorithm_1(bits, bits.__getitem__, self)
 
 
 def gradient_variance(draw: Callable[[int], Tensor], draws: int, exact: Tensor) -> float:
@@ -140,7 +115,6 @@ def study(
         if epoch % every == 0 or (epoch == 1 and points > 1):
             found = Probe(_unwrapped_copy(model, bits), task).sensitivities()
             evolution.append({"epoch": epoch, "sensitivity": found})
-    model(task.x, task.adjacency)  # so that what the last step asked for is measured
     slots = [
         {"slot": row.slot, "bits": row.bits, "elements": row.numel, "sensitivity": c}
         for row in gact_graph.report(model).contexts
@@ -178,8 +152,7 @@ def _unwrapped_copy(model: nn.Module, bits: int | None) -> nn.Module:
 def _refreshed(model: nn.Module, task: NodeTask, bits: int) -> nn.Module:
     """The model with adaptive bits, measured where it stands now."""
     other = wrap_at(gact_graph.unwrap(copy.deepcopy(model)), "L1", bits, adaptive=True)
-    for _ in range(2):  # the second forward measures what the first one recorded
-        training_loss(other(task.x, task.adjacency), task).backward()
+    training_loss(other(task.x, task.adjacency), task).backward()
     return other
 
 

@@ -291,7 +291,7 @@ class TestCheckpoint:
         expected = train_step(make(Checkpointed), X, EDGES)
         for _ in range(4):
             assert distance(train_step(model, X, EDGES), expected) < 0.05
-        assert gact_graph.report(model).passes > 0
+        assert gact_graph.report(model).measurements > 0
 
     def test_reentrant_inside_is_not_measured_and_says_so(self):
         model = gact_graph.wrap(make(Reentrant), bits=8)

@@ -20,48 +20,35 @@ import torch
 from torch import Tensor
 
 from gact_graph.adaptive.allocator import noise
-from gact_graph.adaptive.replay import Receive
 
 
 def algorithm_1(
     slots: Iterable[str],
     bits_of: Callable[[str], int],
-    replay: Callable[[str | None, Receive], None],
+    draw: Callable[[str | None], Mapping[int, Tensor]],
 ) -> dict[str, float]:
     """c_l of each slot, relative to the squared length of the gradient.
 
     Args:
         slots: Names of quantized slots.
         bits_of: The width that each has.
-        replay: Runs forward and backward, with another seed for the noise of the slot named, or for
-            none, and hands over the gradients of the parameters.
+        draw: Runs forward and backward, with another seed for the noise of the slot named, or for
+            none, and returns the gradients of the parameters by their places.
 
     Returns:
         Nothing where the gradient is zero or not finite.
     """
-    first: dict[int, Tensor] = {}
-    replay(None, first.__setitem__)
+    first = draw(None)
     length = sum(map(_squared, first.values()))
     if not 0 < length < math.inf:
         return {}
     found = {}
     for slot in slots:
-        distance = _Distance(first)
-        replay(slot, distance.receive)
-        if distance.squared < math.inf and noise(bits_of(slot)):
-            found[slot] = 0.5 * distance.squared / noise(bits_of(slot)) / length
+        other = draw(slot)
+        squared = sum(_squared(first[place] - gradient) for place, gradient in other.items())
+        if squared < math.inf and noise(bits_of(slot)):
+            found[slot] = 0.5 * squared / noise(bits_of(slot)) / length
     return found
-
-
-class _Distance:
-    """Sums up how far gradients are from the first ones, without holding them."""
-
-    def __init__(self, first: Mapping[int, Tensor]) -> None:
-        self._first = first
-        self.squared = 0.0
-
-    def receive(self, place: int, gradient: Tensor) -> None:
-        self.squared += _squared(self._first[place] - gradient)
 
 
 def _squared(gradient: Tensor) -> float:

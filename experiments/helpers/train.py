@@ -120,8 +120,8 @@ def train(
     :class:`gact_graph.support.peak.PeakMeter`), ``epoch_seconds`` (median time of a training step:
     forward, backward, update; without the evaluation), ``train_seconds`` (all of these steps
     together, with what measuring took in them), ``measuring_seconds`` (the latter, see
-    :func:`experiments.helpers.measuring.cost_of_measuring`), ``passes`` (forwards with their
-    backwards that measuring took), and the curves ``loss`` and ``val_curve``, one value an epoch.
+    :func:`experiments.helpers.measuring.cost_of_measuring`), ``passes`` (how many
+    steps measured), and the curves ``loss`` and ``val_curve``, one value an epoch.
 
     Under ``torchrun`` each process takes steps on batches of its own, and gradients are averaged;
     scores are known to rank 0 alone. Or each has a part of the graph, and scores are those of the
@@ -163,7 +163,7 @@ def train(
                 losses.append(shared_step(model, optimizer, share).item())
             synchronize(device)
             seconds.append(time.perf_counter() - start)
-            passes.append(gact_graph.report(model).passes)
+            passes.append(gact_graph.report(model).measurements)
             is_asked = rank() == 0 or share is not None
             scores.append(_evaluate(model, task, share is not None) if is_asked else (0.0, 0.0))
             if on_epoch is not None:
@@ -186,7 +186,7 @@ def train(
         "epoch_seconds": statistics.median(seconds),
         "train_seconds": sum(seconds),
         "measuring_seconds": cost["measuring_steps"] * cost["step_seconds"] if cost else None,
-        "passes": memory["passes"],
+        "passes": memory["measurements"],
         "loss": losses,
         "val_curve": [val for val, _ in scores],
         "contexts": memory["contexts"],

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from gact_graph.adaptive.agreement import Agreement, agreement_of, data_parallel
-from gact_graph.adaptive.replay import CannotReplay, Forward, Recording
 from gact_graph.adaptive.scheme import Scheme
-from gact_graph.adaptive.sensitivity import Measured, Measurement, Open
+from gact_graph.adaptive.sensitivity import Measured, Measurement
 from gact_graph.adaptive.state_checks import check_count, check_keys
-from gact_graph.support.progress import telling
 from gact_graph.support.warn import warn
 
 _ENOUGH = 3
@@ -33,38 +32,28 @@ _EARLY = 32
 """This forward is measured although the first interval has not ended: sensitivities change fast
 when training begins."""
 
-_MEASURING = "measuring which tensors need more bits (a step runs again)"
+_SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})
 
 
 @dataclass
 class _Pending:
-    """What waits to be measured, and what came of the last attempts.
+    """When to measure next, by what came of the last attempts.
 
     Attributes:
-        recording: A forward, ready once its backward has run.
-        measurement: A measurement of which one half is done.
         wait: Nothing is measured before this forward.
-        failures: Forwards in a row that could not be run again.
+        failures: Steps in a row that could not be measured.
         blanks: Measurements in a row whose gradient was zero or not finite.
         agreement: With the other ranks, if there are any.
     """
 
-    recording: Recording | None = None
-    measurement: Measurement | None = None
     wait: int = 0
     failures: int = 0
     blanks: int = 0
     agreement: Agreement | None = None
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether there is something to measure."""
-        recorded = self.recording is not None and self.recording.ready
-        return recorded or self.measurement is not None
-
 
 class Adaptation:
-    """Finds the bits of one model's slots from replays of its forwards.
+    """Finds the bits of one model's slots from some of its steps.
 
     Args:
         scheme: Gets what is measured.
@@ -73,32 +62,22 @@ class Adaptation:
     Attributes:
         scheme: The same.
         has_part: Whether the model runs on a part of a graph in each rank of the default group.
-        passes: What measuring has cost so far: a forward and a backward are one pass, and so are a
-            forward alone, or a backward and what its operations run once more.
+        measurements: How many steps were measured.
     """
 
     def __init__(self, scheme: Scheme, interval: int) -> None:
         self.scheme = scheme
         self.has_part = False
-        self.passes = 0
+        self.measurements = 0
         self._interval = interval
         self._forwards = 0
         self._pending = _Pending()
+        self._measuring: weakref.ref[Measurement] | None = None
         self._complained: set[str] = set()
         self._alarmed = False
         self._learns: tuple[bool, ...] | None = None
         # By which parameters learn: the scheme's state, and what is pending.
         self._others: dict[tuple[bool, ...], tuple[dict[str, Any], _Pending]] = {}
-
-    @property
-    def waits(self) -> bool:
-        """Whether there is something to measure."""
-        return self._pending.is_ready
-
-    @property
-    def holds(self) -> bool:
-        """Whether a forward is recorded, whose backward may not have run yet."""
-        return self._pending.recording is not None or self._pending.measurement is not None
 
     def next_step(self, model: nn.Module) -> None:
         """Called when a training forward starts, before anything is measured.
@@ -120,7 +99,7 @@ class Adaptation:
         if outcome is None:
             return
         # What was measured in this round and comes late does not count in the next.
-        pending.recording = pending.measurement = None
+        self._measuring = None
         self.scheme.load_state_dict(outcome["scheme"])
         self._forwards = max(self._forwards, outcome["forwards"])
         self._warn_if_noise_dominates()
@@ -132,50 +111,11 @@ class Adaptation:
             scheme.measure(*measured)
         return {"scheme": scheme.state_dict(), "forwards": self._forwards}
 
-    def measure(self, model: nn.Module, forward: Forward, open_session: Open) -> None:
-        """Runs one half of a measurement, where a recording is ready: each call runs one half.
-
-        If a forward raises an exception when it is run again, training goes on.
-
-        Args:
-            model: The model.
-            forward: Gives the model's own forward, or that of a replica.
-            open_session: Opens the session of a forward that is run again.
-        """
-        self._see_what_learns(model)
-        pending = self._pending
-        if not pending.is_ready:
-            return
-        measurement, is_new = pending.measurement, pending.measurement is None
-        pending.measurement = None
-        if measurement is None:
-            assert pending.recording is not None
-            measurement = Measurement(pending.recording, open_session, seed=self.passes)
-            pending.recording = None
-        if not measurement.recording.is_of(model):
-            return
-        if not measurement.recording.unchanged:
-            self._fail("its inputs were changed in place since")
-            return
-        try:
-            if is_new:
-                self.passes += 1
-                with telling(f"{_MEASURING}, part 1 of 2"):
-                    measurement.run_moved(forward)
-                pending.measurement = measurement
-                return
-            self.passes += 2
-            with telling(f"{_MEASURING}, part 2 of 2"):
-                measured = measurement.run_as_it_was(forward)
-        except Exception as error:  # of any kind, for the code that runs is the user's
-            self._fail(f"that raised {type(error).__name__}: {error}".splitlines()[0][:300])
-            return
-        self._take(measured)
-
     def _take(self, measured: Measured | None) -> None:
         """Takes a measurement in; None is one whose gradient was zero or not finite."""
         pending = self._pending
         pending.failures = 0
+        self.measurements += 1
         if pending.agreement is not None:
             pending.agreement.publish(measured)
         if measured is not None:
@@ -192,23 +132,41 @@ class Adaptation:
                 "in the loss and, if there is none without gact_graph, take more bits"
             )
 
-    def record(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Recording | None:
+    def begin(self, model: nn.Module, lock: AbstractContextManager[object]) -> Measurement | None:
         """Called when a forward starts.
 
+        Args:
+            model: The model.
+            lock: Held while a measurement is taken in, when backward has ended.
+
         Returns:
-            What to pass to :meth:`watch` when it has ended; None where no measurement is due.
+            The measurement of this step, which is to watch the output; None where none is due.
         """
         self._see_what_learns(model)
         self._forwards += 1
-        if not self._is_due or any(is_lazy(p) for p in model.parameters()):
+        if not self._is_due:
             return None
-        try:
-            return Recording(model, args, kwargs)
-        except CannotReplay as reason:
-            self._fail(str(reason))
+        if any(_is_sharded(part) for part in model.modules()):
+            self._fail("its parameters are sharded (FSDP)")
             return None
+        measuring: weakref.ref[Measurement]
+
+        def done(measured: Measured | None) -> None:
+            with lock:
+                if self._measuring is measuring:
+                    self._measuring = None
+                    self._take(measured)
+
+        def fail(error: Exception) -> None:
+            with lock:
+                if self._measuring is measuring:
+                    self._measuring = None
+                    lines = f"an operation raised {type(error).__name__}: {error}".splitlines()
+                    self._fail(lines[0][:300])
+
+        measurement = Measurement(done, fail)
+        self._measuring = measuring = weakref.ref(measurement)
+        return measurement
 
     @property
     def _is_due(self) -> bool:
@@ -217,31 +175,19 @@ class Adaptation:
         due = early or self._forwards % self._interval == 0 or not self.scheme.measured
         held_up = self._forwards < pending.wait or pending.failures >= _ENOUGH
         held_up |= pending.agreement is not None and pending.agreement.waits
-        return due and not held_up and pending.measurement is None
-
-    def watch(self, recording: Recording, output: Any) -> None:
-        """Called when that forward has ended.
-
-        Args:
-            recording: What :meth:`record` gave.
-            output: What the forward gave.
-        """
-        try:
-            recording.watch(output)
-        except CannotReplay as reason:
-            self._fail(str(reason))
-            return
-        self._pending.recording = recording
+        # A step whose backward never came is gone, with its graph.
+        return due and not held_up and (self._measuring is None or self._measuring() is None)
 
     def _see_what_learns(self, model: nn.Module) -> None:
         """Changes to the bits of the parameters that learn now.
 
         The noise of a frozen layer moves no gradient, so each set of learning parameters has bits
-        of its own, which start at the average. The last few sets are remembered, with what waits
-        to be measured, because layers may learn in turns.
+        of its own, which start at the average. The last few sets are remembered, because layers
+        may learn in turns.
         """
         learns = tuple(p.requires_grad for p in model.parameters())
         if self._learns is not None and learns != self._learns:
+            self._measuring = None
             state = self.scheme.state_dict()
             self._others[self._learns] = state, self._pending
             if len(self._others) > _REMEMBERED:
@@ -254,7 +200,7 @@ class Adaptation:
 
     def state_dict(self) -> dict[str, int]:
         """Counters, so that a resumed run measures when this one would."""
-        return {"forwards": self._forwards, "passes": self.passes}
+        return {"forwards": self._forwards, "measurements": self.measurements}
 
     @staticmethod
     def check_state(path: str, state: object) -> None:
@@ -264,19 +210,19 @@ class Adaptation:
             path: What to call the state in a message.
             state: Anything.
         """
-        keys = ("forwards", "passes")
-        check_keys(path, state, keys, ("turn",))  # which version 0.6.0 saved
+        # Version 0.6.0 saved a "turn", and it and 0.7.0 how many "passes" they had taken.
+        check_keys(path, state, ("forwards",), ("measurements", "passes", "turn"))
         assert isinstance(state, Mapping)
-        for key in keys:
-            check_count(f"{path}[{key!r}]", state[key])
+        for key in ("forwards", "measurements"):
+            check_count(f"{path}[{key!r}]", state.get(key, 0))
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Takes over what :meth:`state_dict` gave and :meth:`check_state` has passed.
 
-        What waits to be measured is dropped.
+        A step whose backward has not ended counts no more.
         """
-        self._forwards, self.passes = state["forwards"], state["passes"]
-        self._learns = None
+        self._forwards, self.measurements = state["forwards"], state.get("measurements", 0)
+        self._measuring = self._learns = None
         self._pending = _Pending()
         self._others.clear()
 
@@ -296,15 +242,15 @@ class Adaptation:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        pending = self._pending
         return vars(self) | {
-            "_pending": replace(pending, recording=None, measurement=None, agreement=None),
+            "_pending": replace(self._pending, agreement=None),
+            "_measuring": None,
             "_others": {},
         }
 
     def _fail(self, reason: str) -> None:
         self._pending.failures += 1
-        self._complain(f"a forward cannot be run again: {reason}")
+        self._complain(reason)
 
     def _complain(self, reason: str) -> None:
         if reason in self._complained or len(self._complained) == _ENOUGH:
@@ -315,3 +261,7 @@ class Adaptation:
             "Training goes on and the bits stay as they are; adaptive=False asks for the same "
             "bits everywhere, and measures nothing.",
         )
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    return any(kind.__name__ in _SHARDED for kind in type(module).__mro__)

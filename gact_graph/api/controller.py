@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Container, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
-from gact_graph.adaptive.replay import Forward
 from gact_graph.api.followed import Followed
 from gact_graph.api.report import Report
 from gact_graph.api.step import Step
@@ -29,7 +27,10 @@ from gact_graph.support import current
 from gact_graph.support.advising import Advise
 from gact_graph.support.heap import give_back
 from gact_graph.support.rows import NOT_MADE, Row
+from gact_graph.support.storage import tensors_in
 from gact_graph.support.warn import warn
+
+Forward = Callable[[nn.Module], Callable[..., Any]]
 
 _LARGE = 1 << 30
 """Where autograd would save fewer bytes than this, freed memory stays with the process: the next
@@ -43,8 +44,7 @@ class Controller:
     Several threads may run the model at once: each call has a session of its own, and what they
     share is changed under a lock, measuring too. The report is that of the call that ended last.
 
-    It holds no reference to the model, and tensors only while a forward waits to be measured; so it
-    is copied and pickled with the model.
+    It holds no reference to the model, and no tensor; so it is copied and pickled with the model.
 
     Attributes:
         config: The settings.
@@ -70,7 +70,7 @@ class Controller:
     def _set_up(self, config: Config) -> None:
         self.config = config
         self.idle = False
-        self.report = Report(empty=True)
+        self._report = Report(empty=True)
         self.swapping = Swapping(CudaStreams()) if config.swap else None
         self._step = Step(config)
         size, layers = config.block_size, self._step.layers
@@ -115,6 +115,11 @@ class Controller:
         for followed in self.followed.values():
             if followed.adaptation is not None:
                 followed.adaptation.has_part = True
+
+    @property
+    def report(self) -> Report:
+        """The report of the last call, with what backward has measured since."""
+        return self._step.with_measured(self._report, self.followed)
 
     @property
     def session(self) -> current.Capture | None:
@@ -186,19 +191,17 @@ class Controller:
         if followed.adaptation is not None:
             with self._lock:
                 followed.adaptation.next_step(module)
-        self.measure(module, original, method)
         if followed.is_small(self._min_bytes):
             return self._run_uncompressed(method, module, forward, args, kwargs)
-        recording = None
+        measurement = None
         if followed.adaptation is not None and followed.is_large(self._min_bytes):
             with self._lock:
-                recording = followed.adaptation.record(module, args, kwargs)
-        keeping = nullcontext() if recording is None else self._keeping(method)
-        with keeping, self._capturing(method, module, (args, kwargs), advise) as session:
+                measurement = followed.adaptation.begin(module, self._lock)
+        widths = None if measurement is None else measurement.widths
+        with self._capturing(method, module, (args, kwargs), advise, widths) as session:
             output = session.run(forward, args, kwargs)
-        if recording is not None and followed.adaptation is not None:
-            with self._lock:
-                followed.adaptation.watch(recording, output)
+        if measurement is not None:
+            measurement.watch(tensors_in(output), tensors_in((args, kwargs)))
         return output
 
     @contextmanager
@@ -209,7 +212,12 @@ class Controller:
 
     @contextmanager
     def _capturing(
-        self, method: str, model: nn.Module, inputs: Any, advise: Advise | None = None
+        self,
+        method: str,
+        model: nn.Module,
+        inputs: Any,
+        advise: Advise | None = None,
+        widths: Widths | None = None,
     ) -> Iterator[Session]:
         """Compresses what autograd saves inside, and reports if it ends without an exception."""
         followed = self.followed[method]
@@ -221,7 +229,7 @@ class Controller:
                     self._attach(model, later)
             is_large = followed.is_large(self._min_bytes)
             spare = 0 if is_large else self._min_bytes
-            session = self._session(model, inputs, followed, spare=spare, advise=advise)
+            session = self._session(model, inputs, followed, widths, spare, advise)
             self._start(method)
         first = next(model.parameters(), None)  # replicas of DataParallel have none
         if self.config.quantize and session.gives_back and first is not None:
@@ -233,8 +241,6 @@ class Controller:
             yield session
         with self._lock:
             followed.scheme.see(session.rows)
-            for row in session.rows:
-                row.sensitivity = followed.scheme.sensitivity_of(row.slot)
             made = (row.raw_bytes for row in session.rows if row.codec != NOT_MADE)
             saved = sum(made) + session.not_made
             self._end(method, session.rows, saved, left_alone=spare > 0)
@@ -266,8 +272,7 @@ class Controller:
     def _end(self, method: str, rows: list[Row], saved_bytes: int, left_alone: bool) -> None:
         self.followed[method].saved_bytes = saved_bytes
         self._step.end(method, rows)
-        self.report = self._step.report(
-            self.followed.values(),
+        self._report = self._step.report(
             self.blocks,
             self.swapping,
             spared_below=self._min_bytes if left_alone else None,
@@ -288,22 +293,21 @@ class Controller:
         model: nn.Module,
         inputs: Any,
         followed: Followed,
-        reseed: str | None = None,
-        widths: Widths | None = None,
-        spare: int = 0,
-        advise: Advise | None = None,
+        widths: Widths | None,
+        spare: int,
+        advise: Advise | None,
     ) -> Session:
         return Session(
             self.config,
             followed.scheme,
             self.owner,
-            Noise(self.config.seed, self.forwards, reseed),
+            Noise(self.config.seed, self.forwards),
             model,
             inputs,
             swap=None if self.swapping is None or widths is not None else Swap(self.swapping),
             widths=widths,
             spare=spare,
-            layers=self._step.layers if widths is None else None,
+            layers=self._step.layers,
             advise=advise,
             gives_back=followed.saved_bytes is None or followed.is_large(self._gives_back_from),
         )
@@ -312,39 +316,3 @@ class Controller:
     def _gives_back_from(self) -> int:
         """What a call saves at least whose freed memory goes back to the system."""
         return _LARGE if self._min_bytes else 0
-
-    # Measuring: a call is run again.
-
-    @contextmanager
-    def replay(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        widths: Widths | None = None,
-        reseed: str | None = None,
-        method: str = "forward",
-    ) -> Iterator[Session]:
-        """Compresses a call that is run again to measure. It is not counted and not reported."""
-        session = self._session(model, inputs, self.followed[method], reseed, widths)
-        alone = nullcontext() if self.exchange is None else self.exchange.alone(method)
-        with session.capturing(), alone:
-            yield session
-
-    def _keeping(self, method: str) -> AbstractContextManager[None]:
-        """What a call needs of other processes, to run again without them."""
-        return nullcontext() if self.exchange is None else self.exchange.keeping(method)
-
-    def measure(
-        self, model: nn.Module, forward: Forward, method: str = "forward", to_the_end: bool = False
-    ) -> None:
-        """Finds the bits by what was recorded, if that is due: a part of it, or all."""
-        adaptation = self.followed[method].adaptation
-        if adaptation is None:
-            return
-        replay = functools.partial(self.replay, method=method)
-        with self._lock:
-            adaptation.measure(model, forward, replay)
-            while to_the_end and adaptation.waits:
-                adaptation.measure(model, forward, replay)
-            if self.exchange is not None and not adaptation.holds:
-                self.exchange.forget(method)

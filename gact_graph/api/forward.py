@@ -81,12 +81,6 @@ class CompressedForward(Patch):
             controller.follow(self._method)
         super().__init__(module, method)
 
-    def measure(self) -> None:
-        """Measures what waits for the next calls."""
-        module = self.module
-        assert module is not None
-        self.controller.measure(module, self.original, self._method, to_the_end=True)
-
     def run(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Runs in place of the method of ``module``."""
         forward = self.original(module)  # of a copy it may be none that can run

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from gact_graph.api.followed import Followed
 from gact_graph.api.report import Report
@@ -41,23 +42,32 @@ class Step:
 
     def report(
         self,
-        followed: Collection[Followed],
         blocks: Blocks | None,
         swapping: Swapping | None,
         spared_below: int | None,
     ) -> Report:
         """The report of the step so far; see :class:`gact_graph.Report`."""
-        adaptations = [f.adaptation for f in followed if f.adaptation is not None]
         return Report(
             [row for rows in self._rows.values() for row in rows],
-            gradient_error=_largest([f.scheme.gradient_error for f in followed]),
-            variance_ratio=_largest([f.scheme.variance_ratio for f in followed]),
-            passes=sum(adaptation.passes for adaptation in adaptations),
             layers=[*self.layers.values()],
             order_bytes=0 if blocks is None else blocks.orders.nbytes,
             order_seconds=0.0 if blocks is None else blocks.orders.seconds,
             swaps_from=None if swapping is None else swapping.least,
             spared_below=spared_below,
+        )
+
+    def with_measured(self, report: Report, followed: Mapping[str, Followed]) -> Report:
+        """The report with the sensitivities that are known now."""
+        for method, rows in self._rows.items():
+            for row in rows:
+                row.sensitivity = followed[method].scheme.sensitivity_of(row.slot)
+        schemes = [one.scheme for one in followed.values()]
+        adaptations = [one.adaptation for one in followed.values()]
+        return dataclasses.replace(
+            report,
+            gradient_error=_largest([scheme.gradient_error for scheme in schemes]),
+            variance_ratio=_largest([scheme.variance_ratio for scheme in schemes]),
+            measurements=sum(one.measurements for one in adaptations if one is not None),
         )
 
     def check_pins(self, rows: list[Row], complete: bool) -> None:

@@ -262,8 +262,7 @@ def estimate(
 def state_dict(model: nn.Module) -> dict[str, Any]:
     """What the library itself must remember to go on: bits by slot, sensitivities, counters.
 
-    Plain numbers, to be saved beside the model's and the optimizer's. What waits to be measured is
-    measured first, so that this run and a resumed one go on alike.
+    Plain numbers, to be saved beside the model's and the optimizer's.
 
     Raises:
         TypeError: ``model`` is no module.
@@ -271,8 +270,6 @@ def state_dict(model: nn.Module) -> dict[str, Any]:
     """
     patch = wrapped(model)
     controller = patch.controller
-    for one in (patch, *patch.others):
-        one.measure()
     states = {method: followed.state_dict() for method, followed in controller.followed.items()}
     own = states.pop("forward")
     state = {"forwards": controller.forwards, **own, "methods": states}

@@ -107,18 +107,18 @@ class Ledger:
             is_shared: Whether the context was there already, made from an equal tensor.
         """
         storage = tensor.untyped_storage().nbytes()
-        encoded = context.encoded
-        stored = storage if isinstance(encoded, Kept) else encoded.nbytes
+        form = context.form
+        stored = storage if form.codec == Kept.codec else form.nbytes
         row = Row(
             slot=saver.slot,
-            role=_role_of(tensor, encoded.codec),
-            codec=encoded.codec,
+            role=_role_of(tensor, form.codec),
+            codec=form.codec,
             shape=tuple(tensor.shape),
             numel=tensor.numel() if elements is None else elements.flat.numel(),
-            bits=encoded.bits,
+            bits=form.bits,
             raw_bytes=storage if by_autograd else 0,
             stored_bytes=0 if is_shared else stored,
-            host_bytes=0 if is_shared else encoded.host_bytes,
+            host_bytes=0 if is_shared else form.host_bytes,
         )
         entry = Entry(
             context=weakref.ref(context),

@@ -13,15 +13,12 @@ class Noise:
     Args:
         seed: That of the wrapped model.
         forward: How many forwards were compressed before this one.
-        reseed: A slot that gets another seed, to measure what its noise does to the gradient.
     """
 
     seed: int
     forward: int
-    reseed: str | None = None
 
     def seed_of(self, slot: str) -> int:
         """The seed of a slot: 64 bits of a hash."""
-        mark = "\0again" if slot == self.reseed else ""
-        text = f"{self.seed}\0{self.forward}\0{slot}{mark}"
+        text = f"{self.seed}\0{self.forward}\0{slot}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

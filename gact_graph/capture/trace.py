@@ -130,7 +130,6 @@ class Trace(TorchFunctionMode):
             None.
 
     Attributes:
-        before: Called with each operation before it runs.
     """
 
     def __init__(
@@ -139,7 +138,6 @@ class Trace(TorchFunctionMode):
         instead: Callable[[Call], Callable[[], Any] | None] = lambda call: None,
     ) -> None:
         super().__init__()
-        self.before: Callable[[Call], None] | None = None
         self._after = after
         self._instead = instead
         self._call: Call | None = None
@@ -160,8 +158,6 @@ class Trace(TorchFunctionMode):
                 return _opened(func)(*args, **(kwargs or {}))
         call = Call(func, args, kwargs or {})
         call.running = True
-        if self.before is not None:
-            self.before(call)
         outer, self._call = self._call, call
         try:
             other = self._instead(call)
@@ -206,8 +202,6 @@ class Trace(TorchFunctionMode):
         call = Call(_function(name), (), tensors)
         call.of_layer = True
         call.only_here = only_here
-        if self.before is not None:
-            self.before(call)
         outer, self._call = self._call, call
         try:
             yield call

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -88,6 +88,20 @@ class Encoded(ABC):
         return False
 
 
+class Form(NamedTuple):
+    """What the report says of an encoded tensor; see :class:`Encoded`."""
+
+    codec: str
+    bits: int | None
+    nbytes: int
+    host_bytes: int
+
+
+def form_of(encoded: Encoded) -> Form:
+    """The form of an encoded tensor."""
+    return Form(encoded.codec, encoded.bits, encoded.nbytes, encoded.host_bytes)
+
+
 class Context:
     """One encoded tensor, shared by all saved tensors that show the same elements.
 
@@ -99,6 +113,11 @@ class Context:
 
     def __init__(self, encoded: Encoded) -> None:
         self.encoded = encoded
+
+    @property
+    def form(self) -> Form:
+        """The form in which training keeps the tensor."""
+        return form_of(self.encoded)
 
 
 class Saved:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from gact_graph.codecs.base import Context, Encoded, Request, Saved
-from gact_graph.codecs.reads import Slices, Values
+from gact_graph.codecs.base import Context, Encoded, Form, Request, Saved, form_of
 
 FINER = 2
 """Bits above its own that a slot's error is measured against. The narrow width is made of the fine
@@ -23,39 +22,40 @@ where the second goes."""
 
 @dataclass
 class Widths:
-    """Which width is decoded, while a step is run again to measure.
+    """Which width is decoded in a step that is measured.
 
     Attributes:
-        fine: The slots that are decoded in their fine width; all others are in the narrow one.
-        all_fine: Whether every slot is decoded in its fine width, as in forward, where nobody
-            decodes what was saved.
+        narrow: The slot that is decoded in the width of training; all others are in the fine one.
         read: The slots that were decoded since somebody cleared the set.
         slots: Bits of the narrow width of each slot.
-        slices: The slices of each slot that backward brings to one scale, as in
-            :class:`gact_graph.codecs.reads.Values`.
     """
 
-    fine: set[str] = field(default_factory=set)
-    all_fine: bool = True
+    narrow: str | None = None
     read: set[str] = field(default_factory=set)
     slots: dict[str, int] = field(default_factory=dict)
-    slices: dict[str, Slices] = field(default_factory=dict)
 
 
 class Compared(Context):
-    """One context in a fine width, of which the width that training takes is made when it is read.
+    """One context in a fine width, of which the width of training is made when it is read.
 
     Args:
         request: For the width of training. Its tensor is let go.
+        narrow: The tensor in that width, for the report.
         fine: The tensor in the fine width.
         encode: Encodes a request.
         widths: Tells which of both :attr:`encoded` is.
     """
 
     def __init__(
-        self, request: Request, fine: Encoded, encode: Callable[[Request], Encoded], widths: Widths
+        self,
+        request: Request,
+        narrow: Encoded,
+        fine: Encoded,
+        encode: Callable[[Request], Encoded],
+        widths: Widths,
     ) -> None:
         self._fine = fine
+        self._form = form_of(narrow)
         # Without all that holds a tensor. What is quantized refers to no other one.
         self._narrow: Request | None = dataclasses.replace(
             request,
@@ -68,18 +68,22 @@ class Compared(Context):
         self._widths = widths
 
     @property
+    def form(self) -> Form:
+        return self._form
+
+    @property
     def encoded(self) -> Encoded:
         if self._narrow is None:
             return self._fine
         widths, slot = self._widths, self._narrow.slot
         widths.read.add(slot)
-        if widths.all_fine or slot in widths.fine:
+        if widths.narrow != slot:
             return self._fine
         return self._encode(dataclasses.replace(self._narrow, tensor=self._fine.decode()))
 
     @encoded.setter
     def encoded(self, encoded: Encoded) -> None:
-        self._fine = encoded
+        self._fine, self._form = encoded, form_of(encoded)
         self._narrow = None
 
 
@@ -104,7 +108,5 @@ def in_two_widths(
     # An operation may ask for that many bits anyway.
     if fine.bits is not None and fine.bits <= narrow.bits:
         return None
-    if isinstance(request.reads, Values) and request.reads.slices is not None:
-        widths.slices[request.slot] = request.reads.slices
     widths.slots[request.slot] = narrow.bits
-    return Compared(request, fine, encode, widths)
+    return Compared(request, narrow, fine, encode, widths)

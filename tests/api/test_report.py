@@ -46,7 +46,7 @@ def test_before_a_forward_it_says_so(tmp_path):
         "average_bits": None,
         "variance_ratio": None,
         "gradient_error": None,
-        "passes": 0,
+        "measurements": 0,
         "way": None,
         "layers": [],
         "order_bytes": 0,
@@ -70,7 +70,7 @@ def test_a_forward_without_contexts_is_another_thing():
 def test_dict_has_the_keys_and_their_sums(trained):
     found = json.loads(json.dumps(trained.to_dict()))
     counts = {"raw_bytes", "stored_bytes", "host_bytes"}
-    totals = counts | {"rate", "average_bits", "variance_ratio", "gradient_error", "passes"}
+    totals = counts | {"rate", "average_bits", "variance_ratio", "gradient_error", "measurements"}
     assert set(found) == totals | {
         "way",
         "contexts",

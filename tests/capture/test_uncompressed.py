@@ -85,10 +85,10 @@ def test_only_compressed_calls_are_measured():
     model = gact_graph.wrap(make(GraphNet), bits=4, min_bytes=STEP)
     for _ in range(3):
         train_step(model, X, EDGES)
-    assert gact_graph.report(model).passes == 0
+    assert gact_graph.report(model).measurements == 0
     for _ in range(4):
         train_step(model, *graph(nodes=4000, edges=20000))
-    assert gact_graph.report(model).passes > 0
+    assert gact_graph.report(model).measurements > 0
     assert all(row.sensitivity != 0 for row in gact_graph.report(model).contexts)
 
 

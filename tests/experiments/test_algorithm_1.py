@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
-from samples import Mlp, graph, labels, make, replayed, replayer
+from samples import Mlp, draws, graph, make
 
 import gact_graph
 from experiments.helpers.algorithm_1 import algorithm_1
-from gact_graph.adaptive.replay import Recording
 
 X, _ = graph()
 
@@ -20,13 +18,13 @@ class Noisy:
     def __init__(self, scales, bits):
         self.scales, self.bits, self.calls = scales, bits, []
 
-    def __call__(self, reseeded, receive):
+    def __call__(self, reseeded):
         self.calls.append(reseeded)
         gradient = torch.zeros(1 + len(self.scales))
         gradient[0] = 10.0
         for i, (slot, scale) in enumerate(self.scales.items()):
             gradient[1 + i] = -scale if slot == reseeded else scale
-        receive(0, gradient)
+        return {0: gradient}
 
 
 def test_is_algorithm_1():
@@ -42,31 +40,23 @@ def test_is_algorithm_1():
 
 @pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf")])
 def test_nothing_comes_of_a_gradient_that_tells_nothing(bad):
-    def replay(slot, receive):
-        receive(0, torch.full((3,), bad))
-
-    assert algorithm_1(["a"], lambda slot: 2, replay) == {}
+    assert algorithm_1(["a"], lambda slot: 2, lambda slot: {0: torch.full((3,), bad)}) == {}
 
 
 def test_agrees_with_the_variance_over_many_draws():
     """c_l S(b) is the variance that one slot's noise adds: here against 200 draws of it."""
-    model = gact_graph.wrap(make(Mlp), bits=3)
-    controller = model.forward.controller
-    recording = Recording(model, (X,), {})
-    out = model(X)
-    recording.watch(out)
-    F.cross_entropy(out, labels()).backward()
-
+    model = gact_graph.wrap(make(Mlp), bits=3, adaptive=False)
+    draw = draws(model, X)
+    draw()
     for slot in [row.slot for row in gact_graph.report(model).contexts if row.bits]:
-        single, draws = [], []
+        single, distances = [], []
         for number in range(200):
-            controller.forwards = number  # all seeds anew
-            single.append(algorithm_1([slot], lambda s: 3, replayer(model, recording))[slot])
+            draw.number = number  # all seeds anew
+            single.append(algorithm_1([slot], lambda s: 3, draw)[slot])
             first, second = (
-                torch.cat([g.flatten() for g in replayed(model, recording, s)])
-                for s in (None, slot)
+                torch.cat([g.flatten() for g in draw(s).values()]) for s in (None, slot)
             )
-            draws.append((first - second).square().sum() / 2 / first.square().sum())
-        truth = torch.stack(draws).mean().item() * (2**3 - 1) ** 2
+            distances.append((first - second).square().sum() / 2 / first.square().sum())
+        truth = torch.stack(distances).mean().item() * (2**3 - 1) ** 2
         assert sum(single) / len(single) == pytest.approx(truth, rel=1e-6)
         assert min(single) > truth / 3 and max(single) < truth * 3

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 
+from experiments.helpers.draws import Draws
+
 NODES, FEATURES, CLASSES = 300, 32, 5
 
 
@@ -118,21 +120,12 @@ def distance(left: list[Tensor], right: list[Tensor]) -> float:
     return ((a - b).norm() / b.norm()).item()
 
 
-def replayer(model, recording):
-    """A function from slot and receiver, as ``experiments.helpers.algorithm_1`` takes it."""
-    controller = model.forward.controller
+def draws(model: nn.Module, *inputs: object, seed: int = 3) -> Draws:
+    """Gradients of one step of a model with fixed bits, under other draws of the noise."""
 
-    def replay(slot, receive):
-        def capture(*given):
-            return controller.replay(*given, reseed=slot)
+    def loss() -> Tensor:
+        torch.manual_seed(seed)
+        out = model(*inputs)
+        return F.cross_entropy(out, labels(len(out)))
 
-        with recording.rerun(model.forward.original, capture) as replayed:
-            replayed.backward(receive)
-
-    return replay
-
-
-def replayed(model, recording, slot):
-    found = {}
-    replayer(model, recording)(slot, found.__setitem__)
-    return [found[place] for place in sorted(found)]
+    return Draws(model, loss)

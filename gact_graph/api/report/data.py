@@ -28,8 +28,8 @@ class ReportData(Contexts):
     gradient_error: float | None = None
     """How far the gradient was off when it was last measured, over its length, with the bits of
     then; None before that."""
-    passes: int = 0
-    """What measuring has taken since the model was wrapped, in forwards with their backwards."""
+    measurements: int = 0
+    """How many steps were measured since the model was wrapped."""
 
     layers: list[LayerRow] = field(default_factory=list)
     """Message passing layers; empty where neither blocks nor recomputing was asked for."""

@@ -35,7 +35,7 @@ class Report(ReportData):
             "average_bits": self.average_bits,
             "variance_ratio": self.variance_ratio,
             "gradient_error": self.gradient_error,
-            "passes": self.passes,
+            "measurements": self.measurements,
             "way": self.way,
             "halo_bytes": self.halo_bytes,
             "layers": [dataclasses.asdict(row) for row in self.layers],

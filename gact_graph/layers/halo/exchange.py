@@ -31,7 +31,6 @@ class Exchange:
 
     Attributes:
         sent_bytes: What this process has sent to others since the last forward began.
-        is_alone: Whether nothing is fetched now: see :meth:`alone`.
         tried: Names of layers that were found to be local.
 
     Raises:
@@ -42,11 +41,7 @@ class Exchange:
         self.num_nodes = int(part.num_nodes or 0)
         self.num_halo = len(part.halo)
         self.sent_bytes = 0
-        self.is_alone = False
         self.tried: set[str] = set()
-        self._kept: dict[str, list[Tensor | Packed]] = {}
-        self._keeps: list[Tensor | Packed] | None = None
-        self._given: Iterator[Tensor | Packed] = iter(())
         self._tape: list[Tensor] | None = None
         self._lent: Iterator[Tensor] | None = None
         self._send = part.send
@@ -93,23 +88,17 @@ class Exchange:
         return found
 
     def _rows(self, x: Tensor, exact: bool) -> Tensor:
-        if self.is_alone:
-            kept = next(self._given)
-            return kept.unpack() if isinstance(kept, Packed) else kept
-        rows = _Fetch.apply(x, self, 32 if exact else self._bits)
-        if self._keeps is not None:
-            self._keeps.append(_thrifty(rows.detach(), exact))
-        return rows
+        return _Fetch.apply(x, self, 32 if exact else self._bits)
 
     @contextmanager
     def taped(self) -> Iterator[list[Tensor]]:
-        """Gives what :meth:`extended` returns inside. Nothing is kept or counted as sent."""
-        before = self._keeps, self._tape, self.sent_bytes
-        self._keeps, self._tape = None, []
+        """Gives what :meth:`extended` returns inside. Nothing is counted as sent."""
+        before = self._tape, self.sent_bytes
+        self._tape = []
         try:
             yield self._tape
         finally:
-            self._keeps, self._tape, self.sent_bytes = before
+            self._tape, self.sent_bytes = before
 
     @contextmanager
     def of_few(self, num_nodes: int, halo: Tensor, tape: list[Tensor]) -> Iterator[None]:
@@ -122,31 +111,6 @@ class Exchange:
         finally:
             self.num_nodes, self.num_halo = sizes
             self._lent = None
-
-    @contextmanager
-    def keeping(self, method: str) -> Iterator[None]:
-        """Rows that are fetched inside are kept in 8 bits, for that method to run again."""
-        self._keeps = self._kept[method] = []
-        try:
-            yield
-        finally:
-            self._keeps = None
-
-    @contextmanager
-    def alone(self, method: str) -> Iterator[None]:
-        """Inside, rows are those that were kept, and no other process is waited for.
-
-        They are constants: no gradient goes to other processes, now or in a later backward.
-        """
-        self.is_alone, self._given = True, iter(self._kept.get(method, ()))
-        try:
-            yield
-        finally:
-            self.is_alone, self._given = False, iter(())
-
-    def forget(self, method: str) -> None:
-        """Lets go of the rows that were kept."""
-        self._kept.pop(method, None)
 
     def fetch(self, x: Tensor, bits: int) -> Tensor:
         """The rows of the halo [num_halo, ...]."""
@@ -204,12 +168,6 @@ class Exchange:
         return hash((self._seed, self._calls, dist.get_rank() * world + to))
 
 
-def _thrifty(rows: Tensor, exact: bool) -> Tensor | Packed:
-    if exact or rows.dtype not in DTYPES:
-        return rows
-    return pack(rows, 8, group_size=_GROUP, seed=0)
-
-
 def _bytes_of(packed: Packed) -> Tensor:
     # A group with NaN or infinity has NaN for its statistics, and arrives as NaN.
     assert packed.stats is not None
@@ -217,6 +175,8 @@ def _bytes_of(packed: Packed) -> Tensor:
 
 
 class _Fetch(torch.autograd.Function):
+    communicates = True
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: Exchange, bits: int) -> Tensor:
         ctx.exchange, ctx.bits = exchange, bits

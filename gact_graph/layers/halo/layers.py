@@ -38,7 +38,7 @@ def attach(model: nn.Module, exchange: Exchange) -> Iterator[Handle]:
                 tried = Tried(name, exchange)
                 yield module.register_forward_pre_hook(tried, with_kwargs=True)
         elif type(module) in NORMS and exchange.num_parts > 1:
-            yield WholeBatchNorm(module, exchange)
+            yield WholeBatchNorm(module)
 
 
 class _EdgeWork(Patch):

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.support.patch import Patch
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -28,18 +27,16 @@ _ROWS = 1 << 14
 class WholeBatchNorm(Patch):
     """Replaces the forward of a batch norm: its statistics are those of the nodes of all parts.
 
-    All processes run it at the same time. Running statistics are the same in all of them. While a
-    step runs again to measure, which it does alone, those of this part do.
+    All processes run it at the same time. Running statistics are the same in all of them.
     """
 
-    def __init__(self, module: nn.Module, exchange: Exchange) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__(module, "forward")
-        self._exchange = exchange
 
     def run(self, module: Any, input: Tensor) -> Tensor:
         """Runs in place of the forward of ``module``."""
         has_statistics = not module.training and module.running_mean is not None
-        if has_statistics or self._exchange.is_alone:
+        if has_statistics:
             return self.original(module)(input)
         module._check_input_dim(input)
         momentum, mean, var = 0.0, None, None
@@ -115,6 +112,8 @@ def _moments(input: Tensor) -> tuple[Tensor, Tensor, int]:
 
 
 class _Normalize(torch.autograd.Function):
+    communicates = True
+
     @staticmethod
     def forward(
         ctx: Any,

@@ -45,7 +45,7 @@ class Tried:
             ValueError: It is not local, or not known to be.
         """
         exchange = self._exchange
-        if self._name in exchange.tried or exchange.is_alone or torch.compiler.is_compiling():
+        if self._name in exchange.tried or torch.compiler.is_compiling():
             return
         devices = {t.device.type for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         with ExitStack() as stack:

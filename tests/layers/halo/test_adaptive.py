@@ -57,7 +57,7 @@ for make in (lambda: pyg.GATConv(W, W), lambda: pyg.GCNConv(W, W)):
         assert one == other, (one, other)
         assert len({error for _, error in seen}) >= 3  # none, then two measurements at least
         assert len(set(seen[-1][0].values())) > 1, seen[-1]
-        assert gact_graph.report(model).passes >= 6
+        assert gact_graph.report(model).measurements >= 6
         # Nothing is kept but what waits to be measured.
         kept = model.forward.controller.exchange._kept
         assert bool(kept) == model.forward.controller.forward.adaptation.holds

@@ -178,7 +178,7 @@ for make, extra in ((Bonds, "attr"), (Hops, None), (Attention, None), (lambda: R
     model = built(make, extra, partition=part, bits=4)
     for _ in range(2):
         step(model, part)
-    assert gact_graph.report(model).passes > 0
+    assert gact_graph.report(model).measurements > 0
 
 class OverSources(MessagePassing):
     def forward(self, x, edge_index):

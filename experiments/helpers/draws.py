@@ -1,0 +1,70 @@
+"""Gradients of one training step under other draws of the quantization noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+import gact_graph
+from gact_graph.capture.noise import Noise
+
+
+class Draws:
+    """Runs one training step of a wrapped model again and again, with other noise.
+
+    Args:
+        model: A wrapped model whose bits do not change.
+        loss: Runs forward and returns the loss; dropout must be the same each time.
+    """
+
+    def __init__(self, model: nn.Module, loss: Callable[[], Tensor]) -> None:
+        self._model, self._loss = model, loss
+        self.number = 0
+
+    def __call__(self, slot: str | None = None) -> dict[int, Tensor]:
+        """The gradients of the parameters, by their places.
+
+        Args:
+            slot: Gets other noise than the number of the draw gives; None for none.
+        """
+        forward: Any = self._model.forward
+        controller = forward.controller
+        before, controller.forwards = controller.forwards, self.number
+        self._model.zero_grad()
+        try:
+            with _reseeded(slot):
+                self._loss().backward()
+        finally:
+            controller.forwards = before
+        gradients = ((i, p.grad) for i, p in enumerate(self._model.parameters()))
+        found = {i: g.detach().clone() for i, g in gradients if g is not None}
+        self._model.zero_grad()
+        return found
+
+    def gradient(self, number: int) -> Tensor:
+        """The gradient [P] under the noise of this number, as one vector."""
+        self.number = number
+        found = self()
+        return torch.cat([found[place].flatten() for place in sorted(found)])
+
+
+@contextmanager
+def _reseeded(slot: str | None) -> Iterator[None]:
+    stock = Noise.seed_of
+
+    def seed_of(noise: Noise, name: str) -> int:
+        return stock(noise, name) ^ (name == slot)
+
+    with mock.patch.object(Noise, "seed_of", seed_of):
+        yield
+
+
+def measured(model: nn.Module) -> dict[str, float]:
+    """The sensitivities that an adaptive model has measured, by slot."""
+    found: dict[str, float] = gact_graph.state_dict(model)["scheme"]["sensitivities"]
+    return found
