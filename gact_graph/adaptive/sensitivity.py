@@ -30,7 +30,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +41,7 @@ from torch.autograd.graph import Node
 
 from gact_graph.adaptive.allocator import noise
 from gact_graph.codecs.compared import Widths
+from gact_graph.ops.quantize import DTYPES, Packed, pack
 from gact_graph.support.current import unpack
 from gact_graph.support.graph import ends_of, nodes_before, saved_by_node
 
@@ -74,6 +76,9 @@ class Edge(NamedTuple):
     parameter: bool
 
 
+_MANY = 1 << 14
+"""Elements of an error from which on it waits in 8 bits an element."""
+
 Done = Callable[[Measured | None], None]
 
 Gradients = Sequence[Tensor | None]
@@ -101,9 +106,9 @@ class Measurement:
         self._uses: dict[int, int] = {}
         self._order: list[int] = []
         self._ended = False
-        # By node and input, and for parameters by node: gradients and errors on their way.
-        self._errors: dict[tuple[int, int], Tensor] = {}
-        self._parameters: dict[int, list[tuple[Tensor, Tensor | None]]] = {}
+        # On their way: errors by node and input, and of parameters parts of gradients and errors.
+        self._errors: dict[tuple[int, int], list[Tensor | Packed]] = {}
+        self._parameters: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         self._squared_gradient = 0.0
         self._squared_error = 0.0
         # Squared errors of slots at edges, and by node how much each edge magnifies.
@@ -139,130 +144,140 @@ class Measurement:
         for number, node in enumerate(nodes):
             self._edges.append([edge(*following) for following in node.next_functions])
             if self._edges[-1]:
-                node.register_prehook(self._before)
-                node.register_hook(functools.partial(self._after, number, _can_run_again(node)))
+                given = number, _can_run_again(node)
+                node.register_prehook(functools.partial(self._before, *given))
+                node.register_hook(functools.partial(self._after, *given))
         return bool(nodes)
 
-    def _before(self, gradients: Gradients) -> None:
-        self.widths.read.clear()
-
-    def _after(
-        self,
-        number: int,
-        can_run_again: bool,
-        results: Gradients,
-        gradients: Gradients,
-    ) -> None:
-        """A node has run: measures there, the first time."""
+    def _before(self, number: int, can_run_again: bool, gradients: Gradients) -> None:
+        """A node is about to run: carries on the error of what it gets, the first time."""
         if self._ended or number in self._magnified:
             return
         if not self._order:
             Variable._execution_engine.queue_callback(self._end)
         self._order.append(number)
         self._magnified[number] = []
+        with self._measuring():
+            if can_run_again:
+                self._carry(number, gradients)
+        self.widths.read.clear()
+
+    def _after(
+        self, number: int, can_run_again: bool, results: Gradients, gradients: Gradients
+    ) -> None:
+        """A node has run: adds the errors that it made, and hands all on to the next nodes."""
+        if self._ended or self._order[-1:] != [number]:
+            return
+        with self._measuring():
+            results = [*map(_as, self._edges[number], results)]
+            slots = sorted(self.widths.read)
+            if can_run_again:
+                for slot in slots:
+                    self._measure(number, slot, results, gradients)
+            else:
+                self._not_run.update(slots)
+                self._guess(number, results, gradients)
+            for edge, result in zip(self._edges[number], results, strict=True):
+                if edge is not None and edge.parameter and result is not None:
+                    self._parameters.setdefault(edge.node, ([], []))[0].append(result)
+            for edge in self._edges[number]:
+                if edge is not None and edge.parameter:
+                    self._sum_up(edge.node, self._uses[edge.node])
+
+    @contextmanager
+    def _measuring(self) -> Iterator[None]:
+        """What an operation raises inside ends the measurement, and not the user's backward."""
         try:
             with torch.no_grad():
-                node: Any = torch._C._current_autograd_node()
-                edges = self._edges[number]
-
-                def run_again(gradients: Gradients) -> Gradients:
-                    return [*map(_as, edges, _run_again(node, gradients))]
-
-                self._measure(
-                    number,
-                    run_again if can_run_again else None,
-                    [*map(_as, edges, results)],
-                    gradients,
-                )
-        except Exception as error:  # of any kind: an operation that was not made to run twice
+                yield
+        except Exception as error:  # of any kind: it was not made to run twice
             self._ended = True
             self._fail(error)
 
-    def _measure(
-        self,
-        number: int,
-        run_again: Callable[[Gradients], Gradients] | None,
-        results: Gradients,
-        gradients: Gradients,
-    ) -> None:
-        edges = self._edges[number]
-        slots = sorted(self.widths.read)
-        errors = self._carried(number, run_again, results, gradients)
-        if run_again is None:
-            self._not_run.update(slots)
-            slots = []
-        for slot in slots:
-            self.widths.narrow = slot
-            try:
-                narrow = run_again(gradients) if run_again is not None else ()
-            finally:
-                self.widths.narrow = None
-            for place, (edge, own, fine) in enumerate(zip(edges, narrow, results, strict=True)):
-                if edge is None or own is None or fine is None:
-                    continue
-                own = own - fine
-                squared = _squared(own)
-                if squared:
-                    self._own.setdefault(slot, []).append((edge, squared))
-                    errors[place] = own if errors[place] is None else errors[place] + own
-        for edge, gradient, error in zip(edges, results, errors, strict=True):
-            if edge is not None and gradient is not None:
-                self._hand_on(edge, gradient, error)
+    def _run_again(self, number: int, gradients: Gradients) -> list[Tensor | None]:
+        found = [*_run_again(torch._C._current_autograd_node(), gradients)]
+        for place, edge in enumerate(self._edges[number]):  # each is let go before the next
+            found[place] = _as(edge, found[place])
+        return found
 
-    def _carried(
-        self,
-        number: int,
-        run_again: Callable[[Gradients], Gradients] | None,
-        results: Gradients,
-        gradients: Gradients,
-    ) -> list[Any]:
-        """The errors of a node's results by those of its incoming gradients; None for none."""
-        errors = [self._errors.pop((number, i), None) for i in range(len(gradients))]
+    def _carry(self, number: int, gradients: Gradients) -> None:
+        """Runs the node on the errors of its incoming gradients, if there are any."""
+        errors = [self._take_error(number, i) for i in range(len(gradients))]
         total = sum(_squared(error) for error in errors if error is not None)
         if not total:
-            return [None] * len(results)
-        if run_again is None:
-            # As if the error kept its size beside the gradient, and lost its direction.
-            length = sum(_squared(gradient) for gradient in gradients if gradient is not None)
-            share = math.sqrt(total / length) if length else 0.0
+            return
+        pairs = zip(errors, gradients, strict=True)
+        given = [_zeros(gradient) if error is None else error for error, gradient in pairs]
+        del errors
+        self._carried(number, self._run_again(number, given), total)
+
+    def _guess(self, number: int, results: Gradients, gradients: Gradients) -> None:
+        """As if errors kept their size beside the gradient, and lost their direction."""
+        errors = [self._take_error(number, i) for i in range(len(gradients))]
+        total = sum(_squared(error) for error in errors if error is not None)
+        length = sum(_squared(gradient) for gradient in gradients if gradient is not None)
+        if total and length:
+            share = math.sqrt(total / length)
             carried = [None if r is None else _with_random_signs(r) * share for r in results]
-        else:
-            pairs = zip(errors, gradients, strict=True)
-            given = [_zeros(g) if error is None else error for error, g in pairs]
-            del errors
-            carried = [*run_again(given)]
-        for edge, error in zip(self._edges[number], carried, strict=True):
+            self._carried(number, carried, total)
+
+    def _carried(self, number: int, errors: Gradients, total: float) -> None:
+        """Takes the errors that a node made of errors whose squares are ``total``."""
+        for edge, error in zip(self._edges[number], errors, strict=True):
             if edge is not None and error is not None:
                 self._magnified[number].append((edge, _squared(error) / total))
-        return carried
+                self._add_error(edge, error)
 
-    def _hand_on(self, edge: Edge, gradient: Tensor, error: Tensor | None) -> None:
-        """Passes a result and its error on to the next node, or to the sums over parameters."""
-        if edge.node in self._uses:
-            if edge.parameter:
-                parts = self._parameters.setdefault(edge.node, [])
-                parts.append((gradient, error))
-                if len(parts) == self._uses[edge.node]:
-                    self._sum_up(edge.node)
-        elif error is not None:
-            key = edge.node, edge.input
-            known = self._errors.get(key)
-            self._errors[key] = error if known is None else known + error
+    def _measure(self, number: int, slot: str, results: Gradients, gradients: Gradients) -> None:
+        """Runs a node with one slot in its narrow width."""
+        self.widths.narrow = slot
+        try:
+            narrow = self._run_again(number, gradients)
+        finally:
+            self.widths.narrow = None
+        if hasattr(getattr(torch._C._current_autograd_node(), "_forward_cls", None), "alone"):
+            results = self._run_again(number, gradients)
+        narrow.reverse()
+        for edge, fine in zip(self._edges[number], results, strict=True):
+            own = narrow.pop()
+            if edge is None or own is None or fine is None:
+                continue
+            # Not in place: what a node hands on may be the very gradient that it was given.
+            own = own - fine
+            squared = _squared(own)
+            if squared:
+                self._own.setdefault(slot, []).append((edge, squared))
+                self._add_error(edge, own)
 
-    def _sum_up(self, number: int) -> None:
-        gradients, errors = zip(*self._parameters.pop(number), strict=True)
-        self._squared_gradient += _squared(functools.reduce(torch.add, gradients))
-        made = [error for error in errors if error is not None]
-        if made:
-            self._squared_error += _squared(functools.reduce(torch.add, made))
+    def _add_error(self, edge: Edge, error: Tensor) -> None:
+        if edge.parameter:
+            self._parameters.setdefault(edge.node, ([], []))[1].append(error)
+        elif edge.node not in self._uses:
+            self._errors.setdefault((edge.node, edge.input), []).append(_small(error))
+
+    def _take_error(self, number: int, index: int) -> Tensor | None:
+        """The error of a node's incoming gradient; None for none."""
+        found: Tensor | None = None
+        for part in self._errors.pop((number, index), ()):
+            error = part.unpack() if isinstance(part, Packed) else part
+            found = error if found is None else found + error
+        return found
+
+    def _sum_up(self, number: int, uses: int) -> None:
+        """Counts the gradient of a parameter, once all of its parts are there."""
+        gradients, errors = self._parameters.get(number, ([], []))
+        if gradients and len(gradients) == uses:
+            del self._parameters[number]
+            self._squared_gradient += _squared(functools.reduce(torch.add, gradients))
+            self._squared_error += _squared(functools.reduce(torch.add, errors)) if errors else 0.0
 
     def _end(self) -> None:
         """Backward has ended."""
         if self._ended:
             return
         self._ended = True
-        for number in [*self._parameters]:
-            self._sum_up(number)
+        for number, (gradients, _) in [*self._parameters.items()]:
+            self._sum_up(number, len(gradients))
         self._errors.clear()
         length, error = self._squared_gradient, self._squared_error
         self._done(self._measured() if 0 < length < math.inf and error < math.inf else None)
@@ -292,8 +307,7 @@ class Measurement:
 def _can_run_again(node: Node) -> bool:
     """Whether a node's backward is PyTorch's or ours, and reads nothing that others restore.
 
-    The hooks of ``torch.utils.checkpoint`` would run a forward, and can be asked once only. A
-    function that waits for other processes would wait for ever.
+    The hooks of ``torch.utils.checkpoint`` would run a forward, and can be asked once only.
     """
     hooks = {getattr(saved, "unpack_hook", None) for saved in saved_by_node(node)}
     if not hooks <= {None, unpack}:
@@ -301,8 +315,7 @@ def _can_run_again(node: Node) -> bool:
     function = getattr(node, "_forward_cls", None)
     if function is None:
         return True
-    ours = function.__module__.startswith(("gact_graph.", "torch._functorch."))
-    return ours and not getattr(function, "communicates", False)
+    return bool(function.__module__.startswith(("gact_graph.", "torch._functorch.")))
 
 
 def _run_again(node: Any, gradients: Gradients) -> Gradients:
@@ -310,8 +323,10 @@ def _run_again(node: Any, gradients: Gradients) -> Gradients:
     if not hasattr(node, "needs_input_grad"):
         results = node(*gradients)
         return results if isinstance(results, tuple) else (results,)
-    # A function written in Python gives an item for each argument, tensor or not.
-    results = node.apply(*gradients)
+    # A function written in Python gives an item for each argument, tensor or not. The other
+    # processes do not run it again: functions that wait for them have another backward.
+    alone = getattr(node._forward_cls, "alone", None)
+    results = node.apply(*gradients) if alone is None else alone(node, *gradients)
     results = results if isinstance(results, tuple) else (results,)
     needed = (r for r, need in zip(results, node.needs_input_grad, strict=False) if need)
     return tuple(None if node is None else next(needed) for node, _ in node.next_functions)
@@ -322,6 +337,13 @@ def _as(edge: Edge | None, gradient: Tensor | None) -> Tensor | None:
     if edge is None or gradient is None:
         return None
     return gradient if gradient.is_sparse else gradient.sum_to_size(edge.shape)
+
+
+def _small(error: Tensor) -> Tensor | Packed:
+    """An error as it waits for the next operation: beside the gradient, it should take little."""
+    if error.is_sparse or error.dtype not in DTYPES or error.numel() < _MANY:
+        return error
+    return pack(error, 8, group_size=256, seed=0)
 
 
 def _zeros(like: Tensor | None) -> Tensor | None:

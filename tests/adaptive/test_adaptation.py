@@ -96,10 +96,13 @@ class LiveBytes(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize(("kind", "blocks"), [("gcn", None), ("gat", None), ("gat", 4096)])
-def test_measuring_peaks_little_above_a_step(kind, blocks):
-    """It holds codes of two bits more, and an operation's results and errors twice."""
-    model = wrapped(kind, bits=4, blocks=blocks)
+@pytest.mark.parametrize(
+    ("kind", "blocks", "most"), [("gcn", False, 1.8), ("gcn", 4096, 1.4), ("gat", 4096, 1.4)]
+)
+def test_measuring_peaks_little_above_a_step(kind, blocks, most):
+    """It holds codes of two bits more, and the results of one operation twice: messages, where all
+    of them are made at once."""
+    model = wrapped(kind, bits=4, blocks=blocks, adapt_interval=3)
     nodes = 50_000
     x, edges = graph(nodes=nodes, edges=300_000)
 
@@ -108,13 +111,13 @@ def test_measuring_peaks_little_above_a_step(kind, blocks):
         F.cross_entropy(out, labels(nodes)).backward()
         model.zero_grad()
 
-    with LiveBytes() as measuring:
-        forward_and_backward()
-    assert measurements(model) == 1
+    forward_and_backward()  # sorts the edges, too
     with LiveBytes() as step:
         forward_and_backward()
-    assert measurements(model) == 1
-    assert measuring.peak <= 1.4 * step.peak, measuring.peak / step.peak
+    with LiveBytes() as measuring:
+        forward_and_backward()
+    assert measurements(model) == 2
+    assert measuring.peak <= most * step.peak, measuring.peak / step.peak
 
 
 class TestAdaptation:
@@ -170,7 +173,7 @@ class TestAdaptation:
         model = wrapped()
         for _ in range(3):
             (model(X, EDGES) * model(X, EDGES)).sum().backward()
-        assert measurements(model) == 3
+        assert measurements(model) == 1
 
     def test_frozen_and_shared_parameters(self):
         class Shared(nn.Module):
@@ -186,7 +189,7 @@ class TestAdaptation:
         model = wrapped(Shared())
         for _ in range(3):
             model(X).sum().backward()
-        assert measurements(model) == 3
+        assert measurements(model) == 1
         assert model.a is model.b and model.frozen.weight.grad is None
 
     def test_a_part_of_a_larger_model(self):
@@ -204,12 +207,11 @@ class TestAdaptation:
 
     @pytest.mark.parametrize("clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
     def test_copies_measure_for_themselves(self, clone):
-        model = wrapped()
+        model = wrapped(adapt_interval=2)
         train_step(model, X, EDGES)
         other = clone(model)
-        for _ in range(2):
-            train_step(other, X, EDGES)
-        assert passes(other) > 0 == measurements(model)
+        train_step(other, X, EDGES)
+        assert measurements(other) == 2 and measurements(model) == 1
 
 
 class TestState:

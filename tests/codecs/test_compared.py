@@ -43,7 +43,7 @@ def test_the_narrow_width_is_off_by_its_own_noise(bits: int) -> None:
     x = torch.randn(1 << 16)
     context, widths, trained = make(x, bits)
     fine = context.encoded.decode()
-    widths.all_fine = False
+    widths.narrow = SLOT
     error = context.encoded.decode() - fine
     expected = (trained.decode() - x).square().mean()
     assert error.square().mean() == pytest.approx(float(expected), rel=0.1)
@@ -55,25 +55,26 @@ def test_the_narrow_width_is_off_by_its_own_noise(bits: int) -> None:
     assert widths.slots == {SLOT: bits}
 
 
-def test_who_is_fine_is_told_by_slot() -> None:
+def test_one_slot_is_narrow() -> None:
     context, widths, trained = make(torch.randn(4096), 4)
     assert context.encoded.bits == 6
-    widths.all_fine = False
+    widths.narrow = SLOT
     widths.read.clear()
     assert context.encoded.bits == trained.bits == 4
     assert widths.read == {SLOT}
-    widths.fine = {SLOT}
+    widths.narrow = "another"
     assert context.encoded.bits == 6
 
 
 def test_it_holds_the_fine_width_alone() -> None:
     x = torch.randn(1 << 16)
     context, widths, trained = make(x, 4)
+    assert context.form.nbytes == trained.nbytes and context.form.bits == 4
     assert context.encoded.nbytes == pytest.approx(trained.nbytes * 6 / 4, rel=0.05)
     reference = weakref.ref(x)
     del x
     assert reference() is None
-    widths.all_fine = False
+    widths.narrow = SLOT
     assert context.encoded.nbytes == trained.nbytes
 
 
@@ -81,7 +82,7 @@ def test_what_the_model_holds_anyway_has_one_width() -> None:
     x = torch.randn(4096)
     context, widths, _ = make(x, 4)
     context.encoded = Kept(x, "why")
-    widths.all_fine = False
+    widths.narrow = SLOT
     assert torch.equal(context.encoded.decode(), x)
 
 

@@ -175,8 +175,6 @@ def _bytes_of(packed: Packed) -> Tensor:
 
 
 class _Fetch(torch.autograd.Function):
-    communicates = True
-
     @staticmethod
     def forward(ctx: Any, x: Tensor, exchange: Exchange, bits: int) -> Tensor:
         ctx.exchange, ctx.bits = exchange, bits
@@ -186,3 +184,9 @@ class _Fetch(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         [gradient] = gradients
         return ctx.exchange.give_back(gradient, ctx.bits), None, None
+
+    @staticmethod
+    def alone(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Backward as if the rows were constants: without waiting for the other processes."""
+        [gradient] = gradients
+        return gradient.new_zeros(ctx.exchange.num_nodes, *gradient.shape[1:]), None, None

@@ -6,6 +6,7 @@ device: one in forward, for the mean and the variance, and one in backward.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -112,8 +113,6 @@ def _moments(input: Tensor) -> tuple[Tensor, Tensor, int]:
 
 
 class _Normalize(torch.autograd.Function):
-    communicates = True
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -132,26 +131,37 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        input, weight, mean, var = ctx.saved_tensors
-        if input.numel():
-            # As if mean and variance were given; the other two are sums over this part's rows.
-            of_input, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
-                gradient, input, weight, mean, var, None, None, False, ctx.eps, [True, True, True]
-            )
-        else:  # which torch's own divides by
-            of_input = torch.empty_like(input)
-            of_weight = of_bias = torch.zeros_like(mean)
-        if ctx.needs_input_grad[0]:
-            sums = torch.stack([of_bias, of_weight])
-            dist.all_reduce(sums)
-            shape = (1, -1, *[1] * (input.dim() - 2))
-            root = (var + ctx.eps).rsqrt()
-            scale = root if weight is None else root * weight
-            shift, slope = (-scale * sums / ctx.count).to(of_input.dtype)
-            slope = (slope * root).view(shape)
-            mean = mean.view(shape)
-            for rows, part in zip(input.split(_ROWS), of_input.split(_ROWS), strict=True):
-                part.addcmul_(rows - mean, slope).add_(shift.view(shape))
-        found = [of_input, of_weight, of_bias]
-        needed = zip(found, ctx.needs_input_grad, strict=False)
-        return *(one if needs else None for one, needs in needed), *[None] * 4
+        return _gradients(ctx, gradient, dist.all_reduce)
+
+    @staticmethod
+    def alone(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Backward with the sums of this process: without waiting for the others."""
+        return _gradients(ctx, gradient, lambda sums: None)
+
+
+def _gradients(
+    ctx: Any, gradient: Tensor, all_reduce: Callable[[Tensor], object]
+) -> tuple[Tensor | None, ...]:
+    input, weight, mean, var = ctx.saved_tensors
+    if input.numel():
+        # As if mean and variance were given; the other two are sums over this part's rows.
+        of_input, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+            gradient, input, weight, mean, var, None, None, False, ctx.eps, [True, True, True]
+        )
+    else:  # which torch's own divides by
+        of_input = torch.empty_like(input)
+        of_weight = of_bias = torch.zeros_like(mean)
+    if ctx.needs_input_grad[0]:
+        sums = torch.stack([of_bias, of_weight])
+        all_reduce(sums)
+        shape = (1, -1, *[1] * (input.dim() - 2))
+        root = (var + ctx.eps).rsqrt()
+        scale = root if weight is None else root * weight
+        shift, slope = (-scale * sums / ctx.count).to(of_input.dtype)
+        slope = (slope * root).view(shape)
+        mean = mean.view(shape)
+        for rows, part in zip(input.split(_ROWS), of_input.split(_ROWS), strict=True):
+            part.addcmul_(rows - mean, slope).add_(shift.view(shape))
+    found = [of_input, of_weight, of_bias]
+    needed = zip(found, ctx.needs_input_grad, strict=False)
+    return *(one if needs else None for one, needs in needed), *[None] * 4

