@@ -67,12 +67,14 @@ class Edge(NamedTuple):
         node: The operation's number.
         input: Which of its outputs the tensor is.
         shape: The tensor's.
+        dtype: The tensor's.
         parameter: Whether the tensor is a leaf whose gradient counts.
     """
 
     node: int
     input: int
     shape: torch.Size
+    dtype: torch.dtype
     parameter: bool
 
 
@@ -106,6 +108,7 @@ class Measurement:
         self._uses: dict[int, int] = {}
         self._order: list[int] = []
         self._ended = False
+        self._error: Exception | None = None
         # On their way: errors by node and input, and of parameters parts of gradients and errors.
         self._errors: dict[tuple[int, int], list[Tensor | Packed]] = {}
         self._parameters: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
@@ -136,10 +139,11 @@ class Measurement:
             number = numbers[node]
             variable = getattr(node, "variable", None)
             if variable is None:
-                shape = torch.Size(node._input_metadata[index].shape)
-                return Edge(number, index, shape, False)
+                tensor = node._input_metadata[index]
+                return Edge(number, index, torch.Size(tensor.shape), tensor.dtype, False)
             self._uses[number] = self._uses.get(number, 0) + 1
-            return Edge(number, index, variable.shape, id(variable) not in arguments)
+            counts = id(variable) not in arguments
+            return Edge(number, index, variable.shape, variable.dtype, counts)
 
         for number, node in enumerate(nodes):
             self._edges.append([edge(*following) for following in node.next_functions])
@@ -186,13 +190,16 @@ class Measurement:
 
     @contextmanager
     def _measuring(self) -> Iterator[None]:
-        """What an operation raises inside ends the measurement, and not the user's backward."""
+        """What an operation raises inside ends the measurement, and not the user's backward.
+
+        It is told of when backward has ended: where backward itself raises, that says it all.
+        """
         try:
             with torch.no_grad():
                 yield
         except Exception as error:  # of any kind: it was not made to run twice
             self._ended = True
-            self._fail(error)
+            self._error = error.with_traceback(None)  # whose frames hold tensors
 
     def _run_again(self, number: int, gradients: Gradients) -> list[Tensor | None]:
         found = [*_run_again(torch._C._current_autograd_node(), gradients)]
@@ -273,6 +280,8 @@ class Measurement:
 
     def _end(self) -> None:
         """Backward has ended."""
+        if self._error is not None:
+            self._fail(self._error)
         if self._ended:
             return
         self._ended = True
@@ -333,10 +342,11 @@ def _run_again(node: Any, gradients: Gradients) -> Gradients:
 
 
 def _as(edge: Edge | None, gradient: Tensor | None) -> Tensor | None:
-    """A gradient in the shape of its tensor: an operation may hand on one that was broadcast."""
+    """A gradient in the shape and dtype of its tensor, as autograd itself brings it to them."""
     if edge is None or gradient is None:
         return None
-    return gradient if gradient.is_sparse else gradient.sum_to_size(edge.shape)
+    shaped = gradient if gradient.is_sparse else gradient.sum_to_size(edge.shape)
+    return shaped.to(edge.dtype)
 
 
 def _small(error: Tensor) -> Tensor | Packed:
@@ -358,4 +368,5 @@ def _with_random_signs(tensor: Tensor) -> Tensor:
 
 def _squared(tensor: Tensor) -> float:
     values = tensor.coalesce().values() if tensor.is_sparse else tensor
-    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
+    dtype = torch.complex128 if values.is_complex() else torch.float64
+    return float(torch.linalg.vector_norm(values, dtype=dtype)) ** 2

@@ -119,7 +119,8 @@ class Controller:
     @property
     def report(self) -> Report:
         """The report of the last call, with what backward has measured since."""
-        return self._step.with_measured(self._report, self.followed)
+        self._report = self._step.with_measured(self._report, self.followed)
+        return self._report
 
     @property
     def session(self) -> current.Capture | None:

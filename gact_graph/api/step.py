@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 from collections.abc import Mapping
+from typing import Any
 
 from gact_graph.api.followed import Followed
 from gact_graph.api.report import Report
@@ -63,12 +64,14 @@ class Step:
                 row.sensitivity = followed[method].scheme.sensitivity_of(row.slot)
         schemes = [one.scheme for one in followed.values()]
         adaptations = [one.adaptation for one in followed.values()]
-        return dataclasses.replace(
-            report,
-            gradient_error=_largest([scheme.gradient_error for scheme in schemes]),
-            variance_ratio=_largest([scheme.variance_ratio for scheme in schemes]),
-            measurements=sum(one.measurements for one in adaptations if one is not None),
-        )
+        known: dict[str, Any] = {
+            "gradient_error": _largest([scheme.gradient_error for scheme in schemes]),
+            "variance_ratio": _largest([scheme.variance_ratio for scheme in schemes]),
+            "measurements": sum(one.measurements for one in adaptations if one is not None),
+        }
+        if all(getattr(report, name) == value for name, value in known.items()):
+            return report
+        return dataclasses.replace(report, **known)
 
     def check_pins(self, rows: list[Row], complete: bool) -> None:
         """Warns once of patterns in ``pin`` that match no slot.

@@ -30,7 +30,7 @@ def row(slot, raw=1000, stored=100, bits=4, numel=250):
 
 @pytest.fixture(scope="module")
 def trained():
-    model = gact_graph.wrap(make(lambda: GraphNet("gat")), bits=3)
+    model = gact_graph.wrap(make(lambda: GraphNet("gat")), bits=3, adaptive=False)
     train_step(model, *graph())
     return gact_graph.report(model)
 

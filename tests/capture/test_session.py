@@ -100,7 +100,7 @@ def stored_tensors():
         elif isinstance(thing, Saved):
             queue.append(thing.context)
         elif type(thing).__module__.startswith("gact_graph."):
-            queue += vars(thing).values()
+            queue += getattr(thing, "__dict__", {}).values()
     return found
 
 
@@ -125,7 +125,8 @@ class TestAccount:
         gc.collect()
         others = stored_tensors()
         before = {t.untyped_storage().data_ptr() for t in others}
-        model = gact_graph.wrap(make(lambda: GraphNet(kind)), level=level, bits=bits)
+        net = make(lambda: GraphNet(kind))
+        model = gact_graph.wrap(net, level=level, bits=bits, adaptive=False)
         owned = {t.untyped_storage().data_ptr() for t in [X, EDGES, *model.parameters()]}
         owned |= before | {t.untyped_storage().data_ptr() for t in model.buffers()}
         out = model(X, EDGES)

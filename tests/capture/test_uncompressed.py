@@ -51,13 +51,14 @@ def test_the_default_leaves_a_small_step_alone():
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_large_step_is_compressed_from_the_second_on(level):
-    model = gact_graph.wrap(make(GraphNet), level=level, bits=4, min_bytes=1)
+    options = {"level": level, "bits": 4, "adaptive": False}
+    model = gact_graph.wrap(make(GraphNet), min_bytes=1, **options)
     train_step(model, X, EDGES)
     assert gact_graph.report(model).rate > 1.2
     train_step(model, X, EDGES)
     found = gact_graph.report(model)
     assert found.spared_below is None
-    whole = gact_graph.wrap(make(GraphNet), level=level, bits=4, min_bytes=0)
+    whole = gact_graph.wrap(make(GraphNet), min_bytes=0, **options)
     for _ in range(2):
         train_step(whole, X, EDGES)
     assert found.stored_bytes == gact_graph.report(whole).stored_bytes
