@@ -446,7 +446,8 @@ def _is_narrow(edge: Edge) -> bool:
 
 
 def _signs(generator: torch.Generator, like: Tensor) -> Tensor:
-    signs = torch.randint(2, like.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
+    signs = torch.randint(2, like.shape, generator=generator, dtype=torch.int8, device="cpu")
+    signs.mul_(2).sub_(1)
     return signs.to(like.device, like.dtype)
 
 

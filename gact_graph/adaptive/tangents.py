@@ -139,7 +139,7 @@ class Tangents:
         key = numel, device
         if key not in self._indices:
             generator = torch.Generator().manual_seed(numel)
-            indices = torch.randint(numel, (SAMPLES,), generator=generator)
+            indices = torch.randint(numel, (SAMPLES,), generator=generator, device="cpu")
             self._indices[key] = indices.to(device)
         return self._indices[key]
 
