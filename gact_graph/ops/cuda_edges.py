@@ -54,9 +54,10 @@ def verify(kernels: EdgeKernels, device: torch.device) -> None:
     attended = torch.empty_like(weight)
     sums = of_x, of_weight, x, gradient, places, weight, weight_places, starts
     attention = attended, x, gradient, att, places, weight_places, starts, 0.2, 0.5, 7
+    # Before the reference writes its results into the same tensors.
+    sums_found, attention_found = _moved(sums, device), _moved(attention, device)
     reference.weighted_sum_backward(*sums)
     attention_reference.leaky_attention(*attention)
-    sums_found, attention_found = _moved(sums, device), _moved(attention, device)
     kernels.weighted_sum_backward(*sums_found)
     kernels.leaky_attention(*attention_found)
     pairs = (*sums_found[:2], attention_found[0]), (of_x, of_weight, attended)
