@@ -190,10 +190,7 @@ def serves(trial: Callable[[], None], what: str) -> bool:
     Raises:
         RuntimeError: A CUDA graph is being captured.
     """
-    if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "Expected a step before the CUDA graph is captured: the first one compiles the kernels"
-        )
+    nvrtc.check_not_capturing()
     try:
         with telling("compiling kernels for CUDA"):
             trial()
