@@ -573,7 +573,7 @@ class TestReport:
         assert isinstance(swap.leave(quantized(0, 5000)), Swapped)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 class TestCuda:
     # A mask of a hidden layer takes 1.6 MB, its values in 4 bits 6.5 MB.
     NODES, EDGES = 200_000, 1_000_000

@@ -221,7 +221,7 @@ def test_importing_loads_no_compiler() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_graph_captures_them(bits: int, dtype: torch.dtype) -> None:
