@@ -83,7 +83,7 @@ def test_the_tests_of_a_gpu_are_found() -> None:
     assert "test_weighted_sum.py::test_backward_as_autograd_in_float64[cuda-heads]" in done.stdout
     assert "test_attention.py::test_as_autograd_in_float64[cuda-rows]" in done.stdout
     # Those take the time of compilers, and say nothing of a GPU.
-    for name in ("source", "every_kernel", "test_cuda_edges"):
+    for name in ("cuda-source", "every_kernel", "test_cuda_edges"):
         assert name not in done.stdout
 
 
