@@ -362,7 +362,11 @@ def _zeros(like: Tensor | None) -> Tensor | None:
 
 def _with_random_signs(tensor: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(tensor.numel())
-    signs = torch.randint(2, tensor.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
+    signs = (
+        torch.randint(2, tensor.shape, generator=generator, dtype=torch.int8, device="cpu")
+        .mul_(2)
+        .sub_(1)
+    )
     return tensor * signs.to(tensor.device)
 
 

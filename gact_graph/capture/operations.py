@@ -354,7 +354,7 @@ def _is_rounded(call: Call, *bounds: float) -> bool:
     x = call.argument(0, "input")
     if not isinstance(x, Tensor) or x.dtype not in (torch.float16, torch.bfloat16):
         return False
-    return torch.tensor(bounds, dtype=x.dtype).tolist() != [float(b) for b in bounds]
+    return torch.tensor(bounds, dtype=x.dtype, device="cpu").tolist() != [float(b) for b in bounds]
 
 
 def _clamp(call: Call, position: str) -> Reads:

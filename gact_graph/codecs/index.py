@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gact_graph.codecs.base import Codec, Encoded, Request
-from gact_graph.support.storage import spread_of
+from gact_graph.support.content import mark_of, same
 
 _NARROW = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
@@ -21,16 +21,16 @@ class Narrowed(Encoded):
     Args:
         values: The integers.
         dtype: What they are decoded to.
-        sample: A few of them, by which others that may be equal are found.
+        mark: What equal ones share, as of :func:`gact_graph.support.content.mark_of`.
     """
 
     codec = "index"
     exact = True
 
-    def __init__(self, values: Tensor, dtype: torch.dtype, sample: tuple[int, ...]) -> None:
+    def __init__(self, values: Tensor, dtype: torch.dtype, mark: tuple[int, ...]) -> None:
         self.values = values
         self.dtype = dtype
-        self._sample = sample
+        self._mark = mark
 
     @property
     def nbytes(self) -> int:
@@ -41,10 +41,10 @@ class Narrowed(Encoded):
 
     def fingerprint(self) -> Hashable:
         kind = (self.codec, self.dtype, self.values.dtype, self.values.numel(), self.values.device)
-        return *kind, self._sample
+        return *kind, self._mark
 
     def equals(self, other: Encoded) -> bool:
-        return isinstance(other, Narrowed) and torch.equal(self.values, other.values)
+        return isinstance(other, Narrowed) and same(self.values, other.values)
 
 
 class Index(Codec):
@@ -57,11 +57,11 @@ class Index(Codec):
         if x.dtype not in (torch.int64, torch.int32, torch.int16) or not x.numel():
             return None
         # One wait for the device.
-        least, most, *sample = torch.cat([torch.stack(x.aminmax()), spread_of(x)]).tolist()
+        least, most, *mark = torch.cat([torch.stack(x.aminmax()), mark_of(x)]).tolist()
         for dtype in _NARROW:
             info = torch.iinfo(dtype)
             if info.min <= least and most <= info.max:
                 if dtype.itemsize >= x.element_size():
                     return None
-                return Narrowed(x.to(dtype), x.dtype, tuple(sample))
+                return Narrowed(x.to(dtype), x.dtype, tuple(mark))
         return None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-import torch
 from torch import Tensor
 
 from gact_graph.codecs.base import Encoded
-from gact_graph.support.storage import is_plain, parts_of, sample_of, version_of
+from gact_graph.support.content import mark_of, same
+from gact_graph.support.storage import is_plain, parts_of, version_of
 
 
 class Kept(Encoded):
@@ -44,9 +44,10 @@ class Kept(Encoded):
     def fingerprint(self) -> Hashable:
         if not is_plain(self.tensor):
             return None
-        return self.codec, self.tensor.dtype, self.tensor.shape, sample_of(self.tensor)
+        kind = self.codec, self.tensor.dtype, self.tensor.shape, self.tensor.device
+        return *kind, *mark_of(self.tensor).tolist()
 
     def equals(self, other: Encoded) -> bool:
         if not isinstance(other, Kept) or version_of(other.tensor) != other.version:
             return False
-        return torch.equal(self.tensor, other.tensor)
+        return same(self.tensor, other.tensor)

@@ -23,7 +23,12 @@ from gact_graph.ops.kernels.nvrtc import Kernel
 from gact_graph.ops.kernels.once import once
 from gact_graph.ops.reference import bitmask as bits_reference
 from gact_graph.ops.reference import quantize as reference
-from gact_graph.ops.reference.bitmask import check_mask_test, check_pair, check_words
+from gact_graph.ops.reference.bitmask import (
+    check_mask_test,
+    check_pair,
+    check_words,
+    raw_pair,
+)
 from gact_graph.support.progress import telling
 
 Launch = Callable[..., None]
@@ -31,7 +36,6 @@ Launch = Callable[..., None]
 
 _LANES = 32
 _VECTOR = 16  # bytes that a lane loads at a time, and what addresses must be a multiple of
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _PLAIN_INTEGERS = (
     *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
@@ -145,7 +149,7 @@ class Kernels:
         if x.numel():
             kernel = Kernel("cuda/bitmask.cu", f"pack_pair_{x.element_size()}")
             ends = words.data_ptr(), matched.data_ptr()
-            pair = _raw(low, high, x.dtype)
+            pair = raw_pair(low, high, x.dtype)
             self._launch(kernel, x.device, _warps(x), x.data_ptr(), x.numel(), *pair, *ends)
         return words, matched
 
@@ -158,7 +162,7 @@ class Kernels:
         words = words.contiguous()
         if x.numel():
             kernel = Kernel("cuda/bitmask.cu", f"unpack_bits_{x.element_size()}")
-            pair = _raw(low, high, dtype)
+            pair = raw_pair(low, high, dtype)
             self._launch(
                 kernel, x.device, _warps(x), words.data_ptr(), x.numel(), *pair, x.data_ptr()
             )
@@ -186,10 +190,7 @@ def serves(trial: Callable[[], None], what: str) -> bool:
     Raises:
         RuntimeError: A CUDA graph is being captured.
     """
-    if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "Expected a step before the CUDA graph is captured: the first one compiles the kernels"
-        )
+    nvrtc.check_not_capturing()
     try:
         with telling("compiling kernels for CUDA"):
             trial()
@@ -209,7 +210,7 @@ def verify(kernels: Kernels, device: torch.device) -> None:
         RuntimeError: They did not give the reference's bytes.
         Exception: Whatever the driver says.
     """
-    x = torch.linspace(-1, 1, 256)
+    x = torch.linspace(-1, 1, 256, device="cpu")
     given = x.to(device)
     packed, expected = kernels.pack(given, 4, 256, 1), reference.pack(x, 4, 256, 1)
     unpacked = kernels.unpack(*packed, [256], 4, 256, x.dtype)
@@ -252,12 +253,6 @@ def _words_for(x: Tensor) -> Tensor:
 
 def _warps(x: Tensor) -> int:
     return -(-x.nbytes // (_LANES * _VECTOR))
-
-
-def _raw(low: float, high: float, dtype: torch.dtype) -> list[int]:
-    """The bits of both in ``dtype``, as torch itself converts them."""
-    pair = torch.tensor([low, high], dtype=torch.float64).to(dtype)
-    return pair.view(_INTEGERS[dtype.itemsize]).tolist()
 
 
 def _exact(groups: Tensor | None, values: Tensor | None) -> tuple[int, int, int]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from gact_graph.ops import cuda
 from gact_graph.ops.cuda_attention import EdgeKernels
@@ -35,28 +39,34 @@ def verify(kernels: EdgeKernels, device: torch.device) -> None:
         RuntimeError: They did not give what the reference gives, up to the order of additions.
         Exception: Whatever the driver says.
     """
-    starts = torch.tensor([0, 3, 3, 903, 1000])  # a row of several segments, and one of none
-    places, weight_places = torch.arange(1000) * 7 % 50, torch.arange(1000).flip(0)
-    x, weight = torch.linspace(-1, 1, 50 * 24).view(50, 24), torch.linspace(0, 1, 3000).view(-1, 3)
-    gradient, of_x = torch.linspace(1, 2, 4 * 24).view(4, 24), torch.empty(4, 24)
-    of_weight = torch.empty_like(weight)
-    given = of_x, of_weight, x, gradient, places, weight, weight_places, starts
-    on_device = [t.to(device, copy=True) for t in given]
-    reference.weighted_sum_backward(*given)
-    kernels.weighted_sum_backward(*on_device)
-    att, attended = torch.linspace(-1, 1, 24).view(3, 8), torch.empty_like(weight)
-    edges = x, gradient, att, places, weight_places, starts
-    settings = 0.2, 0.5, 7
-    attention_reference.leaky_attention(attended, *edges, *settings)
-    attended_on_device = torch.empty_like(attended, device=device)
-    edges_on_device = (
-        *(x.to(device), gradient.to(device), att.to(device)),
-        *(places.to(device), weight_places.to(device), starts.to(device)),
-    )
-    kernels.leaky_attention(attended_on_device, *edges_on_device, *settings)
-    pairs = *zip(on_device[:2], given[:2], strict=True), (attended_on_device, attended)
-    for found, expected in pairs:
+    cpu = torch.device("cpu")
+
+    def line(first: float, last: float, rows: int, columns: int) -> Tensor:
+        return torch.linspace(first, last, rows * columns, device=cpu).view(rows, columns)
+
+    # A row of several segments, and one of none.
+    starts = torch.tensor([0, 3, 3, 903, 1000], device=cpu)
+    places = torch.arange(1000, device=cpu) * 7 % 50
+    weight_places = torch.arange(999, -1, -1, device=cpu)
+    x, gradient, att = line(-1, 1, 50, 24), line(1, 2, 4, 24), line(-1, 1, 3, 8)
+    weight = line(0, 1, 1000, 3)
+    of_x, of_weight = torch.empty_like(gradient), torch.empty_like(weight)
+    attended = torch.empty_like(weight)
+    sums = of_x, of_weight, x, gradient, places, weight, weight_places, starts
+    attention = attended, x, gradient, att, places, weight_places, starts, 0.2, 0.5, 7
+    # Before the reference writes its results into the same tensors.
+    sums_found, attention_found = _moved(sums, device), _moved(attention, device)
+    reference.weighted_sum_backward(*sums)
+    attention_reference.leaky_attention(*attention)
+    kernels.weighted_sum_backward(*sums_found)
+    kernels.leaky_attention(*attention_found)
+    pairs = (*sums_found[:2], attention_found[0]), (of_x, of_weight, attended)
+    for found, expected in zip(*pairs, strict=True):
         # 900 additions, in another order: their rounding, several times over.
         atol = 1e-5 * float(expected.abs().max())
         if not torch.allclose(found.cpu(), expected, rtol=1e-4, atol=atol):
             raise RuntimeError(f"Expected the sums of the reference from {device} (got others)")
+
+
+def _moved(given: Iterable[Any], device: torch.device) -> list[Any]:
+    return [x.to(device, copy=True) if isinstance(x, Tensor) else x for x in given]

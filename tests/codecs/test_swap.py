@@ -153,13 +153,22 @@ class TestOrder:
         Swap(shared).leave(quantized(1))
         assert streams.log[1:3] == [("wait", OFFLOAD, streams.log[0][2]), ("wait", OFFLOAD, read)]
 
-    def test_the_one_packed_before_is_on_its_way(self):
+    def test_the_three_packed_before_are_on_their_way(self):
         streams = Simulated()
         contexts, expected = filled(streams, 6)
         for place in reversed(range(6)):
             streams.log.clear()
             assert torch.equal(contexts[place].decode(), expected[place])
             # Two tensors each: the first also fetches itself, and nobody is before the last.
+            assert len(copies(streams, PREFETCH)) == {5: 8, 4: 2, 3: 2}.get(place, 0)
+
+    def test_large_ones_come_back_one_ahead(self, monkeypatch):
+        monkeypatch.setattr(swap_module, "_COMING_BYTES", 2 * quantized(0).nbytes - 1)
+        streams = Simulated()
+        contexts, expected = filled(streams, 6)
+        for place in reversed(range(6)):
+            streams.log.clear()
+            assert torch.equal(contexts[place].decode(), expected[place])
             assert len(copies(streams, PREFETCH)) == {5: 4, 0: 0}.get(place, 2)
 
     def test_dead_ones_are_passed_over(self):
@@ -167,9 +176,19 @@ class TestOrder:
         contexts, expected = filled(streams, 5)
         contexts[2] = contexts[3] = None
         contexts[4].decode()
+        assert len(copies(streams, PREFETCH)) == 2 * 3  # contexts 4, 1 and 0
         streams.log.clear()
         assert torch.equal(contexts[1].decode(), expected[1])
-        assert len(copies(streams, PREFETCH)) == 2  # of contexts[0]
+        assert not copies(streams, PREFETCH)
+
+    def test_what_dies_on_its_way_makes_room(self):
+        streams = Simulated()
+        contexts, expected = filled(streams, 8)
+        contexts[7].decode()  # 6, 5 and 4 are on their way
+        contexts[5] = contexts[4] = None
+        streams.log.clear()
+        assert torch.equal(contexts[6].decode(), expected[6])
+        assert len(copies(streams, PREFETCH)) == 2 * 3  # contexts 3, 2 and 1
 
     def test_two_of_one_operation_are_read_as_packed(self):
         streams = Simulated()
@@ -183,17 +202,17 @@ class TestOrder:
         contexts, _ = filled(streams, 8)
         for place in (7, 0, 6, 0, 5, 0, 4):
             contexts[place].decode()
-        # Each once, context 0 three times, and 3 is on its way.
-        assert len(copies(streams, PREFETCH)) == 2 * (4 + 3 + 1)
+        # Each once, context 0 three times, and three are on their way.
+        assert len(copies(streams, PREFETCH)) == 2 * (4 + 3 + 3)
 
     def test_what_is_never_read_is_given_up(self):
         streams = Simulated()
         contexts, expected = filled(streams, 20)
-        contexts[19].decode()  # 18 is on its way, and is not wanted
+        contexts[19].decode()  # 18, 17 and 16 are on their way, and are not wanted
         for place in range(15, -1, -1):
             assert torch.equal(contexts[place].decode(), expected[place])
         streams.finish()
-        assert len(copies(streams, PREFETCH)) == 2 * (1 + 1 + 16)
+        assert len(copies(streams, PREFETCH)) == 2 * (1 + 3 + 16)
 
     def test_without_prefetch_each_is_fetched_when_it_is_read(self):
         streams = Simulated()
@@ -573,7 +592,7 @@ class TestReport:
         assert isinstance(swap.leave(quantized(0, 5000)), Swapped)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 class TestCuda:
     # A mask of a hidden layer takes 1.6 MB, its values in 4 bits 6.5 MB.
     NODES, EDGES = 200_000, 1_000_000

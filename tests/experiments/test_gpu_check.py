@@ -74,7 +74,7 @@ def test_a_program_that_is_missing_leaves_its_part_out(monkeypatch: pytest.Monke
 
 def test_the_tests_of_a_gpu_are_found() -> None:
     """The part of the kernels picks tests that are there, none of them of the simulated GPU."""
-    flags = ["--co", "-p", "no:cacheprovider"]
+    flags = ["--co", "-qq", "-p", "no:cacheprovider"]
     part = dataclasses.replace(gpu_check.PARTS["kernels"], out="")
     command = [*part.command(Path("out"), Path("data")), *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -83,8 +83,29 @@ def test_the_tests_of_a_gpu_are_found() -> None:
     assert "test_weighted_sum.py::test_backward_as_autograd_in_float64[cuda-heads]" in done.stdout
     assert "test_attention.py::test_as_autograd_in_float64[cuda-rows]" in done.stdout
     # Those take the time of compilers, and say nothing of a GPU.
-    for name in ("source", "every_kernel", "test_cuda_edges"):
+    for name in ("cuda-source", "every_kernel", "test_cuda_edges"):
         assert name not in done.stdout
+
+
+def test_the_report_of_tests_that_run_too_long_is_kept(tmp_path: Path) -> None:
+    test = tmp_path / "test_slow.py"
+    test.write_text(
+        "import time, warnings\n"
+        "warnings.warn('of another version', DeprecationWarning)\n"
+        "def test_one():\n    pass\n"
+        "def test_two():\n    time.sleep(60)\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\nmarkers = gpu long\n")
+    test.write_text(f"import pytest\npytestmark = pytest.mark.gpu\n{test.read_text()}")
+    part = gpu_check._tests(4, "-c", str(tmp_path / "pytest.ini"), str(test))
+    [found] = run_parts({"tests": part}, tmp_path / "out", tmp_path).values()
+    assert found["state"] == "out of time"
+    assert 'name="test_one"' in (tmp_path / "out" / "tests").read_text()
+    assert "test_one PASSED" in (tmp_path / "out" / "tests.log").read_text()
+
+
+def test_the_slow_peer_comes_last() -> None:
+    assert gpu_check._WAYS.endswith(",compiled")
 
 
 def test_a_report_of_pytest_stays_a_file(tmp_path: Path) -> None:
@@ -129,7 +150,7 @@ def test_each_part_runs_and_what_it_had_is_kept(tmp_path: Path, monkeypatch, cap
 
 @pytest.mark.parametrize(
     ("outcome", "code"),
-    [("done", 0), ("not there", 0), ("failed", 1), ("out of time", 1)],
+    [("done", 0), ("not there", 1), ("failed", 1), ("out of time", 1)],
     ids=str,
 )
 def test_the_exit_code_tells_of_failures(
@@ -145,7 +166,7 @@ def test_the_exit_code_tells_of_failures(
     monkeypatch.setattr(gpu_check, "run_parts", run)
     assert gpu_check.main(["--parts", "table,swap", "--out", str(tmp_path)]) == code
     assert seen == ["table", "swap"]
-    assert ("failed: table, swap; see" in capsys.readouterr().err) == bool(code)
+    assert ("failed or not run: table, swap; see" in capsys.readouterr().err) == bool(code)
 
 
 def test_without_a_gpu_one_line_says_so(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -180,7 +180,7 @@ def test_sums_over_edges_stand_beside_plain_torch() -> None:
         assert (job["bytes"] > gathered) == (name != "GAT's weights")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+@pytest.mark.gpu
 def test_cuda_reads_the_clock_of_the_device(tmp_path: Path, capsys) -> None:
     device = torch.device("cuda")
     x = torch.ones(1 << 26, device=device)

@@ -126,7 +126,7 @@ def test_the_cap_on_cuda_is_a_share_of_the_card(monkeypatch: pytest.MonkeyPatch)
         set_cap(torch.device("cuda"), 15_000_000_000)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+@pytest.mark.gpu
 def test_trials_on_cuda() -> None:
     found = run_trial(Specification("gcn", "lossless", SMALL, device="cuda"))
     assert found is not None and found["held_bytes"] > 0

@@ -81,7 +81,7 @@ def test_what_cannot_be_measured(
     assert not out.exists()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_end_to_end(tmp_path: Path) -> None:
     assert main(["--dataset", "digits", "--steps", "2", "--out", str(tmp_path)]) == 0
     ways = json.loads((tmp_path / "swap.json").read_text())["ways"]

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from gact_graph.ops import cuda_edges
 
-CUDA = pytest.param(
-    "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-)
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
 class OnDevice:

@@ -6,11 +6,13 @@ test_bit_kernels.py, and on a GPU by the tests that have a ``device``.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -219,7 +221,7 @@ def test_importing_loads_no_compiler() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_graph_captures_them(bits: int, dtype: torch.dtype) -> None:
@@ -289,6 +291,58 @@ def test_a_thread_gets_the_context_before_its_first_launch(monkeypatch: pytest.M
         assert len({thread for _, thread in log}) == 1
 
 
+def test_a_thread_gets_the_context_of_each_device_that_it_turns_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("cuda.core")
+    log: list[Any] = []
+    now = [0]
+
+    @contextlib.contextmanager
+    def on(index: int) -> Iterator[None]:
+        before, now[0] = now[0], index
+        yield
+        now[0] = before
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: now[0])
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(nvrtc, "architecture_of", lambda index: "sm_90")
+    monkeypatch.setattr(nvrtc, "_multiprocessors", lambda index: 4)
+    monkeypatch.setattr(nvrtc, "_stream", lambda handle: handle)
+    monkeypatch.setattr(nvrtc, "function", lambda kernel, architecture: kernel)
+    monkeypatch.setattr(nvrtc, "_start", lambda: lambda *args: log.append("launch"))
+    monkeypatch.setattr(nvrtc, "_set_current", log.append)
+
+    def launch() -> None:
+        for index in (0, 1, 1, 0):
+            nvrtc.launch(Kernel("cuda/bitmask.cu", "above_float32"), torch.device("cuda", index), 1)
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    thread.join()
+    assert log == [0, "launch", 1, "launch", "launch", 0, "launch"]
+
+
+def test_a_width_is_not_compiled_while_a_graph_is_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[str] = []
+    module = SimpleNamespace(get_kernel=lambda name: name)
+    monkeypatch.setattr(nvrtc, "_module", lambda source, *how: compiled.append(source) or module)
+    capturing = [False]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    known, other = (Kernel("cuda/quantize.cu", "pack_float32", bits) for bits in (2, 3))
+    nvrtc.function.clear()
+    nvrtc.function(known, "sm_90")
+    capturing[0] = True
+    assert nvrtc.function(known, "sm_90") == "pack_float32"
+    with pytest.raises(RuntimeError, match="Expected a step with the same bits before"):
+        nvrtc.function(other, "sm_90")
+    assert len(compiled) == 1
+    nvrtc.function.clear()
+
+
 def test_kernels_are_tried_out_before_they_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     """What compiles may yet not start, or give other bytes: the reference serves then."""
     device = torch.device("cpu")
@@ -336,7 +390,7 @@ def _skip(*args: object) -> None:
 def test_a_first_use_while_a_graph_is_captured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     cuda._load.clear()
-    with pytest.raises(RuntimeError, match="Expected a step before the CUDA graph is captured"):
+    with pytest.raises(RuntimeError, match="Expected a step with the same bits before"):
         cuda.load(torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(cuda, "verify", lambda kernels, device: None)

@@ -77,7 +77,7 @@ def test_unknown_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert meter.peak_bytes is None
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+@pytest.mark.gpu
 def test_cuda_asks_the_allocator() -> None:
     with PeakMeter(torch.device("cuda")) as meter:
         torch.ones(25_000_000, device="cuda").sum()

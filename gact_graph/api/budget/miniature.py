@@ -247,8 +247,9 @@ def _fewer_edges(edges: Any, share: float, sources: int, destinations: int) -> A
     indices = whole.indices()[:, chosen] % torch.tensor(
         [[destinations], [sources]], device=whole.device
     )
+    values, sizes = whole.values()[chosen], (destinations, sources)
     small = torch.sparse_coo_tensor(
-        indices, whole.values()[chosen], (destinations, sources), check_invariants=False
+        indices, values, sizes, check_invariants=False, device=whole.device
     )
     if edges.layout == torch.sparse_csr:
         return small.coalesce().to_sparse_csr()

@@ -38,6 +38,11 @@ the host needs to ask for the copies and events."""
 # a few milliseconds of copying, to even out operations that save more and such that save less.
 _LEAVING_BYTES = 64 * 2**20
 
+# Contexts that may be on their way back at once, and their bytes where there are several: the bus
+# does not rest between small ones, and large ones do not fill the device.
+_COMING = 3
+_COMING_BYTES = 64 * 2**20
+
 # What is on its way back is given up once this many other contexts were read in its place.
 _PATIENCE = 4
 
@@ -132,7 +137,7 @@ class _Coming:
     def __init__(
         self, streams: Streams, swapped: Swapped, tensors: tuple[Tensor, ...], given_by: Any
     ) -> None:
-        self.number = swapped.number
+        self.nbytes = swapped.nbytes
         self.done = swapped.buffer.last
         self._streams = streams
         self._tensors = tensors
@@ -168,7 +173,7 @@ class Swap:
         self._lock = threading.Lock()
         self._packed: list[weakref.ref[Swapped]] = []
         self._leaving: deque[_Leaving] = deque()
-        self._coming: _Coming | None = None
+        self._coming: dict[int, _Coming] = {}
         self._lately: deque[int] = deque(maxlen=_PATIENCE)
         self._passed_over = 0
 
@@ -208,19 +213,14 @@ class Swap:
     def read(self, swapped: Swapped) -> Encoded:
         """The encoded form with tensors on the device, for the stream that computes there now."""
         with self._lock:
-            coming, number = self._coming, swapped.number
-            if coming is not None and coming.number == number:
-                self._coming = None
-            else:
-                coming = self._fetch(swapped)
-                self._passed_over += 1
+            number = swapped.number
+            coming = self._coming.pop(number, None)
+            self._passed_over = 0 if coming is not None else self._passed_over + 1
+            coming = coming or self._fetch(swapped)
             tensors = coming.take(self._streams.current(swapped.device))
             self._lately.append(number)
-            if self._prefetch and (self._coming is None or self._passed_over >= _PATIENCE):
-                self._coming, self._passed_over = None, 0
-                before = self._before(number)
-                if before is not None:
-                    self._coming = self._fetch(before)
+            if self._prefetch:
+                self._fetch_ahead(number)
         return swapped.host.moved(*tensors)
 
     def _fetch(self, swapped: Swapped) -> _Coming:
@@ -235,13 +235,21 @@ class Swap:
         buffer.last = streams.record(prefetch)
         return _Coming(streams, swapped, tensors, giver)
 
-    def _before(self, number: int) -> Swapped | None:
-        """The last one packed before ``number`` that lives and was not read just now.
+    def _fetch_ahead(self, number: int) -> None:
+        """Brings back the last ones packed before ``number`` that live and were not read just now.
 
         An operation that saved two contexts reads them in the order in which they were packed.
         """
+        wanted = self._passed_over < _PATIENCE
+        self._coming = {n: c for n, c in self._coming.items() if wanted and self._packed[n]()}
+        nbytes = sum(coming.nbytes for coming in self._coming.values())
         for earlier in range(number - 1, -1, -1):
+            if len(self._coming) >= _COMING:
+                return
             swapped = self._packed[earlier]()
-            if swapped is not None and earlier not in self._lately:
-                return swapped
-        return None
+            if swapped is None or earlier in self._lately or earlier in self._coming:
+                continue
+            nbytes += swapped.nbytes
+            if self._coming and nbytes > _COMING_BYTES:
+                return
+            self._coming[earlier] = self._fetch(swapped)

@@ -19,12 +19,12 @@ from gact_graph.layers.blocks.collector import Collector, given_to
 from gact_graph.layers.blocks.edge_functions import EdgeFunction, shares_of
 from gact_graph.layers.blocks.edge_work import EdgeWork, Ran, in_blocks
 from gact_graph.layers.blocks.order import Order
-from gact_graph.layers.blocks.orders import checksum
 from gact_graph.layers.blocks.reached import taken
 from gact_graph.layers.blocks.size import LEAST_EDGES, edges_per_block
 from gact_graph.layers.blocks.supported import checked_edges
 from gact_graph.layers.recompute.reuse import ended_as_stock
 from gact_graph.support import current
+from gact_graph.support.content import checksum
 from gact_graph.support.transforms import is_transformed
 from gact_graph.support.warn import warn
 
@@ -197,7 +197,7 @@ class _Cutting:
 
     def order(self, edge_index: Tensor, target: int, num_destinations: int) -> Order:
         # Its memory may change unseen by autograd, so it is compared each time.
-        content = checksum(edge_index)
+        content = int(checksum(edge_index))
         known: _Sorted | None = _orders.get(edge_index)
         if known is None or (known.content, known.order.num_destinations) != (
             content,

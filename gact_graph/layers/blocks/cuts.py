@@ -61,7 +61,7 @@ class Cuts:
         torch.cumsum(counts, 0, out=self.starts[1:])
         self._starts = self.starts.cpu()
         # A node weighs as much as an edge, so that many without edges fill a block too.
-        self._weights = self._starts[1:] + torch.arange(1, self._num_nodes + 1)
+        self._weights = self._starts[1:] + torch.arange(1, self._num_nodes + 1, device="cpu")
         self._blocks: dict[tuple[int, bool], list[Block]] = {}
 
     def blocks(self, size: int, edgeless: bool = True) -> list[Block]:

@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from gact_graph.layers.blocks.order import Order
+from gact_graph.support.content import checksum
 from gact_graph.support.storage import key_of, version_of
-
-_CHUNK, _CUDA_CHUNK = 1 << 17, 1 << 24
-"""Edges that are read at a time: on the CPU as many as its cache holds, on CUDA enough for a
-launch."""
 
 _RESTS = 2
 """Forwards after which an unused order is dropped: training and evaluation may take turns."""
-
-
-def checksum(edge_index: Tensor) -> int:
-    """A multilinear hash of a whole edge_index [2, E], modulo 2^64.
-
-    Its factors are random and odd. So a change of one number always changes the hash; a change of
-    several does not with probability 2^-63 times the power of two that divides all differences: for
-    two graphs that are not made to be mistaken for each other, never.
-    """
-    chunk = _CHUNK if edge_index.device.type == "cpu" else _CUDA_CHUNK
-    factors = _factors(edge_index.device, chunk)
-    count = -(-edge_index.size(1) // chunk)
-    # Each chunk has a factor of its own, or chunks could change places unseen.
-    generator = torch.Generator().manual_seed(count)
-    of_chunks = torch.randint(-(2**63), 2**63 - 1, (count, 2), generator=generator) | 1
-    of_chunks = of_chunks.to(edge_index.device)
-    total = torch.zeros(2, dtype=torch.int64, device=edge_index.device)
-    for number, edge in enumerate(range(0, edge_index.size(1), chunk)):
-        part = edge_index[:, edge : edge + chunk]
-        total += (part * factors[: part.size(1)]).sum(1) * of_chunks[number]
-    return int(total.sum())
-
-
-@functools.lru_cache(maxsize=4)
-def _factors(device: torch.device, count: int) -> Tensor:
-    generator = torch.Generator()
-    generator.seed()
-    found = torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator) | 1
-    return found.to(device)
 
 
 @dataclass
@@ -107,7 +73,7 @@ class Orders:
         start = time.perf_counter()
         entry = self._known.get(identity)
         if entry is None or confirm or entry.forward != self._forward:
-            found = checksum(edge_index)
+            found = int(checksum(edge_index))
             if entry is None or entry.checksum != found:
                 order = self._equal(edge_index, target, num_destinations, found)
                 order = order or Order(edge_index, target, num_destinations)

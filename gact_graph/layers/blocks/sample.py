@@ -67,20 +67,22 @@ def sample_of(arguments: Arguments, target: int) -> Sample:
         arguments: The call's.
         target: The row of edge_index that holds the destinations.
     """
-    counts = torch.tensor([degree for part in _DEGREES for degree in part])
+    counts = torch.tensor([degree for part in _DEGREES for degree in part], device="cpu")
     nodes, edges = len(counts), int(counts.sum())
     levels = [arguments.levels_of(index) for index in range(len(arguments.names))]
     shared = any("source" in found and len(found) > 1 for found in levels)
     num_sources = nodes if shared else _SOURCES
     generator = torch.Generator().manual_seed(0)
-    destinations = torch.arange(nodes).repeat_interleave(counts)
+    destinations = torch.arange(nodes, device="cpu").repeat_interleave(counts)
     # Each part reads other sources, so that no result over all edges is that over a part of them.
     later = destinations >= len(_DEGREES[0])
     half = num_sources // 2
-    sources = torch.randint(half, (edges,), generator=generator) + later * (num_sources - half)
+    sources = torch.randint(half, (edges,), generator=generator, device="cpu")
+    sources += later * (num_sources - half)
     sources[1] = sources[0]
     pair = (sources, destinations) if target else (destinations, sources)
-    edge_index = torch.stack(pair)[:, torch.randperm(edges, generator=generator)]
+    shuffled = torch.randperm(edges, generator=generator, device="cpu")
+    edge_index = torch.stack(pair)[:, shuffled]
     device = arguments.tensors[0].device
     order = Order(edge_index.to(device), target, nodes)
     lengths = {"source": num_sources, "destination": nodes, "node": nodes, "edge": edges}
@@ -109,13 +111,14 @@ def changed(tensor: Tensor, generator: torch.Generator) -> Tensor:
         return tensor
     known = tensor.detach().nan_to_num(1.0, 1.0, 1.0).abs().max()
     size = torch.where(known > 0, known, torch.ones_like(known))
-    noise = torch.randn(tensor.shape, generator=generator)
+    noise = torch.randn(tensor.shape, generator=generator, device=generator.device)
     return (noise.to(tensor.device) * size).to(tensor.dtype)
 
 
 def _rows(tensor: Tensor, count: int) -> Tensor:
-    index = torch.linspace(0, tensor.size(0) - 1, count, dtype=torch.float64).long()
-    return tensor.detach().index_select(0, index.to(tensor.device))
+    last, device = tensor.size(0) - 1, tensor.device
+    index = torch.linspace(0, last, count, dtype=torch.float64, device=device).long()
+    return tensor.detach().index_select(0, index)
 
 
 def blocks_of(sample: Sample, edgeless: bool) -> Sequence[Block]:

@@ -80,9 +80,9 @@ def stock_saves(
         except Exception:
             return None
     sizes = [[block.num_edges, block.num_nodes, 1] for block in blocks]
-    by_edge, by_node, fixed = torch.linalg.solve(
-        torch.tensor(sizes, dtype=torch.float64), torch.tensor(nbytes, dtype=torch.float64)
-    ).tolist()
+    of_blocks = torch.tensor(sizes, dtype=torch.float64, device="cpu")
+    saved = torch.tensor(nbytes, dtype=torch.float64, device="cpu")
+    by_edge, by_node, fixed = torch.linalg.solve(of_blocks, saved).tolist()
     gathers = any(
         learns[use.index] for use in arguments.uses if use.level in ("source", "destination")
     )

@@ -63,7 +63,7 @@ def partition(data: Data, parts: int, owner: Tensor | None = None) -> list[Data]
     for part, one in enumerate(found):
         read = [other.halo[owner[other.halo] == part] for other in found]
         one.send = place[torch.cat(read)]
-        one.send_counts = torch.tensor([len(rows) for rows in read])
+        one.send_counts = torch.tensor([len(rows) for rows in read], device="cpu")
         one.halo_counts = torch.bincount(owner[one.halo], minlength=parts).cpu()
     return found
 
@@ -98,14 +98,14 @@ def owners(edge_index: Tensor, num_nodes: int, parts: int) -> Tensor:
 
     both = torch.cat([edge_index, edge_index.flip(0)], dim=1).cpu()
     source, destination = both[:, both[0] != both[1]].unique(dim=1)
-    starts = torch.zeros(num_nodes + 1, dtype=torch.int64)
+    starts = torch.zeros(num_nodes + 1, dtype=torch.int64, device="cpu")
     starts[1:] = torch.bincount(source, minlength=num_nodes).cumsum(0)
     adjacency = pymetis.CSRAdjacency(starts.numpy(), destination.numpy())
     # A node is as much work as its edges and, for what is done node by node, some more.
     degree = torch.bincount(edge_index[1].cpu(), minlength=num_nodes)
     work = degree + max(1, edge_index.size(1) // num_nodes)
     _, found = pymetis.part_graph(parts, adjacency, vweights=work.tolist())
-    owner = torch.as_tensor(found, dtype=torch.int64).to(edge_index.device)
+    owner = torch.as_tensor(found, dtype=torch.int64, device=edge_index.device)
     # Of a small graph METIS may leave a part empty.
     if len(owner.unique()) == parts:
         return owner

@@ -131,7 +131,7 @@ def _rerun(
     edge_calls = EdgeCalls(ends, not_needed or frozenset(), edge_results=decoded)
     del decoded
     contexts = LayerContexts(replica.module, edge_calls, call.coding)
-    token = torch.zeros((), requires_grad=True)
+    token = torch.zeros((), device="cpu", requires_grad=True)
     tensors = [contexts.given(saved) for saved in inputs]
     learns = call.learns[: len(inputs)]
     for number, learn in enumerate(learns):

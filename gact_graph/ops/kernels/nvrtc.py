@@ -94,7 +94,12 @@ def _compile(path: Path, options: dict[str, Any]) -> bytes:
 
 @once
 def function(kernel: Kernel, architecture: str) -> Any:
-    """The kernel, loaded: a ``cuda.core.Kernel``. It serves all devices of its architecture."""
+    """The kernel, loaded: a ``cuda.core.Kernel``. It serves all devices of its architecture.
+
+    Raises:
+        RuntimeError: A CUDA graph is being captured.
+    """
+    check_not_capturing()
     return _module(kernel.source, kernel.bits, architecture).get_kernel(kernel.name)
 
 
@@ -103,6 +108,19 @@ def _module(source: str, bits: int, architecture: str) -> Any:
     from cuda.core import ObjectCode
 
     return ObjectCode.from_cubin(cubin(source, bits, architecture))
+
+
+def check_not_capturing() -> None:
+    """Refuses to compile and load while a CUDA graph is captured, which that would break.
+
+    Raises:
+        RuntimeError: A CUDA graph is being captured.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "Expected a step with the same bits before the CUDA graph is captured: it compiles the "
+            "kernels"
+        )
 
 
 @functools.cache
@@ -136,11 +154,12 @@ def _make_current(index: int) -> None:
     """Gives this thread the device's context, which torch does at its own first work there alone.
 
     torch's backward runs on threads of its own, and a decoding may be the first that one of them
-    has to do: the driver, which launches our kernels, then knows of no context.
+    has to do: the driver, which launches our kernels, then knows of no context, or of that of the
+    device before.
     """
-    if not getattr(_thread, "has_context", False):
+    if getattr(_thread, "device", None) != index:
         _set_current(index)
-        _thread.has_context = True
+        _thread.device = index
 
 
 _thread = threading.local()

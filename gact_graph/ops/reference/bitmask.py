@@ -33,7 +33,7 @@ def pack_pair(x: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
     """Words, and a bool tensor [] that tells whether all elements were one of both."""
     check_pair(x)
     raw = x.contiguous().view(_INTEGERS[x.element_size()])
-    raw_low, raw_high = _raw(low, high, x.dtype)
+    raw_low, raw_high = raw_pair(low, high, x.dtype)
     is_high = raw == raw_high
     return _words(is_high), (is_high | (raw == raw_low)).all()
 
@@ -43,7 +43,7 @@ def unpack_bits(
 ) -> Tensor:
     """The tensor of ``shape`` and ``dtype``, contiguous."""
     check_words(words, shape, dtype)
-    raw_low, raw_high = _raw(low, high, dtype)
+    raw_low, raw_high = raw_pair(low, high, dtype)
     out = torch.full(shape, raw_low, dtype=_INTEGERS[dtype.itemsize], device=words.device)
     flat = out.view(-1)
     lane = torch.arange(TILE, device=words.device)
@@ -80,9 +80,12 @@ def check_words(words: Tensor, shape: list[int], dtype: torch.dtype) -> None:
     check_tensor("words", words.contiguous(), torch.int64, [-(-n // TILE)], words.device)
 
 
-def _raw(low: float, high: float, dtype: torch.dtype) -> list[int]:
-    """The bits of both in ``dtype``: every dtype can be filled and compared as integers."""
-    pair = torch.tensor([low, high], dtype=torch.float64).to(dtype)
+def raw_pair(low: float, high: float, dtype: torch.dtype) -> list[int]:
+    """The bits of both in ``dtype``: every dtype can be filled and compared as integers.
+
+    They are computed on the CPU, whatever the default device: another one would be waited for.
+    """
+    pair = torch.tensor([low, high], dtype=torch.float64, device="cpu").to(dtype)
     return pair.view(_INTEGERS[dtype.itemsize]).tolist()
 
 

@@ -6,10 +6,11 @@ import weakref
 
 import pytest
 import torch
-from samples import graph, seeded
+from samples import graph
 from waits import Waits
 
-from gact_graph.layers.blocks.orders import Orders, checksum
+from gact_graph.layers.blocks.orders import Orders
+from gact_graph.support.content import checksum
 
 _, EDGES = graph()
 
@@ -27,7 +28,7 @@ def test_one_for_the_same_tensor_and_for_an_equal_one():
 def test_others_are_told_apart_to_the_last_edge(
     chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gact_graph.layers.blocks.orders._CHUNK", chunk)
+    monkeypatch.setattr("gact_graph.support.content._CHUNK", chunk)
     for edges in (EDGES, EDGES[:, EDGES[1].argsort(stable=True)]):
         orders = Orders()
         first = orders.get(edges, 1, 300)
@@ -45,7 +46,7 @@ def test_others_are_told_apart_to_the_last_edge(
 
 def test_a_device_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many edges there are: GATConv has its edges recognised in each forward."""
-    monkeypatch.setattr("gact_graph.layers.blocks.orders._CHUNK", 100)
+    monkeypatch.setattr("gact_graph.support.content._CHUNK", 100)
     orders = Orders()
     first = orders.get(EDGES, 1, 300)
     with Waits() as waits:
@@ -73,24 +74,6 @@ def test_what_is_not_taken_is_dropped():
         orders.get(EDGES, 1, 300)
     assert kept() is not None and dropped() is None
     assert orders.nbytes < size
-
-
-@pytest.mark.parametrize("count", [1, 1000, 300_000])
-def test_checksum_tells_edits_apart(count: int) -> None:
-    edge_index = torch.randint(2**31, (2, count), generator=seeded(3))
-    expected = checksum(edge_index)
-    assert checksum(edge_index.clone()) == expected
-    assert checksum(edge_index.t().contiguous().t()) == expected
-    assert checksum(edge_index.flip(0)) != expected
-    for edge in {0, count // 2, count - 1}:
-        for row in (0, 1):
-            for by in (1, 1 << 40):
-                other = edge_index.clone()
-                other[row, edge] += by
-                assert checksum(other) != expected
-    if count > 1:
-        assert checksum(edge_index.flip(1)) != expected
-        assert checksum(edge_index.roll(1 << 17, 1)) != expected
 
 
 def test_an_edge_index_is_read_once_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
