@@ -51,7 +51,7 @@ class Compression(_callback()):  # type: ignore[misc]
             it raises when the Trainer sets the module up.
     """
 
-    def __init__(self, bits: float = 4, **options: Any) -> None:
+    def __init__(self, bits: float | None = None, **options: Any) -> None:
         inspect.signature(gact_graph.wrap).bind(None, bits, **options)
         super().__init__()
         self.report = Report(empty=True)
