@@ -27,6 +27,7 @@ from gact_graph.layers.halo.layers import attach
 from gact_graph.layers.halo.local import check_local
 from gact_graph.ops import kept_memory
 from gact_graph.ops.quantize import check_bits
+from gact_graph.support.peak import peak_so_far
 from gact_graph.support.warn import warn
 
 _FEW_BITS = 2
@@ -213,6 +214,8 @@ def report(model: nn.Module, *, by: str = "slot") -> Report:
     """
     patch = wrapped(model)
     found = patch.controller.report
+    if not found.empty:
+        found = dataclasses.replace(found, peak_bytes=peak_so_far(next(model.parameters()).device))
     exchange = patch.controller.exchange
     if exchange is not None:
         found = dataclasses.replace(found, halo_bytes=exchange.sent_bytes)

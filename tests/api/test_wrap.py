@@ -310,7 +310,7 @@ class TestCopies:
         assert equal(got, train_step(model, *graph()))
         before = gact_graph.report(model)
         train_step(twin, *graph(100))
-        assert gact_graph.report(model) is before
+        assert gact_graph.report(model).contexts is before.contexts
         gact_graph.unwrap(twin)
         assert hooks_on(twin) == 0
         assert hooks_on(model) > 0
@@ -373,7 +373,7 @@ class TestNoTraining:
         model.eval()(*graph())
         with gact_graph.compress(model):
             model.convs[0](*graph())
-        assert gact_graph.report(model) is before
+        assert gact_graph.report(model).contexts is before.contexts
 
 
 class TestCompress:
