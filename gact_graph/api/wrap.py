@@ -103,7 +103,7 @@ def wrap(
             calls them in its place, as in ``("encode",)``. With ``adaptive`` they are run again to
             measure, so they should do no more than compute. Without any, PyG's autoencoders are
             followed in ``encode`` too, and a ``LightningModule`` in the forward of each part.
-        partition: This process's part of a graph, as :func:`gact_graph.distributed.partition` gives
+        partition: This process's part of a graph, as ``gact_graph.distributed.partition`` gives
             it: layers then fetch the rows of nodes that other processes have, in forward, and in
             backward give their gradients back. All processes call the model at the same time, in
             training and in evaluation. With ``adaptive`` each measures on its part, without the
@@ -169,7 +169,7 @@ def wrap(
 def _exchange(
     model: nn.Module, part: Data, bits: int, config: Config, has_budget: bool
 ) -> Exchange:
-    """What fetches the rows of a part, if the model can run on one; see :func:`wrap`."""
+    """What fetches the rows of a part, if the model can run on one; see ``wrap``."""
     if not isinstance(part, Data) or "halo_counts" not in part:
         raise TypeError(
             "Expected partition to be one of the parts that gact_graph.distributed.partition gives "

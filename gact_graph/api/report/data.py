@@ -19,7 +19,7 @@ _BY = ("slot", "layer")
 
 @dataclass(frozen=True)
 class ReportData(Contexts):
-    """The numbers of a report; :class:`gact_graph.Report` shows them."""
+    """The numbers of a report; ``gact_graph.Report`` shows them."""
 
     empty: bool = False
     variance_ratio: float | None = None
