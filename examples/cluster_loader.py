@@ -5,6 +5,7 @@ torch-sparse that was built with METIS. The loop is that of full-batch training 
 """
 
 import argparse
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,11 @@ args = parser.parse_args()
 seed_everything(0)
 data = FakeDataset(num_graphs=1, avg_num_nodes=args.nodes, num_channels=64, task="node")[0]
 data.train_mask = torch.rand(data.num_nodes) < 0.5
-loader = ClusterLoader(ClusterData(data, num_parts=args.parts), batch_size=5, shuffle=True)
+try:
+    clusters = ClusterData(data, num_parts=args.parts)
+except ImportError:
+    sys.exit("PyG cuts graphs with METIS: install pyg-lib, or torch-sparse that was built with it")
+loader = ClusterLoader(clusters, batch_size=5, shuffle=True)
 
 model = GCN(64, 256, num_layers=4, out_channels=int(data.y.max()) + 1, dropout=0.2)
 gact_graph.wrap(model, bits=4)

@@ -6,6 +6,7 @@ left alone, and larger ones are compressed. Nothing in the loop knows about it.
 """
 
 import argparse
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from torch_geometric import seed_everything
 from torch_geometric.datasets import FakeDataset
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.nn import GraphSAGE
+from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
 import gact_graph
 
@@ -25,6 +27,8 @@ args = parser.parse_args()
 seed_everything(0)
 data = FakeDataset(num_graphs=1, avg_num_nodes=args.nodes, num_channels=64, task="node")[0]
 train = torch.rand(data.num_nodes) < 0.5
+if not (WITH_PYG_LIB or WITH_TORCH_SPARSE):
+    sys.exit("PyG samples neighbours with pyg-lib or torch-sparse: install one of them")
 loader = NeighborLoader(
     data, num_neighbors=[15, 10, 5], input_nodes=train, batch_size=args.batch_size, shuffle=True
 )

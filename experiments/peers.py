@@ -67,6 +67,8 @@ def _run(argv: list[str] | None) -> None:
     found = {name: comparison.medians(measured[name]) for name in args.variants}
     title = f"{args.model} on {settings['dataset']}, {args.steps} steps"
     console.print(make_table(title, comparison.head(found), comparison.rows(found)))
+    for sentence in comparison.not_run(found):
+        console.print(sentence)
     lines = comparison.verdicts(found)
     lines += [f"{name} begins with another loss." for name in comparison.strangers(found)]
     for line in lines:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import sys
-import warnings
-from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch_geometric
@@ -14,12 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 import gact_graph
-from gact_graph.ops import cpu, cuda_edges
-from gact_graph.ops.kernels import nvrtc
+from gact_graph.ops import cpu
+from gact_graph.ops.kernels import compiler, nvrtc
 
 
 def facts() -> dict[str, str]:
-    """Versions, devices and kernels by name. Builds the kernels if they are not yet."""
+    """Versions, devices and kernels by name. Builds nothing."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {
         "gact_graph": gact_graph.__version__,
@@ -35,26 +33,29 @@ def facts() -> dict[str, str]:
 
 
 def _cpu_kernels() -> str:
-    kernels, cause = _load(cpu.load)
-    return f"not built: {cause}" if kernels is None else f"built: {kernels.name}"
+    remarks: list[str] = []
+    try:
+        for command in compiler.commands():
+            try:
+                path = cpu.built(command)
+            except OSError as error:
+                remarks.append(str(error))
+                continue
+            said = f"not built yet: the first step runs {shlex.join(command)}"
+            return "; ".join([said if path is None else f"built: {path}", *remarks])
+    except FileNotFoundError as error:
+        remarks.append(str(error))
+    return "cannot be built: " + "; ".join(remarks)
 
 
 def _cuda_kernels() -> str:
     if not torch.cuda.is_available():
         return "not needed: torch sees no GPU"
-    device = torch.device("cuda", torch.cuda.current_device())
-    kernels, cause = _load(lambda: cuda_edges.load(device))  # after those of cuda.load
-    if kernels is None:
-        return f"not made: {cause}"
-    return f"made for {nvrtc.architecture_of(device.index)}"
-
-
-def _load(load: Callable[[], Any]) -> tuple[Any, str]:
-    """The kernels, and the cause if they are None."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        kernels = load()
-    return kernels, str(caught[-1].message) if caught else "that failed earlier in this process"
+    architecture = nvrtc.architecture_of(torch.cuda.current_device())
+    try:
+        return f"made for {architecture} at first use, by {nvrtc.compiler()}"
+    except Exception as error:  # whatever an installation may raise
+        return f"cannot be made: {type(error).__name__}: {error}"
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ class Compression(_callback()):  # type: ignore[misc]
     """Trains the ``LightningModule`` compressed: wraps it while the Trainer fits it.
 
     ``Trainer(callbacks=[Compression(bits=4)])`` is all it takes. Checkpoints of the Trainer hold
-    what :func:`gact_graph.state_dict` gives, so a run that is resumed goes on with the same bits
+    what ``gact_graph.state_dict`` gives, so a run that is resumed goes on with the same bits
     and the same noise.
 
     It logs ``gact_graph/raw_mb`` (what stock autograd would hold for backward, in 10^6 bytes),
@@ -40,8 +40,8 @@ class Compression(_callback()):  # type: ignore[misc]
     length).
 
     Args:
-        bits: As of :func:`gact_graph.wrap`.
-        options: The other options of :func:`gact_graph.wrap`, by name.
+        bits: As of ``gact_graph.wrap``.
+        options: The other options of ``gact_graph.wrap``, by name.
 
     Attributes:
         report: That of the last training step; also after the module was unwrapped.
@@ -51,7 +51,7 @@ class Compression(_callback()):  # type: ignore[misc]
             it raises when the Trainer sets the module up.
     """
 
-    def __init__(self, bits: float = 4, **options: Any) -> None:
+    def __init__(self, bits: float | None = None, **options: Any) -> None:
         inspect.signature(gact_graph.wrap).bind(None, bits, **options)
         super().__init__()
         self.report = Report(empty=True)

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,35 @@ def test_an_example_runs(path: Path, outcomes: Any) -> None:
     assert outcome["error"] is None, outcome["error"]
     assert "saved for backward in the last forward" in outcome["printed"]
     assert "gact_graph" not in outcome["told"]  # no warning of ours
+
+
+@pytest.mark.parametrize("name", ["neighbor_loader", "cluster_loader"])
+def test_an_example_says_in_a_line_what_it_needs(name: str, tmp_path: Path) -> None:
+    code = f"""
+import runpy, sys
+sys.modules |= {{"pyg_lib": None, "torch_sparse": None}}
+sys.argv = ["example", "--nodes", "300"]
+runpy.run_path({str(ROOT / "examples" / f"{name}.py")!r}, run_name="__main__")
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    *_, said = done.stderr.splitlines()  # PyG says first that it begins to cut the graph
+    assert said.startswith("PyG ") and "install" in said
+
+
+def test_messages_by_hand_shows_what_blocks_and_codes_save(outcomes: Any) -> None:
+    printed = outcomes[str(ROOT / "examples" / "messages_by_hand.py")]["printed"]
+    (rate,) = re.findall(r"\(([\d.]+)x less\)", printed)
+    assert float(rate) > 5
+
+
+def test_every_example_is_on_the_site() -> None:
+    page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    shown = re.findall(r'--8<-- "examples/(\w+)\.py"', page)
+    assert sorted(shown) == [path.stem for path in EXAMPLES]
 
 
 @pytest.mark.parametrize("name", ["data_parallel", "partitioned_graph"])

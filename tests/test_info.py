@@ -5,6 +5,8 @@ import torch_geometric
 
 import gact_graph
 from gact_graph import info
+from gact_graph.ops import cpu
+from gact_graph.ops.kernels import cache, compiler
 
 
 def test_main_prints_what_was_found(capsys, monkeypatch):
@@ -16,16 +18,23 @@ def test_main_prints_what_was_found(capsys, monkeypatch):
     assert "CPU kernels" in text and "CUDA kernels" in text
 
 
-def test_a_failed_build_tells_its_cause(monkeypatch):
-    import warnings
+def test_it_looks_and_builds_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(info.compiler, "compile_library", None)
+    monkeypatch.setattr(info.cpu, "compile_library", None)
+    assert info.facts()["CPU kernels"].startswith("not built yet: the first step runs ")
+    assert not [*tmp_path.iterdir()]
+    name = cpu._name(compiler.commands()[0], [*cpu._FLAGS, *cpu._vector_flags()])
+    path = cache.keep(f"{name}.so", b"what an earlier process has built")
+    assert info.facts()["CPU kernels"] == f"built: {path}"
 
-    def load():
-        warnings.warn("no compiler here", RuntimeWarning, stacklevel=1)
 
-    monkeypatch.setattr(info.cpu, "load", load)
-    assert info.facts()["CPU kernels"] == "not built: no compiler here"
-
-
-def test_a_build_that_failed_earlier(monkeypatch):
-    monkeypatch.setattr(info.cpu, "load", lambda: None)
-    assert "failed earlier" in info.facts()["CPU kernels"]
+def test_what_cxx_names_is_not_there(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    told = "Expected CXX to name a C++ compiler on PATH (got 'no-such-compiler')"
+    found = info.facts()["CPU kernels"]
+    assert found.startswith(("built: ", "not built yet: ")) and found.endswith(f"; {told}")
+    monkeypatch.setenv("PATH", "")
+    assert info.facts()["CPU kernels"] == f"cannot be built: {told}"
+    monkeypatch.delenv("CXX")
+    assert "found none of: c++, g++, clang++" in info.facts()["CPU kernels"]

@@ -20,7 +20,9 @@ def peers(found: Mapping[str, Any]) -> str:
     """All ways side by side, and who wins what."""
     variants = found["variants"]
     table = markdown_table(comparison.head(variants), comparison.rows(variants))
-    return "\n\n".join((table, " ".join(comparison.verdicts(variants))))
+    return "\n\n".join(
+        (table, " ".join([*comparison.verdicts(variants), *comparison.not_run(variants)]))
+    )
 
 
 def generality(found: Mapping[str, Any]) -> str:

@@ -41,14 +41,18 @@ _HEADLINE_PEERS = {
 """What computes the same as stock, and what the first table calls it."""
 
 
+_LEVELS = (
+    *("stock", "checkpoint", "lossless", "lossless+blocks"),
+    *("L1-4+blocks", "L1-2+blocks", "CB2"),
+)
+
+
 def tables(results: Path) -> dict[str, Callable[[], str]]:
     """Return what makes each table, by name."""
-    found: dict[str, Callable[[], str]] = {
-        f"memory-{model}": functools.partial(_memory, results, model) for model in _SUBJECTS
-    }
+    found: dict[str, Callable[[], str]] = {}
     makers: tuple[tuple[str, Callable[[Path], str]], ...] = (
         ("headline", _headline),
-        ("memory-cb2", _memory_cb2),
+        ("levels", _levels),
         ("overhead", time_tables.overhead),
         ("overhead-of-default", time_tables.overhead_of_default),
         ("busy", time_tables.busy),
@@ -126,27 +130,16 @@ def _headline(results: Path) -> str:
     )
 
 
-def _memory(results: Path, model: str) -> str:
-    found = read(results / "memory" / f"{model}.json")
-    stock = found["variants"]["stock"]
+def _levels(results: Path) -> str:
+    found = read(results / "peers" / "gat.json")
+    variants = found["variants"]
+    stock = variants["stock"]
     rows = [
-        (LABELS[name], *_cost(variant, stock), _megabytes(variant["saved_bytes"]))
-        for name, variant in found["variants"].items()
+        (WAYS[name].label, *_cost(variants[name], stock), _megabytes(variants[name]["saved_bytes"]))
+        for name in _LEVELS
     ]
     head = ("", "peak", "less than stock", "s/step", "of stock's", "held for backward")
     return f"{markdown_table(head, rows)}\n\n{source(found)}"
-
-
-def _memory_cb2(results: Path) -> str:
-    files = {model: read(results / "memory-cb2" / f"{model}.json") for model in _SUBJECTS}
-    rows = []
-    for model, found in files.items():
-        stock, cb2 = found["variants"]["stock"], found["variants"]["CB2"]
-        peak, less, time, ratio = _cost(cb2, stock)
-        saved = _megabytes(cb2["saved_bytes"])
-        rows.append((_SUBJECTS[model], *_cost(stock, stock)[::2], peak, less, time, ratio, saved))
-    head = ("", "stock peak", "stock s/step", "`CB2` peak", "less", "s/step", "of stock's")
-    return f"{markdown_table((*head, 'held for backward'), rows)}\n\n{sources(files.values())}"
 
 
 def _saved(results: Path) -> str:
@@ -199,5 +192,5 @@ def _cost(variant: Mapping[str, Any], stock: Mapping[str, Any]) -> tuple[str, st
     )
 
 
-def _megabytes(size: int | None) -> str:
-    return "not counted" if size is None else f"{size / 1e6:,.0f} MB"
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.0f} MB"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 from torch import nn
@@ -235,16 +236,18 @@ class Controller:
         first = next(model.parameters(), None)  # replicas of DataParallel have none
         if self.config.quantize and session.gives_back and first is not None:
             give_back(first.device)
+        begun = monotonic()
         with session.capturing():
             part = method.rpartition(".")[0]
             if part:
                 session.trace.enter(part)
             yield session
+        seconds = _seconds_since(begun, model)
         with self._lock:
             followed.scheme.see(session.rows)
             made = (row.raw_bytes for row in session.rows if row.codec != NOT_MADE)
             saved = sum(made) + session.not_made
-            self._end(method, session.rows, saved, left_alone=spare > 0)
+            self._end(method, session.rows, saved, seconds, left_alone=spare > 0)
             complete = all(f.saved_bytes is not None for f in self.followed.values())
             self._step.check_pins(session.rows, complete)
 
@@ -255,13 +258,14 @@ class Controller:
         self.owner.followed = True
         with self._lock:
             self._start(method)
-        counted = Counted((args, kwargs))
+        counted, begun = Counted((args, kwargs)), monotonic()
         with current.leaving_alone(self.owner, counted.pack):
             output = forward(*args, **kwargs)
+        seconds = _seconds_since(begun, model)
         raw = counted.raw_bytes(model, self._min_bytes)
         row = Row(method, "other", "keep", (), 0, None, raw, raw)
         with self._lock:
-            self._end(method, [row], raw, left_alone=True)
+            self._end(method, [row], raw, seconds, left_alone=True)
         return output
 
     def _start(self, method: str) -> None:
@@ -270,9 +274,16 @@ class Controller:
             self.blocks.orders.next_forward()
         self.forwards += 1
 
-    def _end(self, method: str, rows: list[Row], saved_bytes: int, left_alone: bool) -> None:
+    def _end(
+        self,
+        method: str,
+        rows: list[Row],
+        saved_bytes: int,
+        seconds: float | None,
+        left_alone: bool,
+    ) -> None:
         self.followed[method].saved_bytes = saved_bytes
-        self._step.end(method, rows)
+        self._step.end(method, rows, seconds)
         self._report = self._step.report(
             self.blocks,
             self.swapping,
@@ -317,3 +328,9 @@ class Controller:
     def _gives_back_from(self) -> int:
         """What a call saves at least whose freed memory goes back to the system."""
         return _LARGE if self._min_bytes else 0
+
+
+def _seconds_since(begun: float, model: nn.Module) -> float | None:
+    """What a forward took; None on CUDA, whose kernels run on after it has returned."""
+    on_cuda = any(parameter.is_cuda for parameter in model.parameters())
+    return None if on_cuda else monotonic() - begun

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -47,6 +48,9 @@ Adviser = Callable[["CompressedForward", nn.Module, int, Any, Any], Advise]
 """Of a call: its patch, its module, the bytes that were taken when it began, and its arguments."""
 
 
+_living: weakref.WeakSet[CompressedForward] = weakref.WeakSet()
+
+
 class CompressedForward(Patch):
     """Replaces a method that is followed, as an attribute of the instance.
 
@@ -80,6 +84,16 @@ class CompressedForward(Patch):
         if self._method not in controller.followed:
             controller.follow(self._method)
         super().__init__(module, method)
+        _living.add(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        _living.add(self)
+
+    @staticmethod
+    def living() -> list[CompressedForward]:
+        """All that are held anywhere, those of copies too."""
+        return list(_living)
 
     def run(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Runs in place of the method of ``module``."""

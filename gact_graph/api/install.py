@@ -23,8 +23,8 @@ def install(model: nn.Module, config: Config, methods: Sequence[str] = ()) -> Co
 
     Raises:
         TypeError: ``methods`` is no sequence of names.
-        ValueError: The model has no parameters, is wrapped, or is scripted or traced by torch.jit;
-            or it lacks a method.
+        ValueError: The model has no parameters, is wrapped, holds a wrapped module or is part of a
+            wrapped model, or is scripted or traced by torch.jit; or it lacks a method.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError(
@@ -33,13 +33,12 @@ def install(model: nn.Module, config: Config, methods: Sequence[str] = ()) -> Co
         )
     if next(model.parameters(), None) is None:
         raise ValueError(f"Expected a model with parameters (got {type(model).__name__} with none)")
-    for name, module in model.named_modules():
-        if patch_of(module) is not None:
-            where = f"its submodule {name!r} is wrapped" if name else "it is wrapped already"
-            raise ValueError(
-                f"Expected a model that is not wrapped (got {type(model).__name__}: {where}); "
-                "call gact_graph.unwrap on it first"
-            )
+    where = _where_wrapped(model)
+    if where is not None:
+        raise ValueError(
+            f"Expected a model that is not wrapped (got {type(model).__name__}: {where}); "
+            "call gact_graph.unwrap on the wrapped module first"
+        )
     followed = [*methods_of(model, methods)]
     controller = Controller(config, model)
     patches = [CompressedForward(module, controller, part, name) for module, part, name in followed]
@@ -57,6 +56,21 @@ def remove(patch: CompressedForward) -> None:
         other.remove()
     patch.controller.remove_hooks()
     kept_memory.end()
+
+
+def _where_wrapped(model: nn.Module) -> str | None:
+    """What of the model is wrapped: itself, a part of it, or a model that it is a part of."""
+    for name, module in model.named_modules():
+        if patch_of(module) is not None:
+            return f"its submodule {name!r} is wrapped" if name else "it is wrapped already"
+    for patch in CompressedForward.living():
+        whole = patch.module
+        if whole is None or patch_of(whole) is not patch:
+            continue
+        for name, module in whole.named_modules():
+            if module is model:
+                return f"it is the submodule {name!r} of a wrapped {type(whole).__name__}"
+    return None
 
 
 def patch_of(model: nn.Module) -> CompressedForward | None:

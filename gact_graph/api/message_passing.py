@@ -34,7 +34,7 @@ def message_passing(
     The edge work runs for one block of destination nodes after another, and each block is computed
     again in backward: no tensor of messages, and none that a network in ``message`` makes of them,
     is alive for more than a block. What is saved for backward is ``x``, ``edge_attr`` and the
-    parameters; in a model that :func:`gact_graph.wrap` has wrapped, these are compressed as the
+    parameters; in a model that ``gact_graph.wrap`` has wrapped, these are compressed as the
     inputs of a layer are. A gradient that is differentiated once more, as forces in a loss are,
     comes in blocks, too.
 

@@ -29,17 +29,20 @@ class Step:
     def __init__(self, config: Config) -> None:
         self.layers: dict[str, LayerRow] = {}
         self._rows: dict[str, list[Row]] = {}
+        self._seconds: dict[str, float | None] = {}
         self._unmatched = set(config.pin) if config.quantize else set()
 
     def start(self, method: str) -> None:
         """A method starts."""
         if method in self._rows:
             self._rows.clear()
+            self._seconds.clear()
             self.layers.clear()
 
-    def end(self, method: str, rows: list[Row]) -> None:
-        """The method has ended and saved these contexts."""
+    def end(self, method: str, rows: list[Row], seconds: float | None) -> None:
+        """The method has ended, saved these contexts and taken this time, where that is known."""
         self._rows[method] = rows
+        self._seconds[method] = seconds
 
     def report(
         self,
@@ -55,6 +58,7 @@ class Step:
             order_seconds=0.0 if blocks is None else blocks.orders.seconds,
             swaps_from=None if swapping is None else swapping.least,
             spared_below=spared_below,
+            forward_seconds=_sum([*self._seconds.values()]),
         )
 
     def with_measured(self, report: Report, followed: Mapping[str, Followed]) -> Report:
@@ -89,6 +93,11 @@ class Step:
                 f"Expected pin to match slots of the model (got {patterns}, which match none); "
                 f"gact_graph.report(model) lists them, such as {rows[0].slot!r}."
             )
+
+
+def _sum(found: list[float | None]) -> float | None:
+    known = [value for value in found if value is not None]
+    return sum(known) if len(known) == len(found) else None
 
 
 def _largest(found: list[float | None]) -> float | None:

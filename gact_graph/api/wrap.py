@@ -27,6 +27,7 @@ from gact_graph.layers.halo.layers import attach
 from gact_graph.layers.halo.local import check_local
 from gact_graph.ops import kept_memory
 from gact_graph.ops.quantize import check_bits
+from gact_graph.support.peak import peak_so_far
 from gact_graph.support.warn import warn
 
 _FEW_BITS = 2
@@ -38,10 +39,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 def wrap(
     model: Model,
-    bits: float = 4,
+    bits: float | None = None,
     *,
     memory: int | str | None = None,
-    level: str = "L1",
+    level: str | None = None,
     adaptive: bool = True,
     adapt_interval: int = 500,
     pin: Mapping[str, int] | None = None,
@@ -61,10 +62,10 @@ def wrap(
     Args:
         model: Any module with parameters. It is changed in place: same object, class and
             ``state_dict``.
-        bits: Bits an element of a quantized context: 1 to 16, or 32 for none quantized. With
-            ``adaptive`` it is the average over those whose width is free, and may be a fraction;
-            what ``pin`` names, and what an operation needs more bits of, comes on top. Below 2 a
-            warning says that the noise may keep the model from learning.
+        bits: Bits an element of a quantized context: 1 to 16, or 32 for none quantized. Default: 4.
+            With ``adaptive`` it is the average over those whose width is free, and may be a
+            fraction; what ``pin`` names, and what an operation needs more bits of, comes on top.
+            Below 2 a warning says that the noise may keep the model from learning.
         memory: In place of ``bits``, ``level`` and ``blocks``: how much a training step may add to
             what is there at its start, in bytes or as in ``"8 GB"``, on the model's device: of
             CUDA's allocator, or of the resident set of the process. The first training call
@@ -74,7 +75,8 @@ def wrap(
             at once.
         level: ``"L0"`` keeps every context as PyTorch does and only takes account of them.
             ``"lossless"`` keeps masks, indices, gathered tensors and what is never read in exact
-            small forms: gradients are bit-identical. ``"L1"`` also quantizes what is left.
+            small forms: gradients are bit-identical. ``"L1"``, the default, also quantizes what is
+            left.
             ``"L2"`` is ``"L1"`` with masks and quantized contexts of 1 MiB or more swapped from a
             CUDA device to pinned host memory; elsewhere it equals ``"L1"``, and ``report`` says
             so. With ``"CB1"`` a message passing layer saves its inputs alone, as in L1, and is
@@ -101,7 +103,7 @@ def wrap(
             calls them in its place, as in ``("encode",)``. With ``adaptive`` they are run again to
             measure, so they should do no more than compute. Without any, PyG's autoencoders are
             followed in ``encode`` too, and a ``LightningModule`` in the forward of each part.
-        partition: This process's part of a graph, as :func:`gact_graph.distributed.partition` gives
+        partition: This process's part of a graph, as ``gact_graph.distributed.partition`` gives
             it: layers then fetch the rows of nodes that other processes have, in forward, and in
             backward give their gradients back. All processes call the model at the same time, in
             training and in evaluation. With ``adaptive`` each measures on its part, without the
@@ -114,16 +116,19 @@ def wrap(
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: An argument is out of range, or the model has no parameters, is wrapped, or is
-            scripted or traced by torch.jit; or with ``partition`` it has a layer that reads more
-            than a node's own edges, or is to be computed again in backward. A layer that PyG does
-            not have raises it in its first forward.
+        ValueError: An argument is out of range, or ``memory`` comes with ``bits``, ``level`` or
+            ``blocks``; or the model has no parameters, is wrapped, holds a wrapped module or is
+            part of a wrapped model, or is scripted or traced by torch.jit; or with ``partition`` it
+            has a layer that reads more than a node's own edges, or is to be computed again in
+            backward. A layer that PyG does not have raises it in its first forward.
     """
     check_module(model)
-    if memory is not None and (bits, level, blocks) != (4, "L1", None):
+    chosen = {"bits": bits, "level": level, "blocks": blocks}
+    given = [f"{name}={value!r}" for name, value in chosen.items() if value is not None]
+    if memory is not None and given:
         raise ValueError(
-            "Expected memory in place of bits, level and blocks, which it chooses (got some of "
-            "them too); leave them out, or leave memory out"
+            "Expected memory in place of bits, level and blocks, which it chooses (got "
+            f"{', '.join(given)} too); leave them out, or leave memory out"
         )
     if pin is not None and not isinstance(pin, Mapping):
         raise TypeError(
@@ -131,8 +136,8 @@ def wrap(
             "write {'*.lin*': 8}"
         )
     config = Config(
-        bits=bits,
-        level=level,
+        bits=Config.bits if bits is None else bits,
+        level=Config.level if level is None else level,
         adaptive=adaptive,
         adapt_interval=adapt_interval,
         pin=dict(pin or {}),
@@ -152,11 +157,11 @@ def wrap(
     if memory is not None:
         patch.budget = Budget(parse_bytes(memory), config)
         patch.controller.configure(None, model)
-    if config.quantize and bits < _FEW_BITS:
+    if config.quantize and config.bits < _FEW_BITS:
         warn(
-            f"With bits={bits:g} many elements have one bit, which rounds them to the least or the "
-            "largest of their group: that noise may keep the model from learning. Take bits=2 or "
-            "more."
+            f"With bits={config.bits:g} many elements have one bit, which rounds them to the least "
+            "or the largest of their group: that noise may keep the model from learning. Take "
+            "bits=2 or more."
         )
     return model
 
@@ -164,7 +169,7 @@ def wrap(
 def _exchange(
     model: nn.Module, part: Data, bits: int, config: Config, has_budget: bool
 ) -> Exchange:
-    """What fetches the rows of a part, if the model can run on one; see :func:`wrap`."""
+    """What fetches the rows of a part, if the model can run on one; see ``wrap``."""
     if not isinstance(part, Data) or "halo_counts" not in part:
         raise TypeError(
             "Expected partition to be one of the parts that gact_graph.distributed.partition gives "
@@ -209,6 +214,8 @@ def report(model: nn.Module, *, by: str = "slot") -> Report:
     """
     patch = wrapped(model)
     found = patch.controller.report
+    if not found.empty:
+        found = dataclasses.replace(found, peak_bytes=peak_so_far(next(model.parameters()).device))
     exchange = patch.controller.exchange
     if exchange is not None:
         found = dataclasses.replace(found, halo_bytes=exchange.sent_bytes)

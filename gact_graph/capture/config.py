@@ -81,7 +81,9 @@ class Config:
             raise TypeError(f"Expected level to be a str (got {type(self.level).__name__})")
         if self.level not in LEVELS:
             names = ", ".join(repr(name) for name in LEVELS)
-            raise ValueError(f"Expected level to be one of {names} (got {self.level!r})")
+            meant = [name for name in LEVELS if name.lower() == self.level.lower()]
+            hint = f"; did you mean {meant[0]!r}?" if meant else ""
+            raise ValueError(f"Expected level to be one of {names} (got {self.level!r}){hint}")
         check_int("min_bytes", self.min_bytes)
         if self.min_bytes < 0:
             raise ValueError(f"Expected min_bytes to be 0 or more (got {self.min_bytes})")

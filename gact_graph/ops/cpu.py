@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import platform
+import shlex
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from gact_graph.ops import kept_memory
 from gact_graph.ops.kernels import cache, fallback
-from gact_graph.ops.kernels.compiler import compile_library, version
+from gact_graph.ops.kernels.compiler import commands, compile_library, version
 from gact_graph.ops.kernels.once import once
 from gact_graph.ops.kernels.sources import digest, files_of
 from gact_graph.support.progress import telling
@@ -32,7 +33,7 @@ VECTOR_FLAGS: dict[str, tuple[str, ...]] = {
 def load() -> Any | None:
     """The namespace of compiled operators, or None with one warning where there is no compiler."""
     try:
-        library = build(VECTOR_FLAGS.get(torch.backends.cpu.get_cpu_capability(), ()))
+        library = build(_vector_flags())
     except Exception as error:  # whatever a toolchain may raise: the reference still serves
         fallback.warn("build its CPU kernels", "a C++ compiler (g++ or clang++)", error)
         return None
@@ -63,7 +64,31 @@ def build(vector_flags: tuple[str, ...]) -> Any:
         OSError: The library cannot be loaded.
     """
     flags = [*_FLAGS, *vector_flags]
-    name = f"gact_graph_cpu_{_digest(flags)}"
+    first, *others = commands()
+    try:
+        return _build(first, flags)
+    except (OSError, RuntimeError) as error:
+        if not others:
+            raise
+        fallback.warn_of_compiler(shlex.join(first), shlex.join(others[0]), error)
+    return _build(others[0], flags)
+
+
+def built(command: Sequence[str]) -> Path | None:
+    """The library that this compiler has made for this processor, if it has; compiles nothing.
+
+    Raises:
+        OSError: The compiler does not start.
+    """
+    return cache.find(f"{_name(command, [*_FLAGS, *_vector_flags()])}.so")
+
+
+def _vector_flags() -> tuple[str, ...]:
+    return VECTOR_FLAGS.get(torch.backends.cpu.get_cpu_capability(), ())
+
+
+def _build(command: Sequence[str], flags: Sequence[str]) -> Any:
+    name = _name(command, flags)
     if not _load_from_cache(name):
         # Built in a folder of its own: processes do not wait for each other, and one that is killed
         # leaves no lock behind.
@@ -73,7 +98,7 @@ def build(vector_flags: tuple[str, ...]) -> Any:
             defined = f"-DGACT_LIBRARY={name}"
             kept_in = "" if place is None else f", which are then kept in {place}"
             with telling(f"compiling kernels for the CPU{kept_in}"):
-                library = compile_library(sources, [*flags, defined], Path(folder))
+                library = compile_library(command, sources, [*flags, defined], Path(folder))
             kept = cache.keep(f"{name}.so", library.read_bytes())
             torch.ops.load_library(str(kept or library))
     return getattr(torch.ops, name)
@@ -91,7 +116,8 @@ def _load_from_cache(name: str) -> bool:
     return True
 
 
-def _digest(flags: list[str]) -> str:
+def _name(command: Sequence[str], flags: Sequence[str]) -> str:
+    """What the library is called that this compiler makes with these flags."""
     how = [torch.__version__, str(torch.compiled_with_cxx11_abi())]
-    how += [platform.machine(), platform.system(), os.environ.get("CXX", ""), version()]
-    return digest("cpu", [*how, *flags])
+    how += [platform.machine(), platform.system(), shlex.join(command), version(command)]
+    return f"gact_graph_cpu_{digest('cpu', [*how, *flags])}"

@@ -94,6 +94,16 @@ class PeakMeter:
             self._most = max(self._most, _resident_bytes())
 
 
+def peak_so_far(device: torch.device) -> int | None:
+    """The most that was held at once until now, in bytes; None where the system does not tell.
+
+    On CUDA it is what the allocator had handed out; elsewhere the resident set of the process.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return _high_water_bytes() if _STATUS.exists() else None
+
+
 def _resident_bytes() -> int:
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

@@ -1,5 +1,6 @@
 """The table, the dict and the plot."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -53,10 +54,34 @@ def test_before_a_forward_it_says_so(tmp_path):
         "halo_bytes": None,
         "order_seconds": 0.0,
         "spared_below": None,
+        "forward_seconds": None,
+        "peak_bytes": None,
         "contexts": [],
     }
     with pytest.raises(ValueError, match=rf"Expected a report with contexts \(got none\).*{WORDS}"):
         report.plot(tmp_path / "a.png")
+
+
+def test_it_says_what_the_step_cost(trained):
+    assert trained.forward_seconds > 0 and trained.peak_bytes > 2**20
+    shown = dataclasses.replace(trained, forward_seconds=0.1234, gradient_error=0.0312)
+    for text in (str(shown), shown._repr_html_()):
+        assert "last forward: 0.123 s; peak memory: " in text
+        assert "error of the gradient: 3.1 %" in text
+    assert "last forward:" not in str(Report([row("a")]))
+
+
+def test_rows_of_nothing_in_stock_are_explained():
+    words = "where stock PyTorch holds 0 B (raw), another row counts the same storage"
+    assert words in str(Report([row("a"), row("b", raw=0, stored=10)]))
+    assert words not in str(Report([row("a"), row("b", raw=10, stored=0)]))
+
+
+def test_calls_that_are_left_alone_have_a_time():
+    model = gact_graph.wrap(make(Mlp), min_bytes=2**30)
+    for _ in range(2):
+        train_step(model, graph()[0])
+        assert gact_graph.report(model).forward_seconds > 0
 
 
 def test_a_forward_without_contexts_is_another_thing():
@@ -72,6 +97,8 @@ def test_dict_has_the_keys_and_their_sums(trained):
     counts = {"raw_bytes", "stored_bytes", "host_bytes"}
     totals = counts | {"rate", "average_bits", "variance_ratio", "gradient_error", "measurements"}
     assert set(found) == totals | {
+        "forward_seconds",
+        "peak_bytes",
         "way",
         "contexts",
         "layers",

@@ -110,8 +110,11 @@ def test_a_row_a_layer_in_the_order_of_forward():
     model = gact_graph.wrap(make(lambda: GraphNet("gat")), bits=3)
     train_step(model, *graph())
     report = gact_graph.report(model, by="layer")
-    assert report.to_dict() == gact_graph.report(model).to_dict()
+    assert report.to_dict()["contexts"] == gact_graph.report(model).to_dict()["contexts"]
+    # What the step cost stands below the table.
+    report = dataclasses.replace(report, forward_seconds=None, peak_bytes=None)
     lines = printed(report, 100)
+    lines = lines[: next(i for i, line in enumerate(lines) if "saved for backward" in line) + 1]
     assert lines[1].split() == ["layer", "contexts", "bits", "raw", "stored", "share"]
     names = [line.split()[0] for line in lines[3:-3]]
     assert [n for n in names if n != "(model)"] == ["convs.0", "norm", "convs.1"]

@@ -2,22 +2,25 @@
 
 import ast
 import dataclasses
-import inspect
 import subprocess
 import sys
 
 import pytest
 from defaults import DEFAULTS
+from torch import nn
 
 import gact_graph
+from gact_graph.api.install import patch_of
 from gact_graph.capture.config import LEVELS, Config
 
 
 def test_defaults_are_those_of_wrap():
-    defaults = DEFAULTS | {"bits": inspect.signature(gact_graph.wrap).parameters["bits"].default}
     for field in dataclasses.fields(Config):
-        if field.name != "pin":  # None there, an empty mapping here
-            assert defaults[field.name] == field.default
+        # None where wrap has to tell what was given from what was not.
+        if field.name not in ("bits", "level", "pin"):
+            assert DEFAULTS[field.name] == field.default
+    config = patch_of(gact_graph.wrap(nn.Linear(3, 3))).controller.config
+    assert config == Config(min_bytes=0)  # as tests/conftest.py sets it
 
 
 def test_is_frozen():

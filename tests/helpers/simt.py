@@ -67,14 +67,15 @@ EDGE_KERNELS = EdgeKernels(launch)
 @functools.cache
 def _library(source: str, bits: int) -> ctypes.CDLL:
     here = Path(__file__).with_suffix(".cpp")
+    (cxx, *_) = compiler.commands()
     command = [
-        *compiler.command(),
+        *cxx,
         *("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", f"-DGACT_BITS={bits}"),
         f'-DGACT_SOURCE="{csrc() / source}"',
         "-DGACT_NAMES=" + " ".join(f"GACT_KERNEL({name})" for name in NAMES[source]),
         f"-I{Path(torch.__file__).parent / 'include'}",
     ]
-    mark = digest("cuda", [*command, here.read_text(), compiler.version()])
+    mark = digest("cuda", [*command, here.read_text(), compiler.version(cxx)])
     name = f"gact_graph_simt_{mark}.so"
     path = cache.find(name)
     if path is None:

@@ -15,7 +15,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from gact_graph.ops import cpu
 from gact_graph.ops.kernels import cache, compiler
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +75,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> str:
     """CXX for a session; the first one that uses it waits for the real compiler."""
     folder = tmp_path_factory.mktemp("compiler")
     script = folder / "compiler"
-    (real, *_) = compiler.command()
+    ((real, *_), *_) = compiler.commands()
     text = _COMPILER.replace("@store@", str(folder))
     script.write_text(text.replace("@compiler@", str(shutil.which(real))))
     script.chmod(0o755)
@@ -117,30 +119,61 @@ def _library(folder: Path) -> Path:
 
 
 def test_without_a_compiler_the_reference_serves_and_one_warning_tells(tmp_path: Path) -> None:
-    *warned, last = _output(_start(tmp_path, str(tmp_path / "no-such-compiler"), threads=3))
+    session = _start(tmp_path, str(tmp_path / "no-such-compiler"), threads=3, PATH="")
+    *warned, last = _output(session)
     assert last == "reference"
     assert len([line for line in warned if line.startswith("RuntimeWarning")]) == 1
     text = "\n".join(warned)
     assert "could not build its CPU kernels" in text
     assert "Install a C++ compiler (g++ or clang++)" in text
+    assert "Expected CXX to name a C++ compiler on PATH (got" in text
     assert "python -m gact_graph.info" in text
     assert not [*tmp_path.rglob("*.so")]
 
 
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    assert _output(_start(tmp_path, "false"))[-1] == "reference"
+    session = _start(tmp_path, _program("false"), PATH="")
+    assert _output(session)[-1] == "reference"
     assert [*(tmp_path / "gact_graph").iterdir()] == []
+
+
+@pytest.mark.parametrize("wrong", ["no-such-compiler -O2", "false"])
+def test_another_compiler_builds_where_cxx_names_none(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "g++").symlink_to(_program("true"))
+    (tmp_path / "false").symlink_to(_program("false"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", wrong)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    loaded: list[str] = []
+    monkeypatch.setattr(torch.ops, "load_library", loaded.append)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: b"a library")  # `true` makes none
+    words = f"with CXX='{wrong}' and takes 'g\\+\\+' instead. Set CXX to a C\\+\\+ compiler"
+    with pytest.warns(RuntimeWarning, match=words) as warned:
+        cpu.build.__wrapped__(())
+    assert len(warned) == 1 and loaded == [str(_library(tmp_path))]
+
+
+def _path_of_system(folder: Path) -> str:
+    """PATH with nothing but the programs that a compiler needs."""
+    only = folder / "bin"
+    only.mkdir()
+    for program in ("sh", "sleep", "basename", "cp", "mv", "as", "ld"):
+        (only / program).symlink_to(_program(program))
+    return str(only)
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name)
+    assert found is not None
+    return found
 
 
 def test_no_ninja_and_no_activated_venv_is_needed(tmp_path: Path, stand_in: str) -> None:
     """Nothing but the system's own programs is on PATH."""
-    only = tmp_path / "bin"
-    only.mkdir()
-    for program in ("sh", "sleep", "basename", "cp", "mv", "as", "ld"):
-        found = shutil.which(program)
-        assert found is not None
-        (only / program).symlink_to(found)
-    assert _output(_start(tmp_path, stand_in, PATH=str(only))) == ["built"]
+    path = _path_of_system(tmp_path)
+    assert _output(_start(tmp_path, stand_in, PATH=path)) == ["built"]
 
 
 def test_several_processes_build_at_once_and_another_finds_the_library(

@@ -15,7 +15,7 @@ from quantizer_samples import DTYPES, GROUP, SAMPLES, WIDTHS, Sample, same_bytes
 from torch import Tensor
 
 from gact_graph.ops import cpu
-from gact_graph.ops.kernels import sources
+from gact_graph.ops.kernels import compiler, sources
 from gact_graph.ops.reference import quantize as reference
 
 
@@ -169,22 +169,21 @@ def test_load_takes_the_flags_of_the_processor() -> None:
 
 
 def test_file_names_change_with_what_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    names = {cpu._digest([*cpu._FLAGS, *flags]) for flags in cpu.VECTOR_FLAGS.values()}
+    (command, *_) = compiler.commands()
+    names = {cpu._name(command, [*cpu._FLAGS, *flags]) for flags in cpu.VECTOR_FLAGS.values()}
     assert len(names) == len(cpu.VECTOR_FLAGS)
-    plain = cpu._digest(cpu._FLAGS)
-    assert cpu._digest(cpu._FLAGS) == plain
-    monkeypatch.setenv("CXX", "g++ -DANOTHER")
-    assert cpu._digest(cpu._FLAGS) != plain
-    monkeypatch.undo()
+    plain = cpu._name(command, cpu._FLAGS)
+    assert cpu._name(command, cpu._FLAGS) == plain
+    assert cpu._name([*command, "-DANOTHER"], cpu._FLAGS) != plain
     copy = tmp_path / "csrc"
     shutil.copytree(sources.csrc(), copy)
     monkeypatch.setattr(sources, "csrc", lambda: copy)
     names = {plain}
     for count, path in enumerate([*copy.glob("*.h"), *copy.glob("cpu/*")], start=2):
-        assert cpu._digest(cpu._FLAGS) in names
+        assert cpu._name(command, cpu._FLAGS) in names
         with path.open("a") as opened:
             opened.write("// changed\n")
-        names.add(cpu._digest(cpu._FLAGS))
+        names.add(cpu._name(command, cpu._FLAGS))
         assert len(names) == count, path
     (copy / "cpu" / "new.h").touch()
-    assert cpu._digest(cpu._FLAGS) not in names
+    assert cpu._name(command, cpu._FLAGS) not in names

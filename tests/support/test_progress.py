@@ -8,9 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from samples import GraphNet, graph, make, train_step
 
-import gact_graph
 from gact_graph.ops import cpu
 from gact_graph.support import progress
 from gact_graph.support.progress import telling
@@ -178,15 +176,6 @@ def test_without_stderr_work_goes_on(
     with telling("counting"):
         done = True
     assert done
-
-
-def test_measuring_is_told(timers: Timers, capsys: pytest.CaptureFixture) -> None:
-    timers.fire_at_once = True
-    model = gact_graph.wrap(make(lambda: GraphNet("gat")), bits=3, adaptive=True)
-    for _ in range(3):
-        train_step(model, *graph())
-    lines = [line for line in capsys.readouterr().err.splitlines() if "measuring" in line]
-    assert [line.partition(" ... ")[0][-11:] for line in lines] == ["part 1 of 2", "part 2 of 2"]
 
 
 def test_building_kernels_is_told(

@@ -56,15 +56,23 @@ def head(found: Found) -> tuple[str, ...]:
     return (*columns, "loss")
 
 
+def not_run(found: Found) -> list[str]:
+    """A sentence for each way that could not run, with the reason."""
+    return [
+        f"Not run: {WAYS[name].label} ({row['reason']})."
+        for name, row in found.items()
+        if "reason" in row
+    ]
+
+
 def rows(found: Found) -> list[tuple[str, ...]]:
-    """One row a way, under :func:`head`; one that could not run says why."""
+    """One row a way that ran, under :func:`head`."""
     shown = [measure for measure in MEASURES if _has(found, measure)]
     table: list[tuple[str, ...]] = []
     for name, row in found.items():
-        label = WAYS[name].label
         if "reason" in row:
-            table.append((f"{label}: {row['reason']}", *[""] * (3 * len(shown) + 1)))
             continue
+        label = WAYS[name].label
         if row["compile_seconds"] is not None and "step_seconds" in shown:
             # A difference of two times: noise may take it below 0.
             label += f", compiled in {max(row['compile_seconds'], 0):.0f} s"

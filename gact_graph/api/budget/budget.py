@@ -49,7 +49,7 @@ class _Settled:
 
 
 class MemoryBudgetError(RuntimeError):
-    """No way to train fits the memory that was given to :func:`gact_graph.wrap`."""
+    """No way to train fits the memory that was given to ``gact_graph.wrap``."""
 
 
 class Budget:

@@ -24,7 +24,7 @@ class Row:
 
     Attributes:
         way: Its name.
-        level: As :func:`gact_graph.wrap` takes it; None: the model as it is.
+        level: As ``gact_graph.wrap`` takes it; None: the model as it is.
         bits: As ``wrap`` takes it; 32 where nothing is quantized.
         blocks: Whether message passing runs in blocks.
         peak_bytes: The most that a step holds over what is there at its start, with its gradients.

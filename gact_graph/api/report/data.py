@@ -19,7 +19,7 @@ _BY = ("slot", "layer")
 
 @dataclass(frozen=True)
 class ReportData(Contexts):
-    """The numbers of a report; :class:`gact_graph.Report` shows them."""
+    """The numbers of a report; ``gact_graph.Report`` shows them."""
 
     empty: bool = False
     variance_ratio: float | None = None
@@ -50,6 +50,13 @@ class ReportData(Contexts):
     halo_bytes: int | None = None
     """What this process has sent to others since the last forward began: rows of nodes, and their
     gradients once backward has run; None where the graph is not cut into parts."""
+
+    forward_seconds: float | None = None
+    """What the forwards of the last step took, saving included; None on CUDA, whose kernels run on
+    after forward has returned."""
+    peak_bytes: int | None = None
+    """The most memory that was held until the report was made: the resident set of the process, or
+    what CUDA's allocator had handed out; None where the system does not tell."""
 
     by: str = "slot"
     """What has a row in the table: ``"slot"`` or ``"layer"``."""
@@ -83,8 +90,25 @@ class ReportData(Contexts):
         return [*dict.fromkeys(names)]
 
     @property
+    def costs(self) -> dict[str, str]:
+        """What is known of time, peak and gradient, by name and as text."""
+        found = {}
+        if self.forward_seconds is not None:
+            found["last forward"] = f"{self.forward_seconds:.3g} s"
+        if self.peak_bytes is not None:
+            found["peak memory"] = format_bytes(self.peak_bytes)
+        if self.gradient_error is not None:
+            found["error of the gradient"] = f"{100 * self.gradient_error:.1f} %"
+        return found
+
+    @property
     def remarks(self) -> Iterator[str]:
         """What a reader should know beside the bytes of contexts, in plain sentences."""
+        if any(row.stored_bytes and not row.raw_bytes for row in self.contexts):
+            yield (
+                "where stock PyTorch holds 0 B (raw), another row counts the same storage, or the "
+                "tensor is stored because others are rebuilt from it"
+            )
         if self.way is not None:
             yield f"chosen for the memory that was given: {self.way}"
         if self.spared_below is not None:

@@ -36,6 +36,8 @@ class Report(ReportData):
             "variance_ratio": self.variance_ratio,
             "gradient_error": self.gradient_error,
             "measurements": self.measurements,
+            "forward_seconds": self.forward_seconds,
+            "peak_bytes": self.peak_bytes,
             "way": self.way,
             "halo_bytes": self.halo_bytes,
             "layers": [dataclasses.asdict(row) for row in self.layers],

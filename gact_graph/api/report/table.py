@@ -35,6 +35,8 @@ def render(report: ReportData, width: int) -> Iterator[RenderableType]:
         yield report.why_empty
         return
     yield _table(report, width)
+    if report.costs:
+        yield Text("; ".join(f"{name}: {value}" for name, value in report.costs.items()))
     for remark in report.remarks:
         yield Text(remark)
 

@@ -20,45 +20,51 @@ _NAMES = ("c++", "g++", "clang++")
 _QUOTED = 20
 
 
-def command() -> list[str]:
-    """The compiler: ``CXX``, which may have options, or the first of c++, g++ and clang++.
+def commands() -> list[list[str]]:
+    """The compilers to try: ``CXX``, which may have options, then the first of c++, g++, clang++.
 
     Raises:
         FileNotFoundError: There is none.
     """
     given = shlex.split(os.environ.get("CXX", ""))
-    for candidate in [given] if given else [[name] for name in _NAMES]:
-        if shutil.which(candidate[0]):
-            return candidate
-    wanted = given[0] if given else ", ".join(_NAMES)
-    raise FileNotFoundError(f"Expected a C++ compiler on PATH (found none of: {wanted})")
+    found = next(([name] for name in _NAMES if shutil.which(name)), [])
+    if not given and not found:
+        raise FileNotFoundError(
+            f"Expected a C++ compiler on PATH (found none of: {', '.join(_NAMES)})"
+        )
+    return [words for words in (given, found) if words]
 
 
-def version() -> str:
-    """The first line that the compiler says of itself.
+def version(command: Sequence[str]) -> str:
+    """The first line that a compiler says of itself.
 
     Raises:
-        FileNotFoundError: There is no compiler.
+        FileNotFoundError: It is not there, and ``CXX`` names it.
         OSError: It does not start.
     """
-    words = [*command(), "--version"]
+    if not shutil.which(command[0]):
+        raise FileNotFoundError(f"Expected CXX to name a C++ compiler on PATH (got {command[0]!r})")
+    words = [*command, "--version"]
     said = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     return said.stdout.partition("\n")[0]
 
 
-def compile_library(sources: Sequence[Path], flags: Sequence[str], folder: Path) -> Path:
+def compile_library(
+    command: Sequence[str], sources: Sequence[Path], flags: Sequence[str], folder: Path
+) -> Path:
     """The library of the sources, each compiled by a process of its own, at once.
 
     Args:
+        command: The compiler.
         sources: Files whose names differ.
         flags: For each of them, and for the linker.
         folder: An empty one for what is made.
 
     Raises:
-        FileNotFoundError: There is no compiler.
+        OSError: The compiler does not start.
         RuntimeError: It failed; with the end of what it said.
     """
-    compiler = [*command(), *flags, "-fPIC", *_openmp()]
+    compiler = [*command, *flags, "-fPIC", *_openmp()]
     includes = _TORCH / "include"
     compiler += [f"-I{includes}", f"-I{includes / 'torch' / 'csrc' / 'api' / 'include'}"]
     compiler.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")

@@ -9,12 +9,23 @@ from gact_graph.support.warn import warn as warn_user
 
 def warn(failed: str, remedy: str, error: Exception) -> None:
     """One RuntimeWarning: what could not be done, what to install, and the cause."""
-    lines = str(error).strip().splitlines()
-    cause = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     warn_user(
         f"gact_graph could not {failed} and works with slower pure-torch code. "
-        f"Install {remedy}, and see `python -m gact_graph.info` for the cause ({cause})."
+        f"Install {remedy}; `python -m gact_graph.info` lists what is there ({_cause(error)})."
     )
+
+
+def warn_of_compiler(failed: str, taken: str, error: Exception) -> None:
+    """One RuntimeWarning: the compiler that ``CXX`` names is of no use, and another is taken."""
+    warn_user(
+        f"gact_graph could not build its CPU kernels with CXX={failed!r} and takes {taken!r} "
+        f"instead. Set CXX to a C++ compiler, or unset it ({_cause(error)})."
+    )
+
+
+def _cause(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def warn_of_no_cache(place: Path | None, error: OSError) -> None:

@@ -182,9 +182,19 @@ def test_each_method_has_a_largest_graph_of_its_own(known_costs):
     assert known_costs == ["encode", "decode", "encode"] and chosen(model) == "stock"
 
 
-@pytest.mark.parametrize("options", [{"bits": 2}, {"level": "CB2"}, {"blocks": 100}])
-def test_memory_stands_in_place_of_other_options(options):
-    with pytest.raises(ValueError, match="Expected memory in place of bits, level and blocks"):
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ({"bits": 2}, "bits=2"),
+        ({"bits": 4}, "bits=4"),
+        ({"level": "L1"}, "level='L1'"),
+        ({"level": "CB2", "blocks": False}, "level='CB2', blocks=False"),
+        ({"blocks": 100}, "blocks=100"),
+    ],
+)
+def test_memory_stands_in_place_of_other_options(options, given):
+    words = rf"Expected memory in place of bits, level and blocks, which .* \(got {given} too\)"
+    with pytest.raises(ValueError, match=words):
         gact_graph.wrap(Net(), memory="8 GB", **options)
 
 
