@@ -7,11 +7,13 @@ the user's own: what code that runs on trial, or for each block, does to them mu
 
 from __future__ import annotations
 
+import argparse
 import functools
 import io
 import pickle
 import random
 import sys
+import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -26,14 +28,13 @@ from gact_graph.support.storage import version_of
 _METHODS = frozenset({"forward", "message", "aggregate", "update", "edge_update"})
 """Methods of a module that run in a replica."""
 
-_LIBRARIES = sys.stdlib_module_names | {
-    *("torch", "torch_geometric", "torch_scatter", "torch_sparse", "torch_cluster", "pyg_lib"),
-    *("numpy", "scipy", "gact_graph"),
-}
-"""Packages whose code is not followed."""
+_LIBRARIES = sys.stdlib_module_names | {"gact_graph"}
+_INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+_NAMESPACES = types.SimpleNamespace | argparse.Namespace
+"""The objects of libraries that are followed, beside modules and containers."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_CONTAINERS = (list, dict, set, deque, tuple, frozenset)
+_CONTAINERS: Any = list | dict | set | deque | tuple | frozenset
 _CALLS: Any = (
     types.MethodType
     | types.BuiltinMethodType
@@ -138,7 +139,9 @@ class Reach:
             self._record(value, name, *numbers)
         elif isinstance(value, Iterator | io.IOBase) and _of_library(type(value).__module__):
             raise Unknowable(name)
-        else:
+        elif isinstance(value, nn.Module | _CONTAINERS | _NAMESPACES) or not _of_library(
+            type(value).__module__
+        ):
             self._add_object(value, name)
 
     def _add_object(self, value: Any, name: str) -> None:
@@ -210,9 +213,8 @@ def _numbers(value: Any) -> tuple[Callable[[], _State], Callable[[_State], Any]]
         state = value.get_state()
         return lambda: {None: bytes(value.get_state())}, lambda _: value.set_state(state)
     if isinstance(value, random.Random):
-        return lambda: {None: pickle.dumps(value)}, lambda old: value.setstate(
-            pickle.loads(old[None]).getstate()
-        )
+        now = value.getstate()
+        return lambda: {None: repr(value.getstate())}, lambda _: value.setstate(now)
     if hasattr(value, "_bit_generator"):  # NumPy's
         bits = value._bit_generator
         return lambda: {None: pickle.dumps(bits.state)}, lambda old: setattr(
@@ -287,8 +289,12 @@ def _names_of(code: types.CodeType) -> frozenset[str]:
     return frozenset(names)
 
 
+@functools.lru_cache(maxsize=1024)
 def _of_library(module: str | None) -> bool:
-    return module is None or module.partition(".")[0] in _LIBRARIES
+    """Whether a module of this name is Python's own or is installed: its code is not followed."""
+    top = (module or "sys").partition(".")[0]
+    file = getattr(sys.modules.get(top), "__file__", None)
+    return top in _LIBRARIES or (file is not None and file.startswith(_INSTALLED))
 
 
 def _joined(name: str, key: Any) -> str:
