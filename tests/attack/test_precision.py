@@ -58,7 +58,7 @@ class _Holder(nn.Module):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_lossless_in_blocks(name: str) -> None:
-    """The geometric mean over graphs: on one of them the error of a few sums is a matter of luck."""
+    """The geometric mean over graphs: on one alone, the error of a few sums is a matter of luck."""
     net, ratios = LAYERS[name], []
     for seed in range(4):
         exact = _run(net, seed, torch.float64)

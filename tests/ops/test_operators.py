@@ -118,6 +118,10 @@ def _others(value: Any) -> list[Any]:
         freed = value.clone()
         freed.untyped_storage().resize_(0)
         other.append(freed)
+        if value.is_floating_point():
+            other += [
+                torch.full_like(value, number) for number in (torch.nan, torch.inf, -torch.inf)
+            ]
         if value.dim() == 2:
             other += [value[:, :0], value[:, :-1].contiguous(), value.new_empty(0, 0)]
         if value.dtype == torch.int64:
