@@ -51,7 +51,7 @@ test-long: $(STAMP)
 PROGRAMS ?= 20000
 SEED ?= 0
 attack: $(STAMP)
-	GACT_GRAPH_ATTACK=$(PROGRAMS) $(BIN)/python -m pytest -m long --hypothesis-seed=$(SEED) \
+	GACT_GRAPH_ATTACK=$(PROGRAMS) $(BIN)/python -m pytest -m "long or not long" --hypothesis-seed=$(SEED) \
 		tests/attack/test_random_programs.py tests/attack/test_random_stacks.py $(ARGS)
 
 lint: $(STAMP)

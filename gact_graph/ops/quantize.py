@@ -51,12 +51,14 @@ places hold the number of all groups, and what finds no room comes back as NaN, 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from gact_graph.ops import cpu, cuda
 from gact_graph.ops.checks import TILE, check_quantization
@@ -146,7 +148,10 @@ def _pack_fake(x: Tensor, bits: int, group_size: int, seed: int) -> tuple[Tensor
 
 @torch.library.register_fake("gact_graph::exact_groups")
 def _exact_groups_fake(x: Tensor, stats: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    return x.new_empty(0, dtype=torch.int64), x.new_empty(0, min(group_size, x.numel()))
+    count: Any = 0
+    with contextlib.suppress(DynamicOutputShapeException):  # where no size can be left open
+        count = torch.library.get_ctx().new_dynamic_size()
+    return x.new_empty(count, dtype=torch.int64), x.new_empty(count, min(group_size, x.numel()))
 
 
 @torch.library.register_fake("gact_graph::unpack")

@@ -37,6 +37,7 @@ from gact_graph.support.freeze import (
 )
 from gact_graph.support.graph import ends_of, nodes_before
 from gact_graph.support.patch import BoundPatch, Patch
+from gact_graph.support.reach import Reach, Unknowable, attributes, slots_of
 from gact_graph.support.storage import version_of
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type, types.FunctionType})
@@ -138,7 +139,11 @@ class Snapshot:
                 serve: what reaches them past the replica (a closure, say) has its gradient, too.
                 Only for one with hooks there is an alias, or they would run once more.
             own: Whether all other tensors are copies, so that a first try can do no harm.
-            watch: Whether :meth:`Replica.changes` will be asked.
+            watch: Whether :meth:`Replica.changes` and :meth:`Replica.undo` will be asked.
+
+        Raises:
+            CannotReplicate: For one that is watched: its code reads something whose state cannot be
+                put back.
         """
         replica = Replica(self, values, aliases, own, watch)
         try:
@@ -303,15 +308,32 @@ class Replica:
             fields.update(state.held)  # all of them, in their order
             for name, value in state.frozen:
                 fields[name] = thaw(value, self)
-            for name in _slots_of(part):
+            kind: Any = type(part)
+            for name in slots_of(kind):
                 if name in fields:
                     object.__setattr__(part, name, fields.pop(name))
-            kind: Any = type(part)
             inside = _inside_of(kind)
             if inside is not None and inside in part._modules:
                 vars(part)["forward"] = part._modules[inside]
             vars(part).pop("_compiled_call_impl", None)  # it would run the original
         self._before = [_marks(part) for part in self.parts] if watch else None
+        self._reach = self._reached() if watch else None
+
+    def _reached(self) -> Reach:
+        own = {id(value) for value in (*self.memo.values(), *self.parts)}
+        try:
+            return Reach(self.module, own)
+        except Unknowable as name:
+            raise CannotReplicate(
+                f"reads {name}, an iterator or an open file, whose state cannot be put back"
+            ) from name
+
+    def undo(self) -> str | None:
+        """Puts back what was changed past the replica; gives the name of one such thing, or None.
+
+        For a replica that is watched.
+        """
+        return None if self._reach is None else self._reach.undo()
 
     def changes(self) -> dict[str, Any]:
         """The attributes and buffers, by full name, that are not what they were when it was made.
@@ -338,21 +360,16 @@ class Replica:
         }
 
     def close(self) -> None:
-        """Lets go of all that it holds, for that may hold the replica."""
+        """Lets go of all that it holds, for that may hold the replica.
+
+        What was changed past one that is watched is put back.
+        """
+        self.undo()
         for part in self.parts:
             if not is_scripted(part):
                 vars(part).clear()
-        self.parts, self.parameters, self._before = [], [], None
+        self.parts, self.parameters, self._before, self._reach = [], [], None, None
         self.memo.clear()
-
-
-def attributes(module: nn.Module) -> dict[str, Any]:
-    """What the module's ``__dict__`` and its ``__slots__`` hold."""
-    slots = _slots_of(module)
-    if not slots:
-        return vars(module)
-    found = {name: getattr(module, name) for name in slots if hasattr(module, name)}
-    return vars(module) | found
 
 
 def leaves_of(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -361,21 +378,6 @@ def leaves_of(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
         variable = getattr(node, "variable", None)
         if variable is not None:
             yield variable
-
-
-def _slots_of(module: nn.Module) -> tuple[str, ...]:
-    """The slots of its class and of those that this inherits from."""
-    kind: Any = type(module)
-    return _slots_of_class(kind)
-
-
-@functools.lru_cache(maxsize=1024)  # a library may make classes as it goes
-def _slots_of_class(kind: Any) -> tuple[str, ...]:
-    found: list[str] = []
-    for one in kind.__mro__:
-        slots = vars(one).get("__slots__", ())
-        found += (slots,) if isinstance(slots, str) else slots
-    return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
 
 
 @functools.lru_cache(maxsize=1024)

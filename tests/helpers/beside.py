@@ -292,7 +292,7 @@ def _standalone(source: str, setting: Setting) -> str:
     """)
 
 
-def how_many(few: int) -> Callable[[Any], Any]:
+def how_many(few: int, shrink: bool = True) -> Callable[[Any], Any]:
     """Hypothesis' settings: ``few`` programs, the same at each run, or those of a longer attack."""
     return settings(
         max_examples=EXAMPLES or few,
@@ -301,6 +301,6 @@ def how_many(few: int) -> Callable[[Any], Any]:
         deadline=None,
         print_blob=False,
         report_multiple_bugs=False,
-        phases=(Phase.generate, Phase.shrink),
+        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )

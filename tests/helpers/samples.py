@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 import torch
@@ -108,6 +110,33 @@ def train_step(model: nn.Module, *inputs: object, seed: int = 7) -> list[Tensor]
     out = model(*inputs)
     F.cross_entropy(out, labels(len(out))).backward()
     return gradients(model)
+
+
+class Calls:
+    """Records calls of a layer's code.
+
+    In a queue, which the library does not look into: a layer whose code changes a list that it
+    reaches runs as PyG has it.
+    """
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Any] = SimpleQueue()
+
+    def append(self, call: Any) -> None:
+        self._queue.put(call)
+
+    def clear(self) -> list[Any]:
+        """Gives what was recorded until now."""
+        return [self._queue.get() for _ in range(self._queue.qsize())]
+
+    def __iter__(self) -> Iterator[Any]:
+        calls = self.clear()
+        for call in calls:
+            self.append(call)
+        return iter(calls)
+
+    def __len__(self) -> int:
+        return self._queue.qsize()
 
 
 def equal(left: list[Tensor], right: list[Tensor]) -> bool:

@@ -186,6 +186,30 @@ MESSAGES = (
     "m = m * torch.ones_like(m[:1])",
 )
 
+# What a message may count in besides.
+STATES = (
+    "m = m * self.state.next()",
+    "m = m * type(self).next_of_class()",
+    "m = m * self.count()",
+    "m = m * of_global()",
+    "m = m * of_closure()",
+    "m = m + torch.randn((), generator=self.generator)",
+    "m = m * float(self.rng.random())",
+    "m = m * next(self.items)",
+    "m = m * self.tick()",
+)
+
+# What depends on the edges of other destinations: no part of the edges gives the same.
+ELSEWHERE = (
+    "m = m / torch.bincount(edge_index_j, minlength=size_j)[edge_index_j].view(-1, 1)",
+    "m = m * softmax(m.sum(-1), edge_index_j).view(-1, 1)",
+    "m = m + torch.arange(m.size(0)).view(-1, 1) * 0.1",
+    "m = m + m.cumsum(0) * 0.1",
+    "m = m - m.mean(0, keepdim=True)",
+    "m = m - m.median(0).values",
+    "m = m * 2 if m.size(0) > 50 else m",
+)
+
 BETWEEN = (
     "{h}.relu()",
     "F.elu({h})",
@@ -208,6 +232,7 @@ NORMS = ("pyg.BatchNorm({o})", "pyg.GraphNorm({o})", "pyg.PairNorm()", "nn.PReLU
 SIMPLE = ("'sum'", "'mean'", "'max'", "'min'")
 
 PREAMBLE = '''\
+import numpy
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
@@ -230,6 +255,37 @@ def edges(seed, count, source, destination):
 
 def kinds(seed, count, most):
     return torch.randint(most, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+CALLS = 0
+
+
+def of_global():
+    global CALLS
+    CALLS += 1
+    return 1 + CALLS % 7
+
+
+def counter():
+    calls = 0
+
+    def count():
+        nonlocal calls
+        calls += 1
+        return 1 + calls % 5
+
+    return count
+
+
+of_closure = counter()
+
+
+class State:
+    calls = 0
+
+    def next(self):
+        self.calls += 1
+        return 1 + self.calls % 3
 
 
 def finish(model, found, backward, outputs, **inputs):
@@ -275,11 +331,14 @@ class _Net:
     made: list[str] = field(default_factory=list)
     body: list[str] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
+    own: list[str] = field(default_factory=list)
 
 
-def _own_layer(draw: Draw, number: int) -> str:
-    """A user's own message passing layer."""
-    lines = draw(st.lists(st.sampled_from(MESSAGES), min_size=1, max_size=3))
+def _own_layer(draw: Draw, number: int, kinds: tuple[str, ...]) -> str:
+    """A user's own message passing layer, with a line of ``kinds`` in its message."""
+    lines = draw(st.lists(st.sampled_from(MESSAGES), min_size=0 if kinds else 1, max_size=3))
+    if kinds:
+        lines.insert(draw(st.integers(0, len(lines))), draw(st.sampled_from(kinds)))
     fill = {"number": draw(st.sampled_from(["0.0", "1.5", "-1.0"])), "flag": draw(st.booleans())}
     message = "\n        ".join(line.format(o="self.width", **fill) for line in lines)
     aggregation = draw(st.sampled_from((*SIMPLE, "'std'", "['sum', 'max']")))
@@ -293,13 +352,28 @@ def _own_layer(draw: Draw, number: int) -> str:
                 self.lin, self.out = nn.Linear(width, width), nn.Linear({factor} * width, width)
                 self.att = nn.Parameter(normal(7, width))
                 self.mix = nn.Parameter(normal(8, 2 * width, width))
+                self.state, self.count = State(), counter()
+                self.generator = torch.Generator().manual_seed(3)
+                self.rng, self.items = numpy.random.default_rng(3), iter(range(1, 10**6))
+                self.ticks = numpy.zeros(1)
+
+            calls = 0
+
+            @classmethod
+            def next_of_class(cls):
+                cls.calls += 1
+                return 1 + cls.calls % 3
+
+            def tick(self):
+                self.ticks += 1
+                return float(1 + self.ticks[0] % 4)
 
             def forward(self, x, e, w):
                 for self.hops in range(1, {loop + 1}):
                     x = self.out(self.propagate(e, x=x, w=w))
                 return x
 
-            def message(self, x_i, x_j, w, index, ptr, size_i):
+            def message(self, x_i, x_j, w, index, ptr, size_i, size_j, edge_index_j):
                 m = x_j
                 {{message}}
                 return m
@@ -309,9 +383,14 @@ def _own_layer(draw: Draw, number: int) -> str:
 
 
 @st.composite
-def stacks(draw: Draw) -> Stack:
-    """A net of one to three layers, and one to three steps on graphs of its kind."""
-    bipartite = draw(st.booleans()) and draw(st.booleans())
+def stacks(draw: Draw, kinds: tuple[str, ...] = ()) -> Stack:
+    """A net of one to three layers, and one to three steps on graphs of its kind.
+
+    Args:
+        kinds: Lines of which the messages of each layer have one: :data:`STATES` or
+            :data:`ELSEWHERE`. All layers are a user's own then.
+    """
+    bipartite = not kinds and draw(st.booleans()) and draw(st.booleans())
     width = draw(st.sampled_from([4, 4, 8, 64]))
     blocks = draw(st.sampled_from([None, 2, 5, 16, 40]))
     dtype = draw(st.sampled_from(["float64", "float64", "float64", "float32"]))
@@ -324,7 +403,10 @@ def stacks(draw: Draw) -> Stack:
         if again:
             name, call = draw(st.sampled_from(shared))
         else:
-            name, call = f"self.conv{number}", _layer(draw, net, number, width, bipartite, blocks)
+            name, call = (
+                f"self.conv{number}",
+                _layer(draw, net, number, width, bipartite, blocks, kinds),
+            )
         call = call.format(x="h", y="y")
         if bipartite:
             # There and back again: what were destinations are sources then.
@@ -349,7 +431,10 @@ def stacks(draw: Draw) -> Stack:
     arguments = "h, y, e, w, a, t, pos, x0, k, batch"
     source += f"\n    def forward(self, {arguments}):\n"
     source += "".join(f"        {line}\n" for line in net.body) + f"        return {result}\n"
-    source += "\n\ndef build():\n    return Net()\n\n\ndef train(model, found):\n"
+    source += "\n\ndef build():\n    global CALLS, of_closure\n"
+    source += "    CALLS, of_closure = 0, counter()\n"
+    source += "".join(f"    {name}.calls = 0\n" for name in net.own)
+    source += "    return Net()\n\n\ndef train(model, found):\n"
     steps = draw(st.integers(1, 3))
     graph: list[str] = []
     for step in range(steps):
@@ -361,13 +446,20 @@ def stacks(draw: Draw) -> Stack:
 
 
 def _layer(
-    draw: Draw, net: _Net, number: int, width: int, bipartite: bool, blocks: int | None
+    draw: Draw,
+    net: _Net,
+    number: int,
+    width: int,
+    bipartite: bool,
+    blocks: int | None,
+    kinds: tuple[str, ...],
 ) -> str:
     flow = draw(st.booleans()) and draw(st.booleans())
     flow = flow and not bipartite
     more = ", flow='target_to_source'" if flow else ""
-    if not bipartite and draw(st.integers(0, 5)) == 0:
-        net.classes.append(_own_layer(draw, number))
+    if kinds or (not bipartite and draw(st.integers(0, 5)) == 0):
+        net.classes.append(_own_layer(draw, number, kinds))
+        net.own.append(f"Own{number}")
         net.made.append(f"self.conv{number} = Own{number}({width}{more})")
         return "{x}, e, w"
     fits = [

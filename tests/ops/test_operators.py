@@ -37,7 +37,7 @@ def _normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def _coded(bad: bool = False) -> tuple[Any, ...]:
     x = _normal(30, 20)
     if bad:
-        x[2] = torch.nan
+        x[2] = torch.inf  # not NaN: opcheck compares
     codes, stats = reference.pack(x, 3, 256, 1)
     return codes, stats, *reference.exact_groups(x, stats, 256)
 
@@ -118,6 +118,10 @@ def _others(value: Any) -> list[Any]:
         freed = value.clone()
         freed.untyped_storage().resize_(0)
         other.append(freed)
+        if value.is_floating_point():
+            other += [
+                torch.full_like(value, number) for number in (torch.nan, torch.inf, -torch.inf)
+            ]
         if value.dim() == 2:
             other += [value[:, :0], value[:, :-1].contiguous(), value.new_empty(0, 0)]
         if value.dtype == torch.int64:
@@ -261,3 +265,20 @@ def test_groups_of_any_size() -> None:
             codes, stats, rows, 600, 100, 2, group_size, x.dtype
         )
         assert torch.equal(some, y.view(6, 100)[rows])
+
+
+REGISTERED = sorted(
+    name.removeprefix("gact_graph::")
+    for name in torch._C._dispatch_get_all_op_names()
+    if name.startswith("gact_graph::")
+)
+
+
+def test_every_operator_is_called_here() -> None:
+    assert {*REGISTERED} == {*_calls()} and len(REGISTERED) >= 19
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_opcheck(name: str) -> None:
+    """Its schema, what autograd and autocast make of it, and its shapes without values."""
+    torch.library.opcheck(getattr(torch.ops.gact_graph, name).default, _copied(_calls()[name]))

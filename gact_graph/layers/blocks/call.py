@@ -104,8 +104,11 @@ class BlockedCall:
                     for output, whole, part in zip(self.outputs, results, parts, strict=True):
                         output.write(whole, self.order, block, part)
             changed = replica.changes().keys() - {output.attribute for output in self.outputs}
+            elsewhere = replica.undo()
         if changed:
             raise CannotBlock(f"changes its attribute {min(changed)} while it makes messages")
+        if elsewhere is not None:
+            raise CannotBlock(f"changes {elsewhere} while it makes messages")
         return results
 
     def _graph_sum(self, module: Any, tensors: Sequence[Tensor]) -> GraphSum | None:

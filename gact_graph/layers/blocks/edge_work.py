@@ -100,10 +100,10 @@ class EdgeWork:
         """
         try:
             snapshot = Snapshot(module)
+            case = Case(snapshot, arguments, target)
+            probed = self._findings.probed(case)
         except CannotReplicate as error:
             raise CannotBlock(str(error)) from error
-        case = Case(snapshot, arguments, target)
-        probed = self._findings.probed(case)
         try:
             order = cut.order(edge_index, target, arguments.num_destinations)
         except IndexError as error:

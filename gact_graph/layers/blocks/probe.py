@@ -105,6 +105,9 @@ def _follow(replica: Replica, edge_function: EdgeFunction, sample: Sample) -> tu
         )
     if flow.rows_of_others:
         raise CannotBlock("reads rows of a tensor that is not among its arguments")
+    elsewhere = replica.undo()
+    if elsewhere is not None:
+        raise CannotBlock(f"changes {elsewhere} while it makes messages")
     kept = _left_behind(replica.changes(), block.num_edges)
     results = [out, *(getattr(module, name) for name in kept)]
     _check_leaves(results, [*(leaf for _, leaf in leaves), *replica.parameters])

@@ -34,6 +34,21 @@ _Make = Callable[[_Parts], Any]
 """Makes a value of the parts that were found in it."""
 
 
+class _Same:
+    """Gives the value itself; of a list or dictionary that has changed since, a copy as it was.
+
+    A copy in any case would not show what the function does to it.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._before = value.copy() if isinstance(value, list | dict) else value
+
+    def __call__(self, parts: _Parts) -> Any:
+        changed = self._before is not self._value and self._before != self._value
+        return self._before.copy() if changed else self._value
+
+
 class Function(nn.Module):
     """A function as it was when this was made by :func:`taken`.
 
@@ -41,17 +56,23 @@ class Function(nn.Module):
     no parameters are not held: whoever runs the function passes them.
 
     Args:
-        make: Makes the function.
+        function: The function.
+        make: Makes the function again.
         found: What was found in it.
     """
 
-    def __init__(self, make: _Make, found: _Finder) -> None:
+    def __init__(self, function: Callable[..., Any], make: _Make, found: _Finder) -> None:
         super().__init__()
-        self._recipe = _Recipe(make)
+        self._recipe = _Recipe(function, make)
         self._inner_modules = nn.ModuleList(found.modules)
         self._inner_parameters = nn.ParameterList(found.parameters)
         # An attribute of plain values counts as a setting, on which depends what is found out.
         self.settings = tuple(found.settings)
+
+    @property
+    def code(self) -> Callable[..., Any]:
+        """The function that this was made of."""
+        return self._recipe.function
 
     def made(self, tensors: list[Tensor]) -> Callable[..., Any]:
         """The function, with these in place of the tensors that :func:`taken` gave."""
@@ -61,9 +82,10 @@ class Function(nn.Module):
 
 
 class _Recipe:
-    """Holds a function; as an attribute by itself it would count as a setting."""
+    """Holds functions; as attributes by themselves they would count as settings."""
 
-    def __init__(self, make: _Make) -> None:
+    def __init__(self, function: Callable[..., Any], make: _Make) -> None:
+        self.function = function
         self.make = make
 
 
@@ -76,7 +98,7 @@ def taken(function: Callable[..., Any]) -> tuple[Function, list[Tensor]]:
     """
     found = _Finder()
     make = found.make(function)
-    return Function(make, found), found.tensors
+    return Function(function, make, found), found.tensors
 
 
 class _Finder:
@@ -108,7 +130,7 @@ class _Finder:
             tensor = _number(self.tensors, value)
             return lambda parts: parts.tensors[tensor]
         if any(value is one for one in self._open):
-            return lambda parts: value
+            return _Same(value)
         self._open.append(value)
         try:
             return self._make_of_parts(value)
@@ -129,12 +151,16 @@ class _Finder:
             return lambda parts: functools.partial(func(parts), *args(parts), **keywords(parts))
         if kind in (tuple, list) and len(value) <= _MANY:
             items = [self.make(item) for item in value]
+            if all(isinstance(item, _Same) for item in items):
+                return _Same(value)
             return lambda parts: kind(item(parts) for item in items)
         if kind is dict and len(value) <= _MANY:
             values = {key: self.make(item) for key, item in value.items()}
+            if all(isinstance(item, _Same) for item in values.values()):
+                return _Same(value)
             return lambda parts: {key: item(parts) for key, item in values.items()}
         self.settings.append(value if kind in _PLAIN else kind.__qualname__)
-        return lambda parts: value
+        return _Same(value)
 
     def _function(self, function: types.FunctionType) -> _Make:
         self.settings.append(id(function.__code__))
@@ -173,7 +199,7 @@ class _Finder:
         if isinstance(value, types.ModuleType | type) or (
             isinstance(value, types.FunctionType) and elsewhere
         ):
-            return lambda parts: value  # of a library
+            return _Same(value)  # of a library
         return self.make(value)
 
     def _cell(self, cell: types.CellType) -> _Make:

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from gact_graph.layers.recompute.call import LEARNS_FROM_ELSEWHERE, LayerCall, learns_from_elsewhere
 from gact_graph.layers.recompute.reuse import EdgeCalls, counting
 from gact_graph.support.current import unseen
-from gact_graph.support.replica import Replica
+from gact_graph.support.replica import CannotReplicate, Replica
 from gact_graph.support.storage import tensors_in
 
 
@@ -47,7 +47,7 @@ def try_out(call: LayerCall, tensors: Sequence[Tensor], blocks: bool) -> Finding
             with call.run_state.restored(), saved_tensors_hooks(_save_nothing, _read_nothing):
                 try:
                     return _run(call, tensors, shapes_only)
-                except torch.OutOfMemoryError:
+                except (CannotReplicate, torch.OutOfMemoryError):
                     raise
                 except Exception as error:
                     # A layer that changes the result in place cannot take a mere shape.
@@ -61,6 +61,9 @@ def _run(call: LayerCall, tensors: Sequence[Tensor], shapes_only: bool) -> Findi
     with call.snapshot.replica(own=True, watch=True) as replica:
         with counting(edge_calls):
             results, _ = call.run(replica.module, leaves)
+        elsewhere = replica.undo()
+        if elsewhere is not None:
+            return Finding(f"changes {elsewhere}")
         reason = _reason(replica, results, leaves)
         if reason is not None or not shapes_only:
             return Finding(reason)

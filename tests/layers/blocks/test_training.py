@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from blocked import Alone, trained
-from samples import GraphNet, distance, equal, gradients, graph, labels, make, one_thread  # noqa: F401
+from samples import Calls, GraphNet, distance, equal, gradients, graph, labels, make, one_thread  # noqa: F401
 from torch import nn
 from torch_geometric.nn import GATConv, TransformerConv
 
@@ -56,7 +56,7 @@ def test_evaluation_runs_in_blocks_too():
     with torch.no_grad():
         expected = model(X, EDGES)
         gact_graph.wrap(model, blocks=256, **EXACT)
-        calls = []
+        calls = Calls()
         conv = model.convs[0]
         inner = conv.message
         conv.message = lambda **given: calls.append(1) or inner(**given)

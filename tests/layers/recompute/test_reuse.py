@@ -8,7 +8,7 @@ import inspect
 import pytest
 import torch
 import torch.nn.functional as F
-from samples import distance, graph, make, one_thread, train_step  # noqa: F401
+from samples import Calls, distance, graph, make, one_thread, train_step  # noqa: F401
 from torch import nn
 from torch_geometric.nn import (
     GATConv,
@@ -84,7 +84,7 @@ NEEDED = {
 
 def count_calls(module, method, monkeypatch):
     """A list that grows with each call of a method of this module or of its replicas."""
-    calls, run = [], getattr(module, method)
+    calls, run = Calls(), getattr(module, method)
 
     def counted(*args, **kwargs):
         calls.append(method)
