@@ -16,6 +16,7 @@ from rich.table import Table
 import gact_graph
 from gact_graph.ops import cpu, cuda_edges
 from gact_graph.ops.kernels import nvrtc
+from gact_graph.support import cpu_memory
 
 
 def facts() -> dict[str, str]:
@@ -31,6 +32,7 @@ def facts() -> dict[str, str]:
         "GPU": gpu,
         "CPU kernels": _cpu_kernels(),
         "CUDA kernels": _cuda_kernels(),
+        "freed CPU memory": _kept_memory(),
     }
 
 
@@ -47,6 +49,13 @@ def _cuda_kernels() -> str:
     if kernels is None:
         return f"not made: {cause}"
     return f"made for {nvrtc.architecture_of(device.index)}"
+
+
+def _kept_memory() -> str:
+    cause = cpu_memory.why_not()
+    if cause is not None:
+        return f"not kept: {cause}"
+    return f"kept from a wrapped model's first step on; {cpu_memory.SWITCH}=0 switches that off"
 
 
 def _load(load: Callable[[], Any]) -> tuple[Any, str]:

@@ -25,9 +25,8 @@ from gact_graph.codecs.offload.swap import Swap, Swapping
 from gact_graph.layers.blocks.layers import Blocks
 from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.recompute import layers as recompute
-from gact_graph.support import current
+from gact_graph.support import cpu_memory, current
 from gact_graph.support.advising import Advise
-from gact_graph.support.heap import give_back
 from gact_graph.support.rows import NOT_MADE, Row
 from gact_graph.support.warn import warn
 
@@ -153,12 +152,17 @@ class Controller:
                 self._handles.append(recomputed)
 
     def remove_hooks(self) -> None:
-        """Takes the hooks off the submodules."""
+        """Takes the hooks off the submodules, and returns memory that is kept for steps to come."""
         for handle in reversed(self._handles):
             handle.remove()
         self._handles.clear()
+        cpu_memory.end()
 
     # One call of a method that is followed.
+
+    def start_step(self) -> None:
+        """A step begins that trains the model: memory that it frees is kept for the next one."""
+        cpu_memory.start_step(self)
 
     def run(
         self,
@@ -204,6 +208,7 @@ class Controller:
     @contextmanager
     def capturing(self, model: nn.Module) -> Iterator[None]:
         """Compresses what autograd saves meanwhile, whichever parts of the model are called."""
+        self.start_step()
         with self._capturing("forward", model, None):
             yield
 
@@ -225,7 +230,7 @@ class Controller:
             self._start(method)
         first = next(model.parameters(), None)  # replicas of DataParallel have none
         if self.config.quantize and session.gives_back and first is not None:
-            give_back(first.device)
+            cpu_memory.give_back(first.device)
         with session.capturing():
             part = method.rpartition(".")[0]
             if part:
