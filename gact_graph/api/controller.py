@@ -160,9 +160,9 @@ class Controller:
 
     # One call of a method that is followed.
 
-    def start_step(self) -> None:
-        """A step begins that trains the model: memory that it frees is kept for the next one."""
-        cpu_memory.start_step(self)
+    def start_step(self, model: nn.Module) -> None:
+        """A step of the model begins: memory that it frees is kept for the next one."""
+        cpu_memory.start_step(model)
 
     def run(
         self,
@@ -208,7 +208,7 @@ class Controller:
     @contextmanager
     def capturing(self, model: nn.Module) -> Iterator[None]:
         """Compresses what autograd saves meanwhile, whichever parts of the model are called."""
-        self.start_step()
+        self.start_step(model)
         with self._capturing("forward", model, None):
             yield
 

@@ -106,7 +106,7 @@ class CompressedForward(Patch):
             return forward(*args, **kwargs)
         if self.first.budget is not None:
             self.first.budget.prepare(self, module, args, kwargs)
-        controller.start_step()
+        controller.start_step(self.first.module or module)
         if controller.idle:
             return forward(*args, **kwargs)
         before = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0

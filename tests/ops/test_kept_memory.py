@@ -202,6 +202,7 @@ def test_tensors_never_share_memory_whatever_the_order(steps: list[tuple[str, in
         assert library.kept_bytes() <= (max(most, last) - in_use() if on else 0)
         for value, held, _ in live:
             assert int(held.min()) == int(held.max()) == value
+            del held  # or it would be in use a step longer than is counted
     live.clear()
     library.end_keeping()
 
@@ -361,7 +362,7 @@ _LIMIT = (
     + """
 late = {late}
 stock_steps()
-room = 900 << 20
+room = 900 << 20  # more than a step takes
 
 def limit():
     pages = int(open("/proc/self/statm").read().split()[0])
@@ -371,12 +372,12 @@ def limit():
 if not late:
     limit()
 wrapped = gact_graph.wrap(Net(), level="lossless", min_bytes=0, blocks=False)
-train(wrapped, 60_000, 2)
+train(wrapped, 40_000, 2)
 kept = library.kept_bytes()
 if late:
     limit()
     torch.ones(1 << 18)
-numpy.empty(int(0.85 * room), numpy.uint8)
+numpy.empty(500 << 20, numpy.uint8)  # glibc keeps some of the room
 print(json.dumps(kept))
 """
 )
