@@ -38,7 +38,7 @@ from experiments.helpers.summary import dataset_name
 from experiments.helpers.train import seed_everything
 from experiments.models.memory import KINDS
 from gact_graph.api.budget.budget import least_returned
-from gact_graph.support.heap import return_tensors
+from gact_graph.support.cpu_memory import return_tensors
 from gact_graph.support.peak import PeakMeter
 from gact_graph.support.storage import tensors_in
 

@@ -14,6 +14,7 @@ from rich.table import Table
 import gact_graph
 from gact_graph.ops import cpu
 from gact_graph.ops.kernels import compiler, nvrtc
+from gact_graph.support import cpu_memory
 
 
 def facts() -> dict[str, str]:
@@ -29,6 +30,7 @@ def facts() -> dict[str, str]:
         "GPU": gpu,
         "CPU kernels": _cpu_kernels(),
         "CUDA kernels": _cuda_kernels(),
+        "freed CPU memory": _kept_memory(),
     }
 
 
@@ -56,6 +58,13 @@ def _cuda_kernels() -> str:
         return f"made for {architecture} at first use, by {nvrtc.compiler()}"
     except Exception as error:  # whatever an installation may raise
         return f"cannot be made: {type(error).__name__}: {error}"
+
+
+def _kept_memory() -> str:
+    cause = cpu_memory.why_not()
+    if cause is not None:
+        return f"not kept: {cause}"
+    return f"kept from a wrapped model's first step on; {cpu_memory.SWITCH}=0 switches that off"
 
 
 def main() -> int:

@@ -13,16 +13,12 @@
 
 namespace gact_graph {
 
-// Whether a tensor that begins here lies in memory that was kept, see kept_memory.cpp.
-bool is_kept_memory(const void* begin);
-
 // Fresh memory costs a page fault for every 4 KiB, which takes longer than decoding it. Large
-// results ask for huge pages; where the system has none the advice changes nothing. Kept memory has
-// asked already, and advice for a part of a mapping would make two of it.
+// results ask for huge pages; where the system has none the advice changes nothing.
 inline void advise_huge_pages(const at::Tensor& x) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   const size_t size = x.nbytes();
-  if (size < (size_t{4} << 20) || is_kept_memory(x.data_ptr())) return;
+  if (size < (size_t{4} << 20)) return;
   const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(x.data_ptr()) + page - 1) / page * page;
   const uintptr_t end = (reinterpret_cast<uintptr_t>(x.data_ptr()) + size) / page * page;

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from experiments.helpers.train import synchronize
-from gact_graph.ops import kept_memory
+from gact_graph.support import cpu_memory
 
 
 def as_stock(job: Callable[[], Any]) -> Callable[[], Any]:
@@ -20,7 +20,7 @@ def as_stock(job: Callable[[], Any]) -> Callable[[], Any]:
     """
 
     def run() -> Any:
-        kept_memory.end()
+        cpu_memory.end()
         return job()
 
     return run

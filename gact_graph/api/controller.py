@@ -24,9 +24,8 @@ from gact_graph.codecs.offload.swap import Swap, Swapping
 from gact_graph.layers.blocks.layers import Blocks
 from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.recompute import layers as recompute
-from gact_graph.support import current
+from gact_graph.support import cpu_memory, current
 from gact_graph.support.advising import Advise
-from gact_graph.support.heap import give_back
 from gact_graph.support.rows import NOT_MADE, Row
 from gact_graph.support.storage import tensors_in
 from gact_graph.support.warn import warn
@@ -160,12 +159,17 @@ class Controller:
                 self._handles.append(recomputed)
 
     def remove_hooks(self) -> None:
-        """Takes the hooks off the submodules."""
+        """Takes the hooks off the submodules, and returns memory that is kept for steps to come."""
         for handle in reversed(self._handles):
             handle.remove()
         self._handles.clear()
+        cpu_memory.end()
 
     # One call of a method that is followed.
+
+    def start_step(self, model: nn.Module) -> None:
+        """A step of the model begins: memory that it frees is kept for the next one."""
+        cpu_memory.start_step(model)
 
     def run(
         self,
@@ -209,6 +213,7 @@ class Controller:
     @contextmanager
     def capturing(self, model: nn.Module) -> Iterator[None]:
         """Compresses what autograd saves meanwhile, whichever parts of the model are called."""
+        self.start_step(model)
         with self._capturing("forward", model, None):
             yield
 
@@ -235,7 +240,7 @@ class Controller:
             self._start(method)
         first = next(model.parameters(), None)  # replicas of DataParallel have none
         if self.config.quantize and session.gives_back and first is not None:
-            give_back(first.device)
+            cpu_memory.give_back(first.device)
         begun = monotonic()
         with session.capturing():
             part = method.rpartition(".")[0]

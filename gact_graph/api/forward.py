@@ -13,7 +13,6 @@ from torch.jit._trace import is_tracing
 
 from gact_graph.api.controller import Controller
 from gact_graph.layers.halo.layers import Handle
-from gact_graph.ops import kept_memory
 from gact_graph.support import current
 from gact_graph.support.advising import Advise, advising
 from gact_graph.support.patch import Patch
@@ -115,7 +114,7 @@ class CompressedForward(Patch):
             return forward(*args, **kwargs)
         if self.first.budget is not None:
             self.first.budget.prepare(self, module, args, kwargs)
-        kept_memory.start_step()
+        controller.start_step(self.first.module or module)
         if controller.idle:
             return forward(*args, **kwargs)
         before = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0

@@ -11,7 +11,6 @@ from gact_graph.api.controller import Controller
 from gact_graph.api.forward import CompressedForward
 from gact_graph.api.methods import methods_of
 from gact_graph.capture.config import Config
-from gact_graph.ops import kept_memory
 from gact_graph.support.patch import BoundPatch
 
 
@@ -55,7 +54,6 @@ def remove(patch: CompressedForward) -> None:
     for other in reversed([patch, *patch.others]):
         other.remove()
     patch.controller.remove_hooks()
-    kept_memory.end()
 
 
 def _where_wrapped(model: nn.Module) -> str | None:

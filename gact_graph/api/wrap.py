@@ -25,7 +25,6 @@ from gact_graph.capture.config import MIN_BYTES, Config
 from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.halo.layers import attach
 from gact_graph.layers.halo.local import check_local
-from gact_graph.ops import kept_memory
 from gact_graph.ops.quantize import check_bits
 from gact_graph.support.peak import peak_so_far
 from gact_graph.support.warn import warn
@@ -353,6 +352,5 @@ def compress(model: nn.Module) -> Iterator[None]:
     if not should_compress(model) or controller.session is not None:
         yield
         return
-    kept_memory.start_step()
     with controller.capturing(model):
         yield

@@ -33,7 +33,7 @@ from gact_graph.codecs.offload.swap import Swap
 from gact_graph.codecs.reads import EXACT, VALUES, Reads, Side
 from gact_graph.support import current
 from gact_graph.support.advising import Advise
-from gact_graph.support.heap import give_back_now_and_then
+from gact_graph.support.cpu_memory import give_back_now_and_then
 from gact_graph.support.rows import LayerRow, Row
 from gact_graph.support.storage import is_plain, parts_of, plain_of, tensors_in
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from gact_graph.support.advising import advising
-from gact_graph.support.heap import give_back_now_and_then
+from gact_graph.support.cpu_memory import give_back_now_and_then
 from gact_graph.support.warn import warn
 
 _local = threading.local()

@@ -11,7 +11,7 @@ from types import TracebackType
 
 import torch
 
-from gact_graph.support.heap import give_back_all
+from gact_graph.support.cpu_memory import give_back_all
 
 _STATM = Path("/proc/self/statm")
 _STATUS = Path("/proc/self/status")

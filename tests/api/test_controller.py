@@ -16,7 +16,7 @@ from torch import nn
 import gact_graph
 from gact_graph.api import controller
 from gact_graph.api.forward import should_compress
-from gact_graph.support import heap
+from gact_graph.support import cpu_memory
 from gact_graph.support.current import current
 
 X, _ = graph()
@@ -101,9 +101,11 @@ def test_freed_memory_goes_back_where_much_is_saved(
     monkeypatch, level, min_bytes, large, gives_back
 ):
     trims = []
-    monkeypatch.setattr(heap, "_trim", lambda: trims.append)
-    monkeypatch.setattr(heap, "_info", lambda: lambda: heap._Info(fordblks=heap._MUCH + 1))
-    monkeypatch.setattr(heap, "_EVERY", 0)
+    monkeypatch.setattr(cpu_memory, "_trim", lambda: trims.append)
+    monkeypatch.setattr(
+        cpu_memory, "_info", lambda: lambda: cpu_memory._Info(fordblks=cpu_memory._MUCH + 1)
+    )
+    monkeypatch.setattr(cpu_memory, "_EVERY", 0)
     monkeypatch.setattr(controller, "_LARGE", large)
     bits = {} if level == "lossless" else {"bits": 4, "adaptive": False}
     model = gact_graph.wrap(

@@ -29,7 +29,8 @@ from experiments.helpers.peers.exact import Exact
 from experiments.helpers.subjects import SUBJECTS
 from experiments.helpers.train import seed_everything
 from gact_graph.codecs import Drop, register
-from gact_graph.ops import cpu, kept_memory
+from gact_graph.ops import cpu
+from gact_graph.support import cpu_memory
 from gact_graph.support.storage import tensors_in
 
 MODELS = {
@@ -116,7 +117,7 @@ def _stock_keeping(*given: Any) -> Started:
     model, task = _make(*given)
 
     def step() -> AbstractContextManager[None]:
-        kept_memory.start_step()
+        cpu_memory.start_step(model)
         return nullcontext()
 
     return _started(model, task, step)

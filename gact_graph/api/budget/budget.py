@@ -17,7 +17,7 @@ from gact_graph.api.budget.ways import STOCK, Way, ways
 from gact_graph.api.forward import CompressedForward
 from gact_graph.api.report import format_bytes
 from gact_graph.capture.config import Config
-from gact_graph.support.heap import LEAST_RETURNED, return_tensors
+from gact_graph.support.cpu_memory import LEAST_RETURNED, return_tensors
 from gact_graph.support.progress import telling
 from gact_graph.support.storage import tensors_in
 

@@ -19,7 +19,7 @@ from gact_graph.api.budget.runs import Runs, Trials
 from gact_graph.api.budget.trial import Subject, Trial
 from gact_graph.api.budget.ways import EXACT, LEAST_BITS, MOST_BITS, STOCK, Way, quantizing, ways
 from gact_graph.capture.config import Config
-from gact_graph.support.heap import LEAST_RETURNED, give_back, returning_tensors
+from gact_graph.support.cpu_memory import LEAST_RETURNED, give_back, returning_tensors
 
 _EDGES = 1 << 17
 """Edges of the larger of the two graphs that are tried: some blocks of a layer in blocks."""

@@ -17,7 +17,7 @@ from gact_graph.layers.blocks.cuts import Block
 from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.rows import Rows, add_rows, rows_of
 from gact_graph.layers.blocks.sums.weighted_sum import CollectedWeights
-from gact_graph.support.heap import give_back
+from gact_graph.support.cpu_memory import give_back
 
 
 @dataclass

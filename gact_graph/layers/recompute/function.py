@@ -16,8 +16,8 @@ from gact_graph.layers.recompute.contexts import Given, LayerContexts
 from gact_graph.layers.recompute.edits import check, glimpse
 from gact_graph.layers.recompute.reuse import EdgeCalls, Ends, counting
 from gact_graph.layers.recompute.structure import Structure
+from gact_graph.support.cpu_memory import give_back
 from gact_graph.support.current import advises, saved_by, unpack
-from gact_graph.support.heap import give_back
 from gact_graph.support.replica import Replica
 from gact_graph.support.run_state import check_once
 from gact_graph.support.storage import is_plain

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from gact_graph.support import heap
+from gact_graph.support import cpu_memory
 
 _SCRIPT = """
 import json, torch
-from gact_graph.support.heap import return_tensors
+from gact_graph.support.cpu_memory import return_tensors
 from gact_graph.support.peak import _resident_bytes
 
 large = torch.empty(24 << 20, dtype=torch.uint8)
@@ -59,9 +59,9 @@ class TestReturnTensors:
 
 
 def test_does_nothing_where_the_c_library_has_none_of_this(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap, "_of_libc", lambda name: None)
-    heap._info.cache_clear()
+    monkeypatch.setattr(cpu_memory, "_of_libc", lambda name: None)
+    cpu_memory._info.cache_clear()
     try:
-        heap.return_tensors(1 << 16)
+        cpu_memory.return_tensors(1 << 16)
     finally:
-        heap._info.cache_clear()
+        cpu_memory._info.cache_clear()
