@@ -27,6 +27,7 @@ from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.recompute import layers as recompute
 from gact_graph.support import current
 from gact_graph.support.advising import Advise
+from gact_graph.support.exact import ReadInForwardError, Start
 from gact_graph.support.heap import give_back
 from gact_graph.support.rows import NOT_MADE, Row
 from gact_graph.support.warn import warn
@@ -194,22 +195,51 @@ class Controller:
             with self._lock:
                 recording = followed.adaptation.record(module, args, kwargs)
         keeping = nullcontext() if recording is None else self._keeping(method)
-        with keeping, self._capturing(method, module, (args, kwargs), advise) as session:
-            output = session.run(forward, args, kwargs)
+        with keeping:
+            output = self._run_captured(method, module, forward, (args, kwargs), advise)
         if recording is not None and followed.adaptation is not None:
             with self._lock:
                 followed.adaptation.watch(recording, output)
         return output
 
+    def _run_captured(
+        self,
+        method: str,
+        module: nn.Module,
+        forward: Callable[..., Any],
+        inputs: tuple[Any, Any],
+        advise: Advise | None,
+    ) -> Any:
+        """Calls a method; once more, without noise, if it differentiates what has some."""
+        args, kwargs = inputs
+        start = Start(module) if self.config.quantize else None
+        try:
+            with self._capturing(method, module, inputs, advise, start) as session:
+                return session.run(forward, args, kwargs)
+        except ReadInForwardError:
+            if start is None:
+                raise
+        start.restore()
+        self.followed[method].exactly.warn_of_rerun()
+        again = self._capturing(method, module, inputs, advise, all_exactly=True)
+        with _not_again(), again as session:
+            return session.run(forward, args, kwargs)
+
     @contextmanager
     def capturing(self, model: nn.Module) -> Iterator[None]:
         """Compresses what autograd saves meanwhile, whichever parts of the model are called."""
-        with self._capturing("forward", model, None):
+        with _not_again(), self._capturing("forward", model, None):
             yield
 
     @contextmanager
     def _capturing(
-        self, method: str, model: nn.Module, inputs: Any, advise: Advise | None = None
+        self,
+        method: str,
+        model: nn.Module,
+        inputs: Any,
+        advise: Advise | None = None,
+        start: Start | None = None,
+        all_exactly: bool = False,
     ) -> Iterator[Session]:
         """Compresses what autograd saves inside, and reports if it ends without an exception."""
         followed = self.followed[method]
@@ -221,7 +251,15 @@ class Controller:
                     self._attach(model, later)
             is_large = followed.is_large(self._min_bytes)
             spare = 0 if is_large else self._min_bytes
-            session = self._session(model, inputs, followed, spare=spare, advise=advise)
+            session = self._session(
+                model,
+                inputs,
+                followed,
+                spare=spare,
+                advise=advise,
+                start=start,
+                all_exactly=all_exactly,
+            )
             self._start(method)
         first = next(model.parameters(), None)  # replicas of DataParallel have none
         if self.config.quantize and session.gives_back and first is not None:
@@ -292,6 +330,8 @@ class Controller:
         widths: Widths | None = None,
         spare: int = 0,
         advise: Advise | None = None,
+        start: Start | None = None,
+        all_exactly: bool = False,
     ) -> Session:
         return Session(
             self.config,
@@ -303,6 +343,9 @@ class Controller:
             swap=None if self.swapping is None or widths is not None else Swap(self.swapping),
             widths=widths,
             spare=spare,
+            exactly=followed.exactly,
+            all_exactly=all_exactly,
+            start=start,
             layers=self._step.layers if widths is None else None,
             advise=advise,
             gives_back=followed.saved_bytes is None or followed.is_large(self._gives_back_from),
@@ -348,3 +391,16 @@ class Controller:
                 adaptation.measure(model, forward, replay)
             if self.exchange is not None and not adaptation.holds:
                 self.exchange.forget(method)
+
+
+@contextmanager
+def _not_again() -> Iterator[None]:
+    """Inside, a forward that needs compressed tensors of an earlier call cannot run once more."""
+    try:
+        yield
+    except ReadInForwardError:
+        raise RuntimeError(
+            "Expected a forward that differentiates nothing but what it has computed itself (got "
+            "one that needs tensors of an earlier call, which are compressed); run the step again, "
+            "for they are kept exactly from now on, or take level='lossless'"
+        ) from None

@@ -26,11 +26,13 @@ class Encoded(ABC):
         bits: Bits an element, where the adaptive scheme decided them; None for all other forms.
         exact: Whether it decodes to the very values of the tensor. If so, it also serves other
             operations that save the same tensor, whatever their backward reads of it.
+        lossy: Whether backward gets inexact values from it. The codec that made it says so.
     """
 
     codec: str
     bits: int | None = None
     exact: bool = False
+    lossy: bool = False
 
     @property
     @abstractmethod
@@ -88,14 +90,25 @@ class Encoded(ABC):
         return False
 
 
+class Reading(Protocol):
+    """See :class:`gact_graph.support.exact.Reading`."""
+
+    @property
+    def lossy(self) -> bool: ...
+
+    def __call__(self) -> None: ...
+
+
 class Context:
     """One encoded tensor, shared by all saved tensors that show the same elements.
 
     Attributes:
         gathered: Whether other contexts are rows of it.
+        reading: Sees who decodes it; None where nobody asks.
     """
 
     gathered = False
+    reading: Reading | None = None
 
     def __init__(self, encoded: Encoded) -> None:
         self.encoded = encoded
@@ -124,12 +137,18 @@ class Saved:
         parameters is a product of both: of one reading it would hold the noise squared. So where
         messages are gathered anew from the first reading, this is the second one.
         """
-        encoded = self.context.encoded
+        encoded = self.encoded()
         return self._restored(encoded.reread() if self.context.gathered else encoded.alone())
 
     def source(self) -> Tensor:
         """The same for those that gather from it: always the first reading."""
-        return self._restored(self.context.encoded)
+        return self._restored(self.encoded())
+
+    def encoded(self) -> Encoded:
+        """The form of the tensor, for somebody who is about to decode it."""
+        if self.context.reading is not None:
+            self.context.reading()
+        return self.context.encoded
 
     def _restored(self, encoded: Encoded) -> Tensor:
         return encoded.decode() if self.layout is None else encoded.restore(self.layout)
