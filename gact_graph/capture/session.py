@@ -368,7 +368,7 @@ class Session:
         context, entry = known
         if save.by_autograd:
             entry.count_as_saved()
-        return Saved(context, elements.layout)
+        return Saved(context, elements.layout, save.saver.slot)
 
     def _encode(
         self, save: _Save, elements: Elements, gathered: Gathered | None, exactly: bool
@@ -388,9 +388,7 @@ class Session:
         if isinstance(encoded, Kept) and not elements.layout.dense:
             return self._keep(save)  # the elements are a copy
         context = self._encoder.context(request, encoded)
-        if self._config.quantize:
-            slot, asked = save.saver.slot, self._asked
-            context.reading = Reading(self._exactly, slot, asked, encoded.lossy)
+        self._watch(context, save.saver.slot, encoded.lossy)
         shared = self._shared(context, save)
         if shared is None:
             self._encoder.offload(context)
@@ -405,7 +403,7 @@ class Session:
             is_shared=shared is not None,
         )
         self._known.add(elements, save.reads, context, entry)
-        return Saved(context, elements.layout)
+        return Saved(context, elements.layout, save.saver.slot)
 
     def _shared(self, context: Context, save: _Save) -> Context | None:
         """A context that is there already with the same content, for what needs no gradient."""
@@ -421,8 +419,15 @@ class Session:
     def _keep(self, save: _Save) -> Saved:
         """A reference to the tensor, which counts with its whole storage."""
         context = Context(Kept(save.tensor, save.saver.slot))
+        # In a larger batch it might be compressed.
+        self._watch(context, save.saver.slot, lossy=False)
         self._ledger.add(save.tensor, save.saver, context, by_autograd=save.by_autograd)
         return Saved(context)
+
+    def _watch(self, context: Context, slot: str, lossy: bool) -> None:
+        """Has it known who reads a context."""
+        if self._config.quantize:
+            context.reading = Reading(self._exactly, slot, self._asked, lossy)
 
     def _keep_parts(self, tensor: Tensor, saver: Saver) -> Saved:
         """A reference to a sparse tensor, or to one of a subclass, which counts with its parts."""

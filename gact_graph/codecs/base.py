@@ -96,7 +96,7 @@ class Reading(Protocol):
     @property
     def lossy(self) -> bool: ...
 
-    def __call__(self) -> None: ...
+    def __call__(self, slot: str | None) -> None: ...
 
 
 class Context:
@@ -118,15 +118,19 @@ class Saved:
     """What autograd holds in place of a tensor: a context, and the tensor's layout over it.
 
     Attributes:
+        slot: The slot of the tensor; its context may be that of another one.
         advise: Tells what to do where backward runs out of memory; None where nobody knows.
         gives_back: Whether memory that is freed in backward goes back to the system now and then.
     """
 
-    __slots__ = ("advise", "context", "gives_back", "layout")
+    __slots__ = ("advise", "context", "gives_back", "layout", "slot")
 
-    def __init__(self, context: Context, layout: Layout | None = None) -> None:
+    def __init__(
+        self, context: Context, layout: Layout | None = None, slot: str | None = None
+    ) -> None:
         self.context = context
         self.layout = layout
+        self.slot = slot
         self.advise: Advise | None = None
         self.gives_back = True
 
@@ -147,7 +151,7 @@ class Saved:
     def encoded(self) -> Encoded:
         """The form of the tensor, for somebody who is about to decode it."""
         if self.context.reading is not None:
-            self.context.reading()
+            self.context.reading(self.slot)
         return self.context.encoded
 
     def _restored(self, encoded: Encoded) -> Tensor:

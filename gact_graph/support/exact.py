@@ -105,12 +105,12 @@ class Reading:
         self._asked = asked
         self.lossy = lossy
 
-    def __call__(self) -> None:
+    def __call__(self, slot: str | None) -> None:
         in_forward = current.forward_runs()
         if not in_forward and not torch.is_grad_enabled():
             self._exactly.decided |= self._asked
             return
-        self._exactly.slots[self._asked].add(self._slot)
+        self._exactly.slots[self._asked] |= {self._slot, slot or self._slot}
         if self.lossy:
             if in_forward:
                 raise ReadInForwardError
