@@ -243,6 +243,17 @@ def finish(model, found, backward, outputs, **inputs):
     elif backward == "one by one":
         for loss in losses:
             loss.backward(retain_graph=True)
+    elif backward == "second":
+        leaves = [t for t in (*model.parameters(), *inputs.values()) if t.requires_grad]
+        found_at = torch.autograd.grad(
+            sum(out.square().sum() for out in outputs) + sum(losses),
+            leaves, create_graph=True, allow_unused=True,
+        )
+        found += [(f"derivative {i}", g.detach().clone()) for i, g in enumerate(found_at) if g is not None]
+        reached = [(g * normal(70 + i, *g.shape)).sum() for i, g in enumerate(found_at)
+                   if g is not None and g.requires_grad]
+        if reached:
+            sum(reached).backward()
     elif backward == "first":
         losses[0].backward()
     elif backward == "grad":
@@ -309,12 +320,16 @@ def _own_layer(draw: Draw, number: int) -> str:
 
 
 @st.composite
-def stacks(draw: Draw) -> Stack:
-    """A net of one to three layers, and one to three steps on graphs of its kind."""
+def stacks(draw: Draw, second: bool = False) -> Stack:
+    """A net of one to three layers, and one to three steps on graphs of its kind.
+
+    With ``second``, in float64 and with gradients that are differentiated once more.
+    """
     bipartite = draw(st.booleans()) and draw(st.booleans())
     width = draw(st.sampled_from([4, 4, 8, 64]))
     blocks = draw(st.sampled_from([None, 2, 5, 16, 40]))
     dtype = draw(st.sampled_from(["float64", "float64", "float64", "float32"]))
+    dtype = "float64" if second else dtype
     net = _Net()
     count = draw(st.integers(1, 3))
     outputs = ["h"]
@@ -356,7 +371,7 @@ def stacks(draw: Draw) -> Stack:
         if step == 0 or draw(st.booleans()):
             graph = _graph(draw, width, bipartite, step)
         source += "".join(f"    {line}\n" for line in graph)
-        source += "".join(f"    {line}\n" for line in _step(draw))
+        source += "".join(f"    {line}\n" for line in _step(draw, second))
     return Stack(source, blocks)
 
 
@@ -472,7 +487,7 @@ def _range(draw: Draw, count: int) -> tuple[int, int]:
     }[part]
 
 
-def _step(draw: Draw) -> list[str]:
+def _step(draw: Draw, second: bool) -> list[str]:
     call = "model(x, y, e, w, a, t, pos, x0, k, batch)"
     kind = draw(st.sampled_from(["train", "train", "train", "train", "eval", "no_grad"]))
     if kind == "no_grad":
@@ -485,6 +500,7 @@ def _step(draw: Draw) -> list[str]:
     backward = draw(
         st.sampled_from(["once", "once", "once", "twice", "one by one", "first", "grad", "none"])
     )
+    backward = "second" if second else backward
     lines = ["model.train()" if kind == "train" else "model.eval()", f"out = {call}"]
     if draw(st.integers(0, 5)) == 0:
         lines += [
