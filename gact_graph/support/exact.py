@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gact_graph.support import current
 from gact_graph.support.run_state import RunState
-from gact_graph.support.storage import is_plain, version_of
+from gact_graph.support.storage import is_plain
 from gact_graph.support.warn import warn
 
 _COPIED_BYTES = 1 << 18
@@ -123,7 +123,7 @@ class Start:
     def __init__(self, module: nn.Module) -> None:
         self._random = RunState(set())
         self._buffers = [
-            (buffer, version_of(buffer), buffer.clone())
+            (buffer, buffer.clone())
             for buffer in module.buffers()
             if is_plain(buffer) and buffer.nbytes <= _COPIED_BYTES
         ]
@@ -139,8 +139,9 @@ class Start:
     def restore(self) -> None:
         """Has it all again."""
         self._random.restore_random_state()
-        for buffer, version, before in self._buffers:
-            if version_of(buffer) != version:
+        for buffer, before in self._buffers:
+            # By its values: batch norm does not count its changes as versions.
+            if not torch.equal(buffer, before):
                 buffer.copy_(before)
         for parameter, gradient, copy in self._gradients:
             parameter.grad = gradient
