@@ -1,7 +1,8 @@
 """Interatomic potentials: nets that give an energy, and forces as its negative gradient.
 
-PyG's SchNet, DimeNet++ and ViSNet, and a small one in the manner of MACE. PyG's take their neighbours
-and triplets from compiled packages; here plain torch finds them, so that they run anywhere.
+PyG's SchNet, DimeNet++ and ViSNet, and a small one in the manner of MACE. PyG's take their
+neighbours and triplets from compiled packages; here plain torch finds them, so that they run
+anywhere.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections.abc import Iterator
 
@@ -34,9 +35,15 @@ def encode_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def potential(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
+@functools.cache  # DimeNet++ derives its bases with sympy
+def made(name: str) -> nn.Module:
     torch.manual_seed(1)
+    dtype = torch.float32 if name == "visnet" else torch.float64  # ViSNet has no other
     return POTENTIALS[name](16).to(dtype).train()
+
+
+def potential(name: str) -> nn.Module:
+    return copy.deepcopy(made(name))
 
 
 def wrapped(model: nn.Module, **options) -> nn.Module:
@@ -62,7 +69,8 @@ def test_energies_and_forces_of_forward_are_those_of_stock(name: str, level: str
     reordered = "blocks" in options or "CB" in level
     for one, expected in zip(got, stock, strict=True):
         if reordered:  # sums in another order
-            assert (one - expected).norm() <= 1e-12 * expected.norm()
+            order = 1e-12 if one.dtype == torch.float64 else 1e-5
+            assert (one - expected).norm() <= order * expected.norm()
         else:
             assert torch.equal(one, expected)
 
@@ -202,8 +210,7 @@ class TestSurprises:
         stock = Lambda(lambda module, x: torch.tanh(x @ module.weight) @ module.weight.t())
         model = wrapped(copy.deepcopy(stock), bits=2)
         with pytest.warns(RuntimeWarning, match="create_graph=True read tensors") as caught:
-            first = gradient(model)
-            later = [gradient(model) for _ in range(2)]
+            first, *later = [gradient(model) for _ in range(3)]
         assert len(caught) == 1
         assert not torch.equal(first, gradient(stock))
         assert all(torch.equal(one, gradient(stock)) for one in later)

@@ -249,9 +249,9 @@ def finish(model, found, backward, outputs, **inputs):
             sum(out.square().sum() for out in outputs) + sum(losses),
             leaves, create_graph=True, allow_unused=True,
         )
-        found += [(f"derivative {i}", g.detach().clone()) for i, g in enumerate(found_at) if g is not None]
-        reached = [(g * normal(70 + i, *g.shape)).sum() for i, g in enumerate(found_at)
-                   if g is not None and g.requires_grad]
+        found_at = [(i, g) for i, g in enumerate(found_at) if g is not None]
+        found += [(f"derivative {i}", g.detach().clone()) for i, g in found_at]
+        reached = [(g * normal(70 + i, *g.shape)).sum() for i, g in found_at if g.requires_grad]
         if reached:
             sum(reached).backward()
     elif backward == "first":
