@@ -26,6 +26,7 @@ from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.recompute import layers as recompute
 from gact_graph.support import cpu_memory, current
 from gact_graph.support.advising import Advise
+from gact_graph.support.exact import ReadInForwardError, Start
 from gact_graph.support.rows import NOT_MADE, Row
 from gact_graph.support.storage import tensors_in
 from gact_graph.support.warn import warn
@@ -204,17 +205,40 @@ class Controller:
             with self._lock:
                 measurement = followed.adaptation.begin(module, self._lock)
         widths = None if measurement is None else measurement.widths
-        with self._capturing(method, module, (args, kwargs), advise, widths) as session:
-            output = session.run(forward, args, kwargs)
+        output = self._run_captured(method, module, forward, (args, kwargs), advise, widths)
         if measurement is not None:
             measurement.watch(tensors_in(output), tensors_in((args, kwargs)))
         return output
+
+    def _run_captured(
+        self,
+        method: str,
+        module: nn.Module,
+        forward: Callable[..., Any],
+        inputs: tuple[Any, Any],
+        advise: Advise | None,
+        widths: Widths | None,
+    ) -> Any:
+        """Calls a method; once more, without noise, if it differentiates what has some."""
+        args, kwargs = inputs
+        start = Start(module) if self.config.quantize else None
+        try:
+            with self._capturing(method, module, inputs, advise, widths, start) as session:
+                return session.run(forward, args, kwargs)
+        except ReadInForwardError:
+            if start is None:
+                raise
+        start.restore()
+        self.followed[method].exactly.warn_of_rerun()
+        again = self._capturing(method, module, inputs, advise, all_exactly=True)
+        with _not_again(), again as session:
+            return session.run(forward, args, kwargs)
 
     @contextmanager
     def capturing(self, model: nn.Module) -> Iterator[None]:
         """Compresses what autograd saves meanwhile, whichever parts of the model are called."""
         self.start_step(model)
-        with self._capturing("forward", model, None):
+        with _not_again(), self._capturing("forward", model, None):
             yield
 
     @contextmanager
@@ -225,6 +249,8 @@ class Controller:
         inputs: Any,
         advise: Advise | None = None,
         widths: Widths | None = None,
+        start: Start | None = None,
+        all_exactly: bool = False,
     ) -> Iterator[Session]:
         """Compresses what autograd saves inside, and reports if it ends without an exception."""
         followed = self.followed[method]
@@ -236,7 +262,9 @@ class Controller:
                     self._attach(model, later)
             is_large = followed.is_large(self._min_bytes)
             spare = 0 if is_large else self._min_bytes
-            session = self._session(model, inputs, followed, widths, spare, advise)
+            session = self._session(
+                model, inputs, followed, widths, spare, advise, start, all_exactly
+            )
             self._start(method)
         first = next(model.parameters(), None)  # replicas of DataParallel have none
         if self.config.quantize and session.gives_back and first is not None:
@@ -313,6 +341,8 @@ class Controller:
         widths: Widths | None,
         spare: int,
         advise: Advise | None,
+        start: Start | None,
+        all_exactly: bool,
     ) -> Session:
         return Session(
             self.config,
@@ -324,6 +354,9 @@ class Controller:
             swap=None if self.swapping is None or widths is not None else Swap(self.swapping),
             widths=widths,
             spare=spare,
+            exactly=followed.exactly,
+            all_exactly=all_exactly,
+            start=start,
             layers=self._step.layers,
             advise=advise,
             gives_back=followed.saved_bytes is None or followed.is_large(self._gives_back_from),
@@ -339,3 +372,16 @@ def _seconds_since(begun: float, model: nn.Module) -> float | None:
     """What a forward took; None on CUDA, whose kernels run on after it has returned."""
     on_cuda = any(parameter.is_cuda for parameter in model.parameters())
     return None if on_cuda else monotonic() - begun
+
+
+@contextmanager
+def _not_again() -> Iterator[None]:
+    """Inside, a forward that needs compressed tensors of an earlier call cannot run once more."""
+    try:
+        yield
+    except ReadInForwardError:
+        raise RuntimeError(
+            "Expected a forward that differentiates nothing but what it has computed itself (got "
+            "one that needs tensors of an earlier call, which are compressed); run the step again, "
+            "for they are kept exactly from now on, or take level='lossless'"
+        ) from None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gact_graph.adaptive.adaptation import Adaptation
 from gact_graph.adaptive.scheme import Scheme
 from gact_graph.adaptive.state_checks import check_count, check_keys
 from gact_graph.capture.config import Config
+from gact_graph.support.exact import Exactly
 
 
 @dataclass
@@ -20,11 +21,13 @@ class Followed:
         scheme: Bits by slot.
         adaptation: What finds them, if they are to be found.
         saved_bytes: What stock autograd would have held of the last call; None before the first.
+        exactly: The slots that are kept exactly.
     """
 
     scheme: Scheme
     adaptation: Adaptation | None
     saved_bytes: int | None = None
+    exactly: Exactly = field(default_factory=Exactly)
 
     @classmethod
     def under(cls, config: Config) -> Followed:
@@ -47,6 +50,7 @@ class Followed:
             "scheme": self.scheme.state_dict(),
             "adaptation": None if self.adaptation is None else self.adaptation.state_dict(),
             "saved_bytes": self.saved_bytes,
+            "exactly": self.exactly.state_dict(),
         }
 
     def check_state(self, path: str, state: object) -> None:
@@ -56,7 +60,8 @@ class Followed:
             path: What to call the state in a message.
             state: Anything.
         """
-        check_keys(path, state, ("scheme", "adaptation", "saved_bytes"))
+        # Version 0.7.0 did not save the last one.
+        check_keys(path, state, ("scheme", "adaptation", "saved_bytes"), ("exactly",))
         assert isinstance(state, Mapping)
         adaptive = self.adaptation is not None
         if adaptive != (state["adaptation"] is not None):
@@ -69,6 +74,8 @@ class Followed:
             self.adaptation.check_state(f"{path}['adaptation']", state["adaptation"])
         if state["saved_bytes"] is not None:
             check_count(f"{path}['saved_bytes']", state["saved_bytes"])
+        if "exactly" in state:
+            check_keys(f"{path}['exactly']", state["exactly"], ("with_leaf", "without", "decided"))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what :meth:`state_dict` gave and :meth:`check_state` has passed."""
@@ -76,3 +83,5 @@ class Followed:
         if self.adaptation is not None:
             self.adaptation.load_state_dict(state["adaptation"])
         self.saved_bytes = state["saved_bytes"]
+        if "exactly" in state:
+            self.exactly.load_state_dict(state["exactly"])

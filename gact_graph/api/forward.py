@@ -109,7 +109,8 @@ class CompressedForward(Patch):
         session = controller.session
         if session is not None:  # called from within, or inside gact_graph.compress
             session.own_leaves((args, kwargs))
-            return forward(*args, **kwargs)
+            with session.running():
+                return forward(*args, **kwargs)
         if current.is_left_alone(controller.owner):
             return forward(*args, **kwargs)
         if self.first.budget is not None:

@@ -295,8 +295,8 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
     """
     patch = wrapped(model)
     controller = patch.controller
-    # Version 0.6.0 did not have the optional ones.
-    optional = ["saved_bytes", "methods"] + ["way"] * (patch.budget is not None)
+    # Earlier versions did not have the optional ones.
+    optional = ["saved_bytes", "methods", "exactly"] + ["way"] * (patch.budget is not None)
     check_keys("state", state, ("forwards", "scheme", "adaptation"), optional)
     state = {"saved_bytes": None, "methods": {}, **state}
     if patch.budget is None:
@@ -321,7 +321,8 @@ def _load(controller: Controller, state: Mapping[str, Any]) -> None:
     states = {
         method: (f"state['methods'][{method!r}]", state["methods"][method]) for method in others
     }
-    own = {key: state[key] for key in ("scheme", "adaptation", "saved_bytes")}
+    keys = ("scheme", "adaptation", "saved_bytes", "exactly")
+    own = {key: state[key] for key in keys if key in state}
     states["forward"] = "state", own
     for method, (path, one) in states.items():
         controller.followed[method].check_state(path, one)

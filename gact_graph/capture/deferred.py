@@ -53,6 +53,7 @@ class Deferred(NamedTuple):
     def finish(self, saved: Saved) -> None:
         """Has autograd hold what ``saved`` holds."""
         self.saved.context, self.saved.layout = saved.context, saved.layout
+        self.saved.slot = saved.slot
 
 
 def _is_among(tensor: Tensor, result: Any) -> bool:

@@ -62,10 +62,11 @@ class Encoder:
         elements: Elements,
         gathered: Gathered | None,
         keep: Callable[[Tensor], Saved],
+        exactly: bool,
     ) -> Request:
         """What the codecs are asked; see :class:`gact_graph.codecs.Request`."""
         # A loss that is written by hand is exact, as PyTorch's own are.
-        quantize = self._config.quantize and not saver.call.of_loss
+        quantize = self._config.quantize and not saver.call.of_loss and not exactly
         return Request(
             tensor=elements.flat,
             slot=saver.slot,
@@ -80,7 +81,7 @@ class Encoder:
 
     def encode(self, request: Request) -> Encoded:
         """The tensor in the form of the first codec that takes it."""
-        return encode(request, self._config.exact, self._config.quantize)
+        return encode(request, self._config.exact, self._config.quantize and request.bits < 32)
 
     def context(self, request: Request, encoded: Encoded) -> Context:
         """A context of the encoded form: in two widths, where a measurement asks for them."""

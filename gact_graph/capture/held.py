@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from gact_graph.support.exact import needs_a_gradient
 from gact_graph.support.storage import key_of, parts_of, place_of, tensors_held_by, tensors_in
 
 
@@ -53,10 +54,7 @@ class Held:
         Such a gradient is often differentiated once more.
         """
         inputs = (reference() for reference in self._inputs)
-        return any(
-            t is not None and t.requires_grad and t.is_leaf and not isinstance(t, nn.Parameter)
-            for t in inputs
-        )
+        return any(needs_a_gradient(t) for t in inputs)
 
 
 def storages_held_by(model: nn.Module, inputs: Any) -> dict[int, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ from gact_graph.codecs.reads import EXACT, VALUES, Reads, Side
 from gact_graph.support import current
 from gact_graph.support.advising import Advise
 from gact_graph.support.cpu_memory import give_back_now_and_then
+from gact_graph.support.exact import Exactly, Reading, Start, needs_a_gradient
 from gact_graph.support.rows import LayerRow, Row
 from gact_graph.support.storage import is_plain, parts_of, plain_of, tensors_in
 
@@ -77,6 +78,9 @@ class Session:
         swap: Moves encoded contexts to host memory, if they are to leave their device.
         widths: Has each quantized context in a finer width, too: for measurements.
         spare: Bytes that are kept as they are before anything is encoded.
+        exactly: The slots that are kept exactly; gets to know of others.
+        all_exactly: Whether nothing loses precision.
+        start: What forward began with, where it can run once more.
         layers: Gets a row for edge work that is no method of a layer.
         advise: Tells what to do where backward runs out of memory.
         gives_back: Whether memory that is freed meanwhile goes back to the system.
@@ -98,6 +102,9 @@ class Session:
         swap: Swap | None = None,
         widths: Widths | None = None,
         spare: int = 0,
+        exactly: Exactly | None = None,
+        all_exactly: bool = False,
+        start: Start | None = None,
         layers: dict[str, LayerRow] | None = None,
         advise: Advise | None = None,
         gives_back: bool = True,
@@ -115,7 +122,16 @@ class Session:
         self._held = Held(model, inputs)
         self._allowance = Allowance(spare)
         self._gathers = Gathers(self._keep_index)
-        self._replacements = Replacements(self._gets_noise, scheme.keeps)
+        self._replacements = Replacements(
+            self._gets_noise,
+            lambda slot: scheme.keeps(slot) or self.keeps_exactly(slot.rpartition(".")[0]),
+        )
+        self._exactly = exactly or Exactly()
+        self._all_exactly = all_exactly
+        self._undecided = not self._exactly.decided
+        self._start = start
+        self._asks = False
+        self._calls_of_root = 0
         self._encoder = Encoder(config, scheme, noise, swap, widths)
         self._deferred: list[Deferred] = []
         self._known = KnownContexts()
@@ -170,6 +186,20 @@ class Session:
         self._ledger.clear()
         self._encoder.close()
 
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The forward of the model runs, called from within, or in a loop that is captured."""
+        self._calls_of_root += 1
+        try:
+            yield
+        finally:
+            self._calls_of_root -= 1
+
+    @property
+    def forward_runs(self) -> bool:
+        """Whether what a backward gives now is for forward."""
+        return bool(self._inputs is not None or self._calls_of_root or self.trace.inside_module)
+
     # What hooks and layers tell.
 
     def enter(
@@ -196,7 +226,21 @@ class Session:
     @property
     def may_run_backward_twice(self) -> bool:
         """Whether the gradient may be differentiated once more, as one for forces often is."""
-        return self._held.an_input_needs_a_gradient
+        return self._asked and (self._undecided or bool(self._exactly.slots[True]))
+
+    @property
+    def _asked(self) -> bool:
+        """Whether a leaf that is no parameter needs a gradient by now."""
+        self._asks = self._asks or self._held.an_input_needs_a_gradient
+        return self._asks
+
+    @property
+    def _keeps_all_exactly(self) -> bool:
+        return self._all_exactly or (self._undecided and self._asked)
+
+    def keeps_exactly(self, name: str) -> bool:
+        """Whether what an operation with this label, or a layer with this name, saves is exact."""
+        return self._keeps_all_exactly or self._exactly.has(self._asked, name)
 
     def stock_saves(self, operation: Call, nbytes: int, tensors: dict[str, Tensor]) -> None:
         """Notes what stock autograd would save in edge work that runs in blocks.
@@ -232,9 +276,12 @@ class Session:
 
     def coding_of(self, module: str) -> current.Coding | None:
         """How a layer that runs again in backward quantizes what its blocks read."""
-        return self._encoder.coding_of(module)
+        return None if self.keeps_exactly(module) else self._encoder.coding_of(module)
 
     def _instead(self, call: Call) -> Callable[[], Any] | None:
+        self._look_for_a_leaf(call.args)
+        if self._start is not None and self._model is not None and call.name == "backward":
+            self._start.backward_begins(self._model)
         return self._replacements.of(call, self.trace) if self._config.quantize else None
 
     def _gets_noise(self, call: Call, x: Tensor) -> bool:
@@ -242,14 +289,22 @@ class Session:
         kept = x in self._held or self._allowance.would_take(x) or _is_not_worth_it(x, call.name)
         gathered = not kept and self._gathers.find(x) is not None
         # The replacements have no second derivative.
-        return not (kept or gathered or self._held.an_input_needs_a_gradient)
+        return not (kept or gathered or self._keeps_all_exactly)
+
+    def _look_for_a_leaf(self, tensors: Iterable[Any]) -> None:
+        if not self._asks and self._config.quantize:
+            self._asks = any(map(needs_a_gradient, tensors))
 
     def _after(self, call: Call, result: Any) -> None:
+        self._look_for_a_leaf((result, *call.args[:1]))
         if self._deferred:
             deferred, self._deferred = self._deferred, []
             for one in deferred:
-                if one.saver.call is call:  # else it raised, and nobody holds its graph
+                if one.saver.call is call:
                     self._finish(one, result)
+                elif one.saver.call.running:  # a backward, of which this operation was a part
+                    self._deferred.append(one)
+                # Else it raised, and nobody holds its graph.
         if call.name in GATHERING and self._config.exact and torch.is_grad_enabled():
             self._gathers.see(call, result)
 
@@ -306,15 +361,18 @@ class Session:
         elements = elements_of(tensor, whole_storage=gathered is not None)
         if elements is None or _is_not_worth_it(tensor, save.saver.call.name):
             return self._keep(save)
+        exactly = self._keeps_all_exactly or save.saver.slot in self._exactly.slots[self._asked]
         known = self._known.find(elements, save.reads)
-        if known is None:
-            return self._encode(save, elements, gathered)
+        if known is None or (exactly and _is_lossy(known[0])):
+            return self._encode(save, elements, gathered, exactly)
         context, entry = known
         if save.by_autograd:
             entry.count_as_saved()
-        return Saved(context, elements.layout)
+        return Saved(context, elements.layout, save.saver.slot)
 
-    def _encode(self, save: _Save, elements: Elements, gathered: Gathered | None) -> Saved:
+    def _encode(
+        self, save: _Save, elements: Elements, gathered: Gathered | None, exactly: bool
+    ) -> Saved:
         """Makes a context of elements that were not saved before."""
         if self.gives_back:
             give_back_now_and_then(elements.flat)
@@ -324,11 +382,13 @@ class Session:
             elements,
             gathered,
             lambda source: self._keep_source(source, save),
+            exactly,
         )
         encoded = self._encoder.encode(request)
         if isinstance(encoded, Kept) and not elements.layout.dense:
             return self._keep(save)  # the elements are a copy
         context = self._encoder.context(request, encoded)
+        self._watch(context, save.saver.slot, encoded.lossy)
         shared = self._shared(context, save)
         if shared is None:
             self._encoder.offload(context)
@@ -343,7 +403,7 @@ class Session:
             is_shared=shared is not None,
         )
         self._known.add(elements, save.reads, context, entry)
-        return Saved(context, elements.layout)
+        return Saved(context, elements.layout, save.saver.slot)
 
     def _shared(self, context: Context, save: _Save) -> Context | None:
         """A context that is there already with the same content, for what needs no gradient."""
@@ -359,8 +419,15 @@ class Session:
     def _keep(self, save: _Save) -> Saved:
         """A reference to the tensor, which counts with its whole storage."""
         context = Context(Kept(save.tensor, save.saver.slot))
+        # In a larger batch it might be compressed.
+        self._watch(context, save.saver.slot, lossy=False)
         self._ledger.add(save.tensor, save.saver, context, by_autograd=save.by_autograd)
         return Saved(context)
+
+    def _watch(self, context: Context, slot: str, lossy: bool) -> None:
+        """Has it known who reads a context."""
+        if self._config.quantize:
+            context.reading = Reading(self._exactly, slot, self._asked, lossy)
 
     def _keep_parts(self, tensor: Tensor, saver: Saver) -> Saved:
         """A reference to a sparse tensor, or to one of a subclass, which counts with its parts."""
@@ -369,6 +436,10 @@ class Session:
             if part not in self._held:
                 self._ledger.add(part, saver, context)
         return Saved(context)
+
+
+def _is_lossy(context: Context) -> bool:
+    return context.reading is not None and context.reading.lossy
 
 
 def _is_not_worth_it(tensor: Tensor, operation: str) -> bool:

@@ -26,11 +26,13 @@ class Encoded(ABC):
         bits: Bits an element, where the adaptive scheme decided them; None for all other forms.
         exact: Whether it decodes to the very values of the tensor. If so, it also serves other
             operations that save the same tensor, whatever their backward reads of it.
+        lossy: Whether backward gets inexact values from it. The codec that made it says so.
     """
 
     codec: str
     bits: int | None = None
     exact: bool = False
+    lossy: bool = False
 
     @property
     @abstractmethod
@@ -102,14 +104,25 @@ def form_of(encoded: Encoded) -> Form:
     return Form(encoded.codec, encoded.bits, encoded.nbytes, encoded.host_bytes)
 
 
+class Reading(Protocol):
+    """See :class:`gact_graph.support.exact.Reading`."""
+
+    @property
+    def lossy(self) -> bool: ...
+
+    def __call__(self, slot: str | None) -> None: ...
+
+
 class Context:
     """One encoded tensor, shared by all saved tensors that show the same elements.
 
     Attributes:
         gathered: Whether other contexts are rows of it.
+        reading: Sees who decodes it; None where nobody asks.
     """
 
     gathered = False
+    reading: Reading | None = None
 
     def __init__(self, encoded: Encoded) -> None:
         self.encoded = encoded
@@ -124,15 +137,19 @@ class Saved:
     """What autograd holds in place of a tensor: a context, and the tensor's layout over it.
 
     Attributes:
+        slot: The slot of the tensor; its context may be that of another one.
         advise: Tells what to do where backward runs out of memory; None where nobody knows.
         gives_back: Whether memory that is freed in backward goes back to the system now and then.
     """
 
-    __slots__ = ("advise", "context", "gives_back", "layout")
+    __slots__ = ("advise", "context", "gives_back", "layout", "slot")
 
-    def __init__(self, context: Context, layout: Layout | None = None) -> None:
+    def __init__(
+        self, context: Context, layout: Layout | None = None, slot: str | None = None
+    ) -> None:
         self.context = context
         self.layout = layout
+        self.slot = slot
         self.advise: Advise | None = None
         self.gives_back = True
 
@@ -143,12 +160,18 @@ class Saved:
         parameters is a product of both: of one reading it would hold the noise squared. So where
         messages are gathered anew from the first reading, this is the second one.
         """
-        encoded = self.context.encoded
+        encoded = self.encoded()
         return self._restored(encoded.reread() if self.context.gathered else encoded.alone())
 
     def source(self) -> Tensor:
         """The same for those that gather from it: always the first reading."""
-        return self._restored(self.context.encoded)
+        return self._restored(self.encoded())
+
+    def encoded(self) -> Encoded:
+        """The form of the tensor, for somebody who is about to decode it."""
+        if self.context.reading is not None:
+            self.context.reading(self.slot)
+        return self.context.encoded
 
     def _restored(self, encoded: Encoded) -> Tensor:
         return encoded.decode() if self.layout is None else encoded.restore(self.layout)

@@ -21,7 +21,8 @@ class Regathered(Encoded):
         self.source = source
         self.index = gathered.index
         self.operation = gathered.operation
-        self.exact = source.context.encoded.exact
+        self.exact, reading = source.context.encoded.exact, source.context.reading
+        self.lossy = reading is not None and reading.lossy
         source.context.gathered = True
 
     def decode(self) -> Tensor:

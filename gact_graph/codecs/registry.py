@@ -128,5 +128,6 @@ def encode(request: Request, lossless: bool, lossy: bool) -> Encoded:
         if lossless if codec.lossless else lossy:
             encoded = codec.encode(request)
             if encoded is not None:
+                encoded.lossy |= not codec.lossless
                 return encoded
     return Kept(request.tensor, request.slot)

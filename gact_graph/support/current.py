@@ -63,6 +63,11 @@ class Capture(Protocol):
     def trace(self) -> Steps: ...
 
     @property
+    def forward_runs(self) -> bool: ...
+
+    def running(self) -> AbstractContextManager[None]: ...
+
+    @property
     def sizes(self) -> Sizes: ...
 
     def enter(
@@ -94,6 +99,31 @@ def current() -> Capture | None:
 def set_current(session: Capture | None) -> None:
     """Makes ``session`` (or None) the one that captures on this thread."""
     _local.session = session
+
+
+def forward_runs() -> bool:
+    """Whether a backward that runs now was begun by a forward that is captured.
+
+    Backward may run on a thread of autograd's own, which shares the hooks of the one that began it.
+    """
+    top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    mine = top is not None and top[1] is unpack
+    session = getattr(top[0], "__self__", None) if mine else current()
+    return getattr(session, "forward_runs", False)
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Inside a backward that forward itself has begun, no session follows what runs."""
+    if not forward_runs():
+        yield
+        return
+    with unseen(), saved_tensors_hooks(torch.Tensor.detach, _same):
+        yield
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 @contextmanager

@@ -47,7 +47,7 @@ class RunState:
 
 
 def check_once(what: str) -> None:
-    """Refuses a backward with ``create_graph=True``: what runs again in it has no graph.
+    """Refuses a backward with ``create_graph=True`` of a gradient: it has no graph.
 
     Raises:
         RuntimeError: Backward runs with ``create_graph=True``.
@@ -55,9 +55,8 @@ def check_once(what: str) -> None:
     if torch.is_grad_enabled():
         raise RuntimeError(
             f"Expected a backward without create_graph=True (got one through {what}, whose "
-            "gradient cannot be differentiated again). For second derivatives (hvp, hessian, "
-            "functional.jvp, gradient penalties) wrap the model with level='L1' or "
-            "level='lossless'; for third ones with blocks=False, too."
+            "gradient cannot be differentiated again). For third derivatives wrap the model with "
+            "level='L1' or level='lossless', and blocks=False."
         )
 
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from beside import Different, check, how_many, ways
+from beside import Different, check, how_many, second_ways, ways
 from hypothesis import given
 from stacks import ELSEWHERE, STATES, Stack, stacks
+
+
+@how_many(30)
+@given(stacks(second=True))
+def test_second_derivatives(stack: Stack) -> None:
+    check(stack.source, second_ways(stack.blocks))
 
 
 @pytest.mark.long

@@ -91,6 +91,22 @@ def ways(blocks: int | str | None) -> list[Setting]:
     return found
 
 
+def second_ways(blocks: int | str | None) -> list[Setting]:
+    """The levels under which derivatives of gradients are those of stock."""
+    exact = {"bits": 32, "adaptive": False}
+    found = [
+        Setting({"level": "lossless"} | exact, "bits"),
+        Setting({"level": "L1"} | exact, "bits"),
+        Setting({"level": "CB1"} | exact, "order"),
+    ]
+    if blocks is not None:
+        found += [
+            Setting({"level": "lossless", "blocks": blocks} | exact, "order"),
+            Setting({"level": "CB2", "blocks": blocks} | exact, "order"),
+        ]
+    return found
+
+
 class Different(AssertionError):
     """A wrapped model does not do what stock does; the message holds the program."""
 

@@ -299,6 +299,17 @@ def finish(model, found, backward, outputs, **inputs):
     elif backward == "one by one":
         for loss in losses:
             loss.backward(retain_graph=True)
+    elif backward == "second":
+        leaves = [t for t in (*model.parameters(), *inputs.values()) if t.requires_grad]
+        found_at = torch.autograd.grad(
+            sum(out.square().sum() for out in outputs) + sum(losses),
+            leaves, create_graph=True, allow_unused=True,
+        )
+        found_at = [(i, g) for i, g in enumerate(found_at) if g is not None]
+        found += [(f"derivative {i}", g.detach().clone()) for i, g in found_at]
+        reached = [(g * normal(70 + i, *g.shape)).sum() for i, g in found_at if g.requires_grad]
+        if reached:
+            sum(reached).backward()
     elif backward == "first":
         losses[0].backward()
     elif backward == "grad":
@@ -383,17 +394,19 @@ def _own_layer(draw: Draw, number: int, kinds: tuple[str, ...]) -> str:
 
 
 @st.composite
-def stacks(draw: Draw, kinds: tuple[str, ...] = ()) -> Stack:
+def stacks(draw: Draw, kinds: tuple[str, ...] = (), second: bool = False) -> Stack:
     """A net of one to three layers, and one to three steps on graphs of its kind.
 
     Args:
         kinds: Lines of which the messages of each layer have one: :data:`STATES` or
             :data:`ELSEWHERE`. All layers are a user's own then.
+        second: Whether gradients are differentiated once more, in float64.
     """
     bipartite = not kinds and draw(st.booleans()) and draw(st.booleans())
     width = draw(st.sampled_from([4, 4, 8, 64]))
     blocks = draw(st.sampled_from([None, 2, 5, 16, 40]))
     dtype = draw(st.sampled_from(["float64", "float64", "float64", "float32"]))
+    dtype = "float64" if second else dtype
     net = _Net()
     count = draw(st.integers(1, 3))
     outputs = ["h"]
@@ -441,7 +454,7 @@ def stacks(draw: Draw, kinds: tuple[str, ...] = ()) -> Stack:
         if step == 0 or draw(st.booleans()):
             graph = _graph(draw, width, bipartite, step)
         source += "".join(f"    {line}\n" for line in graph)
-        source += "".join(f"    {line}\n" for line in _step(draw))
+        source += "".join(f"    {line}\n" for line in _step(draw, second))
     return Stack(source, blocks)
 
 
@@ -564,7 +577,7 @@ def _range(draw: Draw, count: int) -> tuple[int, int]:
     }[part]
 
 
-def _step(draw: Draw) -> list[str]:
+def _step(draw: Draw, second: bool) -> list[str]:
     call = "model(x, y, e, w, a, t, pos, x0, k, batch)"
     kind = draw(st.sampled_from(["train", "train", "train", "train", "eval", "no_grad"]))
     if kind == "no_grad":
@@ -577,6 +590,7 @@ def _step(draw: Draw) -> list[str]:
     backward = draw(
         st.sampled_from(["once", "once", "once", "twice", "one by one", "first", "grad", "none"])
     )
+    backward = "second" if second else backward
     lines = ["model.train()" if kind == "train" else "model.eval()", f"out = {call}"]
     if draw(st.integers(0, 5)) == 0:
         lines += [

@@ -55,7 +55,7 @@ def saved_tensors(
 
 
 def _coded(saved: Saved) -> CodedRows | None:
-    encoded, layout = saved.context.encoded, saved.layout
+    encoded, layout = saved.encoded(), saved.layout
     # Exactly this class, because a subclass may decode otherwise.
     if type(encoded) is not Quantized or layout is None or not layout.shape:
         return None

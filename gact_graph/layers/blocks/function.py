@@ -16,7 +16,7 @@ from gact_graph.layers.blocks.call import BlockedCall
 from gact_graph.layers.blocks.coded import saved_tensors
 from gact_graph.layers.blocks.double_backward import double_backward
 from gact_graph.layers.recompute import reuse
-from gact_graph.support.current import advises
+from gact_graph.support.current import advises, apart
 from gact_graph.support.run_state import check_once
 
 _OF_NODES = frozenset({"source", "destination", "node"})
@@ -90,7 +90,8 @@ class _Blocked(torch.autograd.Function):
             return (None, None, None, None, *found)
         inputs = [Input(values[i], learn) for i, learn in enumerate(learns)]
         del values
-        backward(call, inputs[: ctx.count], inputs[ctx.count :], gradients)
+        with apart():
+            backward(call, inputs[: ctx.count], inputs[ctx.count :], gradients)
         return (None, None, None, None, *(one.gradient for one in inputs))
 
 
@@ -110,7 +111,8 @@ class _Gradient(torch.autograd.Function):
         ctx.save_for_backward(*given)
         values, gradients = given[: len(learns)], given[len(learns) :]
         inputs = [Input(value, learn) for value, learn in _pairs(values, learns)]
-        backward(call, inputs[:count], inputs[count:], gradients)
+        with apart():
+            backward(call, inputs[:count], inputs[count:], gradients)
         return tuple(one.gradient for one in inputs)
 
     @staticmethod
@@ -122,7 +124,8 @@ class _Gradient(torch.autograd.Function):
         )
         inputs = [Input(value, learn) for value, learn in _pairs(values, ctx.learns)]
         given = [None if one is None else Input(one, True) for one in gradients]
-        double_backward(ctx.call, inputs[: ctx.count], inputs[ctx.count :], given, of_gradients)
+        with apart():
+            double_backward(ctx.call, inputs[: ctx.count], inputs[ctx.count :], given, of_gradients)
         found = (*inputs, *given)
         return (None, None, None, *(None if one is None else one.gradient for one in found))
 

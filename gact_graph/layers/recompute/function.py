@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from gact_graph.layers.recompute.edits import check, glimpse
 from gact_graph.layers.recompute.reuse import EdgeCalls, Ends, counting
 from gact_graph.layers.recompute.structure import Structure
 from gact_graph.support.cpu_memory import give_back
-from gact_graph.support.current import advises, saved_by, unpack
+from gact_graph.support.current import advises, apart, forward_runs, saved_by, unpack
 from gact_graph.support.replica import Replica
 from gact_graph.support.run_state import check_once
 from gact_graph.support.storage import is_plain
@@ -89,8 +89,8 @@ class Recompute(torch.autograd.Function):
     @staticmethod
     @advises
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        check_once("a layer that is computed again")
         call: LayerCall = ctx.call
+        again = torch.is_grad_enabled()  # a gradient that is to be differentiated
         saved = saved_by(ctx)
         if saved is None:  # other hooks hold some of them
             kept = "an input of a layer that is computed again"
@@ -98,14 +98,92 @@ class Recompute(torch.autograd.Function):
         for number, before in ctx.glimpses.items():
             if isinstance(saved[number].context.encoded, Kept):
                 check(before, saved[number].tensor())
+        if again:
+            count = ctx.count + len(call.snapshot.learning)
+            given = ctx.saved_tensors[:count]
+            return (None, None, None, *_Gradient.apply(call, ctx.count, *given, *gradients))
         inputs, others = saved[: ctx.count], saved[ctx.count :]
         parameters = [one.tensor() for one in others[: len(call.snapshot.learning)]]
         edge_results = dict(zip(ctx.edge_calls, others[len(parameters) :], strict=True))
         give_back(ctx.device)
-        with call.snapshot.replica(parameters) as replica, call.run_state.restored():
+        if forward_runs():  # what it gives is for forward, and exact
+            call = replace(call, coding=None)
+            for one in inputs:
+                one.encoded()
+        with (
+            apart(),
+            call.snapshot.replica(parameters) as replica,
+            call.run_state.restored(),
+        ):
             graph = _rerun(call, ctx.ends, replica, inputs, edge_results)
             found = _gradients(graph, gradients, replica.parameters)
         return (None, None, None, *found)
+
+
+class _Gradient(torch.autograd.Function):
+    """The backward of :class:`Recompute` as an operation that has a gradient itself.
+
+    ``_Gradient.apply(call, count, *inputs, *gradients)`` takes the ``count`` tensors and the
+    parameters of the call, and the gradient of each result or None.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: LayerCall, count: int, *given: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        learns = (*call.learns, *(True for _ in given[len(call.learns) :]))
+        leaves: list[Any] = [
+            one.detach().requires_grad_(learn) if one is not None else None
+            for one, learn in zip(given, learns, strict=True)
+        ]
+        inputs, gradients = leaves[: len(call.learns)], leaves[len(call.learns) :]
+        with (
+            apart(),
+            call.snapshot.replica(inputs[count:], aliases=True) as replica,
+            call.run_state.restored(),
+        ):
+            inputs[count:] = replica.parameters
+            # Clones, for the layer may change in place what it is given.
+            tensors = [one.clone() if one.requires_grad else one for one in inputs[:count]]
+            results, _ = call.run(replica.module, tensors)
+            wanted = [
+                one if learn else None for one, learn in zip(inputs, call.learns, strict=True)
+            ]
+            found = _differentiated(results, wanted, gradients, create_graph=True)
+        ctx.leaves, ctx.found = [*wanted, *gradients], found
+        ctx.set_materialize_grads(False)
+        return tuple(None if one is None else one.detach() for one in found)
+
+    @staticmethod
+    def backward(ctx: Any, *of_found: Tensor | None) -> tuple[Tensor | None, ...]:
+        check_once("the gradient of a layer that is computed again")
+        with apart():
+            found = _differentiated(ctx.found, ctx.leaves, of_found, retain_graph=True)
+        return (None, None, *found)
+
+
+def _differentiated(
+    results: Sequence[Tensor | GradientEdge | None],
+    wanted: Sequence[Tensor | GradientEdge | None],
+    of_results: Sequence[Tensor | None],
+    **options: bool,
+) -> list[Tensor | None]:
+    """The gradient of each that is wanted; None where it is not, or where none arrives."""
+    pairs = [
+        (result, gradient)
+        for result, gradient in zip(results, of_results, strict=True)
+        if gradient is not None and result is not None and _has_graph(result)
+    ]
+    targets: list[Any] = [target for target in wanted if target is not None]
+    if not pairs or not targets:
+        return [None] * len(wanted)
+    ends, gradients = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(ends, targets, gradients, allow_unused=True, **options))
+    return [None if target is None else next(found) for target in wanted]
+
+
+def _has_graph(result: Tensor | GradientEdge) -> bool:
+    return isinstance(result, GradientEdge) or result.requires_grad
 
 
 @dataclass(frozen=True)
@@ -127,12 +205,14 @@ def _rerun(
     edge_results: Mapping[int, Saved],
 ) -> _Graph:
     not_needed = call.values_not_needed.get(call.key)
-    decoded = {number: saved.tensor() for number, saved in edge_results.items()}
+    with torch.no_grad():  # nobody differentiates what is decoded
+        decoded = {number: saved.tensor() for number, saved in edge_results.items()}
     edge_calls = EdgeCalls(ends, not_needed or frozenset(), edge_results=decoded)
     del decoded
     contexts = LayerContexts(replica.module, edge_calls, call.coding)
     token = torch.zeros((), device="cpu", requires_grad=True)
-    tensors = [contexts.given(saved) for saved in inputs]
+    with torch.no_grad():
+        tensors = [contexts.given(saved) for saved in inputs]
     learns = call.learns[: len(inputs)]
     for number, learn in enumerate(learns):
         if learn:
@@ -156,18 +236,7 @@ def _gradients(
     graph: _Graph, of_results: Sequence[Tensor | None], parameters: Sequence[Tensor]
 ) -> list[Tensor | None]:
     """The gradient of each input and parameter; None where none is needed or none arrives."""
-    pairs = [
-        (result, gradient)
-        for result, gradient in zip(graph.results, of_results, strict=True)
-        if gradient is not None and result is not None
-    ]
-    wanted: list[Any] = [*graph.inputs, *parameters]
-    targets = [target for target in wanted if target is not None]
-    if not pairs or not targets:
-        return [None] * len(wanted)
-    results, gradients = zip(*pairs, strict=True)
-    found = iter(torch.autograd.grad(results, targets, gradients, allow_unused=True))
-    return [None if target is None else next(found) for target in wanted]
+    return _differentiated(graph.results, [*graph.inputs, *parameters], of_results)
 
 
 def _can_learn(tensor: Tensor) -> bool:

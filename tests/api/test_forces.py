@@ -1,0 +1,252 @@
+"""Forwards that differentiate themselves, and gradients that are differentiated: exact values."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from samples import Lambda
+from torch import Tensor, nn
+
+import gact_graph
+from experiments.helpers.potentials import POTENTIALS, molecules, plain_neighbours
+from gact_graph.capture import session
+
+LEVELS = {
+    "L1, 2 bits": {"bits": 2},
+    "L1, 4 bits": {"bits": 4},
+    "L1, 8 bits": {"bits": 8},
+    "L2": {"level": "L2", "bits": 4},
+    "CB1": {"level": "CB1", "bits": 4},
+    "CB2": {"level": "CB2", "bits": 4},
+    "in blocks": {"bits": 4, "blocks": 40},
+    "lossless": {"level": "lossless"},
+}
+
+
+@pytest.fixture(autouse=True)
+def encode_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(session, "_SMALL", 0)
+    with plain_neighbours():
+        yield
+
+
+@functools.cache  # DimeNet++ derives its bases with sympy
+def made(name: str) -> nn.Module:
+    torch.manual_seed(1)
+    dtype = torch.float32 if name == "visnet" else torch.float64  # ViSNet has no other
+    return POTENTIALS[name](16).to(dtype).train()
+
+
+def potential(name: str) -> nn.Module:
+    return copy.deepcopy(made(name))
+
+
+def wrapped(model: nn.Module, **options) -> nn.Module:
+    return gact_graph.wrap(model, min_bytes=0, **{"adaptive": False} | options)
+
+
+def steps(model: nn.Module, count: int = 2) -> list[Tensor]:
+    """Energies and forces, on molecules that are others at each step."""
+    found = []
+    for step in range(count):
+        z, pos, batch = molecules(2, 9, step, next(model.parameters()).dtype)
+        energy, forces = model(z, pos, batch)
+        found += [energy.detach(), forces.detach()]
+        (energy.square().sum() + forces.square().sum()).backward()
+    return found
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", POTENTIALS)
+def test_energies_and_forces_of_forward_are_those_of_stock(name: str, level: str) -> None:
+    options = LEVELS[level]
+    stock, got = steps(potential(name)), steps(wrapped(potential(name), **options))
+    reordered = "blocks" in options or "CB" in level
+    for one, expected in zip(got, stock, strict=True):
+        if reordered:  # sums in another order
+            order = 1e-12 if one.dtype == torch.float64 else 1e-5
+            assert (one - expected).norm() <= order * expected.norm()
+        else:
+            assert torch.equal(one, expected)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", ["schnet", "dimenet++", "mace"])
+def test_forces_in_the_loop_are_those_of_stock(name: str, level: str) -> None:
+    def forces(model: nn.Module) -> list[Tensor]:
+        found = []
+        for step in range(2):
+            z, pos, batch = molecules(2, 9, step, torch.float64)
+            energy = model(z, pos.requires_grad_(), batch)
+            found += torch.autograd.grad(energy.sum(), pos, create_graph=True)
+            found[-1].square().sum().backward()
+        return found
+
+    stock = forces(potential(name).net)
+    got = forces(wrapped(potential(name).net, **LEVELS[level]))
+    for one, expected in zip(got, stock, strict=True):
+        assert (one - expected).norm() <= 1e-12 * expected.norm()
+
+
+class TestPhysics:
+    """What forces obey whatever the net is."""
+
+    @pytest.fixture(params=["stock", *LEVELS])
+    def model(self, request: pytest.FixtureRequest) -> nn.Module:
+        model = potential("mace")
+        if request.param != "stock":
+            wrapped(model, **LEVELS[request.param])
+            steps(model)  # from here on, slots that nobody reads exactly are compressed
+        return model
+
+    def test_are_the_slope_of_the_energy(self, model: nn.Module) -> None:
+        z, pos, batch = molecules(1, 8, 3, torch.float64)
+        forces = model(z, pos, batch)[1].detach()
+        direction = torch.randn(pos.shape, dtype=pos.dtype)
+        h = 1e-4
+        up, down = (model(z, pos + s * h * direction, batch)[0].detach() for s in (1, -1))
+        slope = float((up - down).sum() / (2 * h))
+        # The error of the difference is of the order h^2.
+        assert slope == pytest.approx(-float((forces * direction).sum()), rel=1e-5)
+
+    def test_have_no_curl(self, model: nn.Module) -> None:
+        """The derivative of the forces is symmetric, by central differences."""
+        z, pos, batch = molecules(1, 4, 4, torch.float64)
+        h, columns = 1e-4, []
+        for unit in torch.eye(pos.numel(), dtype=pos.dtype):
+            step = h * unit.view_as(pos)
+            up, down = (model(z, pos + s * step, batch)[1].detach() for s in (1, -1))
+            columns.append((up - down).flatten() / (2 * h))
+        hessian = torch.stack(columns)
+        assert (hessian - hessian.t()).norm() <= 1e-5 * hessian.norm()
+
+    def test_keep_the_energy(self, model: nn.Module) -> None:
+        """Fifty steps of velocity Verlet at constant number, volume and energy."""
+        z, pos, batch = molecules(1, 8, 5, torch.float64)
+        velocity, dt = 0.05 * torch.randn(pos.shape, dtype=pos.dtype), 0.02
+        energies = []
+        energy, forces = (t.detach() for t in model(z, pos, batch))
+        for _ in range(50):
+            velocity = velocity + 0.5 * dt * forces
+            pos = pos + dt * velocity
+            energy, forces = (t.detach() for t in model(z, pos, batch))
+            velocity = velocity + 0.5 * dt * forces
+            energies.append(float(energy) + 0.5 * float(velocity.square().sum()))
+        kinetic = 0.5 * float(velocity.square().sum())
+        # Verlet's own error at this step, of the order dt^2.
+        assert max(energies) - min(energies) <= 1e-3 * kinetic
+
+
+class TestSurprises:
+    """What is read exactly without a leaf that says so."""
+
+    def net(self) -> nn.Module:
+        """Takes a gradient by a parameter inside forward, and some random numbers."""
+
+        def forward(module: nn.Module, x: Tensor) -> Tensor:
+            h = torch.tanh(module.norm(x) @ module.weight)
+            inner = (h * torch.rand_like(h)).square().sum()
+            [step] = torch.autograd.grad(inner, module.weight, create_graph=True)
+            return torch.tanh(x @ (module.weight - 0.1 * step))
+
+        torch.manual_seed(0)
+        model = Lambda(forward)
+        model.norm = nn.BatchNorm1d(len(model.weight))
+        return model
+
+    def run(self, model: nn.Module, count: int = 3) -> list[Tensor]:
+        torch.manual_seed(2)
+        found = []
+        for step in range(count):
+            x = torch.randn(64, len(model.weight), generator=torch.Generator().manual_seed(step))
+            out = model(x)
+            out.square().sum().backward()
+            found.append(out.detach())
+        return [*found, *(b.clone() for b in model.buffers()), torch.get_rng_state()]
+
+    def test_by_a_parameter(self) -> None:
+        model = wrapped(self.net(), bits=2)
+        with pytest.warns(RuntimeWarning, match="ran once more, without compression") as caught:
+            got = self.run(model)
+        assert len(caught) == 1
+        assert all(map(torch.equal, got, self.run(self.net())))
+
+    def test_gradients_of_a_backward_inside(self) -> None:
+        """A backward that forward itself runs adds to each gradient once."""
+
+        def forward(module: nn.Module, x: Tensor) -> Tensor:
+            torch.sin(torch.sin(x @ module.weight) @ module.weight.t()).sum().backward()
+            return module.weight.grad.sum() * x.sum() + (x @ module.weight).sum()
+
+        def run(model: nn.Module) -> list[Tensor]:
+            model.weight.grad = torch.ones_like(model.weight)
+            x = torch.randn(64, len(model.weight), generator=torch.Generator().manual_seed(1))
+            return [model(x).detach(), model.weight.grad.clone()]
+
+        torch.manual_seed(0)
+        stock = Lambda(forward)
+        model = wrapped(copy.deepcopy(stock), bits=2)
+        with pytest.warns(RuntimeWarning, match="ran once more"):
+            got = run(model)
+        assert all(map(torch.equal, got, run(stock)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert torch.equal(run(model)[0], run(stock)[0])
+
+    def test_create_graph_in_the_loop(self) -> None:
+        """Noisy in the first step, with a warning, and exact from the next one on."""
+
+        def gradient(model: nn.Module) -> Tensor:
+            x = torch.randn(64, len(model.weight), generator=torch.Generator().manual_seed(1))
+            loss = model(x).square().sum()
+            return torch.autograd.grad(loss, model.weight, create_graph=True)[0]
+
+        torch.manual_seed(0)
+        stock = Lambda(lambda module, x: torch.tanh(x @ module.weight) @ module.weight.t())
+        model = wrapped(copy.deepcopy(stock), bits=2)
+        with pytest.warns(RuntimeWarning, match="create_graph=True read tensors") as caught:
+            first, *later = [gradient(model) for _ in range(3)]
+        assert len(caught) == 1
+        assert not torch.equal(first, gradient(stock))
+        assert all(torch.equal(one, gradient(stock)) for one in later)
+
+    def test_a_gradient_that_nobody_differentiates_is_compressed(self) -> None:
+        """Saliency, adversarial training: exact in the first step alone."""
+        torch.manual_seed(0)
+        model = wrapped(Lambda(lambda module, x: torch.tanh(x @ module.weight) + 0), bits=4)
+        codecs = []
+        for _ in range(2):
+            x = torch.randn(64, len(model.weight)).requires_grad_()
+            model(x).square().sum().backward()
+            codecs.append({row.codec for row in gact_graph.report(model).contexts})
+        assert "quantize" not in codecs[0]
+        assert "quantize" in codecs[1]
+
+    def test_what_is_known_is_resumed(self) -> None:
+        first = wrapped(potential("schnet"), bits=2)
+        steps(first)
+        second = wrapped(potential("schnet"), bits=2)
+        gact_graph.load_state_dict(second, gact_graph.state_dict(first))
+        second.load_state_dict(first.state_dict())
+        assert all(map(torch.equal, steps(second), steps(potential("schnet"))))
+        # And from its first step on it compresses what nobody reads exactly.
+        rows = gact_graph.report(second).contexts
+        assert {r.slot: r.codec for r in rows} == {
+            r.slot: r.codec for r in gact_graph.report(first).contexts
+        }
+
+    def test_inside_compress(self) -> None:
+        stock, model = potential("schnet"), wrapped(potential("schnet"), bits=2)
+        for step in range(2):
+            atoms = molecules(2, 9, step, torch.float64)
+            with gact_graph.compress(model):
+                energy, forces = model(*atoms)
+            expected = stock(*atoms)
+            assert torch.equal(energy, expected[0])
+            assert torch.equal(forces, expected[1])
+            forces.square().sum().backward()
