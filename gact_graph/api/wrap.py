@@ -16,7 +16,7 @@ from gact_graph.api.budget.budget import Budget
 from gact_graph.api.budget.estimate import Estimate
 from gact_graph.api.budget.miniature import CannotShrink
 from gact_graph.api.budget.sizes import parse_bytes
-from gact_graph.api.budget.trying import estimate_call
+from gact_graph.api.budget.trials import estimate_call
 from gact_graph.api.controller import Controller
 from gact_graph.api.forward import should_compress
 from gact_graph.api.install import check_module, install, patch_of, remove, wrapped

@@ -94,6 +94,11 @@ class PeakMeter:
             self._most = max(self._most, _resident_bytes())
 
 
+def resident_bytes() -> int | None:
+    """What the process has in memory; None where the system does not tell."""
+    return _resident_bytes() if _STATM.exists() else None
+
+
 def _resident_bytes() -> int:
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from gact_graph.adaptive.state_checks import check_keys
 from gact_graph.api.budget.advice import smallest_way
-from gact_graph.api.budget.estimate import Estimate
+from gact_graph.api.budget.estimate import STOCK, Estimate, Way, ways
 from gact_graph.api.budget.miniature import CannotShrink, GraphSize, Miniature
-from gact_graph.api.budget.trying import estimate_call
-from gact_graph.api.budget.ways import STOCK, Way, ways
+from gact_graph.api.budget.trials import estimate_call
 from gact_graph.api.forward import CompressedForward
 from gact_graph.api.report import format_bytes
 from gact_graph.capture.config import Config
@@ -107,7 +106,7 @@ class Budget:
             (one.estimate for one in self._methods.values() if one.estimate is not None), None
         )
         if estimate is None or (self.way is not None and not estimate.fits(self.way, largest)):
-            # What another graph takes tells little of one with more edges a node.
+            # What another graph takes says little of one with more edges a node.
             estimate = settled.estimate = self._estimate(patch, module, inputs, largest)
         if self.way is None or not estimate.fits(self.way, largest):
             way = estimate.choose()
@@ -128,7 +127,8 @@ class Budget:
             return estimate_call(
                 *(module, patch.attribute, inputs, self._config),
                 *(self.memory, size.nodes, size.edges),
-                until_one_fits=self.way is None,  # else it has to tell of that way, too
+                first=self.way,
+                choosing=True,
             )
 
     def _take(self, patch: CompressedForward, way: Way) -> None:
@@ -143,7 +143,7 @@ class Budget:
 
     def state_dict(self) -> dict[str, Any] | None:
         """The way, as plain values; None before it is chosen."""
-        return None if self.way is None else asdict(self.way)
+        return None if self.way is None else self.way._asdict()
 
     def load_state_dict(self, state: Mapping[str, Any] | None, patch: CompressedForward) -> None:
         """Takes the way of another run.

@@ -150,7 +150,10 @@ class Miniature:
             return tensor
         length = tensor.size(0)
         if isinstance(key, str) and length == self._nodes.get(key):
-            return tensor.index_select(0, _repeated(tensor, _share(length, nodes)))
+            count = _share(length, nodes)
+            if count <= length:
+                return tensor.narrow(0, 0, count)  # a copy of wide features would be large
+            return tensor.index_select(0, _repeated(tensor, count))
         counts = self._edges.values() if isinstance(key, str) else (self._edges.get(key),)
         if length in counts:
             return tensor.index_select(0, _spread(length, _share(length, edges), tensor.device))
