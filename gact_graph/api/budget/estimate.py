@@ -124,9 +124,9 @@ class Estimate:
     """What a training step takes in each way: print it, or take ``to_dict()``.
 
     A peak is what a step adds to what the device holds before the first one: saved and temporary
-    tensors, gradients, and an optimizer's two tensors for each parameter, as Adam has them. On a CPU
-    it includes what the process loads at its first steps, as far as it had not before. Parameters,
-    inputs, and what the training loop itself makes beside a loss do not count.
+    tensors, gradients, and two tensors for each parameter, which Adam keeps. On a CPU it includes
+    what the process loads at its first steps, as far as it had not before. The parameters, the
+    inputs, and what the training loop makes besides a loss for classes do not count.
 
     Attributes:
         ways: The least lossy first.

@@ -1,8 +1,8 @@
-"""Training steps of a copy of the model on small parts of the graph, and what they tell of all of it.
+"""Training steps of a copy of the model on parts of the graph, and what the whole takes by them.
 
 A peak is the highest of several moments of a step, each of which grows with the graph along a
-straight line. So the line through what two parts take tells what the whole takes, at least; and
-the whole takes at most what one part takes, divided by its share.
+straight line. So the whole takes at least what the line through two parts says, and at most what
+one part takes, divided by its share. Parts grow until the two are close.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class _Trials:
         self._size = GraphSize(nodes or self._given.nodes, edges or self._given.edges)
         self._device = next(model.parameters()).device
         self._resident = resident_bytes()
-        self._parameters = sum(p.nbytes for p in model.parameters() if _learns(p))
+        self._parameters = 0
         self._costs: dict[Way, Cost] = {}
         self.coded = [Way(level, LEAST_BITS) for level in quantizing(self._device.type)]
         part = max(_EDGES / max(1, self._size.edges), _NODES / max(1, self._size.nodes))
@@ -183,7 +183,7 @@ class _Trials:
         """Finds what a way takes; of one that quantizes, at all widths."""
         low = self._run(way, self._share_after(self._first, self._largest / 4))
         high = self._run(way, self._share_after(low, self._largest))
-        while not self._is_enough(low, high):
+        while not self._is_enough(way, low, high):
             share = self._share_after(high, min(_MOST, 4 * high.share))
             if share < 1.5 * high.share:
                 break
@@ -191,7 +191,7 @@ class _Trials:
         peak = _line(low, high, "peak")
         if high.peak / high.share > _CLOSE * peak.at(1.0):
             peak = Line(0.0, high.peak / high.share)
-        if way == LOSSLESS:
+        if way == LOSSLESS and STOCK in self._costs:
             self._costs[STOCK] = Cost(self._costs[STOCK].peak, _line(low, high, "raw"))
         self._costs[way] = cost = Cost(peak, _line(low, high, "saved"))
         if way.bits < 32:
@@ -201,14 +201,13 @@ class _Trials:
                 wider = Cost(cost.peak.plus(more), cost.saved.plus(more))
                 self._costs[way._replace(bits=bits)] = wider
 
-    def _is_enough(self, low: _Trial, high: _Trial) -> bool:
+    def _is_enough(self, way: Way, low: _Trial, high: _Trial) -> bool:
         """Whether two trials say what the whole takes, or whether that fits."""
         least, most = _line(low, high, "peak").at(1.0), high.peak / high.share
-        if self._memory is None:
+        if self._memory is None or most <= _CLOSE * least:
             return most <= _CLOSE * least
-        standing = self._standing
-        fits = Estimate.budget_for(standing + most) <= self._memory
-        return most <= _CLOSE * least or fits or standing + least > self._memory
+        fits = Estimate.budget_for(self._standing + most) <= self._memory
+        return (fits and way.bits == 32) or self._standing + least > self._memory
 
     def _share_after(self, trial: _Trial, wanted: float) -> float:
         """A share that keeps to the budget, by what another one has taken."""
@@ -260,6 +259,8 @@ class _Trials:
 
         model.zero_grad(set_to_none=True)
         peak = peak_of(train)
+        # By now parameters that are initialised lazily have a size.
+        self._parameters = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         if patch is None:
             return _Trial(share, held, peak)
         report = patch.controller.report
@@ -347,10 +348,6 @@ def _watching(device: torch.device) -> Iterator[Callable[[Callable[[], None]], i
             return (meter.peak_bytes or 0) - before
 
         yield peak_of
-
-
-def _learns(parameter: nn.Parameter) -> bool:
-    return parameter.requires_grad and not nn.parameter.is_lazy(parameter)
 
 
 def _loss(output: Tensor) -> Tensor:
