@@ -196,7 +196,7 @@ class Estimate:
         title = f"one step: {self.size.nodes:,} nodes, {self.size.edges:,} edges"
         if self.memory is not None:
             title += f", memory {format_bytes(self.memory)}"
-        table = Table(title=title)
+        table = Table(title=title, min_width=len(title))
         table.add_column("way")
         for head in ("peak", "saved"):
             table.add_column(head, justify="right")

@@ -145,9 +145,9 @@ def test_parts_of_the_graph_say_what_the_whole_takes(kind: type[nn.Module], feat
     """
     if features == "sparse" and kind is not GCN:
         pytest.skip("PyG's other layers take no sparse features")
-    channels = 32 if features == "narrow" else 2000
-    x = torch.rand(6000, channels).ge(0.99).float()
-    inputs = x.to_sparse_csr() if features == "sparse" else x, torch.randint(6000, (2, 40_000))
+    channels = 32 if features == "narrow" else 1000
+    x = torch.rand(3000, channels).ge(0.99).float()
+    inputs = x.to_sparse_csr() if features == "sparse" else x, torch.randint(3000, (2, 20_000))
     model = one(kind, channels)
     found = estimate_call(model, "forward", (inputs, {}), Config(), None)
     for way in (STOCK, LOSSLESS, Way("lossless"), Way("L1", 2)):
@@ -156,7 +156,7 @@ def test_parts_of_the_graph_say_what_the_whole_takes(kind: type[nn.Module], feat
 
 
 def test_more_bits_take_what_their_codes_take() -> None:
-    inputs = torch.randn(6000, 32), torch.randint(6000, (2, 40_000))
+    inputs = torch.randn(3000, 32), torch.randint(3000, (2, 20_000))
     model = one(GAT, 32)
     found = estimate_call(model, "forward", (inputs, {}), Config(), None)
     for bits in (4, 8):
@@ -177,7 +177,7 @@ def test_no_trial_takes_more_than_half_of_the_budget(
         return found[-1]
 
     monkeypatch.setattr(_Trials, "_run", noted)
-    inputs = torch.rand(8000, 1000), torch.randint(8000, (2, 100_000))
+    inputs = torch.rand(4000, 1000), torch.randint(4000, (2, 50_000))
     wide = one(GAT, 1000)
     estimate_call(wide, "forward", (inputs, {}), Config(), memory)
     weights = sum(p.nbytes for p in wide.parameters())
