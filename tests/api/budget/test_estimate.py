@@ -123,9 +123,7 @@ def test_amounts_of_memory(memory, found):
     assert parse_bytes(memory) == found
 
 
-@pytest.mark.parametrize(
-    "memory", ["8", "GB", "-1 GB", "8 QB", 0, "", 1.5, float("inf")]
-)
+@pytest.mark.parametrize("memory", ["8", "GB", "-1 GB", "8 QB", 0, "", 1.5, float("inf")])
 def test_what_is_no_amount_of_memory(memory):
     with pytest.raises(ValueError, match="Expected memory as a number of bytes or a text"):
         gact_graph.estimate(gat(), *graph(), memory=memory)
