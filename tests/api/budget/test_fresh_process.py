@@ -83,6 +83,8 @@ def trained(*task: Any) -> dict[str, Any]:
 def test_a_budget_that_is_accepted_is_kept(task: tuple[Any, ...], budgets: tuple[int, ...]) -> None:
     for budget in budgets:
         found = trained(*task, budget * MIB)
+        if "refused" in found:
+            pytest.skip(found["refused"])
         assert found["peak"] <= 1.03 * budget * MIB, found
         assert found["way"] != "stock"
 
