@@ -97,6 +97,8 @@ class Controller:
             self.forward = self.followed["forward"]
             if not self.idle:
                 self._attach_to(model)
+            elif not self.owner.followed:  # then hooks warn of a backward that nothing was done for
+                self._handles += module_hooks.attach(self.owner, model)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"}

@@ -16,7 +16,7 @@ from gact_graph.api.budget.budget import Budget
 from gact_graph.api.budget.estimate import Estimate
 from gact_graph.api.budget.miniature import CannotShrink
 from gact_graph.api.budget.sizes import parse_bytes
-from gact_graph.api.budget.trying import estimate_call
+from gact_graph.api.budget.trials import estimate_call
 from gact_graph.api.controller import Controller
 from gact_graph.api.forward import should_compress
 from gact_graph.api.install import check_module, install, patch_of, remove, wrapped
@@ -40,7 +40,7 @@ def wrap(
     model: Model,
     bits: float | None = None,
     *,
-    memory: int | str | None = None,
+    memory: float | str | None = None,
     level: str | None = None,
     adaptive: bool = True,
     adapt_interval: int = 500,
@@ -65,13 +65,14 @@ def wrap(
             With ``adaptive`` it is the average over those whose width is free, and may be a
             fraction; what ``pin`` names, and what an operation needs more bits of, comes on top.
             Below 2 a warning says that the noise may keep the model from learning.
-        memory: In place of ``bits``, ``level`` and ``blocks``: how much a training step may add to
-            what is there at its start, in bytes or as in ``"8 GB"``, on the model's device: of
-            CUDA's allocator, or of the resident set of the process. The first training call
-            chooses the least lossy way that fits, the fastest of several: the model as it is,
-            ``"lossless"``, the same in blocks, then 8 to 2 bits. A larger graph later on may have
-            it step down. ``min_bytes`` is then 0, and on a CPU freed tensors go back to the system
-            at once.
+        memory: In place of ``bits``, ``level`` and ``blocks``: how much training may add to what is
+            there before its first step, in bytes or as in ``"8 GB"``, on the model's device: of
+            CUDA's allocator, or of the resident set of the process. Gradients, two tensors for
+            each parameter (which Adam keeps) and libraries that load at the first step count;
+            parameters and inputs do not. The first training call chooses the least lossy way that
+            fits: the model uncompressed, ``"lossless"``, the same in blocks, then ``"L1"`` with 8
+            to 2 bits, or ``"CB2"`` where those do not fit. A larger graph later on may have it step
+            down. ``min_bytes`` is then 0, and on a CPU freed tensors go back to the system at once.
         level: ``"L0"`` keeps every context as PyTorch does and only takes account of them.
             ``"lossless"`` keeps masks, indices, gathered tensors and what is never read in exact
             small forms: gradients are bit-identical. ``"L1"``, the default, also quantizes what is
@@ -226,15 +227,15 @@ def report(model: nn.Module, *, by: str = "slot") -> Report:
 def estimate(
     model: nn.Module,
     *inputs: Any,
-    memory: int | str | None = None,
+    memory: float | str | None = None,
     nodes: int | None = None,
     edges: int | None = None,
 ) -> Estimate:
-    """What a training step would take in each way: print it, or take ``to_dict()``.
+    """Estimates what a training step takes in each way: print it, or take ``to_dict()``.
 
-    Each way is tried on two small graphs with the proportions of the given one, and what they take
-    is extended to the whole. Neither the model nor its gradients, buffers and random states change;
-    on CUDA the allocator's peak is counted anew.
+    A copy of the model takes steps on parts of the graph, and what they take is extended to the
+    whole. Neither the model nor its gradients, buffers and random states change; on CUDA the
+    allocator's peak is counted anew. :class:`gact_graph.Estimate` says what counts.
 
     Args:
         model: Any module with parameters, wrapped or not, on the device that it is to train on.
@@ -347,9 +348,16 @@ def compress(model: nn.Module) -> Iterator[None]:
 
     Raises:
         TypeError: ``model`` is no module.
-        ValueError: ``model`` is not wrapped.
+        ValueError: ``model`` is not wrapped, or has a memory budget.
     """
-    controller = wrapped(model).controller
+    patch = wrapped(model)
+    controller = patch.controller
+    if patch.budget is not None:
+        raise ValueError(
+            "Expected bits, level and blocks rather than memory inside compress (got a memory "
+            "budget, which needs the arguments of a whole call to choose by); name the methods "
+            "that the loop calls, as in gact_graph.wrap(model, memory=..., methods=('encode',))"
+        )
     if not should_compress(model) or controller.session is not None:
         yield
         return

@@ -104,6 +104,11 @@ def peak_so_far(device: torch.device) -> int | None:
     return _high_water_bytes() if _STATUS.exists() else None
 
 
+def resident_bytes() -> int | None:
+    """What the process has in memory; None where the system does not tell."""
+    return _resident_bytes() if _STATM.exists() else None
+
+
 def _resident_bytes() -> int:
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

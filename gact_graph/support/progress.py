@@ -1,4 +1,4 @@
-"""One line for work that takes long, so that a user sees what a process is busy with."""
+"""Lines for work that takes long, so that a user sees what a process is busy with."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ def telling(work: str) -> Iterator[None]:
     """Says what happens inside if it takes longer than :data:`PATIENCE`, and how long it took.
 
     Each kind of work is told of once in a process, and by rank 0 alone. Who has set up
-    :mod:`logging` to show INFO of ``gact_graph`` gets records; others get a line on stderr, unless
-    they have set a higher level for that logger.
+    :mod:`logging` to show INFO of ``gact_graph`` gets records; others get lines on stderr, unless
+    they have set a higher level for that logger. Each line is whole when it is written: work may
+    start within other work, and others write there, too.
 
     Args:
         work: What happens, as a verb with -ing and what belongs to it.
@@ -77,20 +78,17 @@ class _Line:
                 return
             _told.add(self._work)
             if _logger.hasHandlers() and _logger.isEnabledFor(logging.INFO):
-                _logger.info("%s", self._work)
-                self._write = self._log
+                self._write = lambda text: _logger.info("%s", text)
             elif not _is_silenced():
-                _print(f"gact_graph: {self._work} ... ")
-                self._write = _print
+                self._write = lambda text: _print(f"gact_graph: {text}\n")
+            if self._write is not None:
+                self._write(self._work)
 
     def end(self, seconds: float) -> None:
         with self._lock:
             self._ended = True
             if self._write is not None:
-                self._write(f"{seconds:.1f} s\n")
-
-    def _log(self, took: str) -> None:
-        _logger.info("%s took %s", self._work, took.strip())
+                self._write(f"{self._work} took {seconds:.1f} s")
 
 
 def _is_silenced() -> bool:

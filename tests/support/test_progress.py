@@ -63,9 +63,24 @@ def test_short_work_is_not_told(timers: Timers, silent: Callable[[], bool]) -> N
 def test_long_work_is_told_while_it_lasts(timers: Timers, capsys: pytest.CaptureFixture) -> None:
     with telling("counting"):
         timers.waiting[0]()
-        assert capsys.readouterr() == ("", "gact_graph: counting ... ")
+        assert capsys.readouterr() == ("", "gact_graph: counting\n")
         timers.now += 14.24
-    assert capsys.readouterr() == ("", "14.2 s\n")
+    assert capsys.readouterr() == ("", "gact_graph: counting took 14.2 s\n")
+
+
+def test_lines_of_work_within_work_do_not_run_into_each_other(
+    timers: Timers, capsys: pytest.CaptureFixture
+) -> None:
+    timers.fire_at_once = True
+    with telling("estimating"), telling("measuring"):
+        pass
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "gact_graph: estimating",
+        "gact_graph: measuring",
+        "gact_graph: measuring took 0.0 s",
+        "gact_graph: estimating took 0.0 s",
+    ]
 
 
 def test_it_is_told_once(timers: Timers, capsys: pytest.CaptureFixture) -> None:
@@ -74,8 +89,8 @@ def test_it_is_told_once(timers: Timers, capsys: pytest.CaptureFixture) -> None:
         with telling(work):
             pass
     said = capsys.readouterr().err
-    assert said.count("counting") == said.count("sorting") == 1
-    assert said.count("\n") == 2
+    assert said.count("counting") == said.count("sorting") == 2  # when it begins and when it ends
+    assert said.count("\n") == 4
 
 
 def test_what_was_quick_at_first_may_be_told_later(

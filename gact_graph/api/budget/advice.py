@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from gact_graph.api.budget.estimate import Estimate
-from gact_graph.api.budget.trying import estimate_call
-from gact_graph.api.budget.ways import STOCK, Way
+from gact_graph.api.budget.estimate import STOCK, Estimate, Way
+from gact_graph.api.budget.trials import estimate_call
 from gact_graph.api.forward import CompressedForward
 from gact_graph.api.report import format_bytes
 from gact_graph.capture.config import Config

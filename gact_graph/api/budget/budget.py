@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from gact_graph.adaptive.state_checks import check_keys
 from gact_graph.api.budget.advice import smallest_way
-from gact_graph.api.budget.estimate import Estimate
+from gact_graph.api.budget.estimate import STOCK, Estimate, Way, ways
 from gact_graph.api.budget.miniature import CannotShrink, GraphSize, Miniature
-from gact_graph.api.budget.trying import estimate_call
-from gact_graph.api.budget.ways import STOCK, Way, ways
+from gact_graph.api.budget.trials import estimate_call
 from gact_graph.api.forward import CompressedForward
 from gact_graph.api.report import format_bytes
 from gact_graph.capture.config import Config
 from gact_graph.support.cpu_memory import LEAST_RETURNED, return_tensors
+from gact_graph.support.peak import resident_bytes
 from gact_graph.support.progress import telling
 from gact_graph.support.storage import tensors_in
 
@@ -68,6 +68,7 @@ class Budget:
         self.way: Way | None = None
         self._config = replace(config, min_bytes=0)
         self._methods: dict[str, _Settled] = {}
+        self._grown = 0  # what estimates have added to the process for good
 
     def prepare(self, patch: CompressedForward, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Sees to it that the model trains in a way that fits, before a call of a method.
@@ -76,6 +77,7 @@ class Budget:
             MemoryBudgetError: None does.
             ValueError: The inputs do not tell the size of the graph.
         """
+        patch.controller.owner.followed = True
         settled = self._methods.setdefault(patch.attribute, _Settled())
         shapes = [tuple(tensor.shape) for tensor in tensors_in((args, kwargs))]
         if shapes == settled.shapes:
@@ -107,16 +109,17 @@ class Budget:
             (one.estimate for one in self._methods.values() if one.estimate is not None), None
         )
         if estimate is None or (self.way is not None and not estimate.fits(self.way, largest)):
-            # What another graph takes tells little of one with more edges a node.
+            # What another graph takes says little of one with more edges a node.
             estimate = settled.estimate = self._estimate(patch, module, inputs, largest)
         if self.way is None or not estimate.fits(self.way, largest):
             way = estimate.choose()
             if way is None:
+                missing = estimate.budget_for(estimate.smallest()[1]) - (estimate.memory or 0)
                 raise MemoryBudgetError(
                     f"Expected a way to train in {format_bytes(self.memory)} of memory (got "
                     f"{largest.nodes:,} nodes and {largest.edges:,} edges, for which "
-                    f"{smallest_way(estimate)}); give that much, a smaller model or "
-                    "smaller batches"
+                    f"{smallest_way(estimate)}: {format_bytes(missing)} are missing); give that "
+                    "much more, a smaller model or smaller batches"
                 )
             self._take(patch, way)
         settled.size = largest
@@ -124,12 +127,17 @@ class Budget:
     def _estimate(
         self, patch: CompressedForward, module: nn.Module, inputs: Any, size: GraphSize
     ) -> Estimate:
+        before = resident_bytes()
         with telling("estimating what a training step takes in memory"):
-            return estimate_call(
+            estimate = estimate_call(
                 *(module, patch.attribute, inputs, self._config),
-                *(self.memory, size.nodes, size.edges),
-                until_one_fits=self.way is None,  # else it has to tell of that way, too
+                *(max(1, self.memory - self._grown), size.nodes, size.edges),
+                first=self.way,
+                choosing=True,
             )
+        if before is not None and next(module.parameters()).device.type == "cpu":
+            self._grown += max(0, (resident_bytes() or 0) - before)
+        return estimate
 
     def _take(self, patch: CompressedForward, way: Way) -> None:
         model = patch.first.module
@@ -143,7 +151,7 @@ class Budget:
 
     def state_dict(self) -> dict[str, Any] | None:
         """The way, as plain values; None before it is chosen."""
-        return None if self.way is None else asdict(self.way)
+        return None if self.way is None else self.way._asdict()
 
     def load_state_dict(self, state: Mapping[str, Any] | None, patch: CompressedForward) -> None:
         """Takes the way of another run.

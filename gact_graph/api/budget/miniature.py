@@ -58,24 +58,23 @@ class Miniature:
         self._edges: dict[_Key, int] = {}
         self._nodes: dict[_Key, int] = {}
         self._types = {kind for key in _triples(self._inputs) for kind in (key[0], key[2])}
+        self._features: set[int] = set()  # ids of sparse matrices
         found = [*self._tensors(self._inputs, "")]
+        graphs = [t for _, t in found if _is_graph(t)]
         for key, tensor in found:
-            if is_edges(tensor):
+            if _is_sparse(tensor) and graphs and not _is_graph(tensor) and isinstance(key, str):
+                self._features.add(id(tensor))
+            elif is_edges(tensor):
                 self._see_edges(_ANY if isinstance(key, str) else key, tensor)
         if not self._edges:
             raise CannotShrink("no edge_index and no sparse matrix among the inputs")
-        nodes: dict[str, list[Tensor]] = {}
+        nodes: dict[str, list[Any]] = {}
         for key, tensor in found:
-            if isinstance(key, str) and not is_edges(tensor) and tensor.dim():
+            if isinstance(key, str) and self._has_rows(tensor):
                 nodes.setdefault(key, []).append(tensor)
         for kind, tensors in nodes.items():
             self._see_nodes(kind, tensors)
         self.size = GraphSize(sum(self._nodes.values()), sum(self._edges.values()))
-
-    def whole(self) -> tuple[Any, Any]:
-        """The inputs as they are, but cut off from the graphs that they come from."""
-        result: tuple[Any, Any] = self._map(self._inputs, "", lambda tensor, key: _cut(tensor))
-        return result
 
     def shrunk(self, nodes: float, edges: float) -> tuple[Any, Any]:
         """The same with these shares of the nodes and of the edges."""
@@ -86,17 +85,21 @@ class Miniature:
         result: tuple[Any, Any] = self._map(self._inputs, "", resize)
         return result
 
+    def _has_rows(self, tensor: Any) -> bool:
+        """Whether a tensor may have a row for each node or edge."""
+        return id(tensor) in self._features or (not is_edges(tensor) and tensor.dim() > 0)
+
     def _see_edges(self, key: tuple[str, str, str], edges: Any) -> None:
         self._edges[key] = max(self._edges.get(key, 0), _count(edges))
         for kind, least in zip((key[0], key[2]), _ends(edges), strict=True):
             self._nodes[kind] = max(self._nodes.get(kind, 0), least)
 
-    def _see_nodes(self, kind: str, tensors: Sequence[Tensor]) -> None:
+    def _see_nodes(self, kind: str, tensors: Sequence[Any]) -> None:
         # Without types, nodes are told from edges by their number.
         least = self._nodes.get(kind, 0)
         edges = [*self._edges.values()] if kind == "" else []
         found = [t for t in tensors if t.size(0) >= least and t.size(0) not in edges]
-        features = [t.size(0) for t in found if t.is_floating_point()]
+        features = [t.size(0) for t in found if _is_sparse(t) or t.is_floating_point()]
         if features:
             self._nodes[kind] = max(features)
         elif found and (kind or _ANY in self._edges):
@@ -142,7 +145,7 @@ class Miniature:
         return value
 
     def _resized(self, tensor: Any, key: _Key, nodes: float, edges: float) -> Any:
-        if is_edges(tensor):
+        if is_edges(tensor) and id(tensor) not in self._features:
             kinds = _ANY if isinstance(key, str) else key
             ends = [_share(self._nodes[kind], nodes) for kind in (kinds[0], kinds[2])]
             return _fewer_edges(tensor, edges, *ends)
@@ -150,7 +153,10 @@ class Miniature:
             return tensor
         length = tensor.size(0)
         if isinstance(key, str) and length == self._nodes.get(key):
-            return tensor.index_select(0, _repeated(tensor, _share(length, nodes)))
+            count = _share(length, nodes)
+            if count <= length and not _is_sparse(tensor):
+                return tensor.narrow(0, 0, count)  # a copy of wide features would be large
+            return _rows(tensor, torch.arange(count, device=_device_of(tensor)) % max(1, length))
         counts = self._edges.values() if isinstance(key, str) else (self._edges.get(key),)
         if length in counts:
             return tensor.index_select(0, _spread(length, _share(length, edges), tensor.device))
@@ -165,9 +171,31 @@ def _cut(value: Any) -> Any:
     return value.detach().requires_grad_()
 
 
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, SparseTensor) or value.layout != torch.strided
+
+
+def _is_graph(value: Any) -> bool:
+    """Whether a value can be nothing else but edges, as an ``edge_index`` or a square matrix."""
+    return is_edges(value) and (not _is_sparse(value) or value.size(0) == value.size(1))
+
+
+def _device_of(value: Any) -> torch.device:
+    found: torch.device = value.device() if isinstance(value, SparseTensor) else value.device
+    return found
+
+
+def _rows(tensor: Any, index: Tensor) -> Any:
+    """Some rows of a tensor or a sparse matrix."""
+    if isinstance(tensor, SparseTensor) or tensor.layout in (torch.strided, torch.sparse_coo):
+        return tensor.index_select(0, index)
+    rows = tensor.to_sparse_coo().index_select(0, index)
+    return rows.to_sparse_csr() if tensor.layout == torch.sparse_csr else rows.to_sparse_csc()
+
+
 def is_edges(value: Any) -> bool:
     """Whether a value is an ``edge_index`` [2, E] or a sparse matrix."""
-    if isinstance(value, SparseTensor) or value.layout != torch.strided:
+    if _is_sparse(value):
         return True
     indices = not value.is_floating_point() and value.dtype != torch.bool
     return indices and value.dim() == 2 and value.size(0) == 2
@@ -223,10 +251,6 @@ def _spread(length: int, count: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device) * length // max(1, count)
 
 
-def _repeated(tensor: Tensor, count: int) -> Tensor:
-    return torch.arange(count, device=tensor.device) % max(1, tensor.size(0))
-
-
 def _fewer_edges(edges: Any, share: float, sources: int, destinations: int) -> Any:
     """Edges or a sparse matrix with a share of the entries, between so many nodes."""
     count = _share(_count(edges), share)
@@ -242,17 +266,30 @@ def _fewer_edges(edges: Any, share: float, sources: int, destinations: int) -> A
     if edges.layout == torch.strided:
         chosen = edges.index_select(1, _spread(edges.size(1), count, edges.device))
         return chosen % torch.tensor([[sources], [destinations]], device=edges.device)
-    whole = edges.to_sparse_coo().coalesce()
-    chosen = _spread(whole._nnz(), count, whole.device)
-    indices = whole.indices()[:, chosen] % torch.tensor(
-        [[destinations], [sources]], device=whole.device
-    )
-    values, sizes = whole.values()[chosen], (destinations, sources)
+    chosen = _spread(edges._nnz(), count, edges.device)
+    indices, values = _entries(edges, chosen)
+    indices = indices % torch.tensor([[destinations], [sources]], device=edges.device)
     small = torch.sparse_coo_tensor(
-        indices, values, sizes, check_invariants=False, device=whole.device
+        indices,
+        values,
+        (destinations, sources),
+        check_invariants=False,
+        device=edges.device,
     )
     if edges.layout == torch.sparse_csr:
         return small.coalesce().to_sparse_csr()
     if edges.layout == torch.sparse_csc:
         return small.coalesce().to_sparse_csc()
     return small.coalesce()
+
+
+def _entries(matrix: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Indices [2, K] and values [K] of some entries; the matrix is not copied as a whole."""
+    if matrix.layout == torch.sparse_coo:
+        return matrix._indices()[:, chosen], matrix._values()[chosen]
+    by_row = matrix.layout == torch.sparse_csr
+    starts = matrix.crow_indices() if by_row else matrix.ccol_indices()
+    inner = (matrix.col_indices() if by_row else matrix.row_indices())[chosen]
+    outer = torch.searchsorted(starts, chosen.to(starts.dtype), right=True) - 1
+    pair = (outer, inner) if by_row else (inner, outer)
+    return torch.stack([end.long() for end in pair]), matrix.values()[chosen]

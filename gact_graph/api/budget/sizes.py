@@ -16,16 +16,16 @@ def parse_bytes(memory: object) -> int:
 
     Raises:
         TypeError: ``memory`` is neither.
-        ValueError: It is not positive, or the text is of another form.
+        ValueError: It is not positive or no whole number, or the text is of another form.
     """
-    if isinstance(memory, bool) or not isinstance(memory, (int, str)):
+    if isinstance(memory, bool) or not isinstance(memory, (int, float, str)):
         raise TypeError(
             "Expected memory to be a number of bytes or a text such as '8 GB' "
             f"(got {type(memory).__name__})"
         )
     found: float = 0
-    if isinstance(memory, int):
-        found = memory
+    if isinstance(memory, (int, float)):
+        found = memory if memory % 1 == 0 else 0  # 8e9 is a whole number; inf and nan are none
     elif match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", memory):
         found = float(match[1]) * _UNITS.get(match[2].lower(), 0)
     if found < 1:

@@ -83,9 +83,9 @@ def call(total, device):
 
 
 def test_it_names_the_way_that_would_fit(device):
-    text = call(40 * MIB, device)
-    way = "lossless + blocks would fit into the 40.0 MiB that were free"
-    assert f"gact_graph: {way}: wrap(model, memory={40 * MIB})." in text
+    text = call(48 * MIB, device)
+    way = "lossless + blocks would fit into the 48.0 MiB that were free"
+    assert f"gact_graph: {way}: wrap(model, memory={48 * MIB})." in text
 
 
 def test_it_names_a_smaller_way_where_the_one_that_failed_should_have_fitted(device):

@@ -9,10 +9,8 @@ from torch_geometric.nn import GAE, GCNConv
 
 import gact_graph
 from gact_graph.api.budget import budget as budgets
-from gact_graph.api.budget.estimate import Estimate
-from gact_graph.api.budget.growth import Growth, Highest, Line
+from gact_graph.api.budget.estimate import Cost, Estimate, Line, ways
 from gact_graph.api.budget.miniature import GraphSize, Miniature
-from gact_graph.api.budget.ways import ways
 
 MB = 10**6
 
@@ -37,20 +35,16 @@ def known_costs(monkeypatch):
     """Stock takes 100 MB for 300 nodes, each way after it 5 MB less: whatever the machine does."""
     calls = []
 
-    def estimate_call(model, method, inputs, config, memory, nodes, edges, until_one_fits):
+    def estimate_call(model, method, inputs, config, memory, nodes, edges, first, choosing):
         calls.append(method)
         given = Miniature(*inputs).size
         size = GraphSize(nodes or given.nodes, edges or given.edges)
         share = size.nodes / 300
-        grown = {
-            way: Growth(
-                Highest((Line(0.0, share * (100 - 5 * index) * MB),)),
-                Line(0.0, MB),
-                Line(0.0, 1.0 + index),
-            )
+        costs = {
+            way: Cost(Line(0.0, share * (100 - 5 * index) * MB), Line(0.0, MB))
             for index, way in enumerate(ways("cpu"))
         }
-        return Estimate(grown, size, memory)
+        return Estimate(costs, size, memory)
 
     monkeypatch.setattr(budgets, "estimate_call", estimate_call)
     return calls
@@ -105,7 +99,7 @@ def test_nothing_fits():
     model = gact_graph.wrap(Net(), memory="10 MB")
     with pytest.raises(
         gact_graph.MemoryBudgetError,
-        match=r"in 9.5 MiB .* the smallest, .*, takes .* and asks for .*; give that much",
+        match=r"in 9.5 MiB .* the smallest, .*, takes .* and asks for .* are missing\); give that",
     ):
         step(model, graph())
     assert chosen(model) is None
@@ -180,6 +174,25 @@ def test_each_method_has_a_largest_graph_of_its_own(known_costs):
         z = model.encode(*graph(edges=edges))
         model.decode(z, graph(edges=pairs)[1]).sum().backward()
     assert known_costs == ["encode", "decode", "encode"] and chosen(model) == "stock"
+
+
+def test_a_loop_that_calls_another_method_is_warned_that_the_budget_does_nothing():
+    model = gact_graph.wrap(Links(), memory="8 GB")
+    x, edges = graph()
+    z = model.one(x, edges)
+    with pytest.warns(RuntimeWarning, match="nothing was compressed.*methods="):
+        model.decode(z, edges).sum().backward()
+    step(model, (x, edges))  # and once it acts, no hooks are left
+    assert not model.one._forward_hooks
+
+
+def test_a_part_of_a_loop_has_no_budget():
+    model = gact_graph.wrap(Links(), memory="8 GB")
+    with (
+        pytest.raises(ValueError, match="rather than memory inside compress"),
+        gact_graph.compress(model),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(

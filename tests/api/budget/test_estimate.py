@@ -8,7 +8,6 @@ from torch import nn
 from torch_geometric.nn import GAT, GCNConv, to_hetero
 
 import gact_graph
-from gact_graph.api.budget.growth import Line
 from gact_graph.api.budget.sizes import parse_bytes
 
 NODES, EDGES = 12_000, 60_000
@@ -34,7 +33,7 @@ def test_it_tells_every_way_the_least_lossy_first(estimated):
     assert [row.way for row in rows[:3]] == ["stock", "lossless", "lossless + blocks"]
     assert [row.bits for row in rows[3:]] == sorted((row.bits for row in rows[3:]), reverse=True)
     assert {row.bits for row in rows} == {32, *range(2, 9)}
-    assert all(row.peak_bytes > 0 and row.time > 0 for row in rows)
+    assert all(row.peak_bytes > 0 for row in rows)
 
 
 def test_messages_take_most_and_blocks_make_none(estimated):
@@ -109,27 +108,28 @@ def test_lazy_and_heterogeneous_models():
     assert any(nn.parameter.is_lazy(p) for p in model.parameters())
 
 
-def test_a_line_never_falls_as_the_graph_grows():
-    assert Line.through(0.25, 10, 0.5, 15).at(1) == 25
-    assert Line.through(0.25, 10, 0.5, 9).at(1) == 9
-    assert Line.through(1.0, 7, 1.0, 7).at(2) == 14
-
-
 @pytest.mark.parametrize(
     ("memory", "found"),
-    [("8 GB", 8 * 10**9), ("1.5GiB", 3 << 29), ("512 kb", 512_000), (1000, 1000), ("7 B", 7)],
+    [
+        ("8 GB", 8 * 10**9),
+        ("1.5GiB", 3 << 29),
+        ("512 kb", 512_000),
+        (1000, 1000),
+        (8e9, 8 * 10**9),
+        ("7 B", 7),
+    ],
 )
 def test_amounts_of_memory(memory, found):
     assert parse_bytes(memory) == found
 
 
-@pytest.mark.parametrize("memory", ["8", "GB", "-1 GB", "8 QB", 0, -5, "", "0 GB"])
+@pytest.mark.parametrize("memory", ["8", "GB", "-1 GB", "8 QB", 0, "", 1.5, float("inf")])
 def test_what_is_no_amount_of_memory(memory):
     with pytest.raises(ValueError, match="Expected memory as a number of bytes or a text"):
         gact_graph.estimate(gat(), *graph(), memory=memory)
 
 
-@pytest.mark.parametrize("memory", [1.5, True, ["8 GB"]])
+@pytest.mark.parametrize("memory", [True, ["8 GB"]])
 def test_memory_is_a_number_or_a_text(memory):
     with pytest.raises(TypeError, match="Expected memory to be a number of bytes or a text"):
         gact_graph.wrap(gat(), memory=memory)
