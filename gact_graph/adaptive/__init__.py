@@ -4,8 +4,7 @@ In the order in which they serve one measurement:
 
 - ``adaptation``: when to measure.
 - ``agreement``: the same bits on all ranks of ``DistributedDataParallel``.
-- ``replay``: a recorded forward, which can run once more and leaves no trace.
-- ``sensitivity``, ``tangents``: how much the noise of each slot moves the gradient.
+- ``sensitivity``: how much the noise of each slot moves the gradient.
 - ``allocator``: the integer program that turns sensitivities into bits.
 - ``scheme``: the bits in force, and all that was measured.
 - ``state_checks``: whether a saved state can be loaded.

@@ -101,7 +101,7 @@ class Scheme:
             error: How far the gradient was off with the bits in force, over its length.
             explained: The error that these sensitivities predict.
         """
-        # A replay also quantizes tensors that the caller held in training, such as outputs.
+        # Forward also quantizes tensors that the caller turns out to hold, such as outputs.
         sensitivities = {slot: c for slot, c in sensitivities.items() if slot in self._sizes}
         # Sensitivities do not see correlated errors, nor errors too large to be additive.
         self._excess = max(1.0, (error / explained) ** 2) if explained else 1.0

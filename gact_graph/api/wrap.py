@@ -83,9 +83,9 @@ def wrap(
             computed again in backward; what its blocks read then waits at 8 bits or more. ``"CB2"``
             is the paper's name for ``"CB1"`` in blocks, which is the default.
         adaptive: Spend the bits where the gradient needs them, by sensitivities that are measured
-            while the model trains (paper, section 4.1): all of them together, at the cost of about
-            three steps, which is spread over the second and the third step; again after 32 forwards
-            and at each interval. Without it all contexts have the same bits.
+            in backward while the model trains (paper, section 4.1): all of them together in the
+            first compressed step, which takes about twice as long; again in the 32nd and at each
+            interval. Forward never runs again. Without it all contexts have the same bits.
         adapt_interval: Forwards from one measurement to the next.
         pin: Bits for the slots whose names match a pattern, as in ``{"*.lin*": 8}``.
         group_size: Elements that share a minimum and a step: a multiple of 64, at most 2^20.
@@ -100,8 +100,7 @@ def wrap(
             there is little to win. The call before tells; in the first one, contexts are kept as
             they are until they take this much. 0 codes all.
         methods: Names of methods that are followed as ``forward`` is, for a training loop that
-            calls them in its place, as in ``("encode",)``. With ``adaptive`` they are run again to
-            measure, so they should do no more than compute. Without any, PyG's autoencoders are
+            calls them in its place, as in ``("encode",)``. Without any, PyG's autoencoders are
             followed in ``encode`` too, and a ``LightningModule`` in the forward of each part.
         partition: This process's part of a graph, as ``gact_graph.distributed.partition`` gives
             it: layers then fetch the rows of nodes that other processes have, in forward, and in

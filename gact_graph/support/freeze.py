@@ -92,27 +92,20 @@ class Held(Frozen):
         tensor: The tensor.
         name: Of the attribute that holds it.
         weak: Whether it may be gone when the replica is made.
-        lenient: Whether a changed one will do.
     """
 
-    def __init__(self, tensor: Tensor, name: str, weak: bool, lenient: bool) -> None:
+    def __init__(self, tensor: Tensor, name: str, weak: bool) -> None:
         self._tensor: Any = weakref.ref(tensor) if weak else tensor
         self._version = version_of(tensor)
         self._name = name
-        self._lenient = lenient
-        self._copied = False
-
-    def copy_if_changed(self) -> None:
-        """From here on gives copies, if the tensor was changed until here."""
-        self._copied = version_of(self._tensor) != self._version
 
     def thaw(self, target: Target) -> Any:
         tensor = self._tensor() if isinstance(self._tensor, weakref.ref) else self._tensor
         if tensor is None:
             return _Lost(self._name, "deleted")
-        if not self._lenient and version_of(tensor) != self._version:
+        if version_of(tensor) != self._version:
             return _Lost(self._name, "changed in place")
-        copied = self._copied or (target.own and not isinstance(tensor, nn.Parameter))
+        copied = target.own and not isinstance(tensor, nn.Parameter)
         return tensor.clone() if copied and not tensor.requires_grad else tensor
 
 

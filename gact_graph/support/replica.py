@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from gact_graph.support.current import Hook
 from gact_graph.support.freeze import (
     QUICK,
     Copied,
@@ -72,8 +71,6 @@ class Snapshot:
 
     Args:
         module: The module.
-        lenient: Whether a state that is much like this one will do: then all tensors are held,
-            whatever becomes of them, and the module itself is not.
 
     Attributes:
         learning: The leaf tensors that require a gradient (of replicas that
@@ -84,11 +81,8 @@ class Snapshot:
             before its first forward), or buffers that live in TorchScript.
     """
 
-    def __init__(self, module: nn.Module, lenient: bool = False) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self.learning: list[Tensor] = []
-        self._lenient = lenient
-        self._held: list[Held] = []
-        self._objects: list[tuple[str, Any, Any]] = []
         self._learns: dict[int, int] = {}
         self.parts: list[nn.Module] = []
         self.names: list[str] = []
@@ -102,19 +96,6 @@ class Snapshot:
         self._memo.clear()
         # All that replicas need of the originals.
         self.kinds = [m if is_scripted(m) else type(m) for m in self.parts]
-        if lenient:
-            self.parts.clear()
-
-    def look_for_changes(self) -> str | None:
-        """Of a lenient one: what was changed in place since is copied in replicas made from now on.
-
-        Returns:
-            The attribute with an object that was changed and cannot be copied, or None.
-        """
-        for held in self._held:
-            held.copy_if_changed()
-        changed = (name for name, value, marks in self._objects if _inside(value) != marks)
-        return next(changed, None)
 
     @property
     def modes(self) -> tuple[bool, ...]:
@@ -242,15 +223,10 @@ class Snapshot:
         if isinstance(value, functools.partial):
             parts = (value.func, value.args, value.keywords)
             return Partial(*(self._freeze(part, name) for part in parts))
-        if self._lenient and hasattr(value, "__dict__") and not isinstance(value, type | Hook):
-            self._objects.append((name, value, _inside(value)))
         return value
 
     def _hold(self, tensor: Tensor, name: str, weak: bool) -> Held:
-        found = Held(tensor, name, weak and not self._lenient, self._lenient)
-        if self._lenient:
-            self._held.append(found)
-        return found
+        return Held(tensor, name, weak)
 
     def _container(self, value: Any, name: str) -> Any:
         fixed = isinstance(value, _FIXED)
@@ -418,10 +394,6 @@ class _Alone(nn.modules.batchnorm._BatchNorm):
     """In place of a SyncBatchNorm, whose statistics the other ranks would have to take part in."""
 
     def _check_input_dim(self, input: Tensor) -> None: ...
-
-
-def _inside(value: Any) -> dict[str, Any]:
-    return {name: _mark(held, 1) for name, held in vars(value).items()}
 
 
 def _marks(part: nn.Module) -> dict[str, tuple[Any, Any]]:
