@@ -353,7 +353,7 @@ class Controller:
             Noise(self.config.seed, self.forwards),
             model,
             inputs,
-            swap=None if self.swapping is None or widths is not None else Swap(self.swapping),
+            swap=None if self.swapping is None else Swap(self.swapping),
             widths=widths,
             spare=spare,
             exactly=followed.exactly,

@@ -115,7 +115,8 @@ class CompressedForward(Patch):
             return forward(*args, **kwargs)
         if self.first.budget is not None:
             self.first.budget.prepare(self, module, args, kwargs)
-        controller.start_step(self.first.module or module)
+        model = self.first.module  # whose truth may be that of its length
+        controller.start_step(module if model is None else model)
         if controller.idle:
             return forward(*args, **kwargs)
         before = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0

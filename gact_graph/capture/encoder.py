@@ -94,7 +94,7 @@ class Encoder:
     def offload(self, context: Context) -> None:
         """Moves the encoded form to host memory, where that was asked for."""
         if self._swap is not None:
-            context.encoded = self._swap.leave(context.encoded)
+            context.move(self._swap.leave)
 
     def coding_of(self, module: str) -> Coding | None:
         """How a layer that runs again in backward quantizes what its blocks read."""

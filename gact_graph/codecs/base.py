@@ -132,6 +132,10 @@ class Context:
         """The form in which training keeps the tensor."""
         return form_of(self.encoded)
 
+    def move(self, leave: Callable[[Encoded], Encoded]) -> None:
+        """Replaces the encoded form by the same one elsewhere."""
+        self.encoded = leave(self.encoded)
+
 
 class Saved:
     """What autograd holds in place of a tensor: a context, and the tensor's layout over it.

@@ -71,6 +71,11 @@ class Compared(Context):
     def form(self) -> Form:
         return self._form
 
+    def move(self, leave: Callable[[Encoded], Encoded]) -> None:
+        self._fine = leave(self._fine)
+        moved = self._form.nbytes if self._fine.host_bytes else 0
+        self._form = self._form._replace(host_bytes=moved)
+
     @property
     def encoded(self) -> Encoded:
         if self._narrow is None:

@@ -149,8 +149,9 @@ def _pack_fake(x: Tensor, bits: int, group_size: int, seed: int) -> tuple[Tensor
 @torch.library.register_fake("gact_graph::exact_groups")
 def _exact_groups_fake(x: Tensor, stats: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     count: Any = 0
-    with contextlib.suppress(DynamicOutputShapeException):  # where no size can be left open
-        count = torch.library.get_ctx().new_dynamic_size()
+    if not x.is_meta:  # a size can be left open for fake tensors alone
+        with contextlib.suppress(DynamicOutputShapeException):
+            count = torch.library.get_ctx().new_dynamic_size()
     return x.new_empty(count, dtype=torch.int64), x.new_empty(count, min(group_size, x.numel()))
 
 
