@@ -82,7 +82,8 @@ def _write(out: Path, head: dict[str, Any], measured: dict[str, list[dict[str, A
     content = head | {"variants": found, "rounds": {name: measured[name] for name in order}}
     write_json(out / FILE_NAME, content)
     table = markdown_table(comparison.head(found), comparison.rows(found))
-    (out / "peers.md").write_text(f"{table}\n\n" + "\n".join(comparison.verdicts(found)) + "\n")
+    sentences = [*comparison.verdicts(found), *comparison.not_run(found)]
+    (out / "peers.md").write_text(f"{table}\n\n" + "\n".join(sentences) + "\n")
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
