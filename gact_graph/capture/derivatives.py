@@ -151,12 +151,16 @@ class _Multiply(torch.autograd.Function):
         call.made = {POSITION: derivative}
         ctx.save_for_backward(derivative)
         ctx.label, ctx.dtype, ctx.shadow = label, x.dtype, shadow
+        ctx.set_materialize_grads(False)  # what has no gradient hands none on, as in stock
         return result
 
     @staticmethod
     @advises
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        [gradient], [derivative] = gradients, ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        [gradient] = gradients
+        if gradient is None:
+            return (None,) * 6
+        [derivative] = ctx.saved_tensors
         if torch.is_grad_enabled():
             product = Once.apply(gradient, derivative, ctx.dtype, ctx.label, ctx.shadow)
         else:

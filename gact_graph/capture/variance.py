@@ -118,11 +118,15 @@ class _Square(torch.autograd.Function):
         call.made = {POSITION: deviation, "index": index}
         ctx.save_for_backward(deviation, index)
         ctx.size, ctx.dim, ctx.label, ctx.dtype, ctx.shadow = size, dim, label, x.dtype, shadow
+        ctx.set_materialize_grads(False)
         return x * x
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        [gradient], (deviation, index) = gradients, ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        [gradient] = gradients
+        if gradient is None:
+            return (None,) * 7
+        deviation, index = ctx.saved_tensors
         derivative = 2 * _centered(deviation, index, ctx.size, ctx.dim)
         product = Once.apply(gradient, derivative, ctx.dtype, ctx.label, ctx.shadow)
         return product, None, None, None, None, None, None

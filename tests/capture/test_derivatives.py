@@ -221,3 +221,31 @@ class TestDoubleBackward:
 
         wrapped = gact_graph.wrap(Net(F.silu), bits=4, adaptive=False, pin={"silu.*": 32})
         assert torch.equal(curvature(wrapped), curvature(Net(F.silu)))
+
+
+def test_what_has_no_gradient_hands_none_on():
+    """As in stock: zeros would reach the parameters before, and the optimizer would move them."""
+
+    class Ignores(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            ctx.set_materialize_grads(False)
+            return x + y
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return None, gradient
+
+    model = torch.nn.ModuleDict({"first": torch.nn.Linear(32, 64), "last": torch.nn.Linear(32, 64)})
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = model
+
+        def forward(self, x):
+            return Ignores.apply(torch.nn.functional.elu(self.parts["first"](x)), model["last"](x))
+
+    net = gact_graph.wrap(Net(), bits=4, adaptive=False, min_bytes=0)
+    net(torch.randn(300, 32)).sum().backward()
+    assert model["first"].weight.grad is None and model["last"].weight.grad is not None

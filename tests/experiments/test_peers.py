@@ -352,7 +352,9 @@ def test_rounds_go_over_all_ways_and_are_taken_up_again(
     assert found["variants"]["stock"]["saved_bytes"] == 4_000_000
     assert found["variants"]["save_on_cpu"] == {"reason": "needs CUDA"}
     assert "Least peak memory" in capsys.readouterr().out
-    assert "Not run: torch's save_on_cpu (needs CUDA)." in (tmp_path / "out" / "peers.md").read_text()
+    assert (
+        "Not run: torch's save_on_cpu (needs CUDA)." in (tmp_path / "out" / "peers.md").read_text()
+    )
     assert "| stock PyG | 4 | 1.00x |" in (tmp_path / "out" / "peers.md").read_text()
     assert peers.main([*flags, "--steps", "2"]) == 1
     assert "of the same settings (got another steps)" in capsys.readouterr().err
