@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from time import monotonic
@@ -64,6 +65,8 @@ class Controller:
         self._lock = threading.RLock()
         self._warned = False
         self._handles: list[Any] = []
+        self._hooks: list[Any] = []
+        self._take_hooks_along()
         self._set_up(config)
         self.forward = self.follow("forward")
         self._attach_to(model)
@@ -98,7 +101,7 @@ class Controller:
             if not self.idle:
                 self._attach_to(model)
             elif not self.owner.followed:  # then hooks warn of a backward that nothing was done for
-                self._handles += module_hooks.attach(self.owner, model)
+                self._hooks += module_hooks.attach(self.owner, model)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"}
@@ -106,6 +109,11 @@ class Controller:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._lock = threading.RLock()
+        self._take_hooks_along()
+
+    def _take_hooks_along(self) -> None:
+        """Removes the hooks when this dies: a module that other models share outlives the model."""
+        weakref.finalize(self, _remove, self._hooks).atexit = False
 
     def follow(self, method: str) -> Followed:
         """Starts to follow a method, by its full name."""
@@ -152,7 +160,7 @@ class Controller:
     def _attach(self, model: nn.Module, only: Container[nn.Module] | None = None) -> None:
         # One by one: what fails halfway is removed again.
         for handle in module_hooks.attach(self.owner, model, only):
-            self._handles.append(handle)
+            self._hooks.append(handle)
         if self.blocks is not None:
             for layer in self.blocks.attach(model, only):
                 self._handles.append(layer)
@@ -163,9 +171,8 @@ class Controller:
 
     def remove_hooks(self) -> None:
         """Takes the hooks off the submodules, and returns memory that is kept for steps to come."""
-        for handle in reversed(self._handles):
-            handle.remove()
-        self._handles.clear()
+        _remove(self._handles)
+        _remove(self._hooks)
         cpu_memory.end()
 
     # One call of a method that is followed.
@@ -387,3 +394,9 @@ def _not_again() -> Iterator[None]:
             "one that needs tensors of an earlier call, which are compressed); run the step again, "
             "for they are kept exactly from now on, or take level='lossless'"
         ) from None
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in reversed(handles):
+        handle.remove()
+    handles.clear()

@@ -11,7 +11,7 @@ from torch.jit._script import RecursiveScriptModule
 from torch.utils.hooks import RemovableHandle
 from torch_geometric.nn import MessagePassing
 
-from gact_graph.support.current import Hook, Owner, session_of
+from gact_graph.support.current import Hook, Owner, is_busy, session_of
 from gact_graph.support.storage import tensors_in
 from gact_graph.support.transforms import is_transformed
 
@@ -32,7 +32,9 @@ class LeaveModule(Hook):
         session = session_of(self.owner)
         if session is not None:
             session.trace.leave(self.name)
-        elif not self.owner.followed and module.training and torch.is_grad_enabled():
+        elif self.owner.followed or is_busy():  # another wrapped model calls this module
+            return
+        elif module.training and torch.is_grad_enabled():
             if torch.compiler.is_compiling() or is_transformed():
                 return
             for tensor in tensors_in(output):

@@ -134,8 +134,15 @@ def unseen() -> Iterator[None]:
         if session is not None:
             stack.enter_context(session.trace.paused())
         stack.callback(set_current, session)
+        stack.callback(setattr, _local, "unseen", getattr(_local, "unseen", False))
         set_current(None)
+        _local.unseen = True
         yield
+
+
+def is_busy() -> bool:
+    """Whether a session captures on this thread, or would but for :func:`unseen`."""
+    return current() is not None or getattr(_local, "unseen", False)
 
 
 def unpack(saved: Any) -> torch.Tensor:

@@ -14,6 +14,8 @@ import numpy
 import torch
 from torch import Tensor
 
+from gact_graph.support.current import unseen
+
 
 class RunState:
     """Records the random states and autocast as they are now, so that they can be restored.
@@ -31,9 +33,13 @@ class RunState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Restores both inside, with gradients on. The caller's random states return on exit."""
+        """Restores both inside, with gradients on. The caller's random states return on exit.
+
+        What runs inside was or will be computed elsewhere, so no session follows it.
+        """
         now = _RandomState.now()
         with ExitStack() as stack:
+            stack.enter_context(unseen())
             stack.callback(now.set)
             self._random.set()
             stack.enter_context(torch.enable_grad())

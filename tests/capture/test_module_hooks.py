@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 
 import pytest
 import torch
 from samples import FEATURES, GraphNet, equal, graph, make, one_thread, train_step  # noqa: F401
 from torch import nn
-from torch_geometric.nn import GATConv, MessagePassing
+from torch_geometric.nn import GATConv, MessagePassing, ResGatedGraphConv
 
 import gact_graph
 
@@ -125,3 +126,35 @@ class TestHooks:
         with gact_graph.compress(gact_graph.wrap(nn.Linear(2, 2), **LOSSLESS)) as _:
             inner.eval()(X, EDGES)
         assert gact_graph.report(inner).contexts == []
+
+
+class TestAModuleThatTwoModelsShare:
+    """As convolutions of PyG do whose default activation is an object: ``act=Sigmoid()``."""
+
+    @staticmethod
+    def gated():
+        return ResGatedGraphConv(FEATURES, FEATURES)
+
+    def test_hooks_go_with_their_model(self):
+        conv = self.gated()
+        before = len(conv.act._forward_hooks), len(conv.act._forward_pre_hooks)
+        model = gact_graph.wrap(conv)
+        again = pickle.loads(pickle.dumps(model))
+        assert len(conv.act._forward_hooks) == before[0] + 1
+        shared = conv.act
+        of_copy = again.act
+        del model, conv, again
+        gc.collect()
+        assert (len(shared._forward_hooks), len(shared._forward_pre_hooks)) == before
+        assert not of_copy._forward_hooks
+
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("level", ["lossless", "CB1", "CB2"])
+    def test_a_model_that_waits_does_not_disturb(self, level):
+        waiting = gact_graph.wrap(self.gated(), blocks=16)
+        model = gact_graph.wrap(self.gated(), blocks=16, level=level, bits=32)
+        assert waiting.act is model.act
+        x = X.clone().requires_grad_()
+        model(x, EDGES).sum().backward()
+        layers = gact_graph.report(model).layers
+        assert layers and all(row.reason is None for row in layers), layers

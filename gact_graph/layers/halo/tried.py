@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.halo.local import ON_EDGES, refusal
 from gact_graph.layers.halo.norm import NORMS
-from gact_graph.support import current
 from gact_graph.support.run_state import RunState
 
 _FEW = 32
@@ -51,7 +50,6 @@ class Tried:
         with ExitStack() as stack:
             stack.enter_context(RunState(devices).restored())
             stack.enter_context(torch.no_grad())
-            stack.enter_context(current.unseen())
             stack.enter_context(_evaluating(module))
             reason = self._why_not(module, (args, kwargs))
         if reason is not None:

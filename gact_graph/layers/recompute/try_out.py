@@ -12,7 +12,6 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gact_graph.layers.recompute.call import LEARNS_FROM_ELSEWHERE, LayerCall, learns_from_elsewhere
 from gact_graph.layers.recompute.reuse import EdgeCalls, counting
-from gact_graph.support.current import unseen
 from gact_graph.support.replica import CannotReplicate, Replica
 from gact_graph.support.storage import tensors_in
 
@@ -42,16 +41,15 @@ def try_out(call: LayerCall, tensors: Sequence[Tensor], blocks: bool) -> Finding
         tensors: Its tensor arguments.
         blocks: Whether edge work is done in blocks.
     """
-    with unseen():
-        for shapes_only in (True, False) if blocks else (False,):
-            with call.run_state.restored(), saved_tensors_hooks(_save_nothing, _read_nothing):
-                try:
-                    return _run(call, tensors, shapes_only)
-                except (CannotReplicate, torch.OutOfMemoryError):
-                    raise
-                except Exception as error:
-                    # A layer that changes the result in place cannot take a mere shape.
-                    reason = f"fails when it is tried out ({type(error).__name__}: {error})"
+    for shapes_only in (True, False) if blocks else (False,):
+        with call.run_state.restored(), saved_tensors_hooks(_save_nothing, _read_nothing):
+            try:
+                return _run(call, tensors, shapes_only)
+            except (CannotReplicate, torch.OutOfMemoryError):
+                raise
+            except Exception as error:
+                # A layer that changes the result in place cannot take a mere shape.
+                reason = f"fails when it is tried out ({type(error).__name__}: {error})"
     return Finding(reason)
 
 
