@@ -14,7 +14,7 @@ from torch import nn
 
 from gact_graph.adaptive.agreement import Agreement, agreement_of, data_parallel
 from gact_graph.adaptive.scheme import Scheme
-from gact_graph.adaptive.sensitivity import Measured, Measurement
+from gact_graph.adaptive.sensitivity import Measured, Measurement, Outcome
 from gact_graph.adaptive.state_checks import check_count, check_keys
 from gact_graph.support.warn import warn
 
@@ -151,20 +151,18 @@ class Adaptation:
             return None
         measuring: weakref.ref[Measurement]
 
-        def done(measured: Measured | None) -> None:
+        def done(outcome: Outcome) -> None:
             with lock:
-                if self._measuring is measuring:
-                    self._measuring = None
-                    self._take(measured)
+                if self._measuring is not measuring:
+                    return
+                self._measuring = None
+                if isinstance(outcome, Exception):
+                    text = f"an operation raised {type(outcome).__name__}: {outcome}"
+                    self._fail(text.splitlines()[0][:300])
+                else:
+                    self._take(outcome)
 
-        def fail(error: Exception) -> None:
-            with lock:
-                if self._measuring is measuring:
-                    self._measuring = None
-                    lines = f"an operation raised {type(error).__name__}: {error}".splitlines()
-                    self._fail(lines[0][:300])
-
-        measurement = Measurement(done, fail)
+        measurement = Measurement(done)
         self._measuring = measuring = weakref.ref(measurement)
         return measurement
 

@@ -81,7 +81,9 @@ class Edge(NamedTuple):
 _MANY = 1 << 14
 """Elements of an error from which on it waits in 8 bits an element."""
 
-Done = Callable[[Measured | None], None]
+Outcome = Measured | Exception | None
+"""None where the gradient was zero or not finite; an exception that an operation raised when it ran
+again."""
 
 Gradients = Sequence[Tensor | None]
 
@@ -93,17 +95,15 @@ class Measurement:
     with the graph if no backward comes.
 
     Args:
-        done: Called when backward has ended, with None where the gradient was zero or not finite.
-        fail: Called in its place with the exception that an operation raised when it ran again.
+        done: Called when backward has ended.
 
     Attributes:
         widths: For the session that captures the forward.
     """
 
-    def __init__(self, done: Done, fail: Callable[[Exception], None]) -> None:
+    def __init__(self, done: Callable[[Outcome], None]) -> None:
         self.widths = Widths()
         self._done = done
-        self._fail = fail
         self._edges: list[list[Edge | None]] = []
         self._uses: dict[int, int] = {}
         self._order: list[int] = []
@@ -119,15 +119,12 @@ class Measurement:
         self._magnified: dict[int, list[tuple[Edge, float]]] = {}
         self._not_run: set[str] = set()
 
-    def watch(self, outputs: Iterable[Tensor], inputs: Iterable[Tensor]) -> bool:
+    def watch(self, outputs: Iterable[Tensor], inputs: Iterable[Tensor]) -> None:
         """Hooks on to the graph of a forward that has ended.
 
         Args:
             outputs: What the forward returned.
             inputs: Its arguments. Their gradients do not count.
-
-        Returns:
-            Whether there is a graph.
         """
         nodes = [*nodes_before(ends_of(outputs))]
         numbers = {node: number for number, node in enumerate(nodes)}
@@ -151,7 +148,6 @@ class Measurement:
                 given = number, _can_run_again(node)
                 node.register_prehook(functools.partial(self._before, *given))
                 node.register_hook(functools.partial(self._after, *given))
-        return bool(nodes)
 
     def _before(self, number: int, can_run_again: bool, gradients: Gradients) -> None:
         """A node is about to run: carries on the error of what it gets, the first time."""
@@ -175,17 +171,17 @@ class Measurement:
         with self._measuring():
             results = [*map(_as, self._edges[number], results)]
             slots = sorted(self.widths.read)
-            if can_run_again:
-                for slot in slots:
-                    self._measure(number, slot, results, gradients)
-            else:
+            if not can_run_again:
                 self._not_run.update(slots)
                 self._guess(number, results, gradients)
+            elif slots:
+                # What waited for other processes is compared with what does not.
+                fine = self._run_again(number, gradients) if _runs_alone() else results
+                for slot in slots:
+                    self._measure(number, slot, fine, gradients)
             for edge, result in zip(self._edges[number], results, strict=True):
                 if edge is not None and edge.parameter and result is not None:
                     self._parameters.setdefault(edge.node, ([], []))[0].append(result)
-            for edge in self._edges[number]:
-                if edge is not None and edge.parameter:
                     self._sum_up(edge.node, self._uses[edge.node])
 
     @contextmanager
@@ -210,7 +206,7 @@ class Measurement:
     def _carry(self, number: int, gradients: Gradients) -> None:
         """Runs the node on the errors of its incoming gradients, if there are any."""
         errors = [self._take_error(number, i) for i in range(len(gradients))]
-        total = sum(_squared(error) for error in errors if error is not None)
+        total = _sum_of_squares(errors)
         if not total:
             return
         pairs = zip(errors, gradients, strict=True)
@@ -220,9 +216,8 @@ class Measurement:
 
     def _guess(self, number: int, results: Gradients, gradients: Gradients) -> None:
         """As if errors kept their size beside the gradient, and lost their direction."""
-        errors = [self._take_error(number, i) for i in range(len(gradients))]
-        total = sum(_squared(error) for error in errors if error is not None)
-        length = sum(_squared(gradient) for gradient in gradients if gradient is not None)
+        total = _sum_of_squares([self._take_error(number, i) for i in range(len(gradients))])
+        length = _sum_of_squares(gradients)
         if total and length:
             share = math.sqrt(total / length)
             carried = [None if r is None else _with_random_signs(r) * share for r in results]
@@ -236,14 +231,12 @@ class Measurement:
                 self._add_error(edge, error)
 
     def _measure(self, number: int, slot: str, results: Gradients, gradients: Gradients) -> None:
-        """Runs a node with one slot in its narrow width."""
+        """Runs a node with one slot narrow, beside the results with all of them fine."""
         self.widths.narrow = slot
         try:
             narrow = self._run_again(number, gradients)
         finally:
             self.widths.narrow = None
-        if hasattr(getattr(torch._C._current_autograd_node(), "_forward_cls", None), "alone"):
-            results = self._run_again(number, gradients)
         narrow.reverse()
         for edge, fine in zip(self._edges[number], results, strict=True):
             own = narrow.pop()
@@ -281,7 +274,7 @@ class Measurement:
     def _end(self) -> None:
         """Backward has ended."""
         if self._error is not None:
-            self._fail(self._error)
+            self._done(self._error)
         if self._ended:
             return
         self._ended = True
@@ -327,6 +320,12 @@ def _can_run_again(node: Node) -> bool:
     return bool(function.__module__.startswith(("gact_graph.", "torch._functorch.")))
 
 
+def _runs_alone() -> bool:
+    """Whether the current node runs again without the other processes: see :func:`_run_again`."""
+    function = getattr(torch._C._current_autograd_node(), "_forward_cls", None)
+    return hasattr(function, "alone")
+
+
 def _run_again(node: Any, gradients: Gradients) -> Gradients:
     """What a node hands on, an item for each of its ``next_functions``."""
     if not hasattr(node, "needs_input_grad"):
@@ -368,6 +367,10 @@ def _with_random_signs(tensor: Tensor) -> Tensor:
         .sub_(1)
     )
     return tensor * signs.to(tensor.device)
+
+
+def _sum_of_squares(tensors: Gradients) -> float:
+    return sum(_squared(tensor) for tensor in tensors if tensor is not None)
 
 
 def _squared(tensor: Tensor) -> float:
