@@ -56,6 +56,7 @@ def tables(results: Path) -> dict[str, Callable[[], str]]:
         ("overhead", time_tables.overhead),
         ("overhead-of-default", time_tables.overhead_of_default),
         ("busy", time_tables.busy),
+        ("allocators", time_tables.allocators),
         ("saved", _saved),
         ("largest-graph", _largest_graph),
         ("scores", score_tables.scores),

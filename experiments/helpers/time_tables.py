@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from experiments import allocators as by_allocator
 from experiments.helpers.labels import LAYERS
 from experiments.helpers.markdown import markdown_table
 from experiments.helpers.subjects import label
@@ -54,3 +55,10 @@ def busy(results: Path) -> str:
             rows.append((LAYERS[model], said, f"{alone:.2f} s", f"{beside:.2f} s", times))
     head = ("", "", "alone", f"beside {found['busy']} busy processes", "times as long")
     return f"{markdown_table(head, rows)}\n\n{source(found)}"
+
+
+def allocators(results: Path) -> str:
+    """Return time and peak of a step under each CPU allocator."""
+    found = read(results / "allocators.json")
+    table = markdown_table(by_allocator.HEAD, by_allocator.rows(found["medians"]))
+    return f"{table}\n\n{source(found)}"

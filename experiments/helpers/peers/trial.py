@@ -21,6 +21,7 @@ from torch import nn
 import gact_graph
 from datasets import load
 from experiments.helpers.cap import ended_by_memory
+from experiments.helpers.peers.allocators import environment
 from experiments.helpers.peers.ways import MODELS, WAYS, Started
 from experiments.helpers.subjects import SUBJECTS
 from experiments.helpers.train import synchronize, training_loss
@@ -40,6 +41,7 @@ class Specification:
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         steps: Training steps; the first is not counted in the time.
         hidden, layers: In place of the model's own; None: those.
+        allocator: A name of :data:`experiments.helpers.peers.allocators.ALLOCATORS`.
     """
 
     model: str
@@ -50,6 +52,7 @@ class Specification:
     steps: int = 8
     hidden: int | None = None
     layers: int | None = None
+    allocator: str = "kept"
 
 
 def run_trial(specification: Specification) -> dict[str, Any]:
@@ -61,7 +64,13 @@ def run_trial(specification: Specification) -> dict[str, Any]:
         *(sys.executable, "-m", "experiments.helpers.peers.trial"),
         json.dumps(asdict(specification)),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(specification.allocator),
+    )
     if done.returncode == 0:
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -76,15 +77,18 @@ def trained(*task: Any) -> dict[str, Any]:
     [
         (("gcn", 10_000, 100_000, 64), (90, 65)),  # stock takes about 180
         (("sage", 10_000, 100_000, 64), (85, 70)),  # 160
-        (("gat", 10_000, 100_000, 64), (220, 90)),  # 440
+        (("gat", 10_000, 100_000, 64), (220, 140, 90)),  # 440
         (("gat", 2000, 20_000, 8415), (130,)),
     ],
 )
 def test_a_budget_that_is_accepted_is_kept(task: tuple[Any, ...], budgets: tuple[int, ...]) -> None:
+    """And a smaller budget peaks no higher than a larger one."""
+    last = math.inf
     for budget in budgets:
         found = trained(*task, budget * MIB)
         assert "refused" not in found, found
-        assert found["peak"] <= 1.03 * budget * MIB, found
+        assert found["peak"] <= 1.03 * min(budget * MIB, last), found
+        last = found["peak"]
 
 
 @needs_proc
