@@ -190,7 +190,7 @@ class Controller:
         kwargs: Any,
         advise: Advise | None = None,
     ) -> Any:
-        """Calls a method in training: compressed, or left alone where the last call saved little.
+        """Calls a method in training: compressed, or left alone where little can be taken.
 
         Args:
             method: The method's full name, as it is followed.
@@ -289,6 +289,8 @@ class Controller:
             followed.scheme.see(session.rows)
             made = (row.raw_bytes for row in session.rows if row.codec != NOT_MADE)
             saved = sum(made) + session.not_made
+            if not spare:
+                followed.see(session.rows, saved)
             self._end(method, session.rows, saved, seconds, left_alone=spare > 0)
             complete = all(f.saved_bytes is not None for f in self.followed.values())
             self._step.check_pins(session.rows, complete)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gact_graph.adaptive.adaptation import Adaptation
 from gact_graph.adaptive.scheme import Scheme
-from gact_graph.adaptive.state_checks import check_count, check_keys
+from gact_graph.adaptive.state_checks import check_count, check_keys, check_measured
 from gact_graph.capture.config import Config
+from gact_graph.codecs import Kept
 from gact_graph.support.exact import Exactly
+from gact_graph.support.rows import NOT_MADE, Row
+
+NEWER = ("exactly", "compressible")
+"""Entries of a state that version 0.7.0 did not save."""
 
 
 @dataclass
@@ -22,12 +27,15 @@ class Followed:
         adaptation: What finds them, if they are to be found.
         saved_bytes: What stock autograd would have held of the last call; None before the first.
         exactly: The slots that are kept exactly.
+        compressible: The share of ``saved_bytes`` that the peak can fall by, in the last call that
+            was encoded as a whole; 1 before.
     """
 
     scheme: Scheme
     adaptation: Adaptation | None
     saved_bytes: int | None = None
     exactly: Exactly = field(default_factory=Exactly)
+    compressible: float = 1.0
 
     @classmethod
     def under(cls, config: Config) -> Followed:
@@ -36,13 +44,23 @@ class Followed:
         adaptive = config.adaptive and config.quantize
         return cls(scheme, Adaptation(scheme, config.adapt_interval) if adaptive else None)
 
+    def see(self, rows: Sequence[Row], saved_bytes: int) -> None:
+        """Finds by how much compression lowers the peak of a call that was encoded as a whole.
+
+        At most by the bytes that stock saves, without those that are kept by reference and without
+        the largest context: that is whole while it is made and while backward reads it.
+        """
+        coded = [row.raw_bytes for row in rows if row.codec not in (Kept.codec, NOT_MADE)]
+        kept = sum(row.raw_bytes for row in rows if row.codec == Kept.codec)
+        self.compressible = (saved_bytes - kept - max(coded, default=0)) / max(saved_bytes, 1)
+
     def is_large(self, least: int) -> bool:
-        """Whether the last call saved ``least`` bytes or more: the next is encoded as a whole."""
-        return (self.saved_bytes or 0) >= least
+        """Whether compression can take ``least`` bytes or more: the next call is encoded."""
+        return (self.saved_bytes or 0) * self.compressible >= least
 
     def is_small(self, least: int) -> bool:
-        """Whether the last call saved fewer than ``least`` bytes: the next is left alone."""
-        return self.saved_bytes is not None and self.saved_bytes < least
+        """Whether the last call leaves less than ``least`` to take: the next is left alone."""
+        return self.saved_bytes is not None and not self.is_large(least)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
@@ -51,6 +69,7 @@ class Followed:
             "adaptation": None if self.adaptation is None else self.adaptation.state_dict(),
             "saved_bytes": self.saved_bytes,
             "exactly": self.exactly.state_dict(),
+            "compressible": self.compressible,
         }
 
     def check_state(self, path: str, state: object) -> None:
@@ -60,8 +79,7 @@ class Followed:
             path: What to call the state in a message.
             state: Anything.
         """
-        # Version 0.7.0 did not save the last one.
-        check_keys(path, state, ("scheme", "adaptation", "saved_bytes"), ("exactly",))
+        check_keys(path, state, ("scheme", "adaptation", "saved_bytes"), NEWER)
         assert isinstance(state, Mapping)
         adaptive = self.adaptation is not None
         if adaptive != (state["adaptation"] is not None):
@@ -76,6 +94,7 @@ class Followed:
             check_count(f"{path}['saved_bytes']", state["saved_bytes"])
         if "exactly" in state:
             check_keys(f"{path}['exactly']", state["exactly"], ("with_leaf", "without", "decided"))
+        check_measured(f"{path}['compressible']", state.get("compressible", 1.0))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what :meth:`state_dict` gave and :meth:`check_state` has passed."""
@@ -85,3 +104,4 @@ class Followed:
         self.saved_bytes = state["saved_bytes"]
         if "exactly" in state:
             self.exactly.load_state_dict(state["exactly"])
+        self.compressible = state.get("compressible", 1.0)

@@ -18,6 +18,7 @@ from gact_graph.api.budget.miniature import CannotShrink
 from gact_graph.api.budget.sizes import parse_bytes
 from gact_graph.api.budget.trials import estimate_call
 from gact_graph.api.controller import Controller
+from gact_graph.api.followed import NEWER
 from gact_graph.api.forward import should_compress
 from gact_graph.api.install import check_module, install, patch_of, remove, wrapped
 from gact_graph.api.report import Report
@@ -96,9 +97,11 @@ def wrap(
             tensor of messages is alive for more than a block. Sums come in another order.
             ``report`` tells which layers cannot. False: layers run as PyG has them. None: False at
             ``"L0"`` and ``"lossless"``, ``"auto"`` at the other levels.
-        min_bytes: A call that saves fewer bytes than this is left alone: coding takes time, and
-            there is little to win. The call before tells; in the first one, contexts are kept as
-            they are until they take this much. 0 codes all.
+        min_bytes: A call is left alone where compression lowers the peak by fewer bytes than this:
+            coding takes time. Counted is what autograd saves, without tensors that are kept by
+            reference and without the largest one, which is whole while it is made and read. The
+            call before decides; in the first one, contexts are kept as they are until they take
+            this much. 0 codes all.
         methods: Names of methods that are followed as ``forward`` is, for a training loop that
             calls them in its place, as in ``("encode",)``. Without any, PyG's autoencoders are
             followed in ``encode`` too, and a ``LightningModule`` in the forward of each part.
@@ -296,7 +299,7 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
     patch = wrapped(model)
     controller = patch.controller
     # Earlier versions did not have the optional ones.
-    optional = ["saved_bytes", "methods", "exactly"] + ["way"] * (patch.budget is not None)
+    optional = ["saved_bytes", "methods", *NEWER, *(() if patch.budget is None else ("way",))]
     check_keys("state", state, ("forwards", "scheme", "adaptation"), optional)
     state = {"saved_bytes": None, "methods": {}, **state}
     if patch.budget is None:
@@ -321,7 +324,7 @@ def _load(controller: Controller, state: Mapping[str, Any]) -> None:
     states = {
         method: (f"state['methods'][{method!r}]", state["methods"][method]) for method in others
     }
-    keys = ("scheme", "adaptation", "saved_bytes", "exactly")
+    keys = ("scheme", "adaptation", "saved_bytes", *NEWER)
     own = {key: state[key] for key in keys if key in state}
     states["forward"] = "state", own
     for method, (path, one) in states.items():

@@ -87,7 +87,8 @@ class Session:
 
     Attributes:
         rows: The rows of the report, once forward has ended.
-        not_made: At most how many bytes more layers would have saved that run again in backward.
+        not_made: Bytes that layers of stock would hold, and that are not made: messages, about, and
+            what layers would save that run again in backward.
     """
 
     def __init__(
@@ -218,10 +219,11 @@ class Session:
 
     def leaves_alone(self, nbytes: int) -> bool:
         """Whether a layer that would save so much is small beside what may be kept."""
-        if self._allowance.covers(nbytes):
-            return True
+        return self._allowance.covers(nbytes)
+
+    def stock_makes(self, nbytes: int) -> None:
+        """Counts what a layer of stock would hold at a time, and is not made."""
         self.not_made += nbytes
-        return False
 
     @property
     def may_run_backward_twice(self) -> bool:

@@ -162,3 +162,33 @@ def test_an_error_within_a_small_call_leaves_no_trace():
         model(X[:, :5])
     assert equal(train_step(model, X), expected)
     assert distance(expected, train_step(make(Mlp), X)) == 0
+
+
+class TestWhatThePeakCanFallBy:
+    """A tensor is whole while it is made, and what is kept by reference stays."""
+
+    @staticmethod
+    def wrapped(layers):
+        return gact_graph.wrap(nn.Sequential(*layers), bits=4, min_bytes=2 * X.nbytes)
+
+    def calls(self, model, count=4):
+        for _ in range(count):
+            model(X).sum().backward()
+            yield gact_graph.report(model).spared_below is None
+
+    def test_one_large_tensor_is_left_alone(self):
+        wide = nn.Linear(X.size(1), 4 * X.size(1))
+        model = self.wrapped([wide, nn.Tanh(), nn.Linear(4 * X.size(1), 1)])
+        # The second call shows that the tensor which the first has kept is the only one.
+        assert [*self.calls(model)] == [False, True, False, False]
+
+    def test_several_are_not(self):
+        layers = [layer for _ in range(5) for layer in (nn.Linear(X.size(1), X.size(1)), nn.Tanh())]
+        assert [*self.calls(self.wrapped(layers))] == [False, True, True, True]
+
+    def test_what_was_found_is_resumed(self):
+        layers = [nn.Linear(X.size(1), 4 * X.size(1)), nn.Tanh(), nn.Linear(4 * X.size(1), 1)]
+        other, model = self.wrapped(copy.deepcopy(layers)), self.wrapped(layers)
+        assert [*self.calls(model)] == [False, True, False, False]
+        gact_graph.load_state_dict(other, gact_graph.state_dict(model))
+        assert [*self.calls(other)] == [False] * 4

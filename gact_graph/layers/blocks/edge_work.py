@@ -168,6 +168,8 @@ class EdgeWork:
                 result = run_in_blocks(call, arguments.tensors, module)
             else:
                 result = _captured(prepared, module, session, name)
+                messages = result.nbytes * prepared.edge_index.size(1)
+                session.stock_makes(messages // max(1, arguments.num_destinations))
         except CannotBlock as reason:
             call.run_state.restore_random_state()
             if isinstance(reason, OtherSteps):

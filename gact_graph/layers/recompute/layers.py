@@ -82,8 +82,10 @@ class RecomputedLayer(Patch):
         session = current.session_of(self._owner)
         if session is None or not torch.is_grad_enabled():
             return original(*args, **kwargs)
-        if session.leaves_alone(most_saved(module, (args, kwargs))):
+        nbytes = most_saved(module, (args, kwargs))
+        if session.leaves_alone(nbytes):
             return original(*args, **kwargs)
+        session.stock_makes(nbytes)
         try:
             tensors, call = self._call(module, args, kwargs, session.coding_of(self._name))
             self._check(call, tensors)
