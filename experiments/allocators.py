@@ -17,6 +17,7 @@ import torch
 
 from experiments.helpers.display import make_console, make_table, say
 from experiments.helpers.errors import ExperimentError
+from experiments.helpers.labels import LAYERS
 from experiments.helpers.options import Parser
 from experiments.helpers.origin import origin
 from experiments.helpers.peers import comparison
@@ -39,7 +40,7 @@ def rows(found: dict[str, dict[str, dict[str, dict[str, float]]]]) -> list[tuple
     """Return a row for each model and way: seconds of a step and peak memory by allocator."""
     return [
         (
-            model,
+            LAYERS[MODELS[model]],
             WAYS[way].label,
             *(f"{one['step_seconds']:.2f} s, {one['peak_bytes'] / 1e6:,.0f} MB" for one in cells),
         )

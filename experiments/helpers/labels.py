@@ -16,6 +16,7 @@ LABELS = {
 LAYERS = {
     "gat": "GAT",
     "gcn-edge_index": "GCN",
+    "gcnii": "GCNII",
     "gatv2": "GATv2",
     "transformer": "TransformerConv",
 }

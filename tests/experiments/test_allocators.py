@@ -53,7 +53,7 @@ def test_rounds_go_over_all_allocators(
     kept = found["medians"]["gcn"]["stock"]["kept"]
     assert kept["step_seconds"] == 5 and kept["peak_bytes"] == 10_000_000
     [row] = allocators.rows(found["medians"])
-    assert row == ("gcn", "stock PyG", *(f"{n}.00 s, {2 * n} MB" for n in (5, 6, 7, 8)))
+    assert row == ("GCN", "stock PyG", *(f"{n}.00 s, {2 * n} MB" for n in (5, 6, 7, 8)))
     assert "stock PyG" in capsys.readouterr().out
 
 
