@@ -79,7 +79,7 @@ class Edge(NamedTuple):
 
 
 _MANY = 1 << 14
-"""Elements of an error from which on it waits in 8 bits an element."""
+"""Elements of an error from which on it waits in 4 bits an element."""
 
 Outcome = Measured | Exception | None
 """None where the gradient was zero or not finite; an exception that an operation raised when it ran
@@ -352,7 +352,7 @@ def _small(error: Tensor) -> Tensor | Packed:
     """An error as it waits for the next operation: beside the gradient, it should take little."""
     if error.is_sparse or error.dtype not in DTYPES or error.numel() < _MANY:
         return error
-    return pack(error, 8, group_size=256, seed=0)
+    return pack(error, 4, group_size=256, seed=0)
 
 
 def _zeros(like: Tensor | None) -> Tensor | None:
