@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from experiments.helpers.markdown import markdown_table
+from experiments.helpers.table_sources import read, source
 
 HEAD = ("", "", "peak, MB", "saved, MB", "s/step", "energy", "forces", "gradient")
 """The last three are relative errors beside stock."""
@@ -11,6 +15,18 @@ HEAD = ("", "", "peak, MB", "saved, MB", "s/step", "energy", "forces", "gradient
 PHYSICS_HEAD = ("", "", "finite differences", "curl", "energy drift")
 
 _NAMES = {"schnet": "SchNet", "dimenet++": "DimeNet++", "visnet": "ViSNet", "mace": "MACE-like"}
+
+
+def forces(results: Path) -> str:
+    """Memory, time and errors of each potential at each level."""
+    found = read(results / "forces.json")
+    return f"{markdown_table(HEAD, rows(found['models']))}\n\n{source(found)}"
+
+
+def forces_physics(results: Path) -> str:
+    """Finite differences, curl and energy drift of each potential at each level."""
+    found = read(results / "forces.json")
+    return f"{markdown_table(PHYSICS_HEAD, physics_rows(found['models']))}\n\n{source(found)}"
 
 
 def rows(found: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -39,9 +55,8 @@ def physics_rows(found: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]
 
 def _head(name: str, way: str) -> tuple[str, str]:
     level, _, bits = way.partition("-")
-    return _NAMES[
-        name
-    ], f"`{level}` {bits} bit" if bits else level if level == "stock" else f"`{level}`"
+    said = level if level == "stock" else f"`{level}`"
+    return _NAMES[name], f"{said} {bits} bit" if bits else said
 
 
 def _error(value: float) -> str:
