@@ -12,6 +12,7 @@ from typing import Any
 
 from experiments.helpers import (
     estimate_tables,
+    forces_tables,
     gradient_tables,
     peer_tables,
     score_tables,
@@ -68,6 +69,8 @@ def tables(results: Path) -> dict[str, Callable[[], str]]:
         ("gradient-error", gradient_tables.gradient_error),
         ("bias", gradient_tables.bias),
         ("agreement", gradient_tables.agreement),
+        ("forces", forces_tables.forces),
+        ("forces-physics", forces_tables.forces_physics),
     )
     found |= {name: functools.partial(make, results) for name, make in makers}
     estimates = results / "estimates.json"
