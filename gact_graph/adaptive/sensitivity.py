@@ -352,6 +352,8 @@ def _small(error: Tensor) -> Tensor | Packed:
     """An error as it waits for the next operation: beside the gradient, it should take little."""
     if error.is_sparse or error.dtype not in DTYPES or error.numel() < _MANY:
         return error
+    if error.untyped_storage().nbytes() <= error.numel() // 2:  # expanded: 4 bits would take more
+        return error
     return pack(error, 4, group_size=256, seed=0)
 
 
