@@ -81,6 +81,9 @@ class Edge(NamedTuple):
 _MANY = 1 << 14
 """Elements of an error from which on it waits in 4 bits an element."""
 
+_AT_ONCE = 1 << 18
+"""Elements that are squared at once."""
+
 Outcome = Measured | Exception | None
 """None where the gradient was zero or not finite; an exception that an operation raised when it ran
 again."""
@@ -376,6 +379,9 @@ def _sum_of_squares(tensors: Gradients) -> float:
 
 
 def _squared(tensor: Tensor) -> float:
-    values = tensor.coalesce().values() if tensor.is_sparse else tensor
+    """The sum of squares, in float64: for some rows at a time, since each is copied for that."""
+    values = torch.atleast_1d(tensor.coalesce().values() if tensor.is_sparse else tensor)
     dtype = torch.complex128 if values.is_complex() else torch.float64
-    return float(torch.linalg.vector_norm(values, dtype=dtype)) ** 2
+    rows = max(1, _AT_ONCE * len(values) // max(1, values.numel()))
+    parts = [torch.linalg.vector_norm(part, dtype=dtype) for part in values.split(rows)]
+    return float(torch.stack(parts).square().sum())
