@@ -9,6 +9,7 @@ glibc's malloc alone.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,13 @@ def rows(found: dict[str, dict[str, dict[str, dict[str, float]]]]) -> list[tuple
         (
             LAYERS[MODELS[model]],
             WAYS[way].label,
-            *(f"{one['step_seconds']:.2f} s, {one['peak_bytes'] / 1e6:,.0f} MB" for one in cells),
+            *(
+                f"{one['step_seconds']:.2f} s, {one['peak_bytes'] / 1e6:,.0f} MB"
+                for one in by_allocator.values()
+            ),
         )
         for model, ways in found.items()
-        for way, cells in ((way, by_name.values()) for way, by_name in ways.items())
+        for way, by_allocator in ways.items()
     ]
 
 
@@ -53,20 +57,16 @@ def _run(argv: list[str] | None) -> None:
     args = _parse(argv)
     console = make_console()
     measured: dict[str, Any] = {}
-    for number in range(args.rounds):
-        for model in args.models:
-            for way in args.variants:
-                for allocator in ALLOCATORS:
-                    say(console, f"round {number + 1}, {model}, {way}, {allocator}")
-                    found = run_trial(
-                        Specification(
-                            *(model, way, args.dataset), steps=args.steps, allocator=allocator
-                        )
-                    )
-                    if "reason" in found:
-                        raise ExperimentError(f"{model}, {way}, {allocator}: {found['reason']}")
-                    ways = measured.setdefault(model, {}).setdefault(way, {})
-                    ways.setdefault(allocator, []).append(found)
+    tasks = itertools.product(range(args.rounds), args.models, args.variants, ALLOCATORS)
+    for number, model, way, allocator in tasks:
+        say(console, f"round {number + 1}, {model}, {way}, {allocator}")
+        found = run_trial(
+            Specification(*(model, way, args.dataset), steps=args.steps, allocator=allocator)
+        )
+        if "reason" in found:
+            raise ExperimentError(f"{model}, {way}, {allocator}: {found['reason']}")
+        ways = measured.setdefault(model, {}).setdefault(way, {})
+        ways.setdefault(allocator, []).append(found)
     medians = {
         model: {
             way: {allocator: comparison.medians(several) for allocator, several in found.items()}

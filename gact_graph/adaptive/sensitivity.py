@@ -179,7 +179,8 @@ class Measurement:
                 self._guess(number, results, gradients)
             elif slots:
                 # What waited for other processes is compared with what does not.
-                fine = self._run_again(number, gradients) if _runs_alone() else results
+                alone = _alone(torch._C._current_autograd_node())
+                fine = results if alone is None else self._run_again(number, gradients)
                 for slot in slots:
                     self._measure(number, slot, fine, gradients)
             for edge, result in zip(self._edges[number], results, strict=True):
@@ -323,10 +324,9 @@ def _can_run_again(node: Node) -> bool:
     return bool(function.__module__.startswith(("gact_graph.", "torch._functorch.")))
 
 
-def _runs_alone() -> bool:
-    """Whether the current node runs again without the other processes: see :func:`_run_again`."""
-    function = getattr(torch._C._current_autograd_node(), "_forward_cls", None)
-    return hasattr(function, "alone")
+def _alone(node: Any) -> Callable[..., Any] | None:
+    """The backward of a function that runs again without the other processes, if it has one."""
+    return getattr(getattr(node, "_forward_cls", None), "alone", None)
 
 
 def _run_again(node: Any, gradients: Gradients) -> Gradients:
@@ -336,7 +336,7 @@ def _run_again(node: Any, gradients: Gradients) -> Gradients:
         return results if isinstance(results, tuple) else (results,)
     # A function written in Python gives an item for each argument, tensor or not. The other
     # processes do not run it again: functions that wait for them have another backward.
-    alone = getattr(node._forward_cls, "alone", None)
+    alone = _alone(node)
     results = node.apply(*gradients) if alone is None else alone(node, *gradients)
     results = results if isinstance(results, tuple) else (results,)
     needed = (r for r, need in zip(results, node.needs_input_grad, strict=False) if need)

@@ -65,7 +65,7 @@ class Controller:
         self._lock = threading.RLock()
         self._warned = False
         self._handles: list[Any] = []
-        self._hooks: list[Any] = []
+        self._hooks: list[Any] = []  # apart: these hold no module
         self._take_hooks_along()
         self._set_up(config)
         self.forward = self.follow("forward")

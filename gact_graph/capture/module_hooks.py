@@ -32,9 +32,9 @@ class LeaveModule(Hook):
         session = session_of(self.owner)
         if session is not None:
             session.trace.leave(self.name)
-        elif self.owner.followed or is_busy():  # another wrapped model calls this module
-            return
-        elif module.training and torch.is_grad_enabled():
+        elif not self.owner.followed and module.training and torch.is_grad_enabled():
+            if is_busy():  # another wrapped model calls this module
+                return
             if torch.compiler.is_compiling() or is_transformed():
                 return
             for tensor in tensors_in(output):
