@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -63,12 +64,15 @@ class Lines:
 
 @contextmanager
 def _tracing(lines: Lines) -> Iterator[None]:
+    """Without garbage collection: Python drops what is raised while a model of before goes."""
     before = sys.gettrace()
+    gc.disable()
     sys.settrace(lines)
     try:
         yield
     finally:
         sys.settrace(before)
+        gc.enable()
 
 
 def _recovers(model: nn.Module, parts: dict[str, Any], expected: list[Tensor]) -> str | None:
