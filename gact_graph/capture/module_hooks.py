@@ -19,9 +19,11 @@ from gact_graph.support.transforms import is_transformed
 class EnterModule(Hook):
     """Forward pre-hook on a submodule."""
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+        # Python may collect the wrapped model, and so remove this hook, while PyTorch calls the
+        # hooks of a module that another model shares: this one is then called without keywords.
         session = session_of(self.owner)
-        if session is not None:
+        if session is not None and kwargs is not None:
             session.enter(self.name, module, args, kwargs)
 
 

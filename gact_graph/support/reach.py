@@ -13,10 +13,10 @@ import io
 import pickle
 import random
 import sys
-import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy
@@ -28,8 +28,10 @@ from gact_graph.support.storage import version_of
 _METHODS = frozenset({"forward", "message", "aggregate", "update", "edge_update"})
 """Methods of a module that run in a replica."""
 
-_LIBRARIES = sys.stdlib_module_names | {"gact_graph"}
-_INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+_LIBRARIES = sys.stdlib_module_names | {"gact_graph", "numpy", "torch", "torch_geometric"}
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Names of the folders of installed packages, which need not be those of this environment."""
+
 _NAMESPACES = types.SimpleNamespace | argparse.Namespace
 """The objects of libraries that are followed, beside modules and containers."""
 
@@ -294,7 +296,7 @@ def _of_library(module: str | None) -> bool:
     """Whether a module of this name is Python's own or is installed: its code is not followed."""
     top = (module or "sys").partition(".")[0]
     file = getattr(sys.modules.get(top), "__file__", None)
-    return top in _LIBRARIES or (file is not None and file.startswith(_INSTALLED))
+    return top in _LIBRARIES or (file is not None and not _INSTALLED.isdisjoint(Path(file).parts))
 
 
 def _joined(name: str, key: Any) -> str:

@@ -148,6 +148,23 @@ class TestAModuleThatTwoModelsShare:
         assert (len(shared._forward_hooks), len(shared._forward_pre_hooks)) == before
         assert not of_copy._forward_hooks
 
+    def test_a_model_may_die_while_the_module_runs(self):
+        """As garbage collection has it, between two of the module's hooks."""
+        model = gact_graph.wrap(self.gated(), **LOSSLESS)
+        others = [gact_graph.wrap(self.gated(), **LOSSLESS)]
+        x = X.clone().requires_grad_()
+
+        def collect(module, args):
+            others.clear()
+            gc.collect()
+
+        handle = model.act.register_forward_pre_hook(collect, prepend=True)
+        try:
+            model(x, EDGES).sum().backward()
+        finally:
+            handle.remove()
+        assert not others
+
     @pytest.mark.filterwarnings("error")
     @pytest.mark.parametrize("level", ["lossless", "CB1", "CB2"])
     def test_a_model_that_waits_does_not_disturb(self, level):
