@@ -22,10 +22,11 @@ def act(x):
 
 def module_in(monkeypatch, folder):
     """A module of Python's whose file lies in a folder."""
-    module = types.ModuleType("acts")
-    module.__file__ = str(pathlib.Path(folder) / "acts.py")
+    name = f"acts{abs(hash(folder))}"  # no two alike: whether a name is a library's is remembered
+    module = types.ModuleType(name)
+    module.__file__ = str(pathlib.Path(folder) / f"{name}.py")
     exec(compile(CODE, module.__file__, "exec"), module.__dict__)
-    monkeypatch.setitem(sys.modules, "acts", module)
+    monkeypatch.setitem(sys.modules, name, module)
     return module
 
 
@@ -39,7 +40,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "folder, followed",
+    ("folder", "followed"),
     [
         ("/home/user/project", True),
         ("/opt/venv/lib/python3.11/site-packages", False),  # another environment: a .pth file
