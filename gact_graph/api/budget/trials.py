@@ -147,6 +147,7 @@ class _Trials:
         self._resident = resident_bytes()
         self._parameters = 0
         self._costs: dict[Way, Cost] = {}
+        self._trials: dict[tuple[Way, float], _Trial] = {}
         self.coded = [Way(level, LEAST_BITS) for level in quantizing(self._device.type)]
         part = max(_EDGES / max(1, self._size.edges), _NODES / max(1, self._size.nodes))
         self._largest = min(_MOST, part)
@@ -225,7 +226,13 @@ class _Trials:
         return max(0, (resident_bytes() or 0) - self._resident)
 
     def _run(self, way: Way, share: float) -> _Trial:
-        """Trains a copy for some steps on a part of the graph."""
+        """Trains a copy for some steps on a part of the graph, unless that has been done."""
+        known = self._trials.get((way, share))
+        if known is None:  # a small budget leaves room for no more than one share
+            known = self._trials[way, share] = self._trial(way, share)
+        return known
+
+    def _trial(self, way: Way, share: float) -> _Trial:
         with _copy(self._model, self._device) as model, _watching(self._device) as peak_of:
             try:
                 return self._train(model, way, share, peak_of)

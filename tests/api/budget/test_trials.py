@@ -44,7 +44,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         peak = round(share * PEAKS[way.name] * MB)
         return _Trial(share, 0, peak, raw=peak, saved=peak // 2, coded=round(share * 4 * MB))
 
-    monkeypatch.setattr(_Trials, "_run", run)
+    monkeypatch.setattr(_Trials, "_trial", run)
     monkeypatch.setattr(trials, "resident_bytes", lambda: 0)
     return names
 
@@ -170,13 +170,13 @@ def test_no_trial_takes_more_than_half_of_the_budget(
 ) -> None:
     """With their inputs, whichever way they try, but for what steps differ by."""
     found: list[_Trial] = []
-    run = _Trials._run
+    run = _Trials._trial
 
     def noted(self: _Trials, way: Way, share: float) -> _Trial:
         found.append(run(self, way, share))
         return found[-1]
 
-    monkeypatch.setattr(_Trials, "_run", noted)
+    monkeypatch.setattr(_Trials, "_trial", noted)
     inputs = torch.rand(4000, 1000), torch.randint(4000, (2, 50_000))
     wide = one(GAT, 1000)
     estimate_call(wide, "forward", (inputs, {}), Config(), memory)
@@ -189,3 +189,20 @@ def test_a_way_that_cannot_be_told_counts_with_the_most_it_may_take(tried: list[
     found = estimate_call(Net(), "forward", (graph(), {}), Config(), 2 * MB, choosing=True)
     assert isinstance(found, Estimate) and found.choose() is None
     assert found.smallest()[0].level == "CB2"
+
+
+def test_no_part_is_tried_twice_in_a_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget that leaves room for the first part alone has no other part to try."""
+    tried: list[tuple[Way, float]] = []
+    run = _Trials._trial
+
+    def noted(self: _Trials, way: Way, share: float) -> _Trial:
+        tried.append((way, share))
+        return run(self, way, share)
+
+    monkeypatch.setattr(_Trials, "_trial", noted)
+    model = GCNConv(16, 16)
+    inputs = (torch.randn(20_000, 16), torch.randint(20_000, (2, 100_000)))
+    estimate_call(model, "forward", (inputs, {}), Config(), 100_000, choosing=True)
+    assert len(tried) >= 4  # stock, blocks and two levels
+    assert len(set(tried)) == len(tried)
