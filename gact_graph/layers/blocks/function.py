@@ -114,7 +114,7 @@ class _Gradient(torch.autograd.Function):
         count: int,
         *given: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        ctx.call, ctx.requires_grad, ctx.count = call, requires_grad, count
+        ctx.call, ctx.needed, ctx.count = call, requires_grad, count
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*given)
         values, gradients = given[: len(requires_grad)], given[len(requires_grad) :]
@@ -127,10 +127,10 @@ class _Gradient(torch.autograd.Function):
     def backward(ctx: Any, *of_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         check_once("the gradient of a layer in blocks")
         values, gradients = (
-            ctx.saved_tensors[: len(ctx.requires_grad)],
-            ctx.saved_tensors[len(ctx.requires_grad) :],
+            ctx.saved_tensors[: len(ctx.needed)],
+            ctx.saved_tensors[len(ctx.needed) :],
         )
-        inputs = [Input(value, needed) for value, needed in _pairs(values, ctx.requires_grad)]
+        inputs = [Input(value, needed) for value, needed in _pairs(values, ctx.needed)]
         given = [None if one is None else Input(one, True) for one in gradients]
         with apart():
             double_backward(ctx.call, inputs[: ctx.count], inputs[ctx.count :], given, of_gradients)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import Calls, distance, gradients, graph, make, one_thread  # noqa: F401
+from samples import distance, gradients, graph, make, one_thread  # noqa: F401
 from torch import Tensor, nn
 from torch_geometric.nn import (
     GATConv,
@@ -20,7 +20,8 @@ from torch_geometric.nn import (
 )
 
 import gact_graph
-from gact_graph.layers.blocks import findings
+from gact_graph.layers.blocks import analyses, analysis
+from gact_graph.layers.blocks.call import BlockedCall
 from gact_graph.ops import cpu
 
 X, EDGES = graph()
@@ -77,19 +78,19 @@ SUMS = {
     "weights first": lambda: Net(Message(lambda m, x, w: w.exp() * x)),
     "rows first": lambda: Net(Message(lambda m, x, w: torch.mul(x, w * w))),
     "another product": lambda: Net(Message(lambda m, x, w: x * (w * w.detach()))),
-}
-GIVEN = {"GCN", "GCN, weights", "GAT", "GAT, mean", "GATv2", "GraphConv, weights"}
-"""Those whose message is the product of x_j and a tensor of edges as it is."""
-
-OTHERS = {
     "GIN": lambda: Net(GINConv(nn.Linear(32, 24))),
     "GCN, mean": lambda: Net(GraphConv(32, 24, aggr="mean"), WEIGHT),
+    "the row alone": lambda: Net(Message(lambda m, x, w: x)),
+}
+OF_EDGES = SUMS.keys() - {"Transformer", "SAGE", "GCN, mean"}
+"""Those whose weights are made of tensors of edges alone."""
+
+OTHERS = {
     "a number a column": lambda: Net(Message(lambda m, x, w: x * (w + torch.ones(1, 32)))),
     "not the row": lambda: Net(Message(lambda m, x, w: x.relu() * w)),
     "in the weight too": lambda: Net(Message(_read_in_place)),
     "left behind": lambda: Net(Message(_leave)),
     "after the product": lambda: Net(Message(lambda m, x, w: (x * w).tanh())),
-    "the row alone": lambda: Net(Message(lambda m, x, w: x)),
     "of the wide type": lambda: Net(Message(lambda m, x, w: x * w.double())),
 }
 
@@ -103,50 +104,41 @@ def _step(model: nn.Module, **options: Any) -> list[Tensor]:
     return [out.detach(), *gradients(model)]
 
 
-def _rows_read(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """Grows with each later call of ``message``: whether all source rows had memory."""
-    read = Calls()
-    kind = type(model.conv)
-    message = kind.message
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[BlockedCall]:
+    """Grows with each call that runs in blocks."""
+    ran: list[BlockedCall] = []
+    forward = BlockedCall.forward
 
-    def watched(conv: MessagePassing, **given: Any) -> Tensor:
-        with torch._C.DisableTorchFunction():  # else it would count as a use of the rows
-            rows = [v for k, v in given.items() if k.endswith("_j") and isinstance(v, Tensor)]
-            read.append(not any(r.numel() > 1 and r.untyped_storage().nbytes() <= 8 for r in rows))
-        out: Tensor = message(conv, **given)
-        return out
+    def watched(self: BlockedCall, *args: Any) -> list[Tensor]:
+        ran.append(self)
+        return forward(self, *args)
 
-    monkeypatch.setattr(kind, "message", watched)
-    return read
+    monkeypatch.setattr(BlockedCall, "forward", watched)
+    return ran
 
 
 @pytest.mark.parametrize("name", SUMS)
 @pytest.mark.parametrize("compiled", [True, False])
 def test_sums_are_recognized_and_right(
-    name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, compiled: bool, calls: list[BlockedCall], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights that are given are taken for all edges at once: once in forward, once in backward."""
     if not compiled:
         monkeypatch.setattr(cpu, "load", lambda: None)
-    expected, model = _step(make(SUMS[name])), make(SUMS[name])
-    read = _rows_read(model, monkeypatch)
-    assert distance(_step(model, blocks=256, **EXACT), expected) < 1e-6
-    read.clear()  # those of the try-out
-    model(X).sum().backward()
-    if compiled and name == "Transformer":
-        # An operator finds its weights. A block's rows are read to see that this is what it does.
-        assert [*read] == [True]
-        return
-    assert not any(read)
-    assert len(read) == 2 if name in GIVEN else len(read) > 8
+    expected = _step(make(SUMS[name]))
+    assert distance(_step(make(SUMS[name]), blocks=256, **EXACT), expected) < 1e-6
+    weighted_sum = calls[-1].analysis.weighted_sum
+    assert weighted_sum is not None
+    assert weighted_sum.of_edges == (name in OF_EDGES)
+    assert "x_j" not in weighted_sum.weights.inputs
 
 
 @pytest.mark.parametrize("net", OTHERS.values(), ids=OTHERS)
-def test_others_are_left_as_they_are(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, model = _step(make(net)), make(net)
-    read = _rows_read(model, monkeypatch)
-    assert distance(_step(model, blocks=256, **EXACT), expected) < 1e-6
-    assert read and all(read)
+def test_others_are_left_as_they_are(net: Any, calls: list[BlockedCall]) -> None:
+    expected = _step(make(net))
+    assert distance(_step(make(net), blocks=256, **EXACT), expected) < 1e-6
+    assert [call.analysis.weighted_sum for call in calls] == [None]
 
 
 @pytest.mark.parametrize("name", ["GCN", "GAT", "Transformer", "SAGE"])
@@ -158,7 +150,8 @@ def test_the_same_values_are_read_from_codes(
     options = options | {"bits": 4, "adaptive": False}
     model = make(SUMS[name])
     got = _step(model, **options)
-    monkeypatch.setattr(findings, "find_weighted_sum", lambda *given: None)
+    monkeypatch.setattr(analysis, "match_weights", lambda *_: None)
+    analyses._known.clear()
     assert distance(got, _step(make(SUMS[name]), **options)) < 1e-5
 
 
@@ -230,23 +223,3 @@ def test_rows_beyond_the_last_source_have_no_gradient() -> None:
     x.grad = None
     conv(x, edges)[:, :1].sum().backward()
     assert distance([got], [x.grad]) < 1e-6
-
-
-def test_no_message_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The row at the source has no memory, nor has the product with it."""
-    sizes = Calls()
-    net = Net(Message(lambda m, x, w: w.exp() * x))
-    inner = net.conv.message
-
-    def message(x_j: Tensor, weight: Tensor) -> Tensor:
-        out: Tensor = inner(x_j, weight)
-        with torch._C.DisableTorchFunction():  # else it would count as a use of the row
-            sizes.append((x_j.untyped_storage().nbytes(), out.untyped_storage().nbytes()))
-        return out
-
-    monkeypatch.setattr(net.conv, "message", message)
-    model = gact_graph.wrap(net, blocks=256, **EXACT)
-    model(X)
-    sizes.clear()  # those of the try-out
-    model(X).sum().backward()
-    assert len(sizes) > 8 and set(sizes) == {(4, 4)}
