@@ -27,12 +27,7 @@ def test_stacks_whose_messages_change_what_they_reach(stack: Stack) -> None:
     check(stack.source, ways(stack.blocks))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=Different,
-    reason="A sample decides whether messages may be cut; the next issue replaces it by a proof.",
-)
-@how_many(30, shrink=False)
+@how_many(30)
 @given(stacks(ELSEWHERE))
 def test_stacks_whose_messages_look_at_other_destinations(stack: Stack) -> None:
     check(stack.source, ways(stack.blocks))

@@ -49,8 +49,8 @@ class Net(nn.Module):
 )
 def test_what_is_installed_anywhere_is_a_library(monkeypatch, folder, followed):
     net = Net(module_in(monkeypatch, folder).act)
-    reach = Reach(net, ())
+    watch = Reach([net]).watch()
     net(1)
-    found = reach.undo()
+    found = watch.undo()
     assert (found is not None) == followed, found
     assert net.act.__globals__["calls"] == [0 if followed else 1]

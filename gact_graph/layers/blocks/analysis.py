@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -162,7 +163,7 @@ def _baseline(
     result, *kept = traced.outputs
     attributes = {name for name, node in zip(traced.kept, kept, strict=True) if take(node)}
     is_result = take(result)
-    by_edge, by_node, fixed = _linear(traced, saved.values())
+    by_edge, by_node, fixed = _linear(traced, saved, _float_masks(traced))
     gathers = any(
         arguments.tensors[use.index].requires_grad
         for use in arguments.uses
@@ -180,18 +181,35 @@ def _baseline(
     )
 
 
-def _linear(traced: Trace, tensors: object) -> tuple[float, float, float]:
-    """The bytes of tensors by edge, by destination, and beside these."""
+def _float_masks(traced: Trace) -> dict[int, int]:
+    """The storages of dropout masks, with the bytes of an element that stock PyTorch has of them.
+
+    On a CPU, dropout keeps a mask of floating-point numbers; the graph has one of booleans.
+    """
+    masks: dict[int, int] = {}
+    for node in traced.graph.nodes:
+        if node.target is torch.ops.aten.native_dropout.default:
+            out, mask = node.meta["val"]
+            if out.device.type == "cpu":
+                masks[mask.untyped_storage()._cdata] = out.dtype.itemsize
+    return masks
+
+
+def _linear(
+    traced: Trace, saved: Mapping[int, Tensor], wider: Mapping[int, int]
+) -> tuple[float, float, float]:
+    """The bytes of storages by edge, by destination, and beside these."""
     edges, destinations = traced.symbols.edges, traced.symbols.destinations
-    total: list[float] = []
-    for e, d in ((0, 0), (1000, 0), (0, 1000)):
-        total.append(0.0)
-        for tensor in tensors:  # type: ignore[attr-defined]
-            size = tensor.untyped_storage().nbytes()
-            if not isinstance(size, int):
-                size = int(size.node.expr.subs({edges: e, destinations: d}))
-            total[-1] += size
-    fixed, with_edges, with_nodes = total
+    totals: list[float] = []
+    for numbers in ({edges: 0, destinations: 0}, {edges: 1000}, {destinations: 1000}):
+        total = 0
+        for storage, tensor in saved.items():
+            nbytes: Any = tensor.untyped_storage().nbytes()
+            if not isinstance(nbytes, int):
+                nbytes = int(nbytes.node.expr.subs({edges: 0, destinations: 0} | numbers))
+            total += nbytes * wider.get(storage, 1)
+        totals.append(total)
+    fixed, with_edges, with_nodes = totals
     return (with_edges - fixed) / 1000, (with_nodes - fixed) / 1000, fixed
 
 

@@ -54,7 +54,7 @@ def prove(trace: Trace, of_edges: bool) -> None:
         CannotBlock: There is no proof. The message names the operation.
     """
     if trace.guards:
-        raise CannotBlock("decides by the number of edges or nodes")
+        raise CannotBlock("reads the number of edges or nodes in Python")
     proof = _Proof(trace)
     for node in trace.graph.nodes:
         proof.visit(node)
@@ -103,7 +103,7 @@ class _Proof:
         if packet in (aten.sym_size, aten.sym_numel, aten.sym_stride):
             return
         call = _Call(node, self._rows)
-        if call.numbers and packet not in _TAKES_SIZES:
+        if call.numbers and packet not in _TAKES_SIZES | _POSITIONS:
             raise CannotBlock(f"computes with the number of edges or nodes ({name})")
         if function._schema.is_mutable and packet is not aten.lift_fresh:
             target = call.tensors[0].meta["val"]
@@ -366,7 +366,7 @@ def _works_along(call: _Call, packet: Any, results: list[Rows]) -> bool:
     if packet is aten.slice and call.dims(tensor.dim(), "dim") == {axis}:
         # All rows, as in x[:, 0].
         value = call.node.meta["val"]
-        return bool(value.shape[axis].node.expr == tensor.shape[axis].node.expr)
+        return bool(_product(value.shape[axis : axis + 1]) == _product(tensor.shape[axis : axis + 1]))
     if packet is aten.constant_pad_nd:
         pads = call.argument("pad")
         return tensor.dim() - 1 - axis >= len(pads) // 2

@@ -7,6 +7,7 @@ sources are symbols. So the graph holds for every block, and shows each use of t
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock
 from gact_graph.layers.blocks.edge_functions import EdgeFunction
@@ -113,13 +114,20 @@ def trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach:
     Raises:
         CannotBlock: The function cannot be traced, or does something that a trace would not repeat.
     """
+    with _apart():
+        return _trace(edge_function, module, arguments, reach)
+
+
+def _trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach: Reach) -> Trace:
     environment = ShapeEnv()
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment)
     given = dict(_fakes(mode, arguments))
     run = _Run(edge_function, module, arguments, [*given])
     watch, states = reach.watch(), _random_states()
     try:
-        with unseen(), torch.enable_grad(), _without_autocast_cache():
+        with warnings.catch_warnings():
+            # Conversion to a fake tensor asks tensors that are no leaves for their gradient.
+            warnings.simplefilter("ignore")
             graph_module = make_fx(
                 run,
                 tracing_mode="symbolic",
@@ -141,7 +149,7 @@ def trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach:
     if drew:
         raise CannotBlock("draws random numbers outside of torch")
     graph = graph_module.graph
-    constants = _lift(graph, graph_module, reach, len(given))
+    constants = _lift(graph, graph_module, reach, len(given), mode)
     sizes = {
         name: given[name].shape[0].node.expr for name in ("_edges", "_destinations", "_sources")
     }
@@ -323,7 +331,9 @@ def _check_functions(results: Sequence[Tensor]) -> None:
             raise CannotBlock(f"calls the autograd function {name}, which has its own backward")
 
 
-def _lift(graph: fx.Graph, owner: fx.GraphModule, reach: Reach, count: int) -> tuple[int, ...]:
+def _lift(
+    graph: fx.Graph, owner: fx.GraphModule, reach: Reach, count: int, mode: FakeTensorMode
+) -> tuple[int, ...]:
     """Replace tensors that the graph holds by placeholders; return their numbers.
 
     Raises:
@@ -345,7 +355,7 @@ def _lift(graph: fx.Graph, owner: fx.GraphModule, reach: Reach, count: int) -> t
         if number not in lifted:
             with graph.inserting_after(last):
                 last = lifted[number] = graph.placeholder(f"constant_{number}")
-            last.meta["val"] = node.meta.get("val", tensor)
+            last.meta["val"] = mode.from_tensor(tensor, static_shapes=True)  # the one that the trace has used
         node.replace_all_uses_with(lifted[number])
         graph.erase_node(node)
     graph.owning_module = owner
@@ -445,12 +455,16 @@ def _equal_states(states: tuple[Any, Any], others: tuple[Any, Any]) -> bool:
 
 
 @contextmanager
-def _without_autocast_cache() -> Iterator[None]:
-    """Casts of parameters that autocast has cached would be lost to the graph."""
+def _apart() -> Iterator[None]:
+    """Within: no session and no dispatch mode of others sees the trace, and no cast is cached.
+
+    A cast of a parameter that autocast has cached would not be in the graph.
+    """
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
-        yield
+        with unseen(), torch.enable_grad(), _disable_current_modes():
+            yield
     finally:
         torch.set_autocast_cache_enabled(cached)
 
