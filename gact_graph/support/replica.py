@@ -36,7 +36,7 @@ from gact_graph.support.freeze import (
 )
 from gact_graph.support.graph import ends_of, nodes_before
 from gact_graph.support.patch import BoundPatch, Patch
-from gact_graph.support.reach import Reach, Unknowable, attributes, slots_of
+from gact_graph.support.reach import Reach, Unknowable, Watch, attributes, slots_of
 from gact_graph.support.storage import version_of
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type, types.FunctionType})
@@ -295,14 +295,12 @@ class Replica:
         self._before = [_marks(part) for part in self.parts] if watch else None
         self._reach = self._reached() if watch else None
 
-    def _reached(self) -> Reach:
+    def _reached(self) -> Watch:
         own = {id(value) for value in (*self.memo.values(), *self.parts)}
         try:
-            return Reach(self.module, own)
-        except Unknowable as name:
-            raise CannotReplicate(
-                f"reads {name}, an iterator or an open file, whose state cannot be put back"
-            ) from name
+            return Reach([self.module], own=own).watch()
+        except Unknowable as reason:
+            raise CannotReplicate(str(reason)) from reason
 
     def undo(self) -> str | None:
         """Puts back what was changed past the replica; gives the name of one such thing, or None.

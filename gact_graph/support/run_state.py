@@ -52,6 +52,13 @@ class RunState:
         self._random.set()
 
 
+@contextmanager
+def without_autocast(device: torch.device) -> Iterator[None]:
+    """Inside, autocast rests: a traced graph has its casts."""
+    with torch.autocast(device.type, enabled=False), torch.autocast("cpu", enabled=False):
+        yield
+
+
 def check_once(what: str) -> None:
     """Refuses a backward with ``create_graph=True`` of a gradient: it has no graph.
 

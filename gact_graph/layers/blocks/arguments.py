@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from gact_graph.layers.blocks.cuts import Block
@@ -17,10 +18,6 @@ Level = Literal["source", "destination", "node", "edge", "whole"]
 
 class CannotBlock(Exception):
     """A layer must run as PyG has it. The message says why, after "it", as in the report."""
-
-
-class BlockFailed(CannotBlock):
-    """A block raised an error, which may be the fault of this call alone."""
 
 
 @dataclass(frozen=True)
@@ -73,82 +70,91 @@ class Arguments:
         return {use.level for use in self.uses if use.index == index}
 
     def all_edges(
-        self, tensors: Sequence[Tensor | Rows], learns: Sequence[bool], without: str
+        self,
+        tensors: Sequence[Tensor | Rows],
+        requires_grad: Sequence[bool],
+        names: Collection[str],
+        order: Order,
     ) -> tuple[dict[str, Any], list[tuple[Use, Tensor]]]:
-        """What a function that only gets tensors of edges gets for all of them, in their own order.
+        """The inputs of a graph that needs tensors of edges alone, for all edges in their order.
 
         Args:
             tensors: In place of :attr:`tensors`.
-            learns: For each tensor whether a gradient is needed; none by default.
-            without: A parameter that the caller fills in; it may have rows of nodes.
+            requires_grad: For each tensor whether a gradient is needed; none by default.
+            names: The inputs of the graph.
+            order: The order of the edges.
 
         Returns:
-            The function's arguments by name, and the leaves whose gradient is needed.
+            The inputs by name, and the leaves whose gradient is needed.
         """
-        found: dict[str, Any] = dict(self.others)
+        given: dict[str, Any] = {}
         leaves: list[tuple[Use, Tensor]] = []
         for use in self.uses:
-            if use.parameter == without:
+            if use.parameter not in names:
                 continue
-            given = tensors[use.index]
-            assert isinstance(given, Tensor)  # only node tensors stay coded
-            tensor = given.detach()
-            if learns and learns[use.index]:
-                tensor = tensor.requires_grad_()
-                leaves.append((use, tensor))
-            found[use.parameter] = tensor
-        return found, leaves
+            tensor = tensors[use.index]
+            assert isinstance(tensor, Tensor)  # only node tensors stay coded
+            given[use.parameter] = _leaf(use, tensor, requires_grad, leaves)
+        if "index" in names:  # for the number of edges
+            zero = torch.zeros((), dtype=torch.int64, device=order.sources.device)
+            given["index"] = zero.expand(order.num_edges)
+        return given, leaves
 
     def part(
         self,
         tensors: Sequence[Tensor | Rows],
         order: Order,
         block: Block,
-        learns: Sequence[bool] = (),
-        without: str | None = None,
+        names: Collection[str],
+        requires_grad: Sequence[bool] = (),
     ) -> tuple[dict[str, Any], list[tuple[Use, Tensor]]]:
-        """What the layer's functions get for one block.
+        """The inputs of a graph for one block.
 
         Args:
             tensors: In place of :attr:`tensors`.
             order: The order of the edges.
             block: The block.
-            learns: For each tensor whether a gradient is needed; none by default.
-            without: A parameter that the caller fills in.
+            names: The inputs of the graph.
+            requires_grad: For each tensor whether a gradient is needed; none by default.
 
         Returns:
-            The functions' arguments by name, and the leaves whose gradient is needed.
+            The inputs by name, and the leaves whose gradient is needed.
         """
         destinations = order.destinations(block)
         sources = order.sources[block.edges].long()
-        found: dict[str, Any] = dict(self.others)
+        given: dict[str, Any] = {
+            "index": destinations,
+            "edge_index_j": sources,
+            "dim_size": block.num_nodes,
+            "size_j": self.num_sources,
+        }
         leaves: list[tuple[Use, Tensor]] = []
         for use in self.uses:
-            if use.parameter == without:
+            if use.parameter not in names:
                 continue
-            given = tensors[use.index]
+            whole = tensors[use.index]
             if use.level == "source":
-                tensor = rows_of(given, sources)
+                tensor = rows_of(whole, sources)
             elif use.level in ("destination", "node"):
                 # Rows that share memory (an expanded tensor) must be leaves of their own.
-                tensor = rows_of(given, block.nodes).contiguous()
+                tensor = rows_of(whole, block.nodes).contiguous()
             else:
-                assert isinstance(given, Tensor)  # only node tensors stay coded
-                tensor = given if use.level == "whole" else rows_of(given, order.positions(block))
-            tensor = tensor.detach()
-            if learns and learns[use.index]:
-                tensor = tensor.requires_grad_()
-                leaves.append((use, tensor))
+                assert isinstance(whole, Tensor)  # only node tensors stay coded
+                tensor = whole
+                if use.level == "edge":
+                    tensor = rows_of(whole, order.positions(block)).contiguous()
+            tensor = _leaf(use, tensor, requires_grad, leaves)
             if use.level == "destination":
                 tensor = rows_of(tensor, destinations)
-            found[use.parameter] = tensor
-        found |= {
-            "index": destinations,
-            "edge_index_i": destinations,
-            "edge_index_j": sources,
-            "ptr": None,
-            "size_i": block.num_nodes,
-            "size_j": self.num_sources,
-            "dim_size": block.num_nodes,
-        }
-        return found, leaves
+            given[use.parameter] = tensor
+        return given, leaves
+
+
+def _leaf(
+    use: Use, tensor: Tensor, requires_grad: Sequence[bool], leaves: list[tuple[Use, Tensor]]
+) -> Tensor:
+    tensor = tensor.detach()
+    if requires_grad and requires_grad[use.index]:
+        tensor = tensor.requires_grad_()
+        leaves.append((use, tensor))
+    return tensor

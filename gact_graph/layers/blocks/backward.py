@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,21 +18,28 @@ from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.rows import Rows, add_rows, rows_of
 from gact_graph.layers.blocks.sums.weighted_sum import CollectedWeights
 from gact_graph.support.cpu_memory import give_back
+from gact_graph.support.run_state import without_autocast
 
 
 @dataclass
 class Input:
-    """An input of the call: a tensor among the arguments, or a parameter of the layer.
+    """An input of the call: a tensor among the arguments, or one that the layer reads beside them.
 
     Attributes:
         value: The saved tensor, which may be coded.
-        learns: Whether its gradient is needed.
+        requires_grad: Whether its gradient is needed.
         gradient: The gradient; None until a block has one.
     """
 
     value: Tensor | Rows
-    learns: bool
+    requires_grad: bool
     gradient: Tensor | None = None
+
+    @property
+    def tensor(self) -> Tensor:
+        """The value of an input that is never coded."""
+        assert isinstance(self.value, Tensor)
+        return self.value
 
     def total(self) -> Tensor:
         """The gradient to add to, zeros to begin with."""
@@ -107,25 +114,25 @@ class _Graph:
 def backward(
     call: BlockedCall,
     tensors: Sequence[Input],
-    parameters: Sequence[Input],
+    constants: Sequence[Input],
     gradients: Sequence[Tensor | None],
 ) -> None:
-    """Sets the gradients of the inputs, where they are needed.
+    """Compute the gradients of the inputs, where they are needed.
 
     Args:
         call: The call.
         tensors: The tensors among the arguments.
-        parameters: The parameters of ``call.snapshot.learning``.
+        constants: The tensors that the layer reads beside the arguments.
         gradients: The gradient of each output; None for none.
     """
     # Not for edge_updater: the layer's propagate would have to fetch the memory back at once.
     gives_back = call.gives_back and not call.outputs[0].of_edges
     if gives_back:
         give_back(tensors[0].value.device)
-    if call.attention is not None:
-        _backward_of_attention(call, call.attention, tensors, parameters, gradients)
+    if call.analysis.attention is not None:
+        _backward_of_attention(call, call.analysis.attention, tensors, constants, gradients)
     else:
-        _backward_of_blocks(call, tensors, parameters, gradients)
+        _backward_of_blocks(call, tensors, constants, gradients)
     if gives_back:
         give_back(tensors[0].value.device)
 
@@ -133,28 +140,40 @@ def backward(
 def _backward_of_blocks(
     call: BlockedCall,
     tensors: Sequence[Input],
-    parameters: Sequence[Input],
+    constants: Sequence[Input],
     gradients: Sequence[Tensor | None],
 ) -> None:
-    values: list[Any] = [one.value for one in parameters]
-    with call.snapshot.replica(values) as replica, call.run_state.restored():
-        module: Any = replica.module
-        of_parameters = [
-            _Target(leaf, one.add)
-            for one, leaf in zip(parameters, replica.parameters, strict=True)
-            if one.learns
+    weighted_sum = call.analysis.weighted_sum
+    with call.run_state.restored(), without_autocast(tensors[0].value.device):
+        leaves = leaves_of(constants)
+        shared = [
+            _Target(leaf, constant.add)
+            for constant, leaf in zip(constants, leaves, strict=True)
+            if constant.requires_grad
         ]
-        graph = _graph_of_graph_sum(call, module, tensors, gradients)
-        if graph is not None:
-            _run(graph, of_parameters)
+        if weighted_sum is not None and weighted_sum.of_edges:
+            _run(_graph_of_graph_sum(call, tensors, leaves, gradients), shared)
+            return
         weights = CollectedWeights(call.order)
-        for block in call.blocks if graph is None else ():
+        for block in call.blocks:
             parts = parts_of(call, block, gradients)
-            found = _graph_of_sum(call, module, tensors, block, parts, weights)
-            if found is None:
-                found = graph_of_messages(call, module, tensors, block, parts)
-            _run(_graph(call, tensors, block, found), of_parameters)
-        _add_gradient_of_x(call, tensors, gradients, weights)
+            if weighted_sum is None:
+                graph = graph_of_messages(call, tensors, leaves, block, parts)
+            else:
+                graph = _graph_of_sum(call, tensors, leaves, block, parts, weights)
+            _run(_graph(call, tensors, block, graph), shared)
+        if weighted_sum is not None and gradients[0] is not None:
+            x = tensors[weighted_sum.index]
+            graph_sum = weights.sum(x.value, call.size)
+            if graph_sum is not None:
+                x.add(graph_sum.gradient_of_x(gradients[0]))
+
+
+def leaves_of(constants: Sequence[Input]) -> list[Tensor]:
+    """A leaf for each tensor that the layer reads beside its arguments."""
+    return [
+        constant.tensor.detach().requires_grad_(constant.requires_grad) for constant in constants
+    ]
 
 
 def parts_of(
@@ -171,36 +190,36 @@ def _backward_of_attention(
     call: BlockedCall,
     attention: Attention,
     tensors: Sequence[Input],
-    parameters: Sequence[Input],
+    constants: Sequence[Input],
     gradients: Sequence[Tensor | None],
 ) -> None:
     if all(gradient is None for gradient in gradients):
         return
-    values: list[Any] = [one.value for one in (*tensors, *parameters)]
-    given = values[: len(tensors)], values[len(tensors) :]
-    learns = [one.learns for one in tensors]
+    values = [tensor.value for tensor in tensors]
+    beside = [constant.tensor for constant in constants]
+    requires_grad = [tensor.requires_grad for tensor in tensors]
     with call.run_state.restored():
-        found = attention.gradients(*given, call.order, gradients, learns)
-    for one, gradient in zip(read_by(attention, tensors, parameters), found, strict=True):
-        if one.learns and gradient is not None:
-            one.add(gradient)
+        of_read = attention.gradients(values, beside, call.order, gradients, requires_grad)
+    for read, gradient in zip(read_by(attention, tensors, constants), of_read, strict=True):
+        if read.requires_grad and gradient is not None:
+            read.add(gradient)
 
 
 _Of = TypeVar("_Of")
 
 
-def read_by(attention: Attention, tensors: Sequence[_Of], parameters: Sequence[_Of]) -> list[_Of]:
-    """What belongs to what the attention reads, in the order of its gradients."""
+def read_by(attention: Attention, tensors: Sequence[_Of], constants: Sequence[_Of]) -> list[_Of]:
+    """The entries of the inputs that the attention reads, in the order of its gradients."""
     return [
         *(tensors[index] for index in attention.tensors),
-        *(parameters[index] for index in attention.parameters),
+        *(constants[index] for index in attention.parameters),
     ]
 
 
 def graph_of_messages(
     call: BlockedCall,
-    module: Any,
     tensors: Sequence[Input],
+    constants: Sequence[Tensor],
     block: Block,
     parts: Sequence[Tensor | None],
 ) -> BlockGraph:
@@ -208,83 +227,76 @@ def graph_of_messages(
 
     Args:
         call: The call.
-        module: A replica of the layer.
         tensors: The tensors among the arguments.
+        constants: A leaf for each tensor that the layer reads beside them.
         block: The block.
-        parts: What :func:`parts_of` gives.
+        parts: The parts of the gradients that :func:`parts_of` gives.
     """
-    values, learns = [one.value for one in tensors], [one.learns for one in tensors]
-    given, leaves = call.arguments.part(values, call.order, block, learns)
-    edge_function = call.edge_function.in_backward(module)
-    out, computed = edge_function(module, given), []
-    gradient = parts[0]
-    if gradient is not None and out.requires_grad:
-        if edge_function is not call.edge_function:
-            gradient = rows_of(gradient, given["index"]).expand_as(out)
-        computed.append(Computed(out, gradient))
-    computed += _left_behind(call, module, parts)
-    return BlockGraph(computed, leaves, given["edge_index_j"])
+    values = [tensor.value for tensor in tensors]
+    requires_grad = [tensor.requires_grad for tensor in tensors]
+    graph = call.analysis.backward
+    given, leaves = call.arguments.part(values, call.order, block, graph.inputs, requires_grad)
+    out, *kept = graph(given, constants)
+    gradient, *of_kept = parts
+    if gradient is not None and call.analysis.sums:
+        gradient = rows_of(gradient, given["index"]).expand_as(out)
+    return BlockGraph(_computed([out, *kept], [gradient, *of_kept]), leaves, given["edge_index_j"])
+
+
+def _computed(results: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Computed]:
+    return [
+        Computed(result, gradient)
+        for result, gradient in zip(results, gradients, strict=True)
+        if gradient is not None and result.requires_grad
+    ]
 
 
 def _graph_of_sum(
     call: BlockedCall,
-    module: Any,
     tensors: Sequence[Input],
+    constants: Sequence[Tensor],
     block: Block,
     parts: Sequence[Tensor | None],
     weights: CollectedWeights,
-) -> BlockGraph | None:
+) -> BlockGraph:
     """The graph of the weights of a weighted sum, which are collected for the gradient of x."""
-    values, learns = [one.value for one in tensors], [one.learns for one in tensors]
-    found = call.sum_of(module, values, block, learns)
-    if found is None or call.weighted_sum is None:
-        return None
-    block_sum, leaves = found
-    computed: list[Computed] = []
-    gradient = parts[0]
+    weighted_sum = call.analysis.weighted_sum
+    assert weighted_sum is not None
+    values = [tensor.value for tensor in tensors]
+    requires_grad = [tensor.requires_grad for tensor in tensors]
+    block_sum, kept, leaves = call.block_sum(values, constants, block, requires_grad)
+    gradient, *of_kept = parts
+    of_weights = None
     if gradient is not None:
-        if tensors[call.weighted_sum.index].learns:
+        if tensors[weighted_sum.index].requires_grad:
             weights.put(block, block_sum.weight.detach())
         if block_sum.weight.requires_grad:
             of_weights = block_sum.gradient_of_weights(gradient)
-            computed.append(Computed(block_sum.weight, of_weights))
-    computed += _left_behind(call, module, parts)
+    computed = _computed([block_sum.weight, *kept], [of_weights, *of_kept])
     return BlockGraph(computed, leaves, block_sum.sources)
 
 
-def _add_gradient_of_x(
+def _graph_of_graph_sum(
     call: BlockedCall,
     tensors: Sequence[Input],
+    constants: Sequence[Tensor],
     gradients: Sequence[Tensor | None],
-    weights: CollectedWeights,
-) -> None:
-    """Adds the gradient of the rows of a weighted sum, whose weights the blocks gave."""
-    if call.weighted_sum is None or gradients[0] is None:
-        return
-    x = tensors[call.weighted_sum.index]
-    found = weights.sum(x.value, call.size)
-    if found is not None:
-        x.add(found.gradient_of_x(gradients[0]))
-
-
-def _graph_of_graph_sum(
-    call: BlockedCall, module: Any, tensors: Sequence[Input], gradients: Sequence[Tensor | None]
-) -> _Graph | None:
-    """The graph from what all edges are given to their weights; adds the gradient of x."""
-    values, learns = [one.value for one in tensors], [one.learns for one in tensors]
-    found = call.graph_sum_of(module, values, learns)
-    if found is None or call.weighted_sum is None:
-        return None
-    graph_sum, leaves = found
+) -> _Graph:
+    """The graph from tensors of all edges to their weights; adds the gradient of x."""
+    weighted_sum = call.analysis.weighted_sum
+    assert weighted_sum is not None
+    values = [tensor.value for tensor in tensors]
+    requires_grad = [tensor.requires_grad for tensor in tensors]
+    graph_sum, leaves = call.graph_sum(values, constants, requires_grad)
     computed: list[Computed] = []
     if gradients[0] is not None:
-        x = tensors[call.weighted_sum.index]
+        x = tensors[weighted_sum.index]
         if graph_sum.weight.requires_grad:
             of_x, of_weight = graph_sum.gradients(gradients[0])
             computed.append(Computed(graph_sum.weight, of_weight))
-        elif x.learns:
+        elif x.requires_grad:
             of_x = graph_sum.gradient_of_x(gradients[0])
-        if x.learns:
+        if x.requires_grad:
             x.add(of_x)
     return _Graph(computed, [_Target(leaf, tensors[use.index].add) for use, leaf in leaves])
 
@@ -298,28 +310,20 @@ def _graph(call: BlockedCall, tensors: Sequence[Input], block: Block, found: Blo
     return _Graph(found.computed, targets)
 
 
-def _run(graph: _Graph, of_parameters: Sequence[_Target]) -> None:
+def _run(graph: _Graph, shared: Sequence[_Target]) -> None:
     """Runs the graph's backward, and adds what it gives to its targets."""
     if not graph.computed:
         return
-    targets = [*of_parameters, *graph.targets]
-    found = torch.autograd.grad(
-        [one.tensor for one in graph.computed],
+    targets = [*shared, *graph.targets]
+    if not targets:
+        return
+    of_targets = torch.autograd.grad(
+        [end.tensor for end in graph.computed],
         [target.leaf for target in targets],
-        [one.gradient for one in graph.computed],
+        [end.gradient for end in graph.computed],
         allow_unused=True,
     )
-    for target, gradient in zip(targets, found, strict=True):
+    for target, gradient in zip(targets, of_targets, strict=True):
         # An input that no block uses has no gradient, as in stock autograd.
         if gradient is not None:
             target.add(gradient)
-
-
-def _left_behind(call: BlockedCall, module: Any, parts: Sequence[Tensor | None]) -> list[Computed]:
-    """The tensors that the layer has left in attributes."""
-    found = []
-    for output, gradient in zip(call.outputs[1:], parts[1:], strict=True):
-        left = output.left_in(module)
-        if gradient is not None and left.requires_grad:
-            found.append(Computed(left, gradient))
-    return found

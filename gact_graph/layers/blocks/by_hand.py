@@ -16,10 +16,9 @@ from torch_geometric.utils import scatter
 
 from gact_graph.layers.blocks.arguments import Arguments
 from gact_graph.layers.blocks.collector import Collector, given_to
-from gact_graph.layers.blocks.edge_functions import EdgeFunction, shares_of
+from gact_graph.layers.blocks.edge_functions import EdgeFunction
 from gact_graph.layers.blocks.edge_work import EdgeWork, Ran, in_blocks
 from gact_graph.layers.blocks.order import Order
-from gact_graph.layers.blocks.reached import taken
 from gact_graph.layers.blocks.size import LEAST_EDGES, edges_per_block
 from gact_graph.layers.blocks.supported import checked_edges
 from gact_graph.layers.recompute.reuse import ended_as_stock
@@ -69,7 +68,7 @@ class Messages:
         found = in_blocks(NAME, lambda first: self._in_blocks(work, session, _Cutting(size)))
         if isinstance(found, Ran):
             if session is not None:
-                session.layer_ran(NAME, "blocks", found.blocks, None, found.counted)
+                session.layer_ran(NAME, "blocks", found.blocks, None)
             return found.result
         result = self._all_at_once()
         if found is not None:
@@ -80,16 +79,14 @@ class Messages:
 
     def _in_blocks(self, work: _Work, session: current.Capture | None, cut: _Cutting) -> Ran:
         edges = checked_edges(self.edge_index)
-        function, reached = taken(self.message)
         collector = Collector({})
         collector.add("x_i", "destination", self.destination, "x_i")
         collector.add("x_j", "source", self.source, "x_j")
         collector.add("edge_attr", "edge", self.edge_attr, "edge_attr")
-        collector.add("reached", "whole", reached, "message")
         arguments = collector.arguments(self.num_destinations, self.num_sources)
         edge_work = work.of(self.reduce)
-        prepared = edge_work.prepare(function, edges, 1, arguments, cut)
-        return edge_work.run(prepared, function, session, NAME)
+        prepared = edge_work.prepare(self.message, edges, 1, arguments, cut)
+        return edge_work.run(prepared, self.message, session, NAME)
 
     def _all_at_once(self) -> Tensor:
         sources, destinations = self.edge_index[0], self.edge_index[1]
@@ -113,27 +110,23 @@ def _rows(tensors: Any, index: Tensor) -> Any:
     return tree_map(lambda t: t.index_select(0, index) if isinstance(t, Tensor) else t, tensors)
 
 
-def _messages(module: Any, given: dict[str, Any]) -> Tensor:
-    message = module.made(given_to(given, "reached"))
+def _messages(message: Any, given: dict[str, Any]) -> Tensor:
     out: Tensor = message(*(given_to(given, name) for name in ("x_i", "x_j", "edge_attr")))
     return out
 
 
-def _reduced(module: Any, given: dict[str, Any], reduce: str) -> Tensor:
-    return scatter(_messages(module, given), given["index"], 0, given["dim_size"], reduce)
+def _reduced(message: Any, given: dict[str, Any], reduce: str) -> Tensor:
+    return scatter(_messages(message, given), given["index"], 0, given["dim_size"], reduce)
 
 
 _each_message = EdgeFunction(_messages, of_edges=True)
-_each_share = shares_of(_messages)
 
 
 @functools.cache
 def _edge_function(reduce: str | None) -> EdgeFunction:
     if reduce is None:
         return _each_message
-    run = functools.partial(_reduced, reduce=reduce)
-    summed = {"sum": _each_message, "mean": _each_share}.get(reduce)
-    return EdgeFunction(run, of_edges=False, messages_of=lambda module: summed)
+    return EdgeFunction(functools.partial(_reduced, reduce=reduce), of_edges=False)
 
 
 @dataclass

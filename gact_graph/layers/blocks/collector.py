@@ -13,7 +13,6 @@ from torch import Tensor
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, Level, Use
 from gact_graph.layers.recompute.structure import Structure, taken_apart
 
-_PLAIN = (bool, int, float, str, type(None))
 
 
 class Collector:
@@ -69,11 +68,11 @@ class Collector:
         """
         if not self._tensors:
             raise CannotBlock("gets no tensor")
-        kinds = [
-            (parameter, [leaf if type(leaf) in _PLAIN else type(leaf) for leaf in found.leaves])
-            for parameter, found in self._structures.items()
-        ]
-        others = {"structures": self._structures, "kinds": repr(kinds)}
+        others = {
+            "structures": self._structures,
+            "leaves": [leaf for structure in self._structures.values() for leaf in structure.others],
+            "specs": [str(structure.spec) for structure in self._structures.values()],
+        }
         return Arguments(
             tuple(self._tensors),
             tuple(self._names),

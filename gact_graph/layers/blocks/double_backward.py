@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from gact_graph.layers.blocks.backward import (
     BlockGraph,
     Input,
     graph_of_messages,
+    leaves_of,
     parts_of,
     read_by,
 )
@@ -26,46 +26,48 @@ from gact_graph.layers.blocks.call import BlockedCall
 from gact_graph.layers.blocks.cuts import Block
 from gact_graph.layers.blocks.outputs import Output
 from gact_graph.layers.blocks.rows import rows_of, whole
+from gact_graph.support.run_state import without_autocast
 
 
 def double_backward(
     call: BlockedCall,
     tensors: Sequence[Input],
-    parameters: Sequence[Input],
+    constants: Sequence[Input],
     gradients: Sequence[Input | None],
     of_gradients: Sequence[Tensor | None],
 ) -> None:
-    """Sets the gradients of what :func:`backward` took, by those of what it gave.
+    """Compute the second-order gradients of :func:`backward`.
 
     Args:
         call: The call.
         tensors: The tensors among the arguments.
-        parameters: The parameters of ``call.snapshot.learning``.
+        constants: The tensors that the layer reads beside the arguments.
         gradients: The gradient of each output; None for none.
-        of_gradients: Of the gradient of each tensor, then of each parameter; None for none.
+        of_gradients: Of the gradient of each tensor, then of each constant; None for none.
     """
-    # Without dropout, whose mask is the operator's own, the layer's functions compute the same.
-    if call.attention is not None and call.attention.dropout:
-        _of_attention(call, call.attention, tensors, parameters, gradients, of_gradients)
+    attention = call.analysis.attention
+    # Without dropout, whose mask is the operator's own, the traced graph computes the same.
+    if attention is not None and attention.dropout:
+        _of_attention(call, attention, tensors, constants, gradients, of_gradients)
         return
-    values: list[Any] = [one.value for one in parameters]
-    given: list[Any] = [None if one is None else one.value for one in gradients]
-    with call.snapshot.replica(values) as replica, call.run_state.restored():
-        of_parameters = [
-            _Target(leaf, of_gradient, one.add)
-            for one, leaf, of_gradient in zip(
-                parameters, replica.parameters, of_gradients[len(tensors) :], strict=True
+    values = [None if gradient is None else gradient.tensor for gradient in gradients]
+    with call.run_state.restored(), without_autocast(tensors[0].value.device):
+        leaves = leaves_of(constants)
+        shared = [
+            _Target(leaf, of_gradient, constant.add)
+            for constant, leaf, of_gradient in zip(
+                constants, leaves, of_gradients[len(tensors) :], strict=True
             )
-            if one.learns
+            if constant.requires_grad
         ]
         for block in call.blocks:
             # Contiguous: rows that share memory would share their gradient.
             parts = [
                 None if part is None else part.detach().contiguous().requires_grad_()
-                for part in parts_of(call, block, given)
+                for part in parts_of(call, block, values)
             ]
-            graph = graph_of_messages(call, replica.module, tensors, block, parts)
-            targets = of_parameters + [
+            graph = graph_of_messages(call, tensors, leaves, block, parts)
+            targets = shared + [
                 _Target(
                     leaf,
                     _rows(call, use, block, graph, of_gradients[use.index]),
@@ -74,9 +76,9 @@ def double_backward(
                 for use, leaf in graph.leaves
             ]
             ends = [
-                _End(part, partial(_add, one, output, call, block))
-                for part, one, output in zip(parts, gradients, call.outputs, strict=True)
-                if part is not None and one is not None
+                _End(part, partial(_add, gradient, output, call, block))
+                for part, gradient, output in zip(parts, gradients, call.outputs, strict=True)
+                if part is not None and gradient is not None
             ]
             _differentiate(graph, targets, ends)
 
@@ -86,7 +88,7 @@ class _Target:
     """A leaf of a block's graph.
 
     Attributes:
-        leaf: It.
+        leaf: The leaf.
         of_gradient: The gradient of its gradient; None for none.
         add: Takes its gradient.
     """
@@ -108,9 +110,9 @@ def _differentiate(graph: BlockGraph, targets: Sequence[_Target], ends: Sequence
     if not graph.computed or not targets:
         return
     first = torch.autograd.grad(
-        [one.tensor for one in graph.computed],
+        [end.tensor for end in graph.computed],
         [target.leaf for target in targets],
-        [one.gradient for one in graph.computed],
+        [end.gradient for end in graph.computed],
         create_graph=True,
         allow_unused=True,
     )
@@ -123,9 +125,9 @@ def _differentiate(graph: BlockGraph, targets: Sequence[_Target], ends: Sequence
         return
     outputs, of_outputs = zip(*reached, strict=True)
     leaves = [*(target.leaf for target in targets), *(end.part for end in ends)]
-    found = torch.autograd.grad(outputs, leaves, of_outputs, allow_unused=True)
+    second = torch.autograd.grad(outputs, leaves, of_outputs, allow_unused=True)
     adds = [*(target.add for target in targets), *(end.add for end in ends)]
-    for add, gradient in zip(adds, found, strict=True):
+    for add, gradient in zip(adds, second, strict=True):
         if gradient is not None:
             add(gradient)
 
@@ -134,20 +136,21 @@ def _of_attention(
     call: BlockedCall,
     attention: Attention,
     tensors: Sequence[Input],
-    parameters: Sequence[Input],
+    constants: Sequence[Input],
     gradients: Sequence[Input | None],
     of_gradients: Sequence[Tensor | None],
 ) -> None:
     """The same for all edges at once."""
-    read = read_by(attention, tensors, parameters)
-    given = [one for one in gradients if one is not None]
+    read = read_by(attention, tensors, constants)
+    given = [gradient for gradient in gradients if gradient is not None]
     of_read = read_by(attention, of_gradients[: len(tensors)], of_gradients[len(tensors) :])
     leaves, parts = (
-        [whole(one.value).detach().requires_grad_() for one in many] for many in (read, given)
+        [whole(entry.value).detach().requires_grad_() for entry in entries]
+        for entries in (read, given)
     )
     with call.run_state.restored(), torch.enable_grad():
         outputs = attention.written_out(leaves, call.order)
-        reached = [o for o, one in zip(outputs, gradients, strict=True) if one is not None]
+        reached = [o for o, given in zip(outputs, gradients, strict=True) if given is not None]
         first = torch.autograd.grad(reached, leaves, parts, create_graph=True, allow_unused=True)
     wanted = [
         (gradient, of_gradient)
@@ -157,10 +160,10 @@ def _of_attention(
     if not wanted:
         return
     differentiated, of_outputs = zip(*wanted, strict=True)
-    found = torch.autograd.grad(differentiated, [*leaves, *parts], of_outputs, allow_unused=True)
-    for one, gradient in zip((*read, *given), found, strict=True):
-        if gradient is not None and one.learns:
-            one.add(gradient)
+    second = torch.autograd.grad(differentiated, [*leaves, *parts], of_outputs, allow_unused=True)
+    for entry, gradient in zip((*read, *given), second, strict=True):
+        if gradient is not None and entry.requires_grad:
+            entry.add(gradient)
 
 
 def _rows(

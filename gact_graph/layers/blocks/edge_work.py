@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from gact_graph.layers.blocks.analyses import Analyses
+from gact_graph.layers.blocks.analysis import BaselineSaves, needs_graph
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock
-from gact_graph.layers.blocks.call import BlockedCall, OtherSteps
+from gact_graph.layers.blocks.call import BlockedCall
 from gact_graph.layers.blocks.edge_functions import EdgeFunction
-from gact_graph.layers.blocks.findings import Case, Findings
 from gact_graph.layers.blocks.function import run_in_blocks
 from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.outputs import Output
-from gact_graph.layers.blocks.probe import Probed
-from gact_graph.layers.blocks.stock_saves import StockSaves
 from gact_graph.layers.recompute import reuse
 from gact_graph.ops.weighted_sum import makes_messages
 from gact_graph.support import current
-from gact_graph.support.replica import CannotReplicate, Snapshot
 from gact_graph.support.run_state import RunState
 
 
@@ -47,49 +45,46 @@ class Prepared(NamedTuple):
         call: The call.
         edge_index: Its edges [2, E].
         arguments: Its arguments.
-        probed: What was found out about it.
-        stock: What stock autograd would save in it; None if that cannot be told.
+        constants: The tensors that the layer reads beside them, by their paths.
     """
 
     call: BlockedCall
     edge_index: Tensor
     arguments: Arguments
-    probed: Probed
-    stock: StockSaves | None
+    constants: list[tuple[str, Tensor]]
 
 
 class Ran(NamedTuple):
     """Edge work that has run in blocks.
 
     Attributes:
-        result: What it gave.
-        blocks: How many.
-        counted: Whether the session was told what stock autograd would have saved.
+        result: Its result.
+        blocks: The number of blocks.
     """
 
     result: Tensor
     blocks: int
-    counted: bool
 
 
 class EdgeWork:
-    """One function of edges, and what was found out about it.
+    """One function of edges, and its analyses.
 
     Args:
-        edge_function: What runs for each block.
+        edge_function: The function that runs for each block.
+        methods: The methods of a layer that it calls.
     """
 
-    def __init__(self, edge_function: EdgeFunction) -> None:
+    def __init__(self, edge_function: EdgeFunction, methods: frozenset[str] = frozenset()) -> None:
         self._edge_function = edge_function
-        self._findings = Findings(edge_function)
+        self._analyses = Analyses(edge_function, methods)
 
     def prepare(
-        self, module: nn.Module, edge_index: Tensor, target: int, arguments: Arguments, cut: Cutting
+        self, module: Any, edge_index: Tensor, target: int, arguments: Arguments, cut: Cutting
     ) -> Prepared:
-        """Finds out whether and how a call can run in blocks.
+        """Find out whether and how a call can run in blocks.
 
         Args:
-            module: What the function runs with.
+            module: The layer or function of the user's.
             edge_index: [2, E] of int64, with edges.
             target: The row of edge_index that holds the destinations.
             arguments: The call's.
@@ -98,12 +93,7 @@ class EdgeWork:
         Raises:
             CannotBlock: It cannot.
         """
-        try:
-            snapshot = Snapshot(module)
-            case = Case(snapshot, arguments, target)
-            probed = self._findings.probed(case)
-        except CannotReplicate as error:
-            raise CannotBlock(str(error)) from error
+        analysis, constants = self._analyses.of(module, arguments)
         try:
             order = cut.order(edge_index, target, arguments.num_destinations)
         except IndexError as error:
@@ -113,90 +103,80 @@ class EdgeWork:
                 f"has an edge from node {order.num_sources - 1}, but only "
                 f"{arguments.num_sources} source nodes"
             )
-        weighted_sum = self._findings.weighted_sum(case, probed)
+        weighted_sum, attention = analysis.weighted_sum, analysis.attention
         x_j = None if weighted_sum is None else arguments.tensors[weighted_sum.index]
         summed = None
         if weighted_sum is not None and x_j is not None and not makes_messages(x_j.device):
             summed = weighted_sum.index
         size = cut.size_for(arguments, summed)
-        blocks = order.cuts.blocks(size, probed.edgeless)
-        attention = self._findings.attention(case, probed)
-        if attention is not None and not self._findings.computes(
-            case, probed, attention, order, blocks[0]
-        ):
-            attention = None
-        learns = attention is not None or (x_j is not None and x_j.requires_grad)
-        if learns and case.learning is not None:
+        by_source = attention is not None or (x_j is not None and x_j.requires_grad)
+        if by_source and needs_graph(arguments, [tensor for _, tensor in constants]):
             # Now, because in backward there is less memory left to sort them.
             _ = order.by_source
         result = Output(None, self._edge_function.of_edges)
         call = BlockedCall(
-            snapshot,
-            self._edge_function,
+            analysis,
             arguments.without_tensors(),
             order,
-            blocks,
+            order.cuts.blocks(size, edgeless=False),
             size,
-            (result, *(Output(name, True) for name in probed.kept)),
-            probed.steps,
-            self._findings.never_read(case, probed),
-            weighted_sum,
-            attention,
+            (result, *(Output(name, True) for name in analysis.kept)),
             cut.gives_back,
             RunState({t.device.type for t in arguments.tensors}),
         )
-        stock = self._findings.stock_saves(case, probed)
-        return Prepared(call, edge_index, arguments, probed, stock)
+        return Prepared(call, edge_index, arguments, constants)
 
     def run(
         self, prepared: Prepared, module: Any, session: current.Capture | None, name: str
     ) -> Ran:
-        """Runs a call that was prepared.
+        """Run a call that was prepared.
 
         Args:
             prepared: The call.
             module: The user's module, which gets the tensors that the call leaves in attributes.
-            session: What captures the call, if something does.
-            name: The name of the operation in the slots of what is saved.
+            session: The session that captures the call, if there is one.
+            name: The name of the operation in the slots of saved tensors.
 
         Raises:
-            CannotBlock: It cannot run in blocks after all. The random state is what it was.
+            CannotBlock: It cannot run in blocks after all. The random state is restored.
         """
         call, arguments = prepared.call, prepared.arguments
         try:
             if session is None:
-                result = run_in_blocks(call, arguments.tensors, module)
+                constants = [tensor for _, tensor in prepared.constants]
+                result = run_in_blocks(call, arguments.tensors, constants, module)
             else:
                 result = _captured(prepared, module, session, name)
                 messages = result.nbytes * prepared.edge_index.size(1)
                 session.stock_makes(messages // max(1, arguments.num_destinations))
-        except CannotBlock as reason:
+        except CannotBlock:
             call.run_state.restore_random_state()
-            if isinstance(reason, OtherSteps):
-                self._findings.refute(prepared.probed, str(reason))
             raise
-        return Ran(result, len(call.blocks), session is not None and prepared.stock is not None)
+        return Ran(result, len(call.blocks))
 
 
 def _captured(prepared: Prepared, module: Any, session: current.Capture, name: str) -> Tensor:
-    """Runs a call whose saved tensors a session captures, and tells it what stock would save."""
-    call, edge_index, arguments, _, stock = prepared
+    """Run a call whose saved tensors a session captures, and count the bytes of stock autograd."""
+    call, edge_index, arguments, constants = prepared
     session.sizes.add(edge_index, [arguments.num_sources, arguments.num_destinations])
-    named = dict(zip(arguments.names, arguments.tensors, strict=True))
-    if stock is None:
-        with session.trace.standing_for(name, named), current.unseen():
-            return run_in_blocks(call, arguments.tensors, module)
-    of_stock = {arguments.names[index]: arguments.tensors[index] for index in stock.arguments}
-    only_here = named.keys() - of_stock.keys()
-    with session.trace.standing_for(name, named, only_here) as operation:
+    named = dict(constants) | dict(zip(arguments.names, arguments.tensors, strict=True))
+    beside = [tensor for _, tensor in constants]
+    if needs_graph(arguments, beside):
+        baseline = call.analysis.baseline
+    else:
+        baseline = BaselineSaves()
+    of_stock = {arguments.names[index]: arguments.tensors[index] for index in baseline.arguments}
+    of_stock |= dict(constants[number] for number in baseline.constants)
+    extra = named.keys() - of_stock.keys()
+    with session.trace.standing_for(name, named, extra) as operation:
         with current.unseen():
-            result = run_in_blocks(call, arguments.tensors, module)
-        if stock.edge_index:
+            result = run_in_blocks(call, arguments.tensors, beside, module)
+        if baseline.edge_index:
             of_stock["edge_index"] = edge_index
-        if stock.result:
+        if baseline.result:
             of_stock["result"] = result
-        of_stock |= {attribute: getattr(module, attribute) for attribute in stock.attributes}
-        nbytes = stock.nbytes(edge_index.size(1), arguments.num_destinations)
+        of_stock |= {attribute: getattr(module, attribute) for attribute in baseline.attributes}
+        nbytes = baseline.nbytes(edge_index.size(1), arguments.num_destinations)
         session.stock_saves(operation, nbytes, of_stock)
     return result
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import MessagePassing
 
 from gact_graph.layers.blocks.backward import Input, backward
 from gact_graph.layers.blocks.call import BlockedCall
@@ -23,12 +22,15 @@ _OF_NODES = frozenset({"source", "destination", "node"})
 """Levels of which a block reads rows, so that the tensor may stay coded."""
 
 
-def run_in_blocks(call: BlockedCall, tensors: Sequence[Tensor], module: MessagePassing) -> Tensor:
+def run_in_blocks(
+    call: BlockedCall, tensors: Sequence[Tensor], constants: Sequence[Tensor], module: Any
+) -> Tensor:
     """The result of a call, with a graph if one is needed.
 
     Args:
         call: The call.
         tensors: The tensors of its arguments.
+        constants: The tensors that the layer reads beside them.
         module: The user's layer, which gets the tensors that the call leaves in attributes.
 
     Raises:
@@ -38,12 +40,11 @@ def run_in_blocks(call: BlockedCall, tensors: Sequence[Tensor], module: MessageP
     reused = None if edge_calls is None else edge_calls.next()
     shape_only = reused is not None and reused.shape_only
     known = None if reused is None else reused.result
-    parameters = call.snapshot.learning
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *parameters)):
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *constants)):
         with nullcontext() if edge_calls is None else edge_calls.saves():
-            results = _Blocked.apply(call, shape_only, known, len(tensors), *tensors, *parameters)
+            results = _Blocked.apply(call, shape_only, known, len(tensors), *tensors, *constants)
     else:
-        results = call.forward(tensors, shape_only)
+        results = call.forward(tensors, constants, shape_only)
     result: Tensor = results[0]
     if edge_calls is not None:
         edge_calls.ended_in_blocks(result, call.outputs[0].of_edges and len(call.outputs) == 1)
@@ -63,32 +64,35 @@ class _Blocked(torch.autograd.Function):
         count: int,
         *inputs: Tensor,
     ) -> tuple[Tensor, ...]:
+        never_read = call.analysis.never_read
         ctx.call, ctx.count = call, count
         ctx.set_materialize_grads(False)
         # NaN stands for values that backward does not read: if it did, gradients would show it.
         ctx.never_read = {
-            i: inputs[i].new_full((), math.nan).expand(inputs[i].shape) for i in call.never_read
+            i: inputs[i].new_full((), math.nan).expand(inputs[i].shape) for i in never_read
         }
-        ctx.saved = [i for i in range(len(inputs)) if i not in call.never_read]
+        ctx.saved = [i for i in range(len(inputs)) if i not in never_read]
         # Through the hooks of whoever compresses what is saved.
         ctx.save_for_backward(*(inputs[i] for i in ctx.saved))
-        return (known,) if known is not None else tuple(call.forward(inputs[:count], shape_only))
+        if known is not None:
+            return (known,)
+        return tuple(call.forward(inputs[:count], inputs[count:], shape_only))
 
     @staticmethod
     @advises
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         call: BlockedCall = ctx.call
-        learns = ctx.needs_input_grad[4:]
+        requires_grad = ctx.needs_input_grad[4:]
         again = torch.is_grad_enabled()  # a gradient that is to be differentiated
         of_nodes = [i for i in range(ctx.count) if call.arguments.levels_of(i) <= _OF_NODES]
         saved = ctx.saved_tensors if again else saved_tensors(ctx, ctx.saved, of_nodes)
         values = ctx.never_read | dict(zip(ctx.saved, saved, strict=True))
         del saved
         if again:
-            ordered = [values[i] for i in range(len(learns))]
-            found = _Gradient.apply(call, learns, ctx.count, *ordered, *gradients)
+            ordered = [values[i] for i in range(len(requires_grad))]
+            found = _Gradient.apply(call, requires_grad, ctx.count, *ordered, *gradients)
             return (None, None, None, None, *found)
-        inputs = [Input(values[i], learn) for i, learn in enumerate(learns)]
+        inputs = [Input(values[i], needed) for i, needed in enumerate(requires_grad)]
         del values
         with apart():
             backward(call, inputs[: ctx.count], inputs[ctx.count :], gradients)
@@ -98,19 +102,23 @@ class _Blocked(torch.autograd.Function):
 class _Gradient(torch.autograd.Function):
     """The backward of :class:`_Blocked` as an operation that has a gradient itself.
 
-    ``_Gradient.apply(call, learns, count, *inputs, *gradients)`` takes the ``count`` tensors and
-    the parameters of the call, and the gradient of each output or None.
+    ``_Gradient.apply(call, requires_grad, count, *inputs, *gradients)`` takes the ``count`` tensors and
+    the constants of the call, and the gradient of each output or None.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, call: BlockedCall, learns: Sequence[bool], count: int, *given: Tensor | None
+        ctx: Any,
+        call: BlockedCall,
+        requires_grad: Sequence[bool],
+        count: int,
+        *given: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        ctx.call, ctx.learns, ctx.count = call, learns, count
+        ctx.call, ctx.requires_grad, ctx.count = call, requires_grad, count
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*given)
-        values, gradients = given[: len(learns)], given[len(learns) :]
-        inputs = [Input(value, learn) for value, learn in _pairs(values, learns)]
+        values, gradients = given[: len(requires_grad)], given[len(requires_grad) :]
+        inputs = [Input(value, needed) for value, needed in _pairs(values, requires_grad)]
         with apart():
             backward(call, inputs[:count], inputs[count:], gradients)
         return tuple(one.gradient for one in inputs)
@@ -119,10 +127,10 @@ class _Gradient(torch.autograd.Function):
     def backward(ctx: Any, *of_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         check_once("the gradient of a layer in blocks")
         values, gradients = (
-            ctx.saved_tensors[: len(ctx.learns)],
-            ctx.saved_tensors[len(ctx.learns) :],
+            ctx.saved_tensors[: len(ctx.requires_grad)],
+            ctx.saved_tensors[len(ctx.requires_grad) :],
         )
-        inputs = [Input(value, learn) for value, learn in _pairs(values, ctx.learns)]
+        inputs = [Input(value, needed) for value, needed in _pairs(values, ctx.requires_grad)]
         given = [None if one is None else Input(one, True) for one in gradients]
         with apart():
             double_backward(ctx.call, inputs[: ctx.count], inputs[ctx.count :], given, of_gradients)
@@ -130,5 +138,5 @@ class _Gradient(torch.autograd.Function):
         return (None, None, None, *(None if one is None else one.gradient for one in found))
 
 
-def _pairs(values: Sequence[Any], learns: Sequence[bool]) -> Iterator[tuple[Tensor, bool]]:
-    return zip(values, learns, strict=True)
+def _pairs(values: Sequence[Any], requires_grad: Sequence[bool]) -> Iterator[tuple[Tensor, bool]]:
+    return zip(values, requires_grad, strict=True)

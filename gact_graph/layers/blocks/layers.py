@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -131,7 +131,8 @@ class Blocked(Patch):
         attribute: The method.
         layer: The layer's name in the model.
         work: The name of the edge work.
-        edge_function: What runs for each block.
+        edge_function: The function that runs for each block.
+        methods: The methods of the layer that it calls.
     """
 
     def __init__(
@@ -142,13 +143,14 @@ class Blocked(Patch):
         layer: str,
         work: str,
         edge_function: EdgeFunction,
+        methods: Sequence[str],
     ) -> None:
         super().__init__(module, attribute)
         self._left_alone: str | None = None
         self._blocks = blocks
         self._name = f"{layer}/{work}" if layer else work
         self._label = work
-        self._work = EdgeWork(edge_function)
+        self._work = EdgeWork(edge_function, frozenset(methods))
 
     def _prepare(self, module: Any, *args: Any, **kwargs: Any) -> Prepared:
         """Finds out whether and how the edge work of a call can run in blocks.
@@ -180,7 +182,7 @@ class Blocked(Patch):
         found = in_blocks(self._name, run)
         report = self._blocks.report
         if isinstance(found, Ran):
-            row = LayerRow(self._name, "blocks", found.blocks, None, found.counted)
+            row = LayerRow(self._name, "blocks", found.blocks, None)
             report[self._name] = row
             return found.result
         if found is not None:
@@ -211,7 +213,10 @@ class BlockedMethod(Blocked):
     """Replaces ``propagate`` or ``edge_updater`` of one message passing layer."""
 
     def __init__(self, blocks: Blocks, module: MessagePassing, name: str, method: _Method) -> None:
-        super().__init__(blocks, module, method.name, name, method.name, method.edge_function)
+        functions = method.functions
+        super().__init__(
+            blocks, module, method.name, name, method.name, method.edge_function, functions
+        )
         self._functions = method.functions
 
     def run(self, module: Any, edge_index: Any, *args: Any, size: Any = None, **given: Any) -> Any:
@@ -238,7 +243,7 @@ class BlockedMetaLayer(Blocked):
     """Replaces the forward of a MetaLayer: its edge model runs in blocks."""
 
     def __init__(self, blocks: Blocks, module: MetaLayer, name: str) -> None:
-        super().__init__(blocks, module, "forward", name, "edge_model", edge_model)
+        super().__init__(blocks, module, "forward", name, "edge_model", edge_model, ())
 
     def run(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,12 +26,6 @@ class Output:
 
     attribute: str | None
     of_edges: bool
-
-    def left_in(self, module: Any) -> Tensor:
-        """What the layer has left in the attribute."""
-        assert self.attribute is not None
-        left: Tensor = getattr(module, self.attribute)
-        return left
 
     def room(self, order: Order, part: Tensor | BlockSum | GraphSum, shape_only: bool) -> Tensor:
         """The whole tensor, to be filled with parts like this one; or zeros in no memory."""

@@ -23,8 +23,9 @@ BOUND = 1e-6
 
 STOCK = {
     "ARMAConv": "does not have its nodes in the first dimension of x",
-    "SAGEConv lstm": "gives a node another result when other nodes are in its block",
-    "MeshCNNConv": "fails on a block",
+    "SAGEConv lstm": "reads values of tensors in Python",
+    "SAGEConv median": "makes a tensor whose size depends on values",
+    "MeshCNNConv": "cannot be traced",
     # Of a sorted EdgeIndex PyG makes a sparse matrix here.
     "GraphConv": "multiplies by a sparse matrix",
     "GraphConv bipartite": "multiplies by a sparse matrix",

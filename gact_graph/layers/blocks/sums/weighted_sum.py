@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import MessagePassing
 
 from gact_graph.layers.blocks.cuts import Block
-from gact_graph.layers.blocks.edge_functions import EdgeFunction
+from gact_graph.layers.blocks.graph import EdgeGraph
 from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.rows import Rows
 from gact_graph.layers.blocks.sums import passes
-from gact_graph.layers.blocks.sums.products import Products
 from gact_graph.ops.weighted_sum import weighted_sum, weighted_sum_weights
 
 
@@ -26,33 +22,15 @@ class WeightedSum:
     Attributes:
         parameter: The parameter of ``message`` that gets the source rows, such as ``x_j``.
         index: Index of the tensor x of these rows in ``Arguments.tensors``.
-        messages: What makes the messages that are added up.
-        product: The number of the product that is the message, as :class:`Products` counts.
-        steps: The operations that ``message`` runs with that product left out.
-        takes_weights: Whether the weights are one of the tensors of edges that ``message`` gets, or
-            a view of it.
+        weights: Gives the weights of edges [E, ..., 1], then the tensors that the layer keeps.
+        of_edges: Whether the weights are made of tensors of edges alone, so that those of all edges
+            can be had at once.
     """
 
     parameter: str
     index: int
-    messages: EdgeFunction
-    product: int
-    steps: tuple[Any, ...]
-    takes_weights: bool
-
-    def weights(self, module: MessagePassing, given: dict[str, Any]) -> Tensor | None:
-        """The weights [E, ..., 1] of edges; None if the layer does something else this time.
-
-        Args:
-            module: The layer.
-            given: The arguments of its functions, with a placeholder for the source rows.
-        """
-        x_j = given[self.parameter]
-        with Products(self.product, x_j) as products:
-            out = self.messages(module, given)
-        if products.x_j_is_read or tuple(products.steps) != self.steps:
-            return None
-        return weights_of(products, out, x_j)
+    weights: EdgeGraph
+    of_edges: bool
 
 
 @dataclass(frozen=True)
@@ -187,35 +165,6 @@ class CollectedWeights:
         if self._weight is None:
             return None
         return GraphSum(x, self._order, self._weight, size)
-
-
-def weights_of(products: Products, out: Tensor, x_j: Tensor) -> Tensor | None:
-    """The other factor, if ``out`` is the product of ``x_j`` and a number per edge and head."""
-    if products.factors is None or products.result is not out:
-        return None
-    one, other = products.factors
-    if one is x_j:
-        one, other = other, one
-    if other is not x_j or x_j.dim() < 2 or one.dtype != x_j.dtype:
-        return None
-    return one if one.shape == (*x_j.shape[:-1], 1) else None
-
-
-def is_one_of(weight: Tensor, given: Iterable[Tensor]) -> bool:
-    """Whether the weights are one of these tensors, or a view of all of it in the same order."""
-    return weight.is_contiguous() and any(
-        weight.numel() == tensor.numel()
-        and weight.dtype == tensor.dtype
-        and tensor.is_contiguous()
-        and weight.data_ptr() == tensor.data_ptr()
-        and weight.is_neg() == tensor.is_neg()
-        for tensor in given
-    )
-
-
-def placeholder(x: Tensor | Rows, num_edges: int) -> Tensor:
-    """Zeros in the shape of the rows of x [N, ...] at the sources of some edges, in no memory."""
-    return torch.zeros((), dtype=x.dtype, device=x.device).expand(num_edges, *x.shape[1:])
 
 
 def can_sum(x: Tensor) -> bool:

@@ -1,0 +1,127 @@
+"""Parts of a traced graph: what they depend on, and how they run for a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from gact_graph.layers.blocks.trace import Trace
+
+
+class Dependencies:
+    """The nodes of a trace that other nodes depend on, through arguments and changes in place.
+
+    Args:
+        trace: The trace.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.of_storage: dict[int, fx.Node] = {}
+        self._before: dict[fx.Node, list[fx.Node]] = {}
+        self._writers: dict[int, list[fx.Node]] = {}
+        for node in trace.graph.nodes:
+            self.add(node)
+
+    def add(self, node: fx.Node) -> None:
+        """Add the next node of the graph."""
+        before = [*node.all_input_nodes]
+        for storage in [s for earlier in before for s in storages_of(earlier)]:
+            before += self._writers.get(storage, ())
+        self._before[node] = before
+        if changes_in_place(node):
+            for storage in storages_of(node.all_input_nodes[0]):
+                self._writers.setdefault(storage, []).append(node)
+        for storage in storages_of(node):
+            self.of_storage.setdefault(storage, node)
+
+    def closure(self, nodes: Iterable[fx.Node]) -> set[fx.Node]:
+        """These nodes and all that they depend on."""
+        waiting, closure = [*nodes], set[fx.Node]()
+        for node in [*waiting]:
+            for storage in storages_of(node):
+                waiting += self._writers.get(storage, ())
+        while waiting:
+            node = waiting.pop()
+            if node not in closure:
+                closure.add(node)
+                waiting += self._before[node]
+        return closure
+
+
+def storages_of(node: fx.Node) -> list[int]:
+    """The identities of the storages of a node's tensors."""
+    values = tree_leaves(node.meta.get("val"))
+    return [v.untyped_storage()._cdata for v in values if isinstance(v, Tensor)]
+
+
+def changes_in_place(node: fx.Node) -> bool:
+    """Whether an operation changes its first argument."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _is_random(node: fx.Node) -> bool:
+    seeded = torch.Tag.nondeterministic_seeded
+    return isinstance(node.target, torch._ops.OpOverload) and seeded in node.target.tags
+
+
+class EdgeGraph:
+    """A part of a traced graph that runs on the tensors of a block.
+
+    Args:
+        trace: The trace.
+        dependencies: Those of the trace.
+        outputs: The nodes of its results.
+
+    Attributes:
+        inputs: The names of the inputs of a block that it needs.
+        constants: The numbers, in ``trace.constants``, of the further tensors that it needs.
+        is_random: Whether it draws random numbers.
+        reads_index: Whether it reads the destinations of edges.
+    """
+
+    def __init__(
+        self, trace: Trace, dependencies: Dependencies, outputs: Sequence[fx.Node]
+    ) -> None:
+        needed = dependencies.closure(outputs)
+        graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+        names = [*trace.inputs, *range(len(trace.constants))]
+        placeholders = iter(names)
+        inputs: list[str] = []
+        constants: list[int] = []
+        for node in trace.graph.nodes:
+            if node.op == "output":
+                break
+            name = next(placeholders) if node.op == "placeholder" else None
+            if node not in needed and node.target is not torch._C._set_grad_enabled:
+                continue
+            copies[node] = graph.node_copy(node, lambda n: copies[n])
+            if isinstance(name, str):
+                inputs.append(name)
+            elif name is not None:
+                constants.append(name)
+        graph.output([copies[node] for node in outputs])
+        copied = [*copies]
+        self.is_random = any(_is_random(node) for node in copied)
+        self.reads_index = any(
+            user in copies and user.target is not torch.ops.aten.sym_size.int
+            for user in trace.placeholders["index"].users
+        )
+        owner = trace.graph.owning_module
+        assert owner is not None
+        self._run = fx.GraphModule(owner, graph)
+        self.inputs, self.constants = tuple(inputs), tuple(constants)
+
+    def __call__(self, given: Mapping[str, Any], constants: Sequence[Tensor]) -> list[Tensor]:
+        """Run the graph.
+
+        Args:
+            given: The inputs of a block by name; others may be there.
+            constants: The tensors of ``trace.constants``.
+        """
+        values = [given[name] for name in self.inputs]
+        results: list[Tensor] = self._run(*values, *(constants[i] for i in self.constants))
+        return results

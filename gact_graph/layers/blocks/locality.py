@@ -1,0 +1,476 @@
+"""The proof that edge work may be cut into blocks of destination nodes.
+
+Each operation of a traced graph needs a rule under which a row of its result, at an edge or at a
+destination, depends only on the same row of its arguments, on the edges of the same destination, or
+on tensors that all blocks share. An operation without a rule is refused, and so is any use of the
+number of edges or nodes other than in a shape.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from gact_graph.layers.blocks.arguments import CannotBlock
+from gact_graph.layers.blocks.trace import Trace
+
+aten = torch.ops.aten
+
+Kind = Literal["edge", "node", "shared"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a tensor.
+
+    Attributes:
+        kind: Whether it has a row for each edge, for each destination, or is shared by all blocks.
+        axis: The dimension of these rows; -1 for a tensor that is shared.
+        index: Whether its values are the numbers of the destinations of edges, or repeat them.
+    """
+
+    kind: Kind
+    axis: int = -1
+    index: bool = False
+
+
+SHARED = Rows("shared")
+
+
+def prove(trace: Trace, of_edges: bool) -> None:
+    """Prove that blocks of destinations give the rows that the whole graph gives.
+
+    Args:
+        trace: The trace of the edge work.
+        of_edges: Whether the result has a row for each edge; else it has one for each destination.
+
+    Raises:
+        CannotBlock: There is no proof. The message names the operation.
+    """
+    if trace.guards:
+        raise CannotBlock("decides by the number of edges or nodes")
+    proof = _Proof(trace)
+    for node in trace.graph.nodes:
+        proof.visit(node)
+    result, *kept = proof.outputs
+    if result != Rows("edge" if of_edges else "node", 0):
+        raise CannotBlock("returns something other than a tensor with one row per node or edge")
+    for name, rows in zip(trace.kept, kept, strict=True):
+        if rows != Rows("edge", 0):
+            raise CannotBlock(
+                f"leaves something other than one row per edge in its attribute {name}"
+            )
+
+
+class _Proof:
+    """The rows of each node's tensor, found in the order of the graph."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._rows: dict[fx.Node, Rows] = {}
+        self._symbols = trace.symbols
+        self._inputs: set[int] = set()  # storages
+        self._names = iter(trace.inputs)
+        self.outputs: list[Rows] = []
+
+    def visit(self, node: fx.Node) -> None:
+        """Find the rows of one node's tensor."""
+        if node.op == "output":
+            self.outputs = [self._rows.get(result, SHARED) for result in node.args[0]]
+        elif node.op in ("placeholder", "get_attr"):
+            name = next(self._names, "") if node.op == "placeholder" else ""
+            value = node.meta.get("val")
+            if isinstance(value, Tensor):
+                self._inputs.add(value.untyped_storage()._cdata)
+                self._rows[node] = self._by_shape(value, name == "index")
+        elif node.target is operator.getitem:
+            value = node.meta.get("val")
+            if isinstance(value, Tensor):
+                self._rows[node] = self._by_shape(value)
+        elif isinstance(node.target, torch._ops.OpOverload):
+            self._visit_operation(node)
+        elif node.target is not torch._C._set_grad_enabled and not _is_number(node):
+            raise CannotBlock(f"has no rule for {getattr(node.target, '__name__', node.target)}")
+
+    def _visit_operation(self, node: fx.Node) -> None:
+        function: Any = node.target
+        packet, name = function.overloadpacket, function.overloadpacket.__name__
+        if packet in (aten.sym_size, aten.sym_numel, aten.sym_stride):
+            return
+        call = _Call(node, self._rows)
+        if call.numbers and packet not in _TAKES_SIZES:
+            raise CannotBlock(f"computes with the number of edges or nodes ({name})")
+        if function._schema.is_mutable and packet is not aten.lift_fresh:
+            target = call.tensors[0].meta["val"]
+            if target.untyped_storage()._cdata in self._inputs:
+                raise CannotBlock(f"changes a tensor that it was given ({name})")
+        value = node.meta.get("val")
+        results = [v for v in tree_leaves(value) if isinstance(v, Tensor)]
+        rows = [self._by_shape(result) for result in results]
+        drawn = torch.Tag.nondeterministic_seeded in function.tags
+        if drawn and any(given.kind == "shared" for given in rows):
+            raise CannotBlock(f"draws random numbers that all edges share ({name})")
+        has_rows = any(given.kind != "shared" for given in call.rows)
+        if packet in _POSITIONS:
+            if has_rows or any(given.kind != "shared" for given in rows):
+                raise CannotBlock(f"reads the position of an edge ({name})")
+        elif has_rows and packet not in _FILLS:
+            self._check(call, packet, name, rows)
+        elif any(given.kind != "shared" for given in rows) and packet not in _FILLS | _SPREADS:
+            raise CannotBlock(f"has no rule for {name}")
+        if isinstance(value, Tensor):
+            repeats = packet in _REPEATS and any(given.index for given in call.rows)
+            found = rows[0]
+            self._rows[node] = Rows(found.kind, found.axis, True) if repeats else found
+
+    def _check(self, call: _Call, packet: Any, name: str, results: list[Rows]) -> None:
+        """Apply the rule of an operation of which at least one argument has rows."""
+        if any(given.index for given in call.rows) and packet not in _REPEATS | _INDEXED:
+            raise CannotBlock(f"computes with the numbers of destinations ({name})")
+        kinds = {given.kind for given in call.rows} - {"shared"}
+        if packet in _SCATTERS:
+            holds = _scatters(call, results[0])
+        elif packet in _INDEXED:
+            holds = _indexes(call, packet, results[0])
+        elif len(kinds) > 1:
+            holds = False
+        elif packet in _MATMULS:
+            holds = _multiplies(call, packet, results[0])
+        elif packet in _VIEWS:
+            holds = _views(call, packet, results)
+        elif packet in _ALONG:
+            holds = _works_along(call, packet, results)
+        elif packet in _BATCHED:
+            holds = call.rows[0].axis == 0 and all(r.kind == "shared" for r in call.rows[1:])
+            if packet in _NORMS and call.argument("training", call.argument("train", False)):
+                holds = False
+        elif torch.Tag.pointwise in call.function.tags or packet in _POINTWISE:
+            holds = _is_pointwise(call, results)
+        else:
+            raise CannotBlock(f"has no rule for {name}")
+        if not holds or any(result.kind not in kinds for result in results if packet in _SAME_KIND):
+            raise CannotBlock(_why(packet, name))
+
+    def _by_shape(self, tensor: Tensor, index: bool = False) -> Rows:
+        """The rows that a shape shows: one dimension is the number of edges, or a multiple of it."""
+        rows = SHARED
+        for axis, size in enumerate(tensor.shape):
+            kind = self._kind_of(size)
+            if kind is None:
+                continue
+            if rows is not SHARED:
+                raise CannotBlock("makes a tensor with several dimensions of edges or nodes")
+            rows = Rows(kind, axis, index)
+        return rows
+
+    def _kind_of(self, size: Any) -> Kind | None:
+        if isinstance(size, int):
+            return None
+        free = size.node.expr.free_symbols
+        symbols = self._symbols
+        if free == {symbols.edges}:
+            return "edge"
+        if free == {symbols.destinations}:
+            return "node"
+        raise CannotBlock("makes a tensor with a row for each source, or of several kinds of rows")
+
+
+class _Call:
+    """The arguments of an operation.
+
+    Attributes:
+        node: The node.
+        function: The operation.
+        tensors: The nodes of its tensor arguments.
+        rows: Their rows.
+        numbers: The nodes of its arguments that are numbers of edges or nodes.
+    """
+
+    def __init__(self, node: fx.Node, rows: dict[fx.Node, Rows]) -> None:
+        self.node, self.function = node, node.target
+        self.tensors, self.rows, self.numbers = [], [], []
+        for leaf in tree_leaves((node.args, node.kwargs)):
+            if isinstance(leaf, fx.Node):
+                if leaf in rows:
+                    self.tensors.append(leaf)
+                    self.rows.append(rows[leaf])
+                elif not isinstance(leaf.meta.get("val"), (tuple, list)):
+                    self.numbers.append(leaf)
+        self._all_rows = rows
+
+    def argument(self, name: str, default: Any = None) -> Any:
+        """An argument by its name in the operation's schema."""
+        schema: Any = self.function._schema  # type: ignore[union-attr]
+        for position, declared in enumerate(schema.arguments):
+            if declared.name == name:
+                if position < len(self.node.args):
+                    return self.node.args[position]
+                if name in self.node.kwargs:
+                    return self.node.kwargs[name]
+                return declared.default_value if declared.has_default_value() else default
+        return default
+
+    def rows_of(self, name: str) -> Rows:
+        """The rows of a tensor argument."""
+        node = self.argument(name)
+        return self._all_rows.get(node, SHARED) if isinstance(node, fx.Node) else SHARED
+
+    def value_of(self, name: str) -> Any:
+        """The fake tensor of an argument."""
+        node = self.argument(name)
+        return node.meta["val"] if isinstance(node, fx.Node) else None
+
+    def dims(self, dim: int, *names: str) -> set[int] | None:
+        """The dimensions that the operation works along, of ``dim``; None for all."""
+        for name in names:
+            value = self.argument(name)
+            if value is not None and value != []:
+                listed = value if isinstance(value, (list, tuple)) else [value]
+                return {d % dim if dim else 0 for d in listed}
+        return None
+
+
+def _is_number(node: fx.Node) -> bool:
+    return not any(isinstance(v, Tensor) for v in tree_leaves(node.meta.get("val")))
+
+
+def _is_pointwise(call: _Call, results: list[Rows]) -> bool:
+    """Rows are broadcast against rows: the same dimension, counted from the last one."""
+    places = {
+        call.tensors[i].meta["val"].dim() - rows.axis
+        for i, rows in enumerate(call.rows)
+        if rows.kind != "shared"
+    }
+    outputs = [v for v in tree_leaves(call.node.meta["val"]) if isinstance(v, Tensor)]
+    places |= {output.dim() - rows.axis for output, rows in zip(outputs, results, strict=True)}
+    return len(places) == 1
+
+
+def _scatters(call: _Call, result: Rows) -> bool:
+    """Rows of edges are joined at their destinations; or rows change along another dimension."""
+    into, index = call.rows_of("self"), call.rows_of("index")
+    source = call.rows_of("src" if call.argument("src") is not None else "source")
+    dim = call.argument("dim") % call.value_of("self").dim()
+    if dim != into.axis:
+        packet = call.function.overloadpacket  # type: ignore[union-attr]
+        if packet in _INDEX_ROWS or index.index:
+            return False
+        others = [r for r in (source, index) if r.kind != "shared"]
+        return into.kind != "shared" and all(r == into for r in others)
+    return (
+        into.kind == "node"
+        and index.index
+        and source == Rows("edge", dim) == Rows("edge", result.axis)
+    )
+
+
+def _indexes(call: _Call, packet: Any, result: Rows) -> bool:
+    """Rows of nodes are read at the destinations of edges; shared rows at any index."""
+    if packet is aten.index:
+        indices = call.argument("indices")
+        tables, positions = call.rows_of("self"), [i for i in indices if i is not None]
+        dim = next(d for d, i in enumerate(indices) if i is not None)
+        kinds = [call._all_rows.get(i, SHARED) for i in positions]
+        if tables.kind == "shared":
+            return all(not rows.index for rows in kinds)
+        if dim == tables.axis and len(positions) == 1:
+            index = kinds[0]
+            return tables.kind == "node" and index.index and result == Rows("edge", dim)
+        # Positions along other dimensions, the same for all rows.
+        return (
+            all(r.kind == "shared" for r in kinds)
+            and tables.axis < dim
+            and (result == Rows(tables.kind, tables.axis))
+        )
+    if packet is aten.embedding:
+        return call.rows_of("weight").kind == "shared" and not call.rows_of("indices").index
+    table, index = call.rows_of("self"), call.rows_of("index")
+    dim = call.argument("dim") % max(1, call.value_of("self").dim())
+    if table.kind == "shared":
+        return packet is aten.index_select and not index.index and result.axis == dim
+    if dim == table.axis:
+        return table.kind == "node" and index.index and result == Rows("edge", dim)
+    if packet is aten.gather:
+        return not index.index and index == table and result == table
+    return index.kind == "shared" and result == table
+
+
+def _multiplies(call: _Call, packet: Any, result: Rows) -> bool:
+    """Rows stay rows: no sum runs over them."""
+    name, other = _MATMULS[packet]
+    left, right = call.rows_of(name), call.rows_of(other)
+    bias = call.rows_of("self") if name != "self" else SHARED
+    batched = packet in (aten.bmm, aten.baddbmm)
+    contracted = (2, 1) if batched else (1, 0)
+    if packet is aten.dot:
+        return False
+    if left.axis == contracted[0] or right.axis == contracted[1]:
+        return False
+    if left.kind != "shared" and right.kind != "shared":
+        holds = batched and left.axis == right.axis == 0
+    else:
+        holds = not (batched and (left.axis == 0 or right.axis == 0))
+    outputs = call.node.meta["val"].dim()
+    if bias.kind != "shared":
+        holds = holds and call.value_of("self").dim() - bias.axis == outputs - result.axis
+    return holds and result.kind != "shared"
+
+
+def _views(call: _Call, packet: Any, results: list[Rows]) -> bool:
+    """The same elements in another shape, with rows as far from the front as before."""
+    given, tensor = call.rows[0], call.tensors[0].meta["val"]
+    if packet in (aten.view, aten._unsafe_view, aten.reshape, aten._reshape_alias):
+        before = _product(tensor.shape[: given.axis])
+        value = call.node.meta["val"]
+        return (
+            results[0].kind == given.kind
+            and _product(value.shape[: results[0].axis]) == before
+            and _after(tensor, given.axis) == _after(value, results[0].axis)
+        )
+    if packet is aten.expand:
+        value = call.node.meta["val"]
+        return value.dim() - results[0].axis == tensor.dim() - given.axis
+    if packet is aten.squeeze and call.function is aten.squeeze.default:
+        return False
+    return True
+
+
+def _after(tensor: Tensor, axis: int) -> Any:
+    """The number of elements from a dimension on."""
+    return _product(tensor.shape[axis:])
+
+
+def _product(sizes: Iterable[Any]) -> Any:
+    product: Any = 1
+    for size in sizes:
+        product = product * (size if isinstance(size, int) else size.node.expr)
+    return product
+
+
+def _works_along(call: _Call, packet: Any, results: list[Rows]) -> bool:
+    """The operation works along other dimensions than that of the rows."""
+    lists = [v for v in call.rows if v.kind != "shared"]
+    tensor = next(
+        t.meta["val"] for t, r in zip(call.tensors, call.rows, strict=True) if r.kind != "shared"
+    )
+    axis = lists[0].axis
+    if any(rows.axis != axis for rows in lists):
+        return False
+    if packet is aten.cat and len(lists) != len(call.rows):
+        return False
+    if packet is aten.slice and call.dims(tensor.dim(), "dim") == {axis}:
+        # All rows, as in x[:, 0].
+        value = call.node.meta["val"]
+        return bool(value.shape[axis].node.expr == tensor.shape[axis].node.expr)
+    if packet is aten.constant_pad_nd:
+        pads = call.argument("pad")
+        return tensor.dim() - 1 - axis >= len(pads) // 2
+    if packet in (aten.native_layer_norm, aten._fused_rms_norm):
+        return axis < tensor.dim() - len(call.argument("normalized_shape"))
+    if packet is aten.repeat:
+        times = call.argument("repeats")
+        return len(times) - tensor.dim() + axis >= 0 and (
+            times[len(times) - tensor.dim() + axis] == 1 and not any(r.index for r in lists)
+        )
+    along = call.dims(tensor.dim(), "dim", "dims", "dim0")
+    if packet in _NEEDS_DIM and along is None:
+        return False
+    if packet is aten.stack:
+        return True
+    return along is None or axis not in along
+
+
+def _why(packet: Any, name: str) -> str:
+    if packet in _SCATTERS or packet in _INDEXED:
+        return f"reads or writes rows of other nodes than the destination of an edge ({name})"
+    if packet in _ALONG or packet in _MATMULS or packet in _BATCHED:
+        return f"takes a statistic over all edges ({name})"
+    return f"mixes rows of edges and nodes ({name})"
+
+
+def _packets(*names: str) -> frozenset[Any]:
+    return frozenset(getattr(aten, name) for name in names if hasattr(aten, name))
+
+
+_FILLS = _packets(
+    *("zeros", "ones", "full", "empty", "empty_strided", "scalar_tensor", "new_zeros", "new_ones"),
+    *("new_full", "new_empty", "new_empty_strided", "rand", "randn", "zeros_like", "ones_like"),
+    *("full_like", "empty_like", "rand_like", "randn_like"),
+)
+"""Operations that read the shapes of their arguments only: each row is the same, or is drawn."""
+
+_SPREADS = _packets("expand", "repeat")
+"""Operations that may make rows of what all blocks share."""
+
+_POSITIONS = _packets("arange", "range", "linspace", "randperm", "nonzero", "eye", "tril", "triu")
+"""Operations that number rows."""
+
+_TAKES_SIZES = (
+    _FILLS
+    | _SPREADS
+    | _packets("view", "_unsafe_view", "reshape", "_reshape_alias", "slice", "arange")
+)
+"""Operations in which the number of edges or nodes is a part of a shape."""
+
+_REPEATS = _packets(
+    *("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand", "clone", "detach"),
+    *("alias", "_to_copy", "contiguous", "slice", "_reshape_alias"),
+)
+"""Operations whose result may repeat the numbers of destinations."""
+
+_INDEX_ROWS = _packets("index_add", "index_add_", "index_reduce", "index_reduce_")
+_SCATTERS = _INDEX_ROWS | _packets(
+    "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"
+)
+_SCATTERS |= _packets("scatter", "scatter_")
+_INDEXED = _SCATTERS | _packets("index_select", "index", "gather", "embedding")
+
+_MATMULS = {
+    aten.mm: ("self", "mat2"),
+    aten.bmm: ("self", "mat2"),
+    aten.mv: ("self", "vec"),
+    aten.dot: ("self", "tensor"),
+    aten.addmm: ("mat1", "mat2"),
+    aten.baddbmm: ("batch1", "batch2"),
+    aten.addmv: ("mat", "vec"),
+}
+
+_VIEWS = _packets(
+    *("view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "permute", "transpose", "t"),
+    *("unsqueeze", "squeeze", "alias", "detach", "view_as_real", "view_as_complex"),
+)
+
+_NEEDS_DIM = _packets(
+    *("sum", "mean", "amax", "amin", "max", "min", "any", "all", "prod", "var", "std", "var_mean"),
+    *("std_mean", "norm", "linalg_vector_norm", "logsumexp", "argmax", "argmin", "nansum"),
+    *("median", "nanmedian", "count_nonzero", "flip", "roll", "aminmax"),
+)
+"""Operations that work along all dimensions where none is given."""
+
+_ALONG = _NEEDS_DIM | _packets(
+    *("_softmax", "_log_softmax", "cumsum", "cumprod", "cummax", "cummin", "sort", "topk", "mode"),
+    *("kthvalue", "select", "slice", "narrow", "split", "split_with_sizes", "unbind", "chunk"),
+    *("cat", "stack", "glu", "constant_pad_nd", "native_layer_norm", "_fused_rms_norm", "repeat"),
+    *("unfold", "select_scatter", "slice_scatter", "linalg_cross", "cross"),
+)
+
+_NORMS = _packets("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm")
+_BATCHED = _NORMS | _packets(
+    *("_native_batch_norm_legit_no_training", "convolution", "_adaptive_avg_pool2d"),
+    *("avg_pool2d", "max_pool2d_with_indices", "native_group_norm"),
+)
+"""Operations whose first dimension is a batch of independent entries."""
+
+_POINTWISE = _packets(
+    *("clone", "_to_copy", "copy_", "copy", "fill_", "fill", "zero_", "lift_fresh_copy"),
+    *("native_dropout", "bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_"),
+    *("rrelu_with_noise", "where", "masked_fill", "masked_fill_"),
+    *("_prelu_kernel", "contiguous", "log_sigmoid_forward", "complex", "real"),
+)
+
+_SAME_KIND = _ALONG | _VIEWS | _POINTWISE

@@ -1,0 +1,460 @@
+"""The graph of the operations that edge work runs, traced once for each state of a layer.
+
+The trace runs the layer's functions on fake tensors, whose numbers of edges, of destinations and of
+sources are symbols. So the graph holds for every block, and shows each use of these numbers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gact_graph.layers.blocks.arguments import Arguments, CannotBlock
+from gact_graph.layers.blocks.edge_functions import EdgeFunction
+from gact_graph.support.current import unseen
+from gact_graph.support.graph import ends_of, nodes_before
+from gact_graph.support.reach import Reach, slots_of
+
+EDGES, DESTINATIONS, SOURCES = 37, 23, 29
+"""The sizes of the tensors that are traced: three numbers that are no layer's width by intention."""
+
+SIZES = ("dim_size", "size_j")
+"""The inputs of a graph that are numbers: of destinations and of sources."""
+
+_OUTSIDE_TORCH = frozenset(
+    {
+        *("numpy", "__array__", "tolist", "__dlpack__", "__cuda_array_interface__", "data_ptr"),
+        *("storage", "_typed_storage", "untyped_storage", "__deepcopy__", "__reduce_ex__"),
+        *("item", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__contains__"),
+    }
+)
+"""Functions that show the values of a tensor to Python."""
+
+_HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
+
+
+class Symbols(NamedTuple):
+    """The symbols of a trace."""
+
+    edges: Any
+    destinations: Any
+    sources: Any
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The graph of one edge function in one state of its layer.
+
+    Attributes:
+        graph: The graph. Placeholders are named by ``inputs``, then by the tensors of ``constants``;
+            the output is the result, then a tensor for each name of ``kept``.
+        inputs: The names of what a block is given.
+        constants: For each further placeholder the number of its tensor in ``Reach.tensors``.
+        kept: The attributes in which the layer leaves a tensor.
+        saved: The tensors that stock autograd saves, as fake tensors.
+        symbols: The symbols of the sizes.
+        guards: The conditions on these symbols under which the graph holds.
+    """
+
+    graph: fx.Graph
+    inputs: tuple[str, ...]
+    constants: tuple[int, ...]
+    kept: tuple[str, ...]
+    saved: tuple[Tensor, ...]
+    symbols: Symbols
+    guards: tuple[str, ...]
+
+    @cached_property
+    def outputs(self) -> list[fx.Node]:
+        """The result, then the tensors of :attr:`kept`."""
+        (output,) = (node for node in self.graph.nodes if node.op == "output")
+        return [*output.args[0]]
+
+    @cached_property
+    def placeholders(self) -> dict[str | int, fx.Node]:
+        """The inputs by name, and the further placeholders by their place in :attr:`constants`."""
+        nodes = [node for node in self.graph.nodes if node.op == "placeholder"]
+        return dict(zip([*self.inputs, *range(len(self.constants))], nodes, strict=True))
+
+    @cached_property
+    def num_edges(self) -> fx.Node:
+        """The number of edges of a block."""
+        return next(n for n in self.graph.nodes if n.target is _aten.sym_size.int)
+
+
+def trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach: Reach) -> Trace:
+    """Trace an edge function.
+
+    Args:
+        edge_function: The function that runs for each block.
+        module: The layer, or the user's function.
+        arguments: The arguments of one call.
+        reach: Everything that the code of ``module`` reaches.
+
+    Raises:
+        CannotBlock: The function cannot be traced, or does something that a trace would not repeat.
+    """
+    environment = ShapeEnv()
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment)
+    given = dict(_fakes(mode, arguments))
+    run = _Run(edge_function, module, arguments, [*given])
+    watch, states = reach.watch(), _random_states()
+    try:
+        with unseen(), torch.enable_grad(), _without_autocast_cache():
+            graph_module = make_fx(
+                run,
+                tracing_mode="symbolic",
+                _allow_non_fake_inputs=True,
+                _error_on_data_dependent_ops=True,
+            )(*given.values())
+    except (CannotBlock, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise CannotBlock(_reason(error)) from error
+    finally:
+        changed = watch.undo()
+        drew = not _equal_states(states, _random_states())
+        if drew:
+            random.setstate(states[0])
+            numpy.random.set_state(states[1])
+    if changed is not None:
+        raise CannotBlock(f"changes {changed} while it makes messages")
+    if drew:
+        raise CannotBlock("draws random numbers outside of torch")
+    graph = graph_module.graph
+    constants = _lift(graph, graph_module, reach, len(given))
+    sizes = {
+        name: given[name].shape[0].node.expr for name in ("_edges", "_destinations", "_sources")
+    }
+    symbols = Symbols(*sizes.values())
+    inputs = _name_inputs(graph, [*given])
+    _use_numbers(graph, symbols)
+    return Trace(
+        graph,
+        inputs,
+        constants,
+        tuple(run.kept),
+        tuple(run.saved),
+        symbols,
+        tuple(str(guard.expr) for guard in environment.guards),
+    )
+
+
+def _fakes(mode: FakeTensorMode, arguments: Arguments) -> Iterator[tuple[str, Tensor]]:
+    """The inputs of a block by name."""
+    lengths = {"source": EDGES, "destination": EDGES, "edge": EDGES, "node": DESTINATIONS}
+    device = arguments.tensors[0].device
+    for use in arguments.uses:
+        tensor = arguments.tensors[use.index]
+        length = lengths.get(use.level)
+        if length is not None:
+            shape = length, *tensor.shape[1:]
+            tensor = torch.empty(shape, dtype=tensor.dtype, device=device).requires_grad_(
+                tensor.requires_grad
+            )
+        yield use.parameter, _fake(mode, tensor, use.parameter, length is not None)
+    for name in ("index", "edge_index_j"):
+        yield name, _fake(mode, torch.zeros(EDGES, dtype=torch.int64, device=device), name, True)
+    for name, length in zip(
+        ("_edges", "_destinations", "_sources"), (EDGES, DESTINATIONS, SOURCES), strict=True
+    ):
+        yield name, _fake(mode, torch.empty(length, 0, device=device), name, True)
+
+
+def _fake(mode: FakeTensorMode, tensor: Tensor, name: str, rows: bool) -> Tensor:
+    dynamic = [
+        DimDynamic.DUCK if rows and i == 0 else DimDynamic.STATIC for i in range(tensor.dim())
+    ]
+    with torch.no_grad():
+        leaf = tensor.detach().requires_grad_(tensor.requires_grad)
+    return mode.from_tensor(
+        leaf,
+        source=ConstantSource(name.replace(".", "_")),
+        symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic),
+    )
+
+
+class _Run:
+    """The function that is traced: takes the inputs, and returns the result and what is kept."""
+
+    def __init__(
+        self, edge_function: EdgeFunction, module: Any, arguments: Arguments, names: Sequence[str]
+    ) -> None:
+        self._edge_function, self._names = edge_function, names
+        self._module, self._others = module, arguments.others
+        self.kept: list[str] = []
+        self.saved: list[Tensor] = []
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        given: dict[str, Any] = dict(self._others) | dict(zip(self._names, tensors, strict=True))
+        destinations, sources = given.pop("_destinations").size(0), given.pop("_sources").size(0)
+        del given["_edges"]
+        given |= {
+            "edge_index_i": given["index"],
+            "ptr": None,
+            "size_i": destinations,
+            "dim_size": destinations,
+            "size_j": sources,
+        }
+        module = _shell_of(self._module) if isinstance(self._module, nn.Module) else self._module
+        with saved_tensors_hooks(self._pack, _same), _Operations(), _Functions():
+            out = self._edge_function(module, given)
+        if not isinstance(out, Tensor) or out.dim() == 0:
+            raise CannotBlock(_NO_ROWS)
+        results = [out]
+        if isinstance(module, nn.Module):
+            for name, value in _changes(self._module, module):
+                if not isinstance(value, FakeTensor):
+                    raise CannotBlock(f"changes its attribute {name} while it makes messages")
+                self.kept.append(name)
+                results.append(value)
+        _check_functions(results)
+        return tuple(results)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        # Detached, because an operation that saves its own result would close a cycle.
+        tensor = tensor.detach()
+        self.saved.append(tensor)
+        return tensor
+
+
+_NO_ROWS = "returns something other than a tensor with one row per node or edge"
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _shell_of(module: nn.Module) -> Any:
+    """A module that holds the same, so that attributes that its code sets do not stay."""
+    shell: Any = object.__new__(type(module))
+    vars(shell).update(vars(module))
+    for group in ("_parameters", "_buffers", "_modules"):
+        vars(shell)[group] = dict(vars(module)[group])
+    for name in slots_of(type(module)):
+        if hasattr(module, name):
+            object.__setattr__(shell, name, getattr(module, name))
+    return shell
+
+
+def _changes(module: nn.Module, shell: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The attributes of the shell that the module does not have, or has otherwise."""
+    for group in (None, "_parameters", "_buffers", "_modules"):
+        before = vars(module) if group is None else vars(module)[group]
+        now = vars(shell) if group is None else vars(shell)[group]
+        for name in [*now, *(before.keys() - now.keys())]:
+            if group is None and name in ("_parameters", "_buffers", "_modules"):
+                continue
+            if now.get(name, _same) is not before.get(name, _same):
+                yield name, now.get(name)
+
+
+class _Operations(TorchDispatchMode):
+    """Refuses operations whose result depends on values in a way that no graph can show."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.data_dependent_output in func.tags:
+            raise CannotBlock(_READS_VALUES)
+        if torch.Tag.dynamic_output_shape in func.tags:
+            if func.overloadpacket is not torch.ops.aten.index or _has_mask(args[1]):
+                raise CannotBlock(
+                    f"makes a tensor whose size depends on values ({func.overloadpacket.__name__})"
+                )
+        return func(*args, **(kwargs or {}))
+
+
+_READS_VALUES = "reads values of tensors in Python"
+
+
+def _has_mask(indices: Iterable[Any]) -> bool:
+    return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices)
+
+
+class _Functions(TorchFunctionMode):
+    """Notes changes of the gradient mode, and refuses what would not be in the graph."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            name = getattr(getattr(func, "__self__", None), "__name__", "")
+            if name == "data":
+                return args[0].detach()
+        if name in _OUTSIDE_TORCH and not _is_size(args):
+            raise CannotBlock(_READS_VALUES)
+        if name in _HOOKS:
+            raise CannotBlock(f"calls {name} of a tensor")
+        if func is torch._C._set_grad_enabled:
+            proxies = get_proxy_mode()
+            if proxies is not None:
+                proxies.tracer.create_node("call_function", func, args, {})
+        return func(*args, **(kwargs or {}))
+
+
+def _is_size(args: Any) -> bool:
+    """Whether the argument is no tensor of values: a size, say."""
+    return not any(isinstance(arg, Tensor) for arg in args)
+
+
+def _check_functions(results: Sequence[Tensor]) -> None:
+    """Refuse autograd functions written in Python: a trace runs through them, past their backward."""
+    for node in nodes_before(ends_of(results)):
+        kind = type(node)
+        if kind.__module__ != "builtins" or hasattr(kind, "_forward_cls"):
+            name = getattr(getattr(kind, "_forward_cls", kind), "__name__", kind.__name__)
+            raise CannotBlock(f"calls the autograd function {name}, which has its own backward")
+
+
+def _lift(graph: fx.Graph, owner: fx.GraphModule, reach: Reach, count: int) -> tuple[int, ...]:
+    """Replace tensors that the graph holds by placeholders; return their numbers.
+
+    Raises:
+        CannotBlock: The layer does not reach such a tensor in a way that can be followed.
+    """
+    numbers = {id(tensor): number for number, (_, tensor) in enumerate(reach.tensors)}
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    last, lifted = placeholders[count - 1], dict[int, fx.Node]()
+    for node in [*graph.nodes]:
+        if node.op != "get_attr":
+            continue
+        tensor = getattr(owner, node.target)
+        number = numbers.get(id(tensor))
+        if number is None:
+            literal = all(user.target in _LITERALS for user in node.users)
+            if not isinstance(tensor, Tensor) or tensor.requires_grad or not literal:
+                raise CannotBlock("reads a tensor that is not among its arguments")
+            continue
+        if number not in lifted:
+            with graph.inserting_after(last):
+                last = lifted[number] = graph.placeholder(f"constant_{number}")
+            last.meta["val"] = node.meta.get("val", tensor)
+        node.replace_all_uses_with(lifted[number])
+        graph.erase_node(node)
+    graph.owning_module = owner
+    return tuple(lifted)
+
+
+_LITERALS = frozenset({torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default})
+
+
+def _name_inputs(graph: fx.Graph, names: Sequence[str]) -> tuple[str, ...]:
+    """Let numbers of nodes be inputs, in place of the tensors that stood for them."""
+    nodes = [node for node in graph.nodes if node.op == "placeholder"][: len(names)]
+    by_name = dict(zip(names, nodes, strict=True))
+    inputs: list[str] = []
+    for name, node in by_name.items():
+        if name == "_edges":
+            graph.erase_node(node)
+            continue
+        if name in ("_destinations", "_sources"):
+            size = "dim_size" if name == "_destinations" else "size_j"
+            with graph.inserting_after(node):
+                number = graph.placeholder(size)
+            number.meta["val"] = node.meta["val"].shape[0]
+            for user in [*node.users]:
+                user.replace_all_uses_with(number)
+                graph.erase_node(user)
+            graph.erase_node(node)
+            inputs.append(size)
+        else:
+            if name in ("index", "edge_index_j"):
+                node.name = node.target = name
+            inputs.append(name)
+    return tuple(inputs)
+
+
+def _use_numbers(graph: fx.Graph, symbols: Symbols) -> None:
+    """Read sizes from the inputs alone, so that no other operation needs a tensor for its shape."""
+    placeholders = {n.name: n for n in graph.nodes if n.op == "placeholder"}
+    destinations, first = placeholders["dim_size"], placeholders["size_j"]
+    with graph.inserting_after(first):
+        edges = graph.call_function(_aten.sym_size.int, (placeholders["index"], 0))
+    edges.meta["val"] = placeholders["index"].meta["val"].shape[0]
+    numbers = {symbols.edges: edges, symbols.destinations: destinations}
+
+    def number(size: Any) -> Any:
+        return size if isinstance(size, int) else numbers.get(size.node.expr)
+
+    for node in [*graph.nodes]:
+        if node.target is _aten.sym_size.int and node is not edges:
+            same = numbers.get(node.meta["val"].node.expr)
+            if same is not None:
+                node.replace_all_uses_with(same)
+                graph.erase_node(node)
+        elif node.target in _MADE_LIKE:
+            made: Tensor = node.meta["val"]
+            shape = [number(size) for size in made.shape]
+            if None in shape:
+                continue
+            function, fill = _MADE_LIKE[node.target]
+            values = [node.args[-1]] if fill else []
+            with graph.inserting_before(node):
+                new = graph.call_function(
+                    function, (shape, *values), {"dtype": made.dtype, "device": made.device}
+                )
+            new.meta["val"] = made
+            node.replace_all_uses_with(new)
+            graph.erase_node(node)
+
+
+_aten = torch.ops.aten
+
+_MADE_LIKE = {
+    _aten.new_zeros.default: (_aten.zeros.default, False),
+    _aten.zeros_like.default: (_aten.zeros.default, False),
+    _aten.new_ones.default: (_aten.ones.default, False),
+    _aten.ones_like.default: (_aten.ones.default, False),
+    _aten.new_empty.default: (_aten.empty.memory_format, False),
+    _aten.new_full.default: (_aten.full.default, True),
+    _aten.full_like.default: (_aten.full.default, True),
+}
+"""Operations that read the shape and type of a tensor: the same from a shape and a type, and
+whether they take a value."""
+
+
+def _random_states() -> tuple[Any, Any]:
+    """The states of the generators of Python and NumPy."""
+    return random.getstate(), numpy.random.get_state()
+
+
+def _equal_states(states: tuple[Any, Any], others: tuple[Any, Any]) -> bool:
+    numbers, others_numbers = states[1], others[1]
+    return (
+        states[0] == others[0]
+        and numbers[2:] == others_numbers[2:]
+        and bool((numbers[1] == others_numbers[1]).all())
+    )
+
+
+@contextmanager
+def _without_autocast_cache() -> Iterator[None]:
+    """Casts of parameters that autocast has cached would be lost to the graph."""
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+def _reason(error: Exception) -> str:
+    first = str(error).strip().partition("\n")[0]
+    return f"cannot be traced ({type(error).__name__}: {first})"
