@@ -1,7 +1,7 @@
 """Mixed precision: forward in bf16 under torch.autocast, parameters in fp32.
 
-What autograd saves is bf16 then, and is compressed from there: 4 bits are a quarter of it. The loop
-is that of PyTorch's own recipe.
+autograd saves bf16 tensors, and gact_graph compresses them: 4 bits are a quarter of their size. The
+training loop is PyTorch's own recipe.
 """
 
 import argparse

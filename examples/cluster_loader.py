@@ -1,7 +1,7 @@
 """Mini-batches of clusters, as in Cluster-GCN, with PyG's ClusterLoader.
 
-METIS cuts the graph into parts, and each batch joins a few of them; for that PyG needs pyg-lib, or
-torch-sparse that was built with METIS. The loop is that of full-batch training on a smaller graph.
+METIS divides the graph into parts, and each batch joins several parts. PyG needs pyg-lib for this,
+or torch-sparse built with METIS. The training loop equals full-batch training on a smaller graph.
 """
 
 import argparse

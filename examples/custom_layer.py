@@ -1,7 +1,7 @@
-"""A message passing layer of your own: nothing has to be told about it.
+"""A custom message passing layer, which requires no registration.
 
-Its ``message`` runs for one block of destination nodes after another, as that of PyG's own layers
-does. The report lists the layer with its blocks, or says why it runs as PyG has it.
+Its ``message`` runs in blocks of destination nodes, like the layers of PyG. The report lists the
+layer with its number of blocks, or the reason why it runs as in PyG.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Mini-batches on several processes, with torch's DistributedDataParallel.
 
-Start it with ``torchrun --nproc-per-node 2 examples/data_parallel.py``; without torchrun it runs
-alone. The model is wrapped before it is handed to DistributedDataParallel. All processes use the
-same bits, which they choose together.
+Start with ``torchrun --nproc-per-node 2 examples/data_parallel.py``; without torchrun, the script
+runs in one process. The model is wrapped before it is passed to DistributedDataParallel. All
+processes agree on the same bits.
 """
 
 import argparse

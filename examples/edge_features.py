@@ -1,6 +1,6 @@
-"""A MeshGraphNet with PyG's MetaLayer: edges have features, which each step updates.
+"""A MeshGraphNet with PyG's MetaLayer: edges have features, which each layer updates.
 
-The edge model sees both ends of every edge. Wrapped, it runs for a part of the edges at a time.
+The edge model reads both nodes of every edge. In a wrapped model, it runs in blocks of edges.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Full-batch training of a graph attention network: the whole graph in every step.
 
-One line is new: ``gact_graph.wrap``. The report at the end says what the step held for backward,
-and what it would have held without that line.
+One line is new: ``gact_graph.wrap``. The report at the end shows the bytes that the step held for
+backward, and the bytes that stock PyTorch would have held.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""A heterogeneous graph: a model for one kind of nodes, made into one for several by to_hetero.
+"""A heterogeneous graph: to_hetero converts a model for one node type to several types.
 
-Wrap what ``to_hetero`` returns, not what goes into it: it copies the layers, and a copy of a
-wrapped layer is a plain one.
+Wrap the result of ``to_hetero``, not its argument: ``to_hetero`` copies the layers, and a copy of a
+wrapped layer is not wrapped.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Training with Lightning: a callback in place of ``gact_graph.wrap``.
 
-It wraps the module while the Trainer fits it, logs four scalars, and keeps the library's state in
-the Trainer's checkpoints, so that ``fit(..., ckpt_path=...)`` goes on with the same bits.
+The callback wraps the module while the Trainer fits it, logs four scalars, and adds the state of
+gact_graph to the checkpoints, so that ``fit(..., ckpt_path=...)`` continues with the same bits.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Code that gathers and scatters by hand, as force fields and weather models do, in blocks.
+"""Gather and scatter without a layer, as in force fields and weather models, in blocks.
 
-``gact_graph.message_passing`` takes the function that makes the messages. It works in a wrapped
-model, which also compresses what is saved, and without one. In the report, rows with the codec
-``blocks`` are what the messages would take by hand.
+``gact_graph.message_passing`` receives the message function. It runs in wrapped models, which also
+compress saved tensors, and in unwrapped ones. In the report, rows with the codec ``blocks`` show
+the bytes that the messages would take without blocks.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Mini-batches of sampled neighbours, with PyG's NeighborLoader.
+"""Mini-batches of sampled neighbors, with PyG's NeighborLoader.
 
-PyG samples with pyg-lib or torch-sparse, of which one has to be installed.
-Batches differ in size, and the library follows: a batch that would save less than ``min_bytes`` is
-left alone, and larger ones are compressed. Nothing in the loop knows about it.
+PyG samples with pyg-lib or torch-sparse; one of them must be installed. Batches differ in size:
+a batch that would save less than ``min_bytes`` runs uncompressed, and larger batches are
+compressed. The training loop is unchanged.
 """
 
 import argparse

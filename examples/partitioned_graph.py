@@ -1,8 +1,8 @@
-"""One graph over several processes, each of which has a part of the nodes.
+"""One graph over several processes, each with a part of the nodes.
 
-Start it with ``torchrun --nproc-per-node 2 examples/partitioned_graph.py``; without torchrun there
-is one part. Layers fetch the rows of nodes that other processes have, here in 8 bits an element.
-Parameters are the same everywhere, and their gradients are added up.
+Start with ``torchrun --nproc-per-node 2 examples/partitioned_graph.py``; without torchrun there
+is a single part. Layers fetch the rows of nodes in other parts, here with 8 bits per element.
+Parameters are equal on all processes, and their gradients are summed.
 """
 
 import argparse

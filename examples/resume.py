@@ -1,8 +1,8 @@
-"""Stopping and going on: a checkpoint of the model, the optimizer and gact_graph.
+"""Interrupt and resume: a checkpoint of the model, the optimizer and gact_graph.
 
-``model.state_dict()`` is that of the plain model. What the library has found out (bits by tensor,
-sensitivities, counters) is a dict of plain numbers beside it: with it, the resumed run takes the
-same steps as one that was never stopped.
+``model.state_dict()`` equals that of the unwrapped model. The state of gact_graph (bits per tensor,
+sensitivities, counters) is a separate dict of plain numbers. With this state, the resumed run takes
+the same steps as an uninterrupted run.
 """
 
 import argparse

@@ -2,7 +2,8 @@
 
 ``python -m experiments.tables`` writes what belongs between ``<!-- table: NAME -->`` and
 ``<!-- end -->``, and draws the pictures of :mod:`experiments.helpers.pictures`.
-``python -m experiments.tables --check`` writes nothing, and fails where a page differs.
+``python -m experiments.tables --check`` writes nothing, and fails where a page differs. Both fail
+where the numbers of one table stem from several commits and its rows do not name them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from experiments.helpers import pictures, result_tables
 from experiments.helpers.errors import ResultsError
 from experiments.helpers.subjects import exit_code
+from experiments.helpers.table_sources import check_commits
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,7 +28,8 @@ def fill(text: str, tables: Mapping[str, Callable[[], str]], page: str) -> str:
     """Return the page's text with every marked table in place.
 
     Raises:
-        ResultsError: If the text names a table that does not exist.
+        ResultsError: If the text names a table that does not exist, or one whose numbers stem from
+            several commits and whose rows do not name them.
     """
 
     def filled(match: re.Match[str]) -> str:
@@ -35,7 +38,9 @@ def fill(text: str, tables: Mapping[str, Callable[[], str]], page: str) -> str:
             raise ResultsError(
                 f"Expected the tables of {page} to be among {', '.join(tables)} (got {name!r})"
             )
-        return f"<!-- table: {name} -->\n\n{tables[name]()}\n\n<!-- end -->"
+        table = tables[name]()
+        check_commits(name, table)
+        return f"<!-- table: {name} -->\n\n{table}\n\n<!-- end -->"
 
     return _MARKED.sub(filled, text)
 

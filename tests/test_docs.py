@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # What a reader has: data, and a model that is not wrapped yet.
 READERS = """
@@ -59,7 +59,7 @@ def test_the_code_on_the_pages_runs(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_commands_on_the_pages_exist(page: Path) -> None:
     for module in re.findall(r"python -m ((?:experiments|gact_graph)\.\w+)", text_of(page)):
         assert importlib.util.find_spec(module) is not None, module
@@ -101,10 +101,6 @@ def test_every_message_has_its_cause_and_cure_on_the_page() -> None:
     assert len(found) > 80
     missing = [f"{place}: {part}" for place, part in found.items() if part not in page]
     assert not missing, "Expected docs/troubleshooting.md to quote\n" + "\n".join(missing)
-
-
-def test_the_readme_is_read_in_two_minutes() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
 
 
 def test_every_row_of_the_compatibility_page_names_a_test() -> None:

@@ -22,7 +22,8 @@ def predictions(found: Mapping[str, Any]) -> str:
         row = rows.setdefault((pair["model"], pair["dataset"]), {})
         row[pair["way"]] = _beside(pair["predicted"], pair["measured"])
     table = markdown_table(
-        ("", "", *ways), [(*key, *(row.get(way, "") for way in ways)) for key, row in rows.items()]
+        ("model", "graph", *ways),
+        [(*key, *(row.get(way, "") for way in ways)) for key, row in rows.items()],
     )
     return f"{table}\n\n{verdict(found['pairs'])}"
 
@@ -40,10 +41,10 @@ def budgets(found: Mapping[str, Any]) -> str:
         )
         for one in found["budgets"]
     ]
-    head = ("", "", "budget, MB", "what it was made for", "chosen", "peak, MB")
+    head = ("model", "graph", "budget, MB", "made for", "chosen", "peak, MB")
     kept = sum(is_kept(one) for one in found["budgets"])
     refused = sum(one["chosen"] == REFUSED for one in found["budgets"])
-    said = f"Budgets that were kept: {kept} of {len(rows)}; refused, though a way would fit: "
+    said = f"Budgets kept: {kept} of {len(rows)}; refused although a strategy fits: "
     return f"{markdown_table(head, rows)}\n\n{said}{refused}."
 
 
@@ -59,8 +60,8 @@ def verdict(pairs: Sequence[Mapping[str, Any]]) -> str:
         return "Nothing was measured."
     within = sum(abs(value) <= WITHIN for value in off)
     return (
-        f"{within} of {len(off)} predictions are within {WITHIN:.0%} of what was measured, "
-        f"the one furthest off by {max(off, key=abs):+.0%}."
+        f"{within} of {len(off)} predictions are within {WITHIN:.0%} of the measurement; the "
+        f"largest error is {max(off, key=abs):+.0%}."
     )
 
 

@@ -49,29 +49,31 @@ def allocation(results: Path) -> str:
                     f"{over_uniform:.2f}",
                 )
             )
-    head = ("", "", "bits", "over Algorithm 1's", "from point to point", "over uniform bits")
+    head = ("", "", "bits", "to Algorithm 1", "range over the points", "to uniform bits")
     return f"{markdown_table(head, rows)}\n\n{sources(files)}"
 
 
 def gradient_error(results: Path) -> str:
-    now, before = (
-        {path.stem: read(path) for path in sorted(folder.glob("*.json"))}
-        for folder in (results / "gradient_error", results / "gradient_error" / "0.6.0")
-    )
+    """Return the error of the gradient of each model, the newest version first."""
+    folder = results / "gradient_error"
+    files = [
+        read(path) for path in (*sorted(folder.glob("*.json")), *sorted(folder.glob("*/*.json")))
+    ]
     rows = []
-    for model, found in now.items():
+    for found in files:
         for bits in (4, 2):
             fixed, adaptive = (_error_row(found, bits, way) for way in (False, True))
-            old = [_error_row(before.get(model), bits, way) for way in (False, True)]
-            shown = [_error(fixed, "first"), *(_error(r, "last") for r in (fixed, adaptive, *old))]
-            rows.append((model, str(bits), *shown))
-    head = ("", "bits", "first step", "fixed", "adaptive", "fixed, 0.6.0", "adaptive, 0.6.0")
-    return f"{markdown_table(head, rows)}\n\n{sources([*now.values(), *before.values()])}"
+            if fixed is not None:
+                shown = (_error(fixed, "first"), _error(fixed, "last"), _error(adaptive, "last"))
+                rows.append((fixed["model"], str(bits), *shown, found["commit"]))
+    head = ("", "bits", "first step", "fixed", "adaptive", "commit")
+    rows.sort(key=lambda row: row[0])
+    return f"{markdown_table(head, rows)}\n\n{sources(files)}"
 
 
 def _error_row(found: Any, bits: int, adaptive: bool) -> Any:
-    rows = found["rows"] if found is not None else ()
-    return next((r for r in rows if r["bits"] == bits and r["adaptive"] == adaptive), None)
+    rows = (r for r in found["rows"] if r["bits"] == bits and r["adaptive"] == adaptive)
+    return next(rows, None)
 
 
 def _error(row: Mapping[str, Any] | None, step: str) -> str:

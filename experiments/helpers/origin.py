@@ -1,21 +1,25 @@
-"""Where a file of numbers comes from: the command, the machine and the versions behind it."""
+"""Where a file of numbers comes from: command, commit, machine and versions."""
 
 from __future__ import annotations
 
 import os
 import platform
 import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+import gact_graph
 from experiments.helpers.machine import gpus
 from experiments.helpers.results import current_versions
 
+_MEASURED = ("gact_graph", "csrc", "experiments", "datasets")
+
 
 def origin(program: str, argv: Sequence[str] | None) -> dict[str, Any]:
-    """Return ``command``, ``machine`` and ``versions``, to be written beside a run's numbers.
+    """Return ``command``, ``commit``, ``machine`` and ``versions``, written beside a run's numbers.
 
     Args:
         program: The command's name in :mod:`experiments`, as in ``memory``.
@@ -24,6 +28,7 @@ def origin(program: str, argv: Sequence[str] | None) -> dict[str, Any]:
     flags = sys.argv[1:] if argv is None else argv
     return {
         "command": command(program, flags),
+        "commit": commit(),
         "machine": machine(),
         "versions": current_versions(),
     }
@@ -47,6 +52,26 @@ def command(program: str, flags: Sequence[str]) -> str:
             named.append(flag)
         before = flag
     return " ".join([f"python -m experiments.{program}", *map(shlex.quote, named)])
+
+
+def commit() -> str | None:
+    """Return the commit of the library that is measured, or ``None`` outside of a checkout.
+
+    ``+changes`` follows where files of the library or of the experiments differ from the commit.
+    """
+    root = Path(gact_graph.__file__).parent.parent
+
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True)
+
+    try:
+        # A virtual environment may lie in a checkout of another project.
+        if git("ls-files", "--error-unmatch", "gact_graph/__init__.py").returncode:
+            return None
+        changed = git("diff", "--quiet", "HEAD", "--", *_MEASURED).returncode
+        return git("rev-parse", "--short", "HEAD").stdout.strip() + ("+changes" if changed else "")
+    except FileNotFoundError:
+        return None
 
 
 def _named(dataset: str) -> str:

@@ -1,6 +1,6 @@
 """Each table of the pages, as Markdown, made from one or two files in results/.
 
-Every table ends in a line that names the command, the versions and the machine behind it.
+Every table ends in a caption that names the command, the commit, the versions and the machine.
 """
 
 from __future__ import annotations
@@ -33,14 +33,23 @@ _SUBJECTS = {
     "transformer": "TransformerConv, flickr_graph",
 }
 
+_NETWORKS = {
+    "gat": "GAT, arxiv_graph",
+    "gcn": "GCN on `edge_index`, arxiv_graph",
+    "gatv2": "GATv2, flickr_graph",
+    "transformer": "TransformerConv, flickr_graph",
+    "gcnii": "GCNII on a sparse matrix, arxiv_graph",
+}
+
+_COMPARED = ("stock", "stock-kept", "dgl", "lossless+blocks", "L1-4+blocks")
+
 _HEADLINE_PEERS = {
     "stock-kept": "stock PyG with gact_graph's memory allocation",
     "checkpoint": WAYS["checkpoint"].label,
     "dgl": WAYS["dgl"].label,
     "lossless+blocks": '**gact_graph**, `level="lossless", blocks="auto"`',
 }
-"""What computes the same as stock, and what the first table calls it."""
-
+"""The ways that compute the same as stock, with their names in the first table."""
 
 _LEVELS = (
     *("stock", "checkpoint", "lossless", "lossless+blocks"),
@@ -49,10 +58,12 @@ _LEVELS = (
 
 
 def tables(results: Path) -> dict[str, Callable[[], str]]:
-    """Return what makes each table, by name."""
+    """Return a function for each table, by name."""
     found: dict[str, Callable[[], str]] = {}
     makers: tuple[tuple[str, Callable[[Path], str]], ...] = (
         ("headline", _headline),
+        ("headline-accuracy", _headline_accuracy),
+        ("networks", _networks),
         ("levels", _levels),
         ("overhead", time_tables.overhead),
         ("overhead-of-default", time_tables.overhead_of_default),
@@ -99,39 +110,40 @@ def _with_source(path: Path, make: Callable[[Any], str]) -> str:
 
 
 def _headline(results: Path) -> str:
-    memory = read(results / "peers" / "gat.json")
+    found = read(results / "peers" / "gat.json")
+    variants = found["variants"]
+    ways = {"stock": "stock PyG", **_HEADLINE_PEERS, "L1-4+blocks": "**gact_graph**, `bits=4`"}
+    rows = []
+    for way, label in ways.items():
+        peak, _, time, _ = _cost(variants[way], variants["stock"])
+        rows.append((label, peak, time))
+    return f"{markdown_table(('', 'peak memory', 'time per step'), rows)}\n\n{source(found)}"
+
+
+def _headline_accuracy(results: Path) -> str:
     study = score_tables.studies(results)["arxiv_graph-gat"]
-    variants = memory["variants"]
-    stock = variants["stock"]
-
-    def score(variant: str) -> str:
-        return summary.percent([run["test_score"] for run in study["runs"][variant]])
-
-    def row(label: str, variant: str, accuracy: str) -> tuple[str, ...]:
-        peak, _, time, _ = _cost(variants[variant], stock)
-        return (label, peak, time, accuracy)
-
-    peers = [row(said, variant, "as stock") for variant, said in _HEADLINE_PEERS.items()]
-    table = markdown_table(
-        ("", "peak memory", "time a step", "test accuracy, %"),
-        [
-            row("stock PyG", "stock", score("fp32")),
-            *peers,
-            row("**gact_graph**, `bits=4`", "L1-4+blocks", score("adaptive-4")),
-        ],
+    stock, compressed = (
+        summary.percent([run["test_score"] for run in study["runs"][variant]])
+        for variant in ("fp32", "adaptive-4")
     )
     runs = len(study["runs"]["fp32"])
-    return "\n\n".join(
-        (
-            table,
-            source(memory, "Peak and time"),
-            source(
-                study,
-                f"Accuracy of {'one run' if runs == 1 else f'{runs} runs'} of "
-                f"{study['config']['epochs']} epochs",
-            ),
-        )
+    said = (
+        f"Test accuracy after {study['config']['epochs']} epochs, "
+        f"{'one run' if runs == 1 else f'{runs} runs'} each: {stock} % with stock PyG, "
+        f"{compressed} % with gact_graph's `bits=4`."
     )
+    return f"{said}\n\n{source(study)}"
+
+
+def _networks(results: Path) -> str:
+    files = {model: read(results / "peers" / f"{model}.json") for model in _NETWORKS}
+    rows = []
+    for model, found in files.items():
+        costs = (_cost(found["variants"][way], found["variants"]["stock"]) for way in _COMPARED)
+        cells = (f"{peak}, {time}" for peak, _, time, _ in costs)
+        rows.append((_NETWORKS[model], *cells, found["commit"]))
+    head = ("", *(WAYS[way].label for way in _COMPARED), "commit")
+    return f"{markdown_table(head, rows)}\n\n{sources(files.values())}"
 
 
 def _levels(results: Path) -> str:
@@ -142,7 +154,7 @@ def _levels(results: Path) -> str:
         (WAYS[name].label, *_cost(variants[name], stock), _megabytes(variants[name]["saved_bytes"]))
         for name in _LEVELS
     ]
-    head = ("", "peak", "less than stock", "s/step", "of stock's", "held for backward")
+    head = ("", "peak", "reduction", "s/step", "relative to stock", "saved for backward")
     return f"{markdown_table(head, rows)}\n\n{source(found)}"
 
 
@@ -155,8 +167,8 @@ def _saved(results: Path) -> str:
             variant = found["variants"][name]
             times = variant["raw_bytes"] / variant["saved_bytes"]
             cells.append(f"{_megabytes(variant['saved_bytes'])} ({times:.1f}x less)")
-        rows.append((_SUBJECTS[model], *cells))
-    head = ("", "stock", "`lossless`", "`L1`, 4 bit")
+        rows.append((_SUBJECTS[model], *cells, found["commit"]))
+    head = ("", "stock", "`lossless`", "`L1`, 4 bit", "commit")
     return f"{markdown_table(head, rows)}\n\n{sources(files.values())}"
 
 
@@ -178,7 +190,7 @@ def _largest_graph(results: Path) -> str:
                 f"{row['edges'] / row['step_seconds'] / speed:.2f}x",
             )
         )
-    head = ("", "nodes", "edges", "of stock's", "s/step", "edges a second, of stock's")
+    head = ("", "nodes", "edges", "relative", "s/step", "edges per second, relative")
     return f"{markdown_table(head, rows)}\n\n{source(found)}"
 
 
@@ -187,7 +199,7 @@ def _table3(found: Mapping[str, Any]) -> str:
 
 
 def _cost(variant: Mapping[str, Any], stock: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """Peak, how many times less than stock's, seconds a step, and their ratio to stock's."""
+    """Return peak, its reduction, seconds per step, and their ratio to stock PyG."""
     return (
         _megabytes(variant["peak_bytes"]),
         f"{stock['peak_bytes'] / variant['peak_bytes']:.1f}x",

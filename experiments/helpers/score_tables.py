@@ -50,9 +50,11 @@ def scores(results: Path) -> str:
                     signed_percent(paired_difference(by_seed[variant.name], exact))
                     for variant in _COMPRESSED
                 ),
+                study["commit"],
             )
         )
-    head = ("graph", "model", "seeds", "fp32", *(variant.label for variant in _COMPRESSED))
+    labels = (variant.label for variant in _COMPRESSED)
+    head = ("graph", "model", "seeds", "fp32", *labels, "commit")
     table = markdown_table(head, rows)
     return f"{table}\n\n{_furthest(found)}\n\n{sources(found.values())}"
 
@@ -70,7 +72,7 @@ def _furthest(found: Mapping[str, Any]) -> str:
         worst = max(below, key=lambda name: below[name])
         where = f"{found[worst]['model'].upper()} on {found[worst]['graph']}"
         said.append(f"{100 * below[worst]:.2f} points with {variant.label} ({where})")
-    return f"Furthest below fp32, of the rows with several seeds: {', '.join(said)}."
+    return f"Largest drop below fp32 among the rows with several seeds: {', '.join(said)}."
 
 
 def rates(results: Path) -> str:
@@ -83,8 +85,11 @@ def rates(results: Path) -> str:
             sorted(_mean_rate(study["runs"][variant.name]) for study in mine)
             for variant in _COMPRESSED
         ]
-        rows.append((model.upper(), *(f"{one[0]:.1f} to {one[-1]:.1f}x" for one in means)))
-    table = markdown_table(("", *(variant.label for variant in _COMPRESSED)), rows)
+        ranges = (f"{rates[0]:.1f} to {rates[-1]:.1f}x" for rates in means)
+        commits = dict.fromkeys(study["commit"] for study in mine)
+        rows.append((model.upper(), *ranges, ", ".join(commits)))
+    head = ("", *(variant.label for variant in _COMPRESSED), "commit")
+    table = markdown_table(head, rows)
     return f"{table}\n\n{sources(found.values())}"
 
 
@@ -101,10 +106,11 @@ def trainings(results: Path, file: str) -> str:
             str(len(entry["runs"])),
             summary.percent([run["test_score"] for run in entry["runs"]]),
             summary.factor([run["rate"] for run in entry["runs"]]),
+            entry["commit"],
         )
         for name, entry in found.items()
     ]
-    table = markdown_table(("", "seeds", "test accuracy, %", "rate"), rows)
+    table = markdown_table(("", "seeds", "test accuracy, %", "rate", "commit"), rows)
     return f"{table}\n\n{sources(found.values())}"
 
 

@@ -37,7 +37,7 @@ def overhead_of_default(results: Path) -> str:
         (LAYERS[model], *(f"{timing['ratio']['L1']:.2f}" for timing in timings.values()))
         for model, timings in found["models"].items()
     ]
-    head = ("time over stock", *next(iter(found["models"].values())))
+    head = ("relative to stock", *next(iter(found["models"].values())))
     return f"{markdown_table(head, rows)}\n\n{sources([found])}"
 
 

@@ -69,10 +69,10 @@ def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = run(tmp_path, Processes(), monkeypatch)
     table = estimate_tables.predictions(found)
     assert "| gcn | digits | 100 / 104 | 10 / does not fit |" in table
-    assert "1 of 1 predictions are within 10% of what was measured" in table
+    assert "1 of 1 predictions are within 10% of the measurement" in table
     table = estimate_tables.budgets(found)
     assert "| gcn | digits | 16 | L1, 4 bits | L1, 4 bits | 9 |" in table
-    assert "Budgets that were kept: 1 of 1; refused, though a way would fit: 0." in table
+    assert "Budgets kept: 1 of 1; refused although a strategy fits: 0." in table
 
 
 @pytest.mark.parametrize(("peak", "kept"), [(5, True), (7, False), (None, False)])

@@ -25,6 +25,7 @@ def study(graph: str, model: str, below: dict[str, float], seeds: int = 3) -> di
     }
     versions = {"gact_graph": "0.7.0", "torch": "2.13.0+cpu", "torch_geometric": "2.8.1"}
     head = {"graph": graph, "model": model, "command": "python -m x", "machine": "2 cores"}
+    head |= {"commit": "1111111"}
     return head | {"versions": versions, "config": {"threads": 1}, "runs": runs}
 
 

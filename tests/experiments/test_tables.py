@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+import gact_graph
 from experiments import tables
-from experiments.helpers import origin, pictures, result_tables
+from experiments.helpers import origin, pictures, result_tables, table_sources
 from experiments.helpers.errors import ResultsError
 
 
@@ -41,12 +44,27 @@ class TestThePages:
         assert "| 123 MB |" in (root / "README.md").read_text()
         assert tables.main(["--check"]) == 0
 
-    def test_every_table_of_numbers_names_its_command_and_version(self) -> None:
+    def test_every_table_of_numbers_names_its_command_commit_and_version(self) -> None:
         made = result_tables.tables(tables.ROOT / "results")
         for name, make in made.items():
             if not name.startswith("paper"):
                 assert "`python -m experiments." in make(), name
                 assert "gact_graph 0." in make() and "cores" in make(), name
+                assert re.search(r", commit [0-9a-f]{7}", make()), name
+
+    def test_a_file_of_another_commit_fails_the_check_of_a_table(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        root = copy_of_the_pages(tmp_path)
+        monkeypatch.setattr(tables, "ROOT", root)
+        path = root / "results" / "bias" / "gat-none-2.json"
+        found = json.loads(path.read_text())
+        path.write_text(json.dumps(found | {"commit": "0123456+changes"}))
+        assert tables.main([]) == 1
+        assert "numbers of table bias to stem from one commit" in capsys.readouterr().err
 
     def test_every_table_is_shown_somewhere(self) -> None:
         pages = [tables.ROOT / "README.md", *(tables.ROOT / "docs").rglob("*.md")]
@@ -67,7 +85,45 @@ class TestFill:
             tables.fill("<!-- table: b -->\n<!-- end -->", {"a": str}, "page")
 
 
+class TestCommits:
+    ONE = "<small>`a`; gact_graph 0.7.0, commit 1111111, torch 2.</small>"
+    TWO = ONE + "\n<small>`b`; gact_graph 0.7.0, commit 2222222+changes, torch 2.</small>"
+
+    def test_one_commit_needs_no_column(self) -> None:
+        table_sources.check_commits("t", f"| a |\n| --- |\n| 1 |\n\n{self.ONE}")
+
+    def test_two_commits_are_refused_unless_the_rows_name_them(self) -> None:
+        rows = "| a | commit |\n| --- | --- |\n| 1 | 1111111 |\n| 2 | 2222222+changes |"
+        table_sources.check_commits("t", f"{rows}\n\n{self.TWO}")
+        for missing in ("| a |\n| --- |\n| 1 |", rows.rpartition("\n")[0]):
+            with pytest.raises(ResultsError, match=r"\(got 1111111, 2222222\+changes\)"):
+                table_sources.check_commits("t", f"{missing}\n\n{self.TWO}")
+
+
 class TestOrigin:
+    def test_names_the_commit_and_changes_of_the_library(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def git(*words: str) -> str:
+            command = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(tmp_path)]
+            done = subprocess.run([*command, *words], capture_output=True, text=True, check=True)
+            return done.stdout.strip()
+
+        source = tmp_path / "gact_graph" / "__init__.py"
+        source.parent.mkdir()
+        source.write_text("")
+        monkeypatch.setattr(gact_graph, "__file__", str(source))
+        assert origin.commit() is None
+        git("init")
+        git("add", ".")
+        git("commit", "-m", "first")
+        head = git("rev-parse", "--short", "HEAD")
+        assert origin.commit() == head
+        (tmp_path / "notes.md").write_text("new")
+        assert origin.commit() == head
+        source.write_text("changed = 1\n")
+        assert origin.commit() == f"{head}+changes"
+
     def test_names_command_machine_and_versions(self) -> None:
         found = origin.origin("memory", ["--model", "gat", "--dataset", "/x/y/cora.npz"])
         assert found["command"] == (

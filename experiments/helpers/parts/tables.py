@@ -9,13 +9,13 @@ from experiments.helpers.markdown import markdown_table
 from experiments.helpers.parts.counting import BANDWIDTH, LATENCY, modelled
 
 HEAD = (
-    *("processes", "", "bits of the halo", "peak, MB", "sent a step, MB"),
-    *("s/step", "CPU s/step", "in exchanges", "loss", "off one process's"),
+    *("processes", "", "halo bits", "peak, MB", "sent per step, MB"),
+    *("s/step", "CPU s/step", "exchanges", "loss", "difference to one process"),
 )
 
 COUNTED_HEAD = (
-    *("parts", "nodes of each", "halo of the largest", "of all, over the nodes"),
-    *("bits of the halo", "sent a step, MB", "network, s/step", "s/step"),
+    *("parts", "nodes per part", "largest halo", "all halos / nodes"),
+    *("halo bits", "sent per step, MB", "network, s/step", "s/step"),
 )
 
 
@@ -73,18 +73,18 @@ def counted_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def partition(found: Mapping[str, Any]) -> str:
-    """Both tables, and what the model is."""
+    """Return both tables, with the assumptions of the model."""
     said = (
-        "Peak and sent bytes are those of the process with most. Dropout is off, so that losses "
-        "can be compared. Exchanges are a share of the CPU time of a step; the last column is how "
-        "far the loss after "
-        f"{found['steps']} steps is from that of one process."
+        "Peak and sent bytes are the maximum over the processes. Dropout is off, so that losses "
+        "can be compared. *Exchanges* is the fraction of the CPU time of a step. The last column "
+        f"is the relative difference of the loss after {found['steps']} steps to the loss of one "
+        "process."
     )
     model = (
-        "For more parts, the bytes are counted from the parts and from the bytes of a row in the "
-        "runs above. The times are a model, not measured: the busiest process sends its bytes at "
+        "For more parts, the bytes are computed from the parts and the bytes per row in the runs "
+        "above. The times are modeled, not measured: the process with most bytes sends at "
         f"{BANDWIDTH * 8e-9:.0f} Gbit/s, each exchange takes {LATENCY * 1e6:.0f} µs more, and the "
-        "work takes one process's time times the share of edges of the largest part."
+        "computation takes the time of one process times the fraction of edges in the largest part."
     )
     return "\n\n".join(
         (
