@@ -23,7 +23,7 @@ from torch_geometric.nn import (
 import gact_graph
 
 X, EDGES = graph()
-CB2 = {"level": "CB2", "bits": 32, "adaptive": False, "blocks": 100}
+CB2 = {"level": "CB2", "bits": 32, "adaptive": False, "blocks": 100, "min_bytes": 0}
 
 
 class Net(nn.Module):
