@@ -458,6 +458,7 @@ for kind in ("GCN", "GAT"):
 """
 
 
+@pytest.mark.long
 def test_python_with_warnings_as_errors_trains():
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", TRAIN],

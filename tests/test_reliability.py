@@ -51,6 +51,7 @@ def test_slots_are_stable_under_changing_batches(kind, level, bits):
     assert found[0] and all(other == found[0] for other in found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("level", "bits"), LEVELS)
 def test_nothing_grows_over_200_steps(level, bits):
     model = gact_graph.wrap(make(lambda: GraphNet("gat")), level=level, bits=bits, min_bytes=0)

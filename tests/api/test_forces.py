@@ -102,8 +102,10 @@ def double() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize(("name", "level"), grid(["schnet", "visnet", "mace"], ["stock", *LEVELS]))
+@pytest.mark.parametrize("name", ["schnet", "visnet", "mace"])
+@pytest.mark.parametrize("level", ["stock", *LEVELS])
 def test_forces_obey_physics(name: str, level: str) -> None:
     """They are the slope of the energy and have no curl, and a simulation keeps its energy."""
     model = potential(name).double()

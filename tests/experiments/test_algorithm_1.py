@@ -43,6 +43,7 @@ def test_nothing_comes_of_a_gradient_that_tells_nothing(bad):
     assert algorithm_1(["a"], lambda slot: 2, lambda slot: {0: torch.full((3,), bad)}) == {}
 
 
+@pytest.mark.long
 def test_agrees_with_the_variance_over_many_draws():
     """c_l S(b) is the variance that one slot's noise adds: here against 200 draws of it."""
     model = gact_graph.wrap(make(Mlp), bits=3, adaptive=False, min_bytes=0)
