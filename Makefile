@@ -15,12 +15,13 @@ PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
 CSRC = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: help install demo test test-long attack lint format docs wheel clean
+.PHONY: help install demo test test-long mutants attack lint format docs wheel clean
 
 help:
 	@echo "make demo       train GAT with compressed contexts beside fp32"
-	@echo "make test       run the tests"
-	@echo "make test-long  run the tests that take minutes"
+	@echo "make test       run the tests, before a commit"
+	@echo "make test-long  run the others, which take longer"
+	@echo "make mutants    plant 40 faults one by one; the tests must find each"
 	@echo "make attack     20,000 random programs beside stock; PROGRAMS=1000 SEED=7 for others"
 	@echo "make lint       ruff, mypy, clang-format"
 	@echo "make format     let ruff and clang-format rewrite the sources"
@@ -47,6 +48,9 @@ test: $(STAMP)
 
 test-long: $(STAMP)
 	$(PYTEST) -m long $(ARGS)
+
+mutants: $(STAMP)
+	$(BIN)/python tests/mutants/run.py $(ARGS)
 
 PROGRAMS ?= 20000
 SEED ?= 0

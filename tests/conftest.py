@@ -2,23 +2,11 @@
 
 import os
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from defaults import DEFAULTS
 from hypothesis import settings
-
-import gact_graph
-from gact_graph.capture.config import LEVELS
-
-# Steps of tests are small, and would be left alone. Tests of that name min_bytes themselves.
-gact_graph.wrap.__kwdefaults__.update(DEFAULTS | {"min_bytes": 0})
-
-# Most tests look at what layers save as PyG has them. Those of blocks name blocks, or CB2.
-for name in ("L1", "L2", "CB1"):
-    LEVELS[name] = replace(LEVELS[name], blocks=False)
 
 # Workers of one run share the processors.
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):

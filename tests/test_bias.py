@@ -56,10 +56,12 @@ def gradient(model: nn.Module) -> Tensor:
     return model.att.grad.flatten().double().clone()
 
 
-def squared_bias(make: Callable[[], nn.Module], bits: int, draws: int) -> float:
+def squared_bias(
+    make: Callable[[], nn.Module], bits: int, draws: int, blocks: bool | None = False
+) -> float:
     """Of the gradient of the scores' parameter, over its square; free of the noise that is left."""
     exact = gradient(make())
-    model = gact_graph.wrap(make(), bits=bits, adaptive=False, min_bytes=0)
+    model = gact_graph.wrap(make(), bits=bits, adaptive=False, blocks=blocks, min_bytes=0)
     added = torch.stack([gradient(model) - exact for _ in range(draws)])
     squares, square = added.square().sum(), added.sum(0).square().sum()
     assert squares > 0
@@ -78,9 +80,15 @@ def test_scores_and_messages_of_one_tensor(gather: str) -> None:
     assert abs(squared_bias(lambda: Scored(GATHERS[gather]), 2, 40)) < 0.02
 
 
-def test_attention_layers() -> None:
+_ONE_READING = pytest.mark.xfail(
+    strict=True, reason="In blocks scores and messages are computed from one reading of the codes."
+)
+
+
+@pytest.mark.parametrize("blocks", [False, pytest.param(None, marks=_ONE_READING)])
+def test_attention_layers(blocks: bool | None) -> None:
     """Of one reading for both it is off by a third (squared: 0.12)."""
-    assert abs(squared_bias(Attention, 2, 60)) < 0.01
+    assert abs(squared_bias(Attention, 2, 60, blocks)) < 0.01
 
 
 def test_who_reads_what() -> None:

@@ -32,7 +32,7 @@ from torch_geometric.nn import GCNConv
 import gact_graph
 
 X, EDGES = graph()
-EXACT = {"level": "lossless"}
+EXACT = {"level": "lossless", "min_bytes": 0}
 LEVELS = ["lossless", "L1", "CB1", "CB2"]
 ROOT = Path(__file__).parent.parent
 
@@ -63,7 +63,9 @@ class TestCompile:
     @pytest.mark.parametrize("options", [EXACT, {"bits": 8}], ids=str)
     def test_before_wrap(self, backend, options):
         expected = train_step(torch.compile(make(Mlp), backend="aot_eager"), X)
-        model = gact_graph.wrap(torch.compile(make(Mlp), backend=backend), **options)
+        model = gact_graph.wrap(
+            torch.compile(make(Mlp), backend=backend), **{"min_bytes": 0} | options
+        )
         got = train_step(model, X)
         assert distance(got, expected) < (0.05 if "bits" in options else 1e-6)
         compiled = backend.frame_count
@@ -89,8 +91,8 @@ class TestCompile:
 
     @pytest.mark.parametrize("in_place", [False, True])
     def test_after_wrap_trains_uncompiled_and_says_so(self, backend, in_place):
-        expected = train_step(gact_graph.wrap(make(GraphNet), bits=4), X, EDGES)
-        model = gact_graph.wrap(make(GraphNet), bits=4)
+        expected = train_step(gact_graph.wrap(make(GraphNet), bits=4, min_bytes=0), X, EDGES)
+        model = gact_graph.wrap(make(GraphNet), bits=4, min_bytes=0)
         compiled = model
         if in_place:
             model.compile(backend=backend)
@@ -133,14 +135,14 @@ class TestCompile:
 class TestExport:
     @pytest.mark.parametrize("strict", [False, True])
     def test_in_eval(self, strict):
-        model = gact_graph.wrap(make(GraphNet)).eval()
+        model = gact_graph.wrap(make(GraphNet), min_bytes=0).eval()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, of what it deprecates in itself
             program = torch.export.export(model, (X, EDGES), strict=strict)
         assert torch.allclose(program.module()(X, EDGES), model(X, EDGES), atol=1e-6)
 
     def test_script_says_what_to_do(self):
-        model = gact_graph.wrap(make(plain))
+        model = gact_graph.wrap(make(plain), min_bytes=0)
         with pytest.raises(AttributeError, match=r"script what gact_graph.unwrap\(model\) gives"):
             script(model)
         scripted = script(gact_graph.unwrap(model))
@@ -148,7 +150,7 @@ class TestExport:
 
     @pytest.mark.parametrize("training", [False, True])
     def test_trace(self, training):
-        model = gact_graph.wrap(make(Mlp)).train(training)
+        model = gact_graph.wrap(make(Mlp), min_bytes=0).train(training)
         assert torch.allclose(trace(model, X)(X), model(X))
 
     def test_a_scripted_layer_trains_inside(self):
@@ -192,7 +194,7 @@ class TestChangesAfterWrap:
             model.convs[1] = make(lambda: GCNConv(32, 5), seed=1)
             return model
 
-        model = gact_graph.wrap(make(GraphNet), **options)
+        model = gact_graph.wrap(make(GraphNet), **{"min_bytes": 0} | options)
         train_step(model, X, EDGES)
         changed(model)
         got = train_step(model, X, EDGES)
@@ -216,7 +218,7 @@ class TestChangesAfterWrap:
             model.convs.append(make(lambda: GCNConv(5, 5), seed=1))
             return model
 
-        model = gact_graph.wrap(make(Growing), level=level, bits=32)
+        model = gact_graph.wrap(make(Growing), level=level, bits=32, min_bytes=0)
         train_step(model, X, EDGES)
         got = train_step(grown(model), X, EDGES)
         assert distance(got, train_step(grown(make(Growing)), X, EDGES)) < 1e-6
@@ -225,7 +227,10 @@ class TestChangesAfterWrap:
 
     @pytest.mark.parametrize("level", LEVELS)
     def test_requires_grad(self, level):
-        plain, model = make(GraphNet), gact_graph.wrap(make(GraphNet), level=level, bits=32)
+        plain, model = (
+            make(GraphNet),
+            gact_graph.wrap(make(GraphNet), level=level, bits=32, min_bytes=0),
+        )
         for learns in (True, False, True):
             for one in (plain, model):
                 one.convs[0].requires_grad_(learns)
@@ -235,7 +240,10 @@ class TestChangesAfterWrap:
 
     @pytest.mark.parametrize("level", LEVELS)
     def test_dtype(self, level):
-        plain, model = make(GraphNet), gact_graph.wrap(make(GraphNet), level=level, bits=32)
+        plain, model = (
+            make(GraphNet),
+            gact_graph.wrap(make(GraphNet), level=level, bits=32, min_bytes=0),
+        )
         for dtype in (torch.float64, torch.float32):
             expected = train_step(plain.to(dtype), X.to(dtype), EDGES)
             got = train_step(model.to(dtype), X.to(dtype), EDGES)
@@ -243,14 +251,17 @@ class TestChangesAfterWrap:
             assert distance(got, expected) < 1e-6
 
     def test_dtype_with_adaptive_bits(self):
-        model = gact_graph.wrap(make(GraphNet), bits=8)
+        model = gact_graph.wrap(make(GraphNet), bits=8, min_bytes=0)
         for dtype in (torch.float32, torch.float64, torch.float64, torch.float32, torch.float32):
             expected = train_step(make(GraphNet).to(dtype), X.to(dtype), EDGES)
             assert distance(train_step(model.to(dtype), X.to(dtype), EDGES), expected) < 0.05
 
     @pytest.mark.parametrize("level", LEVELS)
     def test_reset_parameters(self, level):
-        plain, model = make(GraphNet), gact_graph.wrap(make(GraphNet), level=level, bits=32)
+        plain, model = (
+            make(GraphNet),
+            gact_graph.wrap(make(GraphNet), level=level, bits=32, min_bytes=0),
+        )
         train_step(model, X, EDGES)
         for one in (plain, model):
             torch.manual_seed(5)
@@ -278,7 +289,7 @@ class TestCheckpoint:
         "options", [*({"level": level} for level in LEVELS), {"blocks": 512}], ids=str
     )
     def test_inside(self, net, options):
-        model = gact_graph.wrap(make(net), bits=8, adaptive=False, **options)
+        model = gact_graph.wrap(make(net), bits=8, adaptive=False, **{"min_bytes": 0} | options)
         expected = train_step(make(net), X, EDGES)
         for _ in range(2):
             assert distance(train_step(model, X, EDGES), expected) < 0.05
@@ -287,14 +298,14 @@ class TestCheckpoint:
         assert not any(slot.startswith("convs.1/aggregate") for slot in slots)
 
     def test_inside_with_adaptive_bits(self):
-        model = gact_graph.wrap(make(Checkpointed), bits=8)
+        model = gact_graph.wrap(make(Checkpointed), bits=8, min_bytes=0)
         expected = train_step(make(Checkpointed), X, EDGES)
         for _ in range(4):
             assert distance(train_step(model, X, EDGES), expected) < 0.05
         assert gact_graph.report(model).measurements > 0
 
     def test_reentrant_inside_is_measured_around(self):
-        model = gact_graph.wrap(make(Reentrant), bits=8)
+        model = gact_graph.wrap(make(Reentrant), bits=8, min_bytes=0)
         expected = train_step(make(Reentrant), X, EDGES)
         got = [train_step(model, X, EDGES) for _ in range(4)]
         assert all(distance(one, expected) < 0.05 for one in got)
@@ -310,7 +321,7 @@ class TestCheckpoint:
             out.square().mean().backward()
             return [x.grad, *gradients(model)]
 
-        model = gact_graph.wrap(make(GraphNet), level=level, bits=8)
+        model = gact_graph.wrap(make(GraphNet), level=level, bits=8, min_bytes=0)
         expected = step(make(GraphNet))
         for _ in range(3):
             assert distance(step(model), expected) < 0.05
@@ -334,7 +345,9 @@ class TestPrecision:
 
         expected = steps(make(GraphNet))
         assert equal(steps(gact_graph.wrap(make(GraphNet), **EXACT)), expected)
-        assert distance(steps(gact_graph.wrap(make(GraphNet), bits=8)), expected) < 0.01
+        assert (
+            distance(steps(gact_graph.wrap(make(GraphNet), bits=8, min_bytes=0)), expected) < 0.01
+        )
 
     def test_accumulation(self):
         def steps(model):
@@ -347,7 +360,9 @@ class TestPrecision:
 
         expected = steps(make(GraphNet))
         assert equal(steps(gact_graph.wrap(make(GraphNet), **EXACT)), expected)
-        assert distance(steps(gact_graph.wrap(make(GraphNet), bits=8)), expected) < 0.05
+        assert (
+            distance(steps(gact_graph.wrap(make(GraphNet), bits=8, min_bytes=0)), expected) < 0.05
+        )
 
 
 class TestExplainer:
@@ -367,7 +382,7 @@ class TestExplainer:
             found = explainer(X, EDGES, index=3)
             return [found.node_mask, found.edge_mask]
 
-        model = gact_graph.wrap(make(GraphNet), bits=2, blocks=blocks)
+        model = gact_graph.wrap(make(GraphNet), bits=2, blocks=blocks, min_bytes=0)
         train_step(model, X, EDGES)
         before = gact_graph.report(model)
         expected = make(GraphNet)
@@ -415,7 +430,7 @@ class TestLightning:
             warnings.filterwarnings("error", module="gact_graph")
             expected = train(make(Module))
             exact = train(gact_graph.wrap(make(Module), **EXACT))
-            model = gact_graph.wrap(make(Module), bits=8)
+            model = gact_graph.wrap(make(Module), bits=8, min_bytes=0)
             near = train(model)
         assert equal(exact, expected)
         assert 0 < distance(near, expected) < 0.01
@@ -443,6 +458,7 @@ for kind in ("GCN", "GAT"):
 """
 
 
+@pytest.mark.long
 def test_python_with_warnings_as_errors_trains():
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", TRAIN],

@@ -19,8 +19,6 @@ import gact_graph
 
 X, EDGES = graph()
 STEPS = 6
-DEFAULTS: dict[str, Any] = {"min_bytes": 0, "blocks": "auto"}
-"""Nothing is too small; blocks are the default, which the tests of other files leave out."""
 
 CALLS = 0
 VARIABLE = "GACT_GRAPH_TEST_CALLS"
@@ -100,7 +98,7 @@ def test_a_step_runs_forward_once(
     stock = _trace(make(lambda: Net(tmp_path / "stock")), [])
     assert stock["a module global"] == STEPS
     model = make(lambda: Net(tmp_path / "wrapped"))
-    gact_graph.wrap(model, level=level, **DEFAULTS)
+    gact_graph.wrap(model, level=level, min_bytes=0)
     got = _trace(model, [])
     different = {name: (got[name], stock[name]) for name in stock if got[name] != stock[name]}
     assert not different

@@ -62,6 +62,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads((folder / "found.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(path: Path, outcomes: Any) -> None:
     reason = missing(path.stem)
@@ -73,6 +74,7 @@ def test_an_example_runs(path: Path, outcomes: Any) -> None:
     assert "gact_graph" not in outcome["told"]  # no warning of ours
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["neighbor_loader", "cluster_loader"])
 def test_an_example_says_in_a_line_what_it_needs(name: str, tmp_path: Path) -> None:
     code = f"""
@@ -90,6 +92,7 @@ runpy.run_path({str(ROOT / "examples" / f"{name}.py")!r}, run_name="__main__")
     assert said.startswith("PyG ") and "install" in said
 
 
+@pytest.mark.long
 def test_messages_by_hand_shows_what_blocks_and_codes_save(outcomes: Any) -> None:
     printed = outcomes[str(ROOT / "examples" / "messages_by_hand.py")]["printed"]
     (rate,) = re.findall(r"\(([\d.]+)x less\)", printed)
@@ -102,6 +105,7 @@ def test_every_example_is_on_the_site() -> None:
     assert sorted(shown) == [path.stem for path in EXAMPLES]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["data_parallel", "partitioned_graph"])
 def test_an_example_runs_in_two_processes(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -121,6 +125,7 @@ def test_an_example_runs_in_two_processes(name: str, tmp_path: Path) -> None:
     assert ("sent to other processes" in done.stdout) == (name == "partitioned_graph")
 
 
+@pytest.mark.long
 def test_a_resumed_run_ends_where_the_other_one_does(outcomes: Any) -> None:
     printed = outcomes[str(ROOT / "examples" / "resume.py")]["printed"]
     losses = dict(line.split(": ") for line in printed.splitlines() if line.startswith("loss of"))

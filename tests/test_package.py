@@ -41,11 +41,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)
 
 
+@pytest.mark.long
 def test_the_wheel_holds_the_library_alone(wheel: zipfile.ZipFile) -> None:
     top = {name.split("/")[0] for name in wheel.namelist()}
     assert top == {"gact_graph", f"gact_graph-{gact_graph.__version__}.dist-info"}
 
 
+@pytest.mark.long
 def test_the_wheel_holds_every_source(wheel: zipfile.ZipFile) -> None:
     modules = {p.relative_to(ROOT).as_posix() for p in (ROOT / "gact_graph").rglob("*.py")}
     kernels = {
@@ -64,6 +66,7 @@ def test_the_wheel_holds_every_source(wheel: zipfile.ZipFile) -> None:
     assert held == modules | kernels | templates
 
 
+@pytest.mark.long
 def test_kernels_are_found_in_an_installed_wheel(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path)
     code = "from gact_graph.ops.kernels.sources import csrc; print(csrc())"
@@ -111,6 +114,7 @@ def test_the_installed_version_is_this_one() -> None:
     assert installed == gact_graph.__version__
 
 
+@pytest.mark.long
 def test_make_installs_a_torch_that_the_package_takes(wheel: zipfile.ZipFile) -> None:
     (pinned,) = re.findall(
         r"^TORCH := torch==(\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE

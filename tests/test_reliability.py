@@ -41,7 +41,8 @@ def sampled(step: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(("level", "bits"), LEVELS)
 @pytest.mark.parametrize("kind", ["gat", "gcn", "sage", "gin"])
 def test_slots_are_stable_under_changing_batches(kind, level, bits):
-    model = gact_graph.wrap(make(lambda: GraphNet(kind)), level=level, bits=bits)
+    net = make(lambda: GraphNet(kind))
+    model = gact_graph.wrap(net, level=level, bits=bits, blocks=False, min_bytes=0)
     found = []
     for step in range(6):
         train_step(model, *sampled(step))
@@ -50,9 +51,10 @@ def test_slots_are_stable_under_changing_batches(kind, level, bits):
     assert found[0] and all(other == found[0] for other in found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("level", "bits"), LEVELS)
 def test_nothing_grows_over_200_steps(level, bits):
-    model = gact_graph.wrap(make(lambda: GraphNet("gat")), level=level, bits=bits)
+    model = gact_graph.wrap(make(lambda: GraphNet("gat")), level=level, bits=bits, min_bytes=0)
     x, edges = graph(nodes=120, edges=600)
 
     def steps(count):
@@ -103,7 +105,7 @@ def test_a_reused_address_is_another_tensor(level, bits):
 
     seen = {}
     memory = bytearray(16_384)
-    model = gact_graph.wrap(Lambda(forward), level=level, bits=bits)
+    model = gact_graph.wrap(Lambda(forward), level=level, bits=bits, min_bytes=0)
     model(X).backward()
     for step, tensor in seen.items():
         expected = torch.full((1,), step + 2).to(tensor.dtype)
@@ -121,7 +123,7 @@ def test_gathers_and_masks_of_one_size_are_told_apart():
 
     stock = Lambda(forward)
     stock(X).backward()
-    model = gact_graph.wrap(Lambda(forward), level="lossless", bits=32)
+    model = gact_graph.wrap(Lambda(forward), level="lossless", bits=32, min_bytes=0)
     model(X).backward()
     assert torch.equal(model.weight.grad, stock.weight.grad)
 
@@ -129,7 +131,7 @@ def test_gathers_and_masks_of_one_size_are_told_apart():
 class TestGraphs:
     def wrapped(self):
         model = make(lambda: GraphNet("gat", dropout=0.0))
-        return gact_graph.wrap(model, level="lossless", bits=32)
+        return gact_graph.wrap(model, level="lossless", bits=32, min_bytes=0)
 
     def test_backward_twice_and_on_another_thread(self):
         model = self.wrapped()
@@ -163,7 +165,9 @@ class TestGraphs:
                 return self.convs[1](self.norm(h).relu(), edge_index)
 
         stock = train_step(make(lambda: Checkpointed("gat")), X.requires_grad_(), EDGES)
-        model = gact_graph.wrap(make(lambda: Checkpointed("gat")), level="lossless", bits=32)
+        model = gact_graph.wrap(
+            make(lambda: Checkpointed("gat")), level="lossless", bits=32, min_bytes=0
+        )
         assert equal(train_step(model, X, EDGES), stock)
         X.requires_grad_(False)
         slots = {row.slot for row in gact_graph.report(model).contexts}

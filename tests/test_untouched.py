@@ -33,7 +33,7 @@ from gact_graph.support.storage import tensors_in
 X, EDGES = graph()
 EXACT = {
     "lossless in blocks": {"level": "lossless", "blocks": 64},
-    "CB1": {"level": "CB1", "bits": 32, "adaptive": False},
+    "CB1": {"level": "CB1", "bits": 32, "adaptive": False, "blocks": False},
     "CB2": {"level": "CB2", "bits": 32, "adaptive": False, "blocks": 64},
 }
 
@@ -136,7 +136,7 @@ class TestCaches:
             for net in nets:
                 net.first.requires_grad_(False)
         expected = train(nets[0], steps=3)
-        got = train(gact_graph.wrap(nets[1], **exact), steps=3)
+        got = train(gact_graph.wrap(nets[1], min_bytes=0, **exact), steps=3)
         assert close(got, expected)
         one, other = state(nets[0]), state(nets[1])
         assert [key for key in one if not same(one[key], other[key])] == []
@@ -167,7 +167,9 @@ class TestPlainState:
     @pytest.mark.parametrize("learns", [False, True])
     def test_a_block_sees_what_it_saw_in_forward(self, exact, learns):
         expected = train(make(lambda: Net(Step(learns))))
-        assert close(train(gact_graph.wrap(make(lambda: Net(Step(learns))), **exact)), expected)
+        assert close(
+            train(gact_graph.wrap(make(lambda: Net(Step(learns))), min_bytes=0, **exact)), expected
+        )
 
     def test_what_is_set_between_forward_and_backward_does_not_count(self, exact):
         def step(model):
@@ -178,7 +180,7 @@ class TestPlainState:
             out.backward()
             return [p.grad for p in model.first.parameters()]
 
-        model = gact_graph.wrap(make(lambda: Net(Step(True))), **exact)
+        model = gact_graph.wrap(make(lambda: Net(Step(True))), min_bytes=0, **exact)
         assert close(step(model), step(make(lambda: Net(Step(True)))))
 
     def test_a_tensor_changed_in_place_is_an_error(self, exact):
@@ -186,7 +188,7 @@ class TestPlainState:
             def message(self, x_j, edge_weight):
                 return super().message(x_j, edge_weight).sin() * self.scale
 
-        model = gact_graph.wrap(make(lambda: Net(Scaled(32, 16))), **exact)
+        model = gact_graph.wrap(make(lambda: Net(Scaled(32, 16))), min_bytes=0, **exact)
         model.conv.scale = torch.ones(16)
         out = model(X, EDGES)
         model.conv.scale.mul_(2)
@@ -216,7 +218,7 @@ class TestPlainState:
                 return self.conv(x, edges)
 
         expected = train(make(Outer))
-        assert close(train(gact_graph.wrap(make(Outer), **exact)), expected)
+        assert close(train(gact_graph.wrap(make(Outer), min_bytes=0, **exact)), expected)
 
     def test_buffers_are_what_they_were(self, exact):
         """A statistic that the layer itself moves in forward, and reads."""
@@ -236,7 +238,7 @@ class TestPlainState:
             return [*gradients(model), model.conv.scale.clone()]
 
         expected = two_forwards(make(lambda: Net(Copies())))
-        got = two_forwards(gact_graph.wrap(make(lambda: Net(Copies())), **exact))
+        got = two_forwards(gact_graph.wrap(make(lambda: Net(Copies())), min_bytes=0, **exact))
         assert close(got, expected)
 
 
@@ -266,7 +268,7 @@ class TestSecondDerivatives:
     def test_are_those_of_stock(self, level, build, how):
         """A layer that runs again in backward can be differentiated twice."""
         stock = make(lambda: Net(build()))
-        model = gact_graph.wrap(copy.deepcopy(stock), **EXACT[level])
+        model = gact_graph.wrap(copy.deepcopy(stock), min_bytes=0, **EXACT[level])
         if how == "hvp":  # which torch takes from a third one
             with pytest.raises(RuntimeError, match="For third derivatives"):
                 SECOND[how](lambda x: model(x, EDGES), X, torch.ones_like(X))
@@ -280,7 +282,7 @@ class TestSecondDerivatives:
             assert (a - b).norm() <= 1e-5 * b.norm()
 
     def test_forward_mode_is_refused(self, exact, build):
-        model = gact_graph.wrap(make(lambda: Net(build())), **exact)
+        model = gact_graph.wrap(make(lambda: Net(build())), min_bytes=0, **exact)
         with torch.autograd.forward_ad.dual_level():
             x = torch.autograd.forward_ad.make_dual(X.clone(), torch.ones_like(X))
             with pytest.raises(RuntimeError):
@@ -291,7 +293,7 @@ class TestSecondDerivatives:
     )
     def test_of_other_levels(self, options, build):
         model = make(lambda: Net(build()))
-        wrapped = gact_graph.wrap(copy.deepcopy(model), adaptive=False, **options)
+        wrapped = gact_graph.wrap(copy.deepcopy(model), adaptive=False, min_bytes=0, **options)
         for one in (model, wrapped):
             penalty(lambda x, one=one: one(x, EDGES).sin().sum(), X)
         assert close(gradients(wrapped), gradients(model))
@@ -338,9 +340,10 @@ class TestThreads:
             return Net(TransformerConv(32, 16, heads=2))
 
         count, steps = 3, 4
-        model = gact_graph.wrap(make(build), **options)
+        model = gact_graph.wrap(make(build), min_bytes=0, **options)
         models = [
-            model if shared else gact_graph.wrap(make(build), **options) for _ in range(count)
+            model if shared else gact_graph.wrap(make(build), min_bytes=0, **options)
+            for _ in range(count)
         ]
         held = [[*m.parameters()] for m in models]
         expected = make(build)
@@ -379,7 +382,7 @@ COPIES = EXACT | {"L1": {"level": "L1", "bits": 32, "adaptive": False}}
 class TestCopies:
     @pytest.mark.parametrize("options", COPIES.values(), ids=COPIES)
     def test_a_shallow_copy_runs_as_itself(self, options):
-        model = gact_graph.wrap(make(Scaled), **options)
+        model = gact_graph.wrap(make(Scaled), min_bytes=0, **options)
         expected = model(X, EDGES).detach()
         other = copy.copy(model)
         other.scale = 2.0
@@ -391,7 +394,7 @@ class TestCopies:
 
     @pytest.mark.parametrize("options", COPIES.values(), ids=COPIES)
     def test_replicas_of_data_parallel_run_their_own_parameters(self, options):
-        model, stock = gact_graph.wrap(make(Scaled), **options), make(Scaled)
+        model, stock = gact_graph.wrap(make(Scaled), min_bytes=0, **options), make(Scaled)
         train(model, steps=1)
 
         def replicate(module):
@@ -435,7 +438,7 @@ def test_a_keyboard_interrupt_anywhere_leaves_the_model_alone(options):
     Not at any line: a tracer may raise between the last line of a ``with`` and its ``__exit__``,
     where no signal ever comes, and then no ``with`` is left in order.
     """
-    model = gact_graph.wrap(make(lambda: Net(GATConv(32, 16))), **options)
+    model = gact_graph.wrap(make(lambda: Net(GATConv(32, 16))), min_bytes=0, **options)
     expected = train(model, steps=1)
     parameters, buffers = [*model.parameters()], [*model.buffers()]
     count = 0
@@ -483,12 +486,18 @@ def test_a_keyboard_interrupt_anywhere_leaves_the_model_alone(options):
     assert equal(train(model, steps=1), expected)
 
 
-LEVELS = {"blocks": {"level": "L1", "blocks": 64}, "CB1": {"level": "CB1"}, "CB2": {"level": "CB2"}}
+LEVELS = {
+    "blocks": {"level": "L1", "blocks": 64},
+    "CB1": {"level": "CB1", "blocks": False},
+    "CB2": {"level": "CB2"},
+}
 
 
 @pytest.mark.parametrize("options", LEVELS.values(), ids=LEVELS)
 def test_the_number_of_objects_levels_off(options):
-    model = gact_graph.wrap(make(lambda: Net(GATConv(32, 16))), adaptive=False, **options)
+    model = gact_graph.wrap(
+        make(lambda: Net(GATConv(32, 16))), adaptive=False, min_bytes=0, **options
+    )
 
     def count(steps):
         for _ in range(steps):
@@ -523,7 +532,7 @@ def test_activation_checkpointing_around_the_model(options, reentrant):
         return found
 
     expected = steps(make(Stack))
-    assert close(steps(gact_graph.wrap(make(Stack), **options)), expected)
+    assert close(steps(gact_graph.wrap(make(Stack), min_bytes=0, **options)), expected)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -70,16 +70,19 @@ def test_gradients(name: str, form: str) -> None:
     def run(steps: int = 2, **options: Any) -> list[list[Tensor]]:
         model = make(lambda: Net(CONVS[name], around))
         if options:
-            gact_graph.wrap(model, **options)
+            gact_graph.wrap(model, min_bytes=0, **options)
         return _train(model, *_inputs(form, with_gradient), steps)
 
     stock = run()
     assert all(equal(one, other) for one, other in zip(stock, run(), strict=True))
     assert all(g.isfinite().all() for g in stock[0])
-    for options in ({"level": "lossless", "bits": 32}, {"level": "L1", "bits": 32}):
+    for options in (
+        {"level": "lossless", "bits": 32},
+        {"level": "L1", "bits": 32, "blocks": False},
+    ):
         got = run(**options)
         assert all(equal(one, other) for one, other in zip(got, stock, strict=True)), options
-    [coarse] = run(steps=1, level="L1", bits=8)
+    [coarse] = run(steps=1, level="L1", bits=8, blocks=False)
     assert distance(coarse, stock[0]) < BOUNDS.get(name, BOUND)
 
 
@@ -102,7 +105,7 @@ def test_lossless_on_a_device(name: str, device: str) -> None:
         model = make(lambda: Net(case, "relu")).to(device)
         model.case = moved
         if options:
-            gact_graph.wrap(model, **options)
+            gact_graph.wrap(model, min_bytes=0, **options)
         x, adjacency = _inputs(form, with_gradient=True)
         torch.manual_seed(0)
         out = model(x.to(device), adjacency.to(device))

@@ -121,6 +121,7 @@ assert one == other and one[-1][2]
 """
 
 
+@pytest.mark.long
 def test_ranks_with_fewer_or_no_batches_stop_nobody(tmp_path):
     run_ranks("import contextlib, time" + NET + UNEVEN, tmp_path)
 

@@ -36,7 +36,7 @@ def measured(model):
 
 
 def wrapped(model, **options):
-    return gact_graph.wrap(model, **({"bits": 4} | options))
+    return gact_graph.wrap(model, min_bytes=0, **({"bits": 4} | options))
 
 
 def steps(model, count, inputs=lambda: (X,), loss=lambda out: out.square().mean()):
@@ -304,7 +304,7 @@ RANKS = """
 """
 
 
-@pytest.mark.parametrize("kind", ["outside", "inside"])
+@pytest.mark.parametrize("kind", [pytest.param("outside", marks=pytest.mark.long), "inside"])
 def test_no_rank_waits_for_another(kind, tmp_path):
     """Ranks measure at different steps: a collective that runs again would meet no other."""
     script = tmp_path / "ranks.py"

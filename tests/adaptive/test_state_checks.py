@@ -17,7 +17,7 @@ import gact_graph
 def make(**options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU())
-    return gact_graph.wrap(model, bits=2, **options)
+    return gact_graph.wrap(model, bits=2, min_bytes=0, **options)
 
 
 def steps(model, count):
@@ -167,7 +167,7 @@ def test_slots_have_the_names_of_version_0_6_0(name):
         "adaptation": {"forwards": 3, "turn": 2, "passes": 8},
     }
     torch.manual_seed(0)
-    model = gact_graph.wrap(layer(), bits=4)
+    model = gact_graph.wrap(layer(), bits=4, blocks=False, min_bytes=0)
     gact_graph.load_state_dict(model, state)
     x, edge_index = torch.randn(300, 32), torch.randint(300, (2, 2000))
     model(x, edge_index).square().mean().backward()

@@ -27,7 +27,7 @@ def controller_of(model):
 
 
 def test_counts_training_forwards_alone():
-    model = gact_graph.wrap(make(Mlp))
+    model = gact_graph.wrap(make(Mlp), min_bytes=0)
     model(X)
     model.eval()(X)
     with torch.no_grad():
@@ -37,7 +37,7 @@ def test_counts_training_forwards_alone():
 
 
 def test_no_session_is_current_outside():
-    model = gact_graph.wrap(make(Mlp))
+    model = gact_graph.wrap(make(Mlp), min_bytes=0)
     seen = []
     model.second.register_forward_hook(lambda *_: seen.append(current()))
     model(X)
@@ -56,7 +56,7 @@ def test_a_model_that_calls_itself_has_one_session():
             h = self.lin(x).tanh()
             return h if depth == 0 else self(h, depth - 1)
 
-    model = gact_graph.wrap(Recursive())
+    model = gact_graph.wrap(Recursive(), min_bytes=0)
     model(X).sum().backward()
     slots = [row.slot for row in gact_graph.report(model).contexts]
     assert slots == ["tanh.result", "tanh#2.result", "tanh#3.result"]
@@ -64,8 +64,8 @@ def test_a_model_that_calls_itself_has_one_session():
 
 
 def test_inner_wrapped_models_report_for_themselves():
-    outer = gact_graph.wrap(nn.Sequential(nn.Linear(32, 32), nn.Tanh()))
-    outer.append(gact_graph.wrap(make(Mlp)))
+    outer = gact_graph.wrap(nn.Sequential(nn.Linear(32, 32), nn.Tanh()), min_bytes=0)
+    outer.append(gact_graph.wrap(make(Mlp), min_bytes=0))
     outer.append(nn.Tanh())
     outer(X).sum().backward()
     inner = [row.slot for row in gact_graph.report(outer[2]).contexts]

@@ -66,7 +66,7 @@ def score(model):
     "net", [lambda: GAE(Encoder()), lambda: VGAE(Encoder(heads=2))], ids=["GAE", "VGAE"]
 )
 def test_autoencoders_are_followed_in_encode(net):
-    model = gact_graph.wrap(make(net), bits=8)
+    model = gact_graph.wrap(make(net), bits=8, min_bytes=0)
     got = gae(model)
     assert gact_graph.report(model).rate > 1.5
     assert 0 < distance(got, gae(make(net))) < 0.05
@@ -84,14 +84,14 @@ def test_deep_graph_infomax_is_followed_in_forward():
 
     model = DeepGraphInfomax(64, Encoder(), lambda z, *_: z.mean(0).sigmoid(), corruption)
     model.weight = nn.Parameter(torch.randn(16, 16))
-    gact_graph.wrap(model, bits=8)
+    gact_graph.wrap(model, bits=8, min_bytes=0)
     model.loss(*model(X, EDGES)).backward()
     assert gact_graph.report(model).rate > 1.5
 
 
 class TestNamed:
     def test_methods_are_followed(self):
-        model = gact_graph.wrap(make(Parts), bits=8, methods=("score", "embed"))
+        model = gact_graph.wrap(make(Parts), bits=8, methods=("score", "embed"), min_bytes=0)
         got = score(model)
         assert 0 < distance(got, score(make(Parts))) < 0.05
         slots = [row.slot for row in gact_graph.report(model).contexts]
@@ -99,7 +99,9 @@ class TestNamed:
         assert "tanh.result" in slots
 
     def test_each_has_bits_of_its_own(self):
-        model = gact_graph.wrap(make(Parts), bits=4, methods=("score", "embed"), seed=3)
+        model = gact_graph.wrap(
+            make(Parts), bits=4, methods=("score", "embed"), seed=3, min_bytes=0
+        )
         for _ in range(3):
             score(model)
             model.embed(X, EDGES).square().mean().backward()
@@ -115,13 +117,14 @@ class TestNamed:
             bits=4,
             methods=("score", "embed"),
             seed=3,
+            min_bytes=0,
         )
         gact_graph.load_state_dict(twin, state)
         assert equal(score(twin), score(model))
 
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
     def test_copies_follow_them_too(self, copied):
-        model = gact_graph.wrap(make(Parts), bits=2, methods=("score",))
+        model = gact_graph.wrap(make(Parts), bits=2, methods=("score",), min_bytes=0)
         twin = copied(model)
         assert equal(score(twin), score(model))
         assert not gact_graph.report(twin).empty
@@ -150,17 +153,17 @@ class TestNamed:
 
 class TestNothingFollowed:
     def test_a_backward_is_told_once(self):
-        model = gact_graph.wrap(make(Parts), bits=2)
+        model = gact_graph.wrap(make(Parts), bits=2, min_bytes=0)
         with pytest.warns(RuntimeWarning, match=r"methods=\('encode',\)") as found:
             score(model)
         assert [warning.filename for warning in found] == [__file__]
         score(model)
 
     def test_a_model_that_was_followed_is_not_told_of(self):
-        model = gact_graph.wrap(make(Parts), bits=2)
+        model = gact_graph.wrap(make(Parts), bits=2, min_bytes=0)
         model(X, EDGES)
         score(model)
-        with gact_graph.compress(gact_graph.wrap(make(Parts))) as _:
+        with gact_graph.compress(gact_graph.wrap(make(Parts), min_bytes=0)) as _:
             score(make(Parts))
 
     def test_to_hetero_of_a_wrapped_model_says_what_to_do(self):
@@ -181,18 +184,18 @@ class TestNothingFollowed:
         def step(model):
             sum(out.square().mean() for out in model(features, edges).values()).backward()
 
-        hetero = to_hetero(gact_graph.wrap(Net()), metadata)
+        hetero = to_hetero(gact_graph.wrap(Net(), min_bytes=0), metadata)
         with pytest.warns(RuntimeWarning, match=r"gact_graph.wrap\(to_hetero\(") as found:
             step(hetero)
         assert len(found) == 1
-        model = gact_graph.wrap(to_hetero(Net(), metadata), bits=4)
+        model = gact_graph.wrap(to_hetero(Net(), metadata), bits=4, min_bytes=0)
         step(model)
         assert gact_graph.report(model).rate > 1.2
 
 
 class TestPin:
     def test_that_matches_nothing_is_told_once(self):
-        model = gact_graph.wrap(make(GraphNet), pin={"*.nothing": 8, "convs.0/*": 8})
+        model = gact_graph.wrap(make(GraphNet), pin={"*.nothing": 8, "convs.0/*": 8}, min_bytes=0)
         with pytest.warns(RuntimeWarning, match=r"got '\*.nothing', which match none") as found:
             model(X, EDGES)
         assert [warning.filename for warning in found] == [__file__]

@@ -31,13 +31,13 @@ def row(slot, raw=1000, stored=100, bits=4, numel=250):
 
 @pytest.fixture(scope="module")
 def trained():
-    model = gact_graph.wrap(make(lambda: GraphNet("gat")), bits=3, adaptive=False)
+    model = gact_graph.wrap(make(lambda: GraphNet("gat")), bits=3, adaptive=False, min_bytes=0)
     train_step(model, *graph())
     return gact_graph.report(model)
 
 
 def test_before_a_forward_it_says_so(tmp_path):
-    report = gact_graph.report(gact_graph.wrap(Mlp()))
+    report = gact_graph.report(gact_graph.wrap(Mlp(), min_bytes=0))
     assert WORDS in str(report)
     assert report.to_dict() == {
         "raw_bytes": 0,

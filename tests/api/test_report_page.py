@@ -20,7 +20,7 @@ def row(slot, raw=1000, stored=100, host=0, role="node"):
 
 @pytest.fixture(scope="module")
 def trained():
-    model = gact_graph.wrap(make(lambda: GraphNet("gat")), bits=3)
+    model = gact_graph.wrap(make(lambda: GraphNet("gat")), bits=3, min_bytes=0)
     train_step(model, *graph())
     return gact_graph.report(model)
 

@@ -107,7 +107,7 @@ def test_the_sum_of_a_layer_counts_contexts_that_are_not_shown():
 
 
 def test_a_row_a_layer_in_the_order_of_forward():
-    model = gact_graph.wrap(make(lambda: GraphNet("gat")), bits=3)
+    model = gact_graph.wrap(make(lambda: GraphNet("gat")), bits=3, min_bytes=0)
     train_step(model, *graph())
     report = gact_graph.report(model, by="layer")
     assert report.to_dict()["contexts"] == gact_graph.report(model).to_dict()["contexts"]
@@ -124,7 +124,7 @@ def test_a_row_a_layer_in_the_order_of_forward():
 
 
 def test_other_groups_are_refused():
-    model = gact_graph.wrap(make(lambda: GraphNet("gcn")))
+    model = gact_graph.wrap(make(lambda: GraphNet("gcn")), min_bytes=0)
     with pytest.raises(ValueError, match=r"Expected by to be 'slot' or 'layer' \(got 'role'\)"):
         gact_graph.report(model, by="role")
 

@@ -44,10 +44,10 @@ class TestWrap:
         assert [n for n, _ in wrapped.named_modules()] == [n for n, _ in GraphNet().named_modules()]
 
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("options", [{"bits": 32}, {"level": "L0"}], ids=str)
+    @pytest.mark.parametrize("options", [{"bits": 32, "blocks": False}, {"level": "L0"}], ids=str)
     def test_without_quantization_gradients_are_bit_identical(self, kind, options):
         plain = make(lambda: GraphNet(kind))
-        wrapped = gact_graph.wrap(make(lambda: GraphNet(kind)), **options)
+        wrapped = gact_graph.wrap(make(lambda: GraphNet(kind)), min_bytes=0, **options)
         for step in range(2):
             expected = train_step(plain, *graph(), seed=step)
             assert equal(train_step(wrapped, *graph(), seed=step), expected)
@@ -56,7 +56,7 @@ class TestWrap:
     @pytest.mark.parametrize("kind", KINDS)
     def test_l1_gradients_are_near_and_differ(self, kind):
         plain = make(lambda: GraphNet(kind))
-        wrapped = gact_graph.wrap(make(lambda: GraphNet(kind)), bits=12)
+        wrapped = gact_graph.wrap(make(lambda: GraphNet(kind)), bits=12, min_bytes=0)
         expected, got = train_step(plain, *graph()), train_step(wrapped, *graph())
         # 12 bits err by less than 1/4095 of a group's range, but leaky_relu's rare changes of sign
         # count fully.
@@ -68,7 +68,7 @@ class TestWrap:
         single, total = 0.0, None
         steps = 32
         for seed in range(steps):
-            model = gact_graph.wrap(make(Mlp), bits=2, seed=seed, adaptive=False)
+            model = gact_graph.wrap(make(Mlp), bits=2, seed=seed, adaptive=False, min_bytes=0)
             got = train_step(model, graph()[0])
             single += distance(got, expected) / steps
             total = got if total is None else [a + b for a, b in zip(total, got, strict=True)]
@@ -84,7 +84,8 @@ class TestWrap:
 
         expected = train_step(make(net), graph()[0])
         got = [
-            train_step(gact_graph.wrap(make(net), bits=2, seed=s), graph()[0]) for s in range(32)
+            train_step(gact_graph.wrap(make(net), bits=2, seed=s, min_bytes=0), graph()[0])
+            for s in range(32)
         ]
         mean = [torch.stack(parts).mean(0) for parts in zip(*got, strict=True)]
         # Here the gradient is linear in the context: the error falls as 1/sqrt(32), with a margin.
@@ -92,13 +93,14 @@ class TestWrap:
 
     def test_the_seed_decides(self):
         runs = [
-            train_step(gact_graph.wrap(make(GraphNet), bits=2, seed=s), *graph()) for s in (1, 1, 2)
+            train_step(gact_graph.wrap(make(GraphNet), bits=2, seed=s, min_bytes=0), *graph())
+            for s in (1, 1, 2)
         ]
         assert equal(runs[0], runs[1])
         assert not equal(runs[0], runs[2])
 
     def test_each_step_has_its_own_noise(self):
-        model = gact_graph.wrap(make(Mlp), bits=2)
+        model = gact_graph.wrap(make(Mlp), bits=2, min_bytes=0)
         assert not equal(train_step(model, graph()[0]), train_step(model, graph()[0]))
 
     def test_leaves_the_random_state_alone(self):
@@ -109,7 +111,11 @@ class TestWrap:
             return out.detach(), torch.get_rng_state()
 
         (plain, plain_state), (out, state) = (
-            state_after(m) for m in (make(GraphNet), gact_graph.wrap(make(GraphNet), bits=2))
+            state_after(m)
+            for m in (
+                make(GraphNet),
+                gact_graph.wrap(make(GraphNet), bits=2, blocks=False, min_bytes=0),
+            )
         )
         assert torch.equal(plain, out)
         assert torch.equal(plain_state, state)
@@ -117,7 +123,7 @@ class TestWrap:
     def test_keyword_arguments_and_signature(self):
         import inspect
 
-        model = gact_graph.wrap(GraphNet())
+        model = gact_graph.wrap(GraphNet(), min_bytes=0)
         x, edge_index = graph()
         model(edge_index=edge_index, x=x).sum().backward()
         assert [*inspect.signature(model.forward).parameters] == ["x", "edge_index"]
@@ -125,7 +131,7 @@ class TestWrap:
     def test_lazy_modules(self):
         from torch_geometric.nn import SAGEConv
 
-        model = gact_graph.wrap(SAGEConv(-1, 64))
+        model = gact_graph.wrap(SAGEConv(-1, 64), min_bytes=0)
         optimizer_sees = len(list(model.parameters()))
         model(*graph()).sum().backward()
         assert optimizer_sees == len(list(model.parameters()))
@@ -149,7 +155,7 @@ class TestFewBits:
         "options", [{"bits": 2}, {"bits": 1, "level": "lossless"}, {"memory": "1 GB"}], ids=str
     )
     def test_no_warning_where_none_is_due(self, options):
-        gact_graph.wrap(Mlp(), **options)
+        gact_graph.wrap(Mlp(), min_bytes=0, **options)
 
 
 class TestBadInput:
@@ -207,7 +213,7 @@ class TestBadInput:
             gact_graph.wrap(nn.Identity())
 
     def test_wrapped_twice(self):
-        model = gact_graph.wrap(Mlp())
+        model = gact_graph.wrap(Mlp(), min_bytes=0)
         words = r"Expected a model that is not wrapped \(got Mlp: it is wrapped already\)"
         with pytest.raises(ValueError, match=words):
             gact_graph.wrap(model)
@@ -222,7 +228,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("options", [{}, {"memory": "8 GB"}], ids=str)
     def test_a_submodule_of_a_wrapped_model(self, options):
-        model = gact_graph.wrap(GraphNet(), **options)
+        model = gact_graph.wrap(GraphNet(), min_bytes=0, **options)
         words = (
             r"\(got \w+: it is the submodule 'convs.0' of a wrapped GraphNet\); "
             "call gact_graph.unwrap on the wrapped module first"
@@ -231,9 +237,9 @@ class TestBadInput:
             with pytest.raises(ValueError, match=words):
                 gact_graph.wrap(whole.convs[0], bits=2)
         part = copy.deepcopy(model.convs[0])
-        assert gact_graph.wrap(part) is part
+        assert gact_graph.wrap(part, min_bytes=0) is part
         gact_graph.unwrap(model)
-        assert gact_graph.wrap(model.convs[0]) is model.convs[0]
+        assert gact_graph.wrap(model.convs[0], min_bytes=0) is model.convs[0]
 
 
 def with_enter(manager):
@@ -246,7 +252,7 @@ class TestUnwrap:
         model = GraphNet("gat")
         before = {name: sorted(vars(part)) for name, part in model.named_modules()}
         hooks = hooks_on(model)
-        gact_graph.wrap(model)
+        gact_graph.wrap(model, min_bytes=0)
         assert hooks_on(model) > hooks
         assert gact_graph.unwrap(model) is model
         assert hooks_on(model) == hooks
@@ -255,20 +261,20 @@ class TestUnwrap:
             for table in ("_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called"):
                 assert not getattr(part, table)
         plain = make(Mlp)
-        again = gact_graph.unwrap(gact_graph.wrap(make(Mlp), bits=2))
+        again = gact_graph.unwrap(gact_graph.wrap(make(Mlp), bits=2, min_bytes=0))
         assert equal(train_step(again, graph()[0]), train_step(plain, graph()[0]))
 
     def test_restores_a_forward_of_the_instance(self):
         model = make(Mlp)
         original = model.forward
         model.forward = mine = lambda x: 2 * original(x)
-        gact_graph.wrap(model)
+        gact_graph.wrap(model, min_bytes=0)
         x, _ = graph()
         assert torch.equal(model(x), 2 * original(x))
         assert gact_graph.unwrap(model).forward is mine
 
     def test_a_graph_made_before_still_backpropagates(self):
-        model = gact_graph.wrap(make(Mlp), bits=8)
+        model = gact_graph.wrap(make(Mlp), bits=8, min_bytes=0)
         out = model(graph()[0])
         gact_graph.unwrap(model)
         F.cross_entropy(out, torch.arange(len(out)) % 5).backward()
@@ -276,8 +282,8 @@ class TestUnwrap:
         assert distance(got, train_step(make(Mlp), graph()[0])) < 0.05
 
     def test_wraps_again(self):
-        model = gact_graph.unwrap(gact_graph.wrap(Mlp()))
-        assert len(train_step(gact_graph.wrap(model, bits=8), graph()[0])) == 6
+        model = gact_graph.unwrap(gact_graph.wrap(Mlp(), min_bytes=0))
+        assert len(train_step(gact_graph.wrap(model, bits=8, min_bytes=0), graph()[0])) == 6
         assert gact_graph.report(model).rate > 2
 
     def test_hooks_of_others_stay(self):
@@ -302,7 +308,7 @@ def by_file(model):
 @pytest.mark.parametrize("copied", [copy.deepcopy, by_pickle, by_file])
 class TestCopies:
     def test_are_independent(self, copied):
-        model = gact_graph.wrap(make(GraphNet), bits=2)
+        model = gact_graph.wrap(make(GraphNet), bits=2, blocks=False, min_bytes=0)
         twin = copied(model)
         assert gact_graph.report(twin).empty
         got = train_step(twin, *graph())
@@ -321,20 +327,20 @@ class TestCopies:
         assert any(slot.startswith("convs.0/") for slot in slots)
 
     def test_continue_with_the_same_noise(self, copied):
-        model = gact_graph.wrap(make(Mlp), bits=2)
+        model = gact_graph.wrap(make(Mlp), bits=2, min_bytes=0)
         train_step(model, graph()[0])
         twin = copied(model)
         assert equal(train_step(twin, graph()[0]), train_step(model, graph()[0]))
 
     def test_within_a_forward_of_the_original(self, copied):
-        model = gact_graph.wrap(make(Mlp), bits=2)
+        model = gact_graph.wrap(make(Mlp), bits=2, min_bytes=0)
         twin = copied(model)
         with gact_graph.compress(model):
             twin(graph()[0])
         assert not gact_graph.report(twin).empty
 
     def test_a_submodule_alone(self, copied):
-        model = gact_graph.wrap(make(GraphNet))
+        model = gact_graph.wrap(make(GraphNet), min_bytes=0)
         part = copied(model.convs[0])
         x, edge_index = graph()
         with pytest.warns(RuntimeWarning, match="copied out of a wrapped model"):
@@ -346,7 +352,7 @@ def test_a_deleted_model_is_free_at_once():
     gc.collect()
     gc.disable()
     try:
-        model = gact_graph.wrap(GraphNet())
+        model = gact_graph.wrap(GraphNet(), min_bytes=0)
         train_step(model, *graph())
         gone = weakref.ref(model)
         del model
@@ -358,7 +364,7 @@ def test_a_deleted_model_is_free_at_once():
 class TestNoTraining:
     @pytest.mark.parametrize("how", ["eval", "no_grad", "inference"])
     def test_compresses_nothing(self, how):
-        model = gact_graph.wrap(make(GraphNet), bits=2)
+        model = gact_graph.wrap(make(GraphNet), bits=2, blocks=False, min_bytes=0)
         if how == "eval":
             expected = train_step(make(GraphNet).eval(), *graph())
             assert equal(train_step(model.eval(), *graph()), expected)
@@ -368,7 +374,7 @@ class TestNoTraining:
         assert gact_graph.report(model).empty
 
     def test_the_report_of_training_stays(self):
-        model = gact_graph.wrap(make(GraphNet), bits=2)
+        model = gact_graph.wrap(make(GraphNet), bits=2, min_bytes=0)
         train_step(model, *graph())
         before = gact_graph.report(model)
         model.eval()(*graph())
@@ -379,7 +385,7 @@ class TestNoTraining:
 
 class TestCompress:
     def test_parts_of_a_model(self):
-        model = gact_graph.wrap(make(GraphNet), bits=4)
+        model = gact_graph.wrap(make(GraphNet), bits=4, min_bytes=0)
         x, edge_index = graph()
         with gact_graph.compress(model):
             h = torch.tanh(model.convs[0](x, edge_index))
@@ -392,10 +398,10 @@ class TestCompress:
         assert equal([x], [graph()[0]])
 
     def test_whole_model_inside(self):
-        model = gact_graph.wrap(make(Mlp), bits=4, seed=3, adaptive=False)
+        model = gact_graph.wrap(make(Mlp), bits=4, seed=3, adaptive=False, min_bytes=0)
         alone = train_step(model, graph()[0])
         expected = [row.slot for row in gact_graph.report(model).contexts]
-        again = gact_graph.wrap(make(Mlp), bits=4, seed=3, adaptive=False)
+        again = gact_graph.wrap(make(Mlp), bits=4, seed=3, adaptive=False, min_bytes=0)
         with gact_graph.compress(again):
             out = again(graph()[0])
         F.cross_entropy(out, torch.arange(len(out)) % 5).backward()
@@ -403,21 +409,21 @@ class TestCompress:
         assert [row.slot for row in gact_graph.report(again).contexts] == expected
 
     def test_backward_inside_is_still_reported(self):
-        model = gact_graph.wrap(make(Mlp), bits=4)
+        model = gact_graph.wrap(make(Mlp), bits=4, min_bytes=0)
         with gact_graph.compress(model):
             model(graph()[0]).sum().backward()
         assert gact_graph.report(model).rate > 2
         assert model.first.weight.grad is not None
 
     def test_a_block_within_a_block(self):
-        model = gact_graph.wrap(make(Mlp), bits=4)
+        model = gact_graph.wrap(make(Mlp), bits=4, min_bytes=0)
         with gact_graph.compress(model), gact_graph.compress(model):
             out = model(graph()[0])
         out.sum().backward()
         assert gact_graph.report(model).rate > 2
 
     def test_an_exception_leaves_no_report(self):
-        model = gact_graph.wrap(make(Mlp), bits=4)
+        model = gact_graph.wrap(make(Mlp), bits=4, min_bytes=0)
         with pytest.raises(RuntimeError, match="shapes"), gact_graph.compress(model):
             model.last(model.first(graph()[0])[:, :7])
         assert gact_graph.report(model).empty
@@ -432,10 +438,10 @@ class TestWithOthers:
             return [p.grad for p in model.parameters()]
 
         expected = step(make(lambda: GraphNet(dropout=0.0)))
-        model = gact_graph.wrap(make(lambda: GraphNet(dropout=0.0)), bits=8)
+        model = gact_graph.wrap(make(lambda: GraphNet(dropout=0.0)), bits=8, min_bytes=0)
         # bfloat16 itself keeps 8 bits.
         assert distance(step(model), expected) < 0.05
-        exact = gact_graph.wrap(make(lambda: GraphNet(dropout=0.0)), bits=32)
+        exact = gact_graph.wrap(make(lambda: GraphNet(dropout=0.0)), bits=32, min_bytes=0)
         assert equal(step(exact), expected)
 
     @pytest.mark.parametrize("bits", [8, 32])
@@ -450,7 +456,7 @@ class TestWithOthers:
                 return F.dropout(torch.tanh(self.second(h)), 0.5, self.training)
 
         expected = train_step(make(Checkpointed), graph()[0])
-        model = gact_graph.wrap(make(Checkpointed), bits=bits)
+        model = gact_graph.wrap(make(Checkpointed), bits=bits, min_bytes=0)
         got = train_step(model, graph()[0])
         assert distance(got, expected) < (0.05 if bits == 8 else 1e-12)
         # The checkpoint still works: what it will recompute is not saved.

@@ -21,10 +21,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "L0": {"level": "L0"},
     "lossless": {"level": "lossless"},
     "lossless in blocks": {"level": "lossless", "blocks": 64},
-    "L1": {"level": "L1"},
+    "L1": {"level": "L1", "blocks": False},
     "L1 in blocks": {"level": "L1", "blocks": 64},
     "L2": {"level": "L2"},
-    "CB1": {"level": "CB1"},
+    "CB1": {"level": "CB1", "blocks": False},
     "CB2": {"level": "CB2", "blocks": 64},
 }
 
@@ -52,7 +52,7 @@ def _resident() -> int:
 def test_nothing_grows(name: str) -> None:
     torch.manual_seed(0)
     # What waits to be measured is there at each look, or at none.
-    model = gact_graph.wrap(Net(), adapt_interval=50, **WAYS[name])
+    model = gact_graph.wrap(Net(), adapt_interval=50, min_bytes=0, **WAYS[name])
 
     def steps(start: int, end: int) -> tuple[int, int, int]:
         for step in range(start, end):

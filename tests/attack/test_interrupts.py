@@ -36,7 +36,9 @@ EDGES = torch.randint(20, (2, 70), generator=MADE)
 def _model(options: dict[str, Any] | None) -> nn.Module:
     torch.manual_seed(0)
     model = Net().double()
-    return model if options is None else gact_graph.wrap(model, adaptive=False, **options)
+    return (
+        model if options is None else gact_graph.wrap(model, adaptive=False, min_bytes=0, **options)
+    )
 
 
 def _step(model: nn.Module) -> list[Tensor]:

@@ -17,7 +17,7 @@ FIXED: dict[str, Any] = {"adaptive": False, "bits": 32}
 EXACT: dict[str, dict[str, Any]] = {
     "lossless": {"level": "lossless"} | FIXED,
     "lossless in blocks": {"level": "lossless", "blocks": 64} | FIXED,
-    "L1 at 32 bits": {"level": "L1"} | FIXED,
+    "L1 at 32 bits": {"level": "L1", "blocks": False} | FIXED,
     "CB2 at 32 bits": {"level": "CB2", "blocks": 64} | FIXED,
 }
 CONVS = {
@@ -56,7 +56,7 @@ def _run(
     """The output, and the gradients of the features and the parameters."""
     model = make(lambda: Net(conv)).to(dtype)
     if options:
-        gact_graph.wrap(model, **options)
+        gact_graph.wrap(model, min_bytes=0, **options)
     x = inputs[0].detach().to(dtype, copy=True).requires_grad_()
     out = model(x, *(t.to(dtype) if t.is_floating_point() else t for t in inputs[1:]))
     out.backward(gradient.to(dtype))
@@ -140,7 +140,7 @@ def test_a_scaled_loss_where_tensors_are_coded(level: str, bits: int) -> None:
 def test_more_bits_never_hold_less(level: str) -> None:
     def stored(bits: float) -> int:
         model = make(lambda: Net("GAT"))
-        gact_graph.wrap(model, level=level, bits=bits, adaptive=False)
+        gact_graph.wrap(model, level=level, bits=bits, adaptive=False, min_bytes=0)
         model(X.float(), EDGE_INDEX).sum().backward()
         return gact_graph.report(model).stored_bytes
 

@@ -39,7 +39,7 @@ def _run(net: Any, seed: int, dtype: torch.dtype, **options: Any) -> list[Tensor
     model: nn.Module = make(lambda: nn.ModuleList([net()])).to(dtype)
     holder = _Holder(model)
     if options:
-        gact_graph.wrap(holder, **options)
+        gact_graph.wrap(holder, min_bytes=0, **options)
     given = x.to(dtype, copy=True).requires_grad_()
     out = holder(given, edges)
     out.backward(torch.randn(out.shape, generator=seeded(9)).to(dtype))

@@ -8,6 +8,7 @@ from hypothesis import given
 from stacks import ELSEWHERE, STATES, Stack, stacks
 
 
+@pytest.mark.long
 @how_many(30)
 @given(stacks(second=True))
 def test_second_derivatives(stack: Stack) -> None:

@@ -26,7 +26,9 @@ class Plain(Net):
 def _model(options: dict[str, Any] | None) -> nn.Module:
     torch.manual_seed(0)
     model = Plain().double()
-    return model if options is None else gact_graph.wrap(model, adaptive=False, **options)
+    return (
+        model if options is None else gact_graph.wrap(model, adaptive=False, min_bytes=0, **options)
+    )
 
 
 def _graph(number: int) -> tuple[Tensor, Tensor]:

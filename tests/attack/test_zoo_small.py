@@ -44,10 +44,10 @@ SCALES = (1.0, -20.0, 0.05)
 
 WAYS: dict[str, dict[str, Any]] = {
     "lossless": {"level": "lossless", "bits": 32},
-    "L1 exact": {"level": "L1", "bits": 32},
-    "L1": {"level": "L1", "bits": 16},
+    "L1 exact": {"level": "L1", "bits": 32, "blocks": False},
+    "L1": {"level": "L1", "bits": 16, "blocks": False},
     "blocks": {"level": "lossless", "bits": 32, "blocks": 128},
-    "CB1": {"level": "CB1", "bits": 32},
+    "CB1": {"level": "CB1", "bits": 32, "blocks": False},
     "CB2": {"level": "CB2", "bits": 32, "blocks": 128},
     "CB2 coded": {"level": "CB2", "bits": 16, "blocks": 128},
 }
@@ -87,7 +87,7 @@ def test_zoo(name: str) -> None:
     stock = _steps(_fresh(case), FORMATS[form])
     with small_storages_count():
         for way, options in WAYS.items():
-            model = gact_graph.wrap(_fresh(case), adaptive=False, **options)
+            model = gact_graph.wrap(_fresh(case), adaptive=False, min_bytes=0, **options)
             for step, (got, expected) in enumerate(
                 zip(_steps(model, FORMATS[form]), stock, strict=True)
             ):

@@ -1,12 +1,8 @@
 """Settings and the table of levels."""
 
-import ast
 import dataclasses
-import subprocess
-import sys
 
 import pytest
-from defaults import DEFAULTS
 from torch import nn
 
 import gact_graph
@@ -18,9 +14,9 @@ def test_defaults_are_those_of_wrap():
     for field in dataclasses.fields(Config):
         # None where wrap has to tell what was given from what was not.
         if field.name not in ("bits", "level", "pin"):
-            assert DEFAULTS[field.name] == field.default
+            assert gact_graph.wrap.__kwdefaults__[field.name] == field.default
     config = patch_of(gact_graph.wrap(nn.Linear(3, 3))).controller.config
-    assert config == Config(min_bytes=0)  # as tests/conftest.py sets it
+    assert config == Config()
 
 
 def test_is_frozen():
@@ -40,20 +36,10 @@ def test_levels(level):
     assert config.exact == (level != "L0")
     assert config.recompute == level.startswith("CB")
     assert config.swap == (level == "L2")
-    assert config.block_size == ("auto" if level == "CB2" else None)  # as tests have it
+    # Layers run in blocks unless results are to be those of stock.
+    assert config.block_size == ("auto" if config.quantize else None)
     assert Config(level=level, blocks=7).block_size == 7
     assert Config(level=level, blocks=False).block_size is None
-
-
-def test_layers_run_in_blocks_unless_results_are_to_be_those_of_stock():
-    """In a process of its own: the tests have other levels."""
-    code = (
-        "from gact_graph.capture.config import LEVELS, Config; "
-        "print({name: Config(level=name).block_size for name in LEVELS})"
-    )
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    lossy = dict.fromkeys(("L1", "L2", "CB1", "CB2"), "auto")
-    assert ast.literal_eval(found.stdout) == {"L0": None, "lossless": None} | lossy
 
 
 @pytest.mark.parametrize("seed", [0, -1, 2**70])

@@ -76,7 +76,7 @@ class TestGradient:
     def test_is_right_on_average(self, name):
         """With noise in the argument, the mean was off by 7 % (hardswish) to 70 % (softsign)."""
         exact = step(Net(CURVED[name]))[1]
-        model = gact_graph.wrap(Net(CURVED[name]), bits=2, adaptive=False)
+        model = gact_graph.wrap(Net(CURVED[name]), bits=2, adaptive=False, min_bytes=0)
         draws = 50
         added = torch.stack([step(model)[1] - exact for _ in range(draws)]).double()
         # The square of the mean, without what is left of the variance in it.
@@ -88,18 +88,18 @@ class TestGradient:
     @pytest.mark.parametrize("name", CURVED | STEPS)
     def test_forward_is_as_it_was(self, name):
         function = (CURVED | STEPS)[name]
-        model = gact_graph.wrap(Net(function), bits=4, adaptive=False)
+        model = gact_graph.wrap(Net(function), bits=4, adaptive=False, min_bytes=0)
         assert torch.equal(step(model)[0], step(Net(function))[0])
 
     @pytest.mark.parametrize("name", STEPS)
     def test_of_two_values_is_exact_in_one_bit(self, name):
-        model = gact_graph.wrap(Net(STEPS[name]), bits=4, adaptive=False)
+        model = gact_graph.wrap(Net(STEPS[name]), bits=4, adaptive=False, min_bytes=0)
         assert torch.equal(step(model)[1], step(Net(STEPS[name]))[1])
         [row] = gact_graph.report(model).contexts
         assert (row.codec, row.stored_bytes) == ("mask", 9600 // 8)
 
     def test_takes_as_many_bits_as_the_argument(self):
-        model = gact_graph.wrap(Net(F.gelu), bits=2, adaptive=False)
+        model = gact_graph.wrap(Net(F.gelu), bits=2, adaptive=False, min_bytes=0)
         step(model)
         [row] = gact_graph.report(model).contexts
         assert (row.slot, row.bits, row.raw_bytes) == ("gelu.derivative", 2, 9600 * 4)
@@ -112,13 +112,13 @@ class TestGradient:
             return (10.0 ** (h.argsort(0) * (9 / 299) - 6) - 1 + h - h.detach()).log1p()
 
         exact = step(Net(function))[1]
-        got = step(gact_graph.wrap(Net(function), bits=2, adaptive=False))[1]
+        got = step(gact_graph.wrap(Net(function), bits=2, adaptive=False, min_bytes=0))[1]
         assert ((got - exact) / exact).abs().max() < 0.01
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
     def test_other_dtypes(self, dtype):
         exact = step(Net(F.silu))[1]
-        got = step(gact_graph.wrap(Net(F.silu).to(dtype), bits=8, adaptive=False))[1]
+        got = step(gact_graph.wrap(Net(F.silu).to(dtype), bits=8, adaptive=False, min_bytes=0))[1]
         assert got.dtype == dtype
         assert (got.float() - exact).norm() < 0.02 * exact.norm()
 
@@ -127,7 +127,7 @@ class TestGradient:
             return F.softplus(h @ torch.eye(32))
 
         exact = step(Net(function))[1]
-        model = gact_graph.wrap(Net(function), bits=8, adaptive=False)
+        model = gact_graph.wrap(Net(function), bits=8, adaptive=False, min_bytes=0)
         with torch.autocast("cpu", torch.bfloat16):
             out, got = step(model)
         assert torch.equal(out, self.out_under_autocast(function))
@@ -139,7 +139,7 @@ class TestGradient:
             return step(Net(function))[0]
 
     def test_twice_over_one_graph(self):
-        model = gact_graph.wrap(Net(F.gelu), bits=2, adaptive=False)
+        model = gact_graph.wrap(Net(F.gelu), bits=2, adaptive=False, min_bytes=0)
         out = model()
         first, second = (
             torch.autograd.grad(out.sum(), model.weight, retain_graph=True)[0] for _ in range(2)
@@ -149,7 +149,8 @@ class TestGradient:
 
 class TestStockWhere:
     def saved(self, function, **options) -> dict[str, str]:
-        model = gact_graph.wrap(Net(function), **{"bits": 4, "adaptive": False} | options)
+        defaults = {"bits": 4, "adaptive": False, "min_bytes": 0}
+        model = gact_graph.wrap(Net(function), **defaults | options)
         step(model)
         return slots(model)
 
@@ -173,7 +174,7 @@ class TestStockWhere:
 
     def test_the_exponent_learns(self):
         model = Lambda(lambda module, x: (x.exp() + 0).pow(module.weight[0, 0]) + 0)
-        gact_graph.wrap(model, bits=4, adaptive=False)
+        gact_graph.wrap(model, bits=4, adaptive=False, min_bytes=0)
         model(torch.randn(SHAPE)).sum().backward()
         assert "pow.input" in slots(model)
 
@@ -185,7 +186,9 @@ class TestStockWhere:
 
         function = Lambda(lambda module, x: F.gelu(x + module.weight.sum()) + 0)
         stock = tangent(function)
-        assert torch.equal(tangent(gact_graph.wrap(function, bits=4, adaptive=False)), stock)
+        assert torch.equal(
+            tangent(gact_graph.wrap(function, bits=4, adaptive=False, min_bytes=0)), stock
+        )
 
 
 class TestDoubleBackward:
@@ -193,7 +196,7 @@ class TestDoubleBackward:
         """The gradient of a penalty on the gradient of the input, as forces are trained."""
         model = Lambda(lambda module, x: F.silu(x @ module.weight).sum(1))
         if options:
-            gact_graph.wrap(model, adaptive=False, **options)
+            gact_graph.wrap(model, adaptive=False, min_bytes=0, **options)
         x = torch.randn(300, 32, generator=seeded(4)).requires_grad_()
         [gradient] = torch.autograd.grad(model(x).sum(), x, create_graph=True)
         gradient.square().sum().backward()
@@ -204,7 +207,7 @@ class TestDoubleBackward:
         assert (got - exact).norm() < 0.02 * exact.norm()
 
     def test_of_parameters_is_refused(self):
-        model = gact_graph.wrap(Net(F.silu), bits=4, adaptive=False)
+        model = gact_graph.wrap(Net(F.silu), bits=4, adaptive=False, min_bytes=0)
         with pytest.warns(RuntimeWarning, match="create_graph=True read tensors"):
             [gradient] = torch.autograd.grad(model().sum(), model.weight, create_graph=True)
         words = r"Expected one backward through silu .* with pin={'silu\.\*': 32}"
@@ -219,7 +222,9 @@ class TestDoubleBackward:
             gradient.sum().backward()
             return model.weight.grad
 
-        wrapped = gact_graph.wrap(Net(F.silu), bits=4, adaptive=False, pin={"silu.*": 32})
+        wrapped = gact_graph.wrap(
+            Net(F.silu), bits=4, adaptive=False, pin={"silu.*": 32}, min_bytes=0
+        )
         assert torch.equal(curvature(wrapped), curvature(Net(F.silu)))
 
 

@@ -56,7 +56,7 @@ VIEWS = {
 def run(function, **options):
     model = Lambda(lambda module, x: function(x @ module.weight))
     if options:
-        gact_graph.wrap(model, **options)
+        gact_graph.wrap(model, min_bytes=0, **options)
     out = model(X)
     out.backward(torch.randn(out.shape, generator=seeded(2)))
     return model.weight.grad, gact_graph.report(model).contexts if options else []
@@ -121,7 +121,7 @@ class TestForms:
                 rows = x[INDEX] if source == "input" else self.table[INDEX]
                 return rows * self.scale
 
-        model = gact_graph.wrap(Table(), level="lossless", bits=32)
+        model = gact_graph.wrap(Table(), level="lossless", bits=32, min_bytes=0)
         stock = Table()
         for one in (model, stock):
             one(X).backward(torch.ones(2000, FEATURES))
@@ -152,7 +152,9 @@ class TestLift:
             "EdgeIndex": lambda: EdgeIndex(EDGES, sparse_size=(300, 300)),
             "csr": csr,
         }[form]()
-        model = gact_graph.wrap(GATConv(FEATURES, 32, heads=2), level="lossless", bits=32)
+        model = gact_graph.wrap(
+            GATConv(FEATURES, 32, heads=2), level="lossless", bits=32, min_bytes=0
+        )
         model(X, adjacency).sum().backward()
         rows = {row.slot: row for row in gact_graph.report(model).contexts}
         assert rows["message/mul.other"].codec == "gather"
@@ -162,7 +164,7 @@ class TestLift:
         assert rows["mul.input"].role == "node"
 
     def test_equal_self_loops_are_stored_once(self):
-        model = gact_graph.wrap(Stack(GATConv), level="lossless", bits=32)
+        model = gact_graph.wrap(Stack(GATConv), level="lossless", bits=32, min_bytes=0)
         model(X, EDGES).sum().backward()
         rows = [row for row in gact_graph.report(model).contexts if row.role == "index"]
         loops = int((EDGES[0] == EDGES[1]).sum())
@@ -170,7 +172,7 @@ class TestLift:
         assert sum(row.raw_bytes for row in rows) >= 3 * 2 * 8 * (2000 - loops + 300)
 
     def test_equal_weights_of_gcn_are_stored_once(self):
-        model = gact_graph.wrap(Stack(GCNConv), level="lossless", bits=32)
+        model = gact_graph.wrap(Stack(GCNConv), level="lossless", bits=32, min_bytes=0)
         model(X, EDGES).sum().backward()
         rows = [r for r in gact_graph.report(model).contexts if "message/mul" in r.slot]
         assert len(rows) == 3
@@ -205,7 +207,10 @@ class TestInPlaceChanges:
             return h[INDEX].sin()
 
         model = gact_graph.wrap(
-            Lambda(lambda module, x: function(x @ module.weight)), level="lossless", bits=32
+            Lambda(lambda module, x: function(x @ module.weight)),
+            level="lossless",
+            bits=32,
+            min_bytes=0,
         )
         out = model(X)
         sources[-1].mul_(2)
@@ -215,7 +220,7 @@ class TestInPlaceChanges:
     def test_of_a_kept_index_raises(self):
         index = INDEX.clone()
         model = Lambda(lambda module, x, i: (x @ module.weight)[i].sin())
-        gact_graph.wrap(model, level="lossless", bits=32)
+        gact_graph.wrap(model, level="lossless", bits=32, min_bytes=0)
         out = model(X, index)
         index.zero_()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -229,7 +234,9 @@ class TestInPlaceChanges:
             return h[INDEX].sin()
 
         expected, _ = run(function)
-        model = gact_graph.wrap(Lambda(lambda module, x: function(x @ module.weight)), bits=8)
+        model = gact_graph.wrap(
+            Lambda(lambda module, x: function(x @ module.weight)), bits=8, min_bytes=0
+        )
         out = model(X)
         sources[-1].zero_()
         out.backward(torch.randn(out.shape, generator=seeded(2)))
@@ -246,7 +253,10 @@ class TestInPlaceChanges:
 
         expected, _ = run(function)
         model = gact_graph.wrap(
-            Lambda(lambda module, x: function(x @ module.weight)), level="lossless", bits=32
+            Lambda(lambda module, x: function(x @ module.weight)),
+            level="lossless",
+            bits=32,
+            min_bytes=0,
         )
         out = model(X)
         late[-1].zero_()
@@ -301,6 +311,6 @@ def test_max_aggregation_compares_exact_values():
     model = nn.ModuleList([first, conv])
     model.forward = lambda x, edges: conv(first(x), edges)
     stock = [g.clone() for g in torch.autograd.grad(model(X, EDGES).sum(), model.parameters())]
-    gact_graph.wrap(model, bits=2)
+    gact_graph.wrap(model, bits=2, blocks=False, min_bytes=0)
     got = torch.autograd.grad(model(X, EDGES).sum(), model.parameters())
     assert torch.equal(got[0], stock[0])

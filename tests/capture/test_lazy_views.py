@@ -123,7 +123,7 @@ def step(program, **options):
     model.scale = nn.Parameter(torch.tensor(1.5 - 0.5j))
     z = torch.randn(500, 32, dtype=torch.complex64, generator=seeded(1)).requires_grad_()
     if options:
-        gact_graph.wrap(model, adaptive=False, **options)
+        gact_graph.wrap(model, adaptive=False, min_bytes=0, **options)
     out = model(z)
     out, *others = out if isinstance(out, tuple) else (out,)
     out.backward(torch.randn(out.shape, generator=seeded(2)))

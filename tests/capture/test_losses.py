@@ -50,7 +50,7 @@ def gradient_of_gae(**options) -> tuple[Tensor, list]:
 
     rows = []
     if options:
-        gact_graph.wrap(model, adaptive=False, **options)
+        gact_graph.wrap(model, adaptive=False, min_bytes=0, **options)
         with gact_graph.compress(model):
             out = loss()
         rows = gact_graph.report(model).contexts
@@ -71,7 +71,7 @@ def test_of_a_graph_autoencoder():
 
 
 def test_a_loss_that_runs_the_model_compresses_the_model():
-    model = gact_graph.wrap(Classifier(), bits=4, adaptive=False)
+    model = gact_graph.wrap(Classifier(), bits=4, adaptive=False, min_bytes=0)
     x, edge_index, _ = data()
     with gact_graph.compress(model):
         loss = model.loss(x, edge_index)
@@ -102,7 +102,7 @@ def test_of_torch(name):
         def forward(self, x: Tensor) -> Tensor:
             return LOSSES[name](self.lin(x))
 
-    model = gact_graph.wrap(Model(), bits=2, adaptive=False)
+    model = gact_graph.wrap(Model(), bits=2, adaptive=False, min_bytes=0)
     model(torch.randn(NODES, FEATURES)).backward()
     rows = [row for row in gact_graph.report(model).contexts if name in row.slot]
     assert rows and all(row.bits is None for row in rows)

@@ -15,7 +15,7 @@ from torch_geometric.nn import GATConv, MessagePassing, ResGatedGraphConv
 import gact_graph
 
 X, EDGES = graph()
-LOSSLESS = {"level": "lossless", "bits": 32}
+LOSSLESS = {"level": "lossless", "bits": 32, "min_bytes": 0}
 
 
 def hooks_of(model):
@@ -138,7 +138,7 @@ class TestAModuleThatTwoModelsShare:
     def test_hooks_go_with_their_model(self):
         conv = self.gated()
         before = len(conv.act._forward_hooks), len(conv.act._forward_pre_hooks)
-        model = gact_graph.wrap(conv)
+        model = gact_graph.wrap(conv, min_bytes=0)
         again = pickle.loads(pickle.dumps(model))
         assert len(conv.act._forward_hooks) == before[0] + 1
         shared = conv.act
@@ -168,8 +168,8 @@ class TestAModuleThatTwoModelsShare:
     @pytest.mark.filterwarnings("error")
     @pytest.mark.parametrize("level", ["lossless", "CB1", "CB2"])
     def test_a_model_that_waits_does_not_disturb(self, level):
-        waiting = gact_graph.wrap(self.gated(), blocks=16)
-        model = gact_graph.wrap(self.gated(), blocks=16, level=level, bits=32)
+        waiting = gact_graph.wrap(self.gated(), blocks=16, min_bytes=0)
+        model = gact_graph.wrap(self.gated(), blocks=16, level=level, bits=32, min_bytes=0)
         assert waiting.act is model.act
         x = X.clone().requires_grad_()
         model(x, EDGES).sum().backward()

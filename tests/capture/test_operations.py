@@ -49,7 +49,7 @@ def run(function, dtype=torch.float32, **options):
     x[: len(SPECIAL)] = torch.tensor(SPECIAL)
     x.requires_grad_()
     if options:
-        gact_graph.wrap(model, **options)
+        gact_graph.wrap(model, min_bytes=0, **options)
     out = model(x)
     out.backward(torch.randn(out.shape, generator=seeded(2)).to(out.dtype))
     rows = gact_graph.report(model).contexts if options else []
@@ -79,7 +79,7 @@ class TestSides:
         def penalty(**options):
             model = Lambda(lambda module, x: F.leaky_relu(torch.relu(x @ module.weight) - 0.1))
             if options:
-                gact_graph.wrap(model, **options)
+                gact_graph.wrap(model, min_bytes=0, **options)
             x = torch.randn(300, FEATURES, generator=seeded(1)).requires_grad_()
             (grad,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
             grad.square().sum().backward()
@@ -157,7 +157,9 @@ class TestNothing:
     def test_stock_backward_does_not_read_it(self, function, reduce):
         """What we drop, spoiled in stock autograd: the gradient is none the worse."""
         expected = backward(Squared(lambda h: function(h, reduce)))
-        model = gact_graph.wrap(Squared(lambda h: function(h, reduce)), level="lossless", bits=32)
+        model = gact_graph.wrap(
+            Squared(lambda h: function(h, reduce)), level="lossless", bits=32, min_bytes=0
+        )
         assert torch.equal(backward(model), expected)
         dropped = [row for row in gact_graph.report(model).contexts if row.codec == "drop"]
         assert dropped
@@ -196,7 +198,7 @@ class TestNothing:
             return [p.grad for p in model.parameters()]
 
         stock = gradients(Learned())
-        model = gact_graph.wrap(Learned(), level="lossless", bits=32)
+        model = gact_graph.wrap(Learned(), level="lossless", bits=32, min_bytes=0)
         assert equal(gradients(model), stock)
         assert "drop" not in {row.codec for row in gact_graph.report(model).contexts}
 
@@ -222,7 +224,7 @@ COMPARED = {
 class TestExact:
     @pytest.mark.parametrize("name", COMPARED)
     def test_what_is_compared_has_no_noise(self, name):
-        got = backward(gact_graph.wrap(Squared(COMPARED[name]), bits=2))
+        got = backward(gact_graph.wrap(Squared(COMPARED[name]), bits=2, min_bytes=0))
         assert torch.equal(got, backward(Squared(COMPARED[name])))
 
 
@@ -231,7 +233,7 @@ class TestDivisors:
         def quotient(h):
             return h.exp() / (h.sigmoid() + 0.01)
 
-        model = gact_graph.wrap(Squared(quotient), bits=2, adaptive=False)
+        model = gact_graph.wrap(Squared(quotient), bits=2, adaptive=False, min_bytes=0)
         backward(model)
         widths = {row.slot: row.bits for row in gact_graph.report(model).contexts}
         assert widths["div.other"] == 16
@@ -243,7 +245,7 @@ class TestPrelu:
         def backward_of(**options):
             model = Lambda(lambda module, x: F.prelu(x @ module.weight, torch.tensor([0.25])))
             if options:
-                gact_graph.wrap(model, **options)
+                gact_graph.wrap(model, min_bytes=0, **options)
             x = torch.randn(300, FEATURES, generator=seeded(1))
             model(x).backward(torch.ones(300, 64))
             return model.weight.grad

@@ -57,7 +57,9 @@ def roles(model):
 
 class TestRoles:
     def test_of_gat(self):
-        model = gact_graph.wrap(make(lambda: GraphNet("gat")), level="lossless", bits=32)
+        model = gact_graph.wrap(
+            make(lambda: GraphNet("gat")), level="lossless", bits=32, min_bytes=0
+        )
         model(X, EDGES)
         expected = {
             "convs.0/mul.input": "node",
@@ -77,20 +79,22 @@ class TestRoles:
 
     def test_a_graph_with_as_many_edges_as_nodes(self):
         conv = GATConv(FEATURES, FEATURES, add_self_loops=False)
-        model = gact_graph.wrap(conv, level="lossless", bits=32)
+        model = gact_graph.wrap(conv, level="lossless", bits=32, min_bytes=0)
         model(X, EDGES[:, :300])
         found = roles(model)
         assert found["message/mul.other"] == "edge"
         assert found["mul.input"] == "node"
 
     def test_without_message_passing_there_is_neither(self):
-        model = gact_graph.wrap(make(Mlp), level="lossless", bits=32)
+        model = gact_graph.wrap(make(Mlp), level="lossless", bits=32, min_bytes=0)
         model(X)
         assert {*roles(model).values()} == {"other"}
 
     @pytest.mark.parametrize("form", [csr, lambda: EdgeIndex(EDGES, sparse_size=(300, 300))])
     def test_of_other_adjacencies(self, form):
-        model = gact_graph.wrap(make(lambda: GraphNet("gat")), level="lossless", bits=32)
+        model = gact_graph.wrap(
+            make(lambda: GraphNet("gat")), level="lossless", bits=32, min_bytes=0
+        )
         model(X, form())
         found = roles(model)
         assert found["convs.0/message/mul.other"] == "edge"

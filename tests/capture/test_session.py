@@ -52,7 +52,7 @@ def csr():
 
 
 def wrapped(function, bits=4, **options):
-    return gact_graph.wrap(Lambda(function), bits=bits, **options)
+    return gact_graph.wrap(Lambda(function), bits=bits, min_bytes=0, **options)
 
 
 def rows(model):
@@ -114,7 +114,7 @@ class TestAccount:
             out = plain(X, EDGES)
         expected = count.nbytes
         del out
-        model = gact_graph.wrap(make(lambda: GraphNet(kind)))
+        model = gact_graph.wrap(make(lambda: GraphNet(kind)), blocks=False, min_bytes=0)
         torch.manual_seed(0)
         model(X, EDGES)
         assert gact_graph.report(model).raw_bytes == expected > 100_000
@@ -126,7 +126,8 @@ class TestAccount:
         others = stored_tensors()
         before = {t.untyped_storage().data_ptr() for t in others}
         net = make(lambda: GraphNet(kind))
-        model = gact_graph.wrap(net, level=level, bits=bits, adaptive=False)
+        options = {"level": level, "bits": bits, "adaptive": False}
+        model = gact_graph.wrap(net, blocks=False, min_bytes=0, **options)
         owned = {t.untyped_storage().data_ptr() for t in [X, EDGES, *model.parameters()]}
         owned |= before | {t.untyped_storage().data_ptr() for t in model.buffers()}
         out = model(X, EDGES)
@@ -136,7 +137,7 @@ class TestAccount:
         del out
 
     def test_level_l0_stores_what_is_raw(self):
-        model = gact_graph.wrap(make(lambda: GraphNet("gat")), level="L0")
+        model = gact_graph.wrap(make(lambda: GraphNet("gat")), level="L0", min_bytes=0)
         train_step(model, X, EDGES)
         report = gact_graph.report(model)
         assert report.raw_bytes == report.stored_bytes > 0
@@ -310,7 +311,7 @@ class TestOwnership:
         def forward(module, x):
             return ((x @ module.weight) * module.scale).sum()
 
-        model = gact_graph.wrap(make(lambda: Buffered(forward)), bits=2)
+        model = gact_graph.wrap(make(lambda: Buffered(forward)), bits=2, min_bytes=0)
         plain = make(lambda: Buffered(forward))
         plain.load_state_dict(model.state_dict())
         assert equal(train(model, X), train(plain, X))
@@ -326,7 +327,10 @@ class TestOwnership:
             def forward(module, x, matrix=matrix):
                 return torch.sparse.mm(matrix, x @ module.weight)
 
-            stock, model = Lambda(forward), gact_graph.wrap(Lambda(forward), level=level)
+            stock, model = (
+                Lambda(forward),
+                gact_graph.wrap(Lambda(forward), level=level, min_bytes=0),
+            )
             stock(X).sum().backward()
             model(X).sum().backward()
             assert torch.equal(model.weight.grad, stock.weight.grad)
@@ -352,12 +356,12 @@ class TestOwnership:
                 return self.conv(x, edge_index).tanh().sum()
 
         _, edges = graph(edges=5000)
-        model = gact_graph.wrap(make(lambda: Cached(True)), bits=4)
+        model = gact_graph.wrap(make(lambda: Cached(True)), bits=4, blocks=False, min_bytes=0)
         for _ in range(steps):
             train(model, X, edges)
         shapes = [row.shape for row in rows(model).values()]
         assert shapes == [(300, 64)]  # tanh alone: neither the weights of the edges nor their index
-        other = gact_graph.wrap(make(lambda: Cached(False)), bits=4)
+        other = gact_graph.wrap(make(lambda: Cached(False)), bits=4, blocks=False, min_bytes=0)
         train(other, X, edges)
         assert len(rows(other)) > 1
 
@@ -453,7 +457,7 @@ class TestInPlaceChanges:
 
 class TestGraphs:
     def test_retain_graph_gives_the_same_twice(self):
-        model = gact_graph.wrap(make(GraphNet), bits=2)
+        model = gact_graph.wrap(make(GraphNet), bits=2, min_bytes=0)
         loss = model(X, EDGES).sum()
         parameters = list(model.parameters())
         first = torch.autograd.grad(loss, parameters, retain_graph=True)
@@ -468,7 +472,8 @@ class TestGraphs:
             return gradients(model)
 
         expected = siamese(make(lambda: GraphNet(dropout=0.0)))
-        got = siamese(gact_graph.wrap(make(lambda: GraphNet(dropout=0.0)), bits=bits))
+        model = make(lambda: GraphNet(dropout=0.0))
+        got = siamese(gact_graph.wrap(model, bits=bits, blocks=False, min_bytes=0))
         assert equal(got, expected) if bits == 32 else distance(got, expected) < 0.02
 
     def test_double_backward(self):
@@ -479,9 +484,11 @@ class TestGraphs:
             return gradients(model)
 
         expected = penalty(make(Mlp))
-        assert equal(penalty(gact_graph.wrap(make(Mlp), bits=32)), expected)
-        assert distance(penalty(gact_graph.wrap(make(Mlp), bits=12)), expected) < 0.02
-        assert all(g.isfinite().all() for g in penalty(gact_graph.wrap(make(Mlp), bits=4)))
+        assert equal(penalty(gact_graph.wrap(make(Mlp), bits=32, min_bytes=0)), expected)
+        assert distance(penalty(gact_graph.wrap(make(Mlp), bits=12, min_bytes=0)), expected) < 0.02
+        assert all(
+            g.isfinite().all() for g in penalty(gact_graph.wrap(make(Mlp), bits=4, min_bytes=0))
+        )
 
     def test_a_gradient_within_forward(self):
         def forward(module, x):
@@ -494,7 +501,7 @@ class TestGraphs:
         assert distance(train(wrapped(forward, bits=12), X), exact) < 0.02
 
     def test_backward_on_another_thread(self):
-        model = gact_graph.wrap(make(Mlp), bits=2)
+        model = gact_graph.wrap(make(Mlp), bits=2, min_bytes=0)
         loss = model(X).sum()
         parameters = list(model.parameters())
         here = torch.autograd.grad(loss, parameters, retain_graph=True)
@@ -507,8 +514,10 @@ class TestGraphs:
         assert equal(there, list(here))
 
     def test_forward_on_two_threads_at_once(self):
-        models = [gact_graph.wrap(make(Mlp), bits=2, seed=s) for s in (0, 1)]
-        expected = [train_step(gact_graph.wrap(make(Mlp), bits=2, seed=s), X) for s in (0, 1)]
+        models = [gact_graph.wrap(make(Mlp), bits=2, seed=s, min_bytes=0) for s in (0, 1)]
+        expected = [
+            train_step(gact_graph.wrap(make(Mlp), bits=2, seed=s, min_bytes=0), X) for s in (0, 1)
+        ]
         got = [None, None]
 
         def work(i):
@@ -524,7 +533,7 @@ class TestGraphs:
 
     def test_dtypes(self):
         for dtype in (torch.float64, torch.bfloat16):
-            model = gact_graph.wrap(make(Mlp).to(dtype), bits=6)
+            model = gact_graph.wrap(make(Mlp).to(dtype), bits=6, min_bytes=0)
             got = train_step(model, X.to(dtype))
             assert {g.dtype for g in got} == {dtype}
             assert distance(got, train_step(make(Mlp).to(dtype), X.to(dtype))) < 0.2
@@ -583,7 +592,7 @@ class TestNothingLeaks:
         gc.disable()
         try:
             before = {id(t) for t in stored_tensors()}
-            model = gact_graph.wrap(make(lambda: GraphNet(kind)), bits=2)
+            model = gact_graph.wrap(make(lambda: GraphNet(kind)), bits=2, min_bytes=0)
             out = model(X, EDGES)
             fresh = [weakref.ref(t) for t in stored_tensors() if id(t) not in before]
             assert len(fresh) > 5
@@ -595,7 +604,7 @@ class TestNothingLeaks:
             gc.enable()
 
     def test_the_report_holds_no_tensor(self):
-        model = gact_graph.wrap(make(Mlp), bits=2)
+        model = gact_graph.wrap(make(Mlp), bits=2, min_bytes=0)
         model(X)
         fields = [v for row in gact_graph.report(model).contexts for v in vars(row).values()]
         assert not any(isinstance(v, torch.Tensor) for v in fields)

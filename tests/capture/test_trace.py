@@ -23,6 +23,8 @@ from gact_graph.capture.callers import helper_of
 from gact_graph.capture.trace import Call, Trace
 
 X, EDGES = graph()
+AS_PYG = {"min_bytes": 0, "blocks": False}
+"""Any step is compressed, and layers run as PyG has them."""
 
 
 def slots(model):
@@ -36,7 +38,7 @@ def after(model, *inputs):
 
 class TestSlots:
     def test_of_a_gat_net(self):
-        model = gact_graph.wrap(make(lambda: GraphNet("gat")))
+        model = gact_graph.wrap(make(lambda: GraphNet("gat")), **AS_PYG)
         names = after(model, X, EDGES)
         expected = {
             "convs.0/message/mul.other",
@@ -52,7 +54,7 @@ class TestSlots:
 
     @pytest.mark.parametrize("kind", ["gcn", "gat", "sage", "gin"])
     def test_are_the_same_at_each_step_and_size(self, kind):
-        model = gact_graph.wrap(make(lambda: GraphNet(kind)))
+        model = gact_graph.wrap(make(lambda: GraphNet(kind)), **AS_PYG)
         first = after(model, X, EDGES)
         assert after(model, X, EDGES) == first
         sizes = [graph(400, 2600, seed=1), graph(350, 3000, seed=2)]
@@ -60,7 +62,7 @@ class TestSlots:
 
     def test_do_not_depend_on_bits(self):
         def run(bits):
-            return after(gact_graph.wrap(make(GraphNet), bits=bits), X, EDGES)
+            return after(gact_graph.wrap(make(GraphNet), bits=bits, **AS_PYG), X, EDGES)
 
         assert run(2) == run(32)
 
@@ -74,11 +76,11 @@ class TestSlots:
             def forward(self, x):
                 return self.alias(self.lin(self.lin(x).tanh()).tanh())
 
-        model = gact_graph.wrap(Twice())
+        model = gact_graph.wrap(Twice(), **AS_PYG)
         names = after(model, X)
         # The input of the first call is the model's own; tanh#2 and linear#3 save one tensor.
         assert names == ["tanh.result", "tanh#2.result"]
-        exact = gact_graph.wrap(Twice(), bits=32)
+        exact = gact_graph.wrap(Twice(), bits=32, **AS_PYG)
         assert after(exact, X) == names
 
     def test_of_a_shared_module_that_saves(self):
@@ -90,7 +92,7 @@ class TestSlots:
             def forward(self, x):
                 return self.lin(self.lin(self.lin(x)))
 
-        model = gact_graph.wrap(Twice())
+        model = gact_graph.wrap(Twice(), **AS_PYG)
         assert after(model, X) == ["lin/linear#2.input", "lin/linear#3.input"]
         assert after(model, X) == ["lin/linear#2.input", "lin/linear#3.input"]
 
@@ -108,7 +110,7 @@ class TestSlots:
         def forward(module, x):
             return Square.apply(Square.apply(x @ module.weight))
 
-        model = gact_graph.wrap(Lambda(forward))
+        model = gact_graph.wrap(Lambda(forward), **AS_PYG)
         assert after(model, X) == ["function.result", "function#2.result"]
 
     def test_of_functions_at_the_root(self):
@@ -116,7 +118,7 @@ class TestSlots:
             h = F.silu(x @ module.weight)
             return torch.stack([h.exp(), torch.sigmoid(input=h)]).amax(0)
 
-        names = after(gact_graph.wrap(Lambda(forward)), X)
+        names = after(gact_graph.wrap(Lambda(forward), **AS_PYG), X)
         assert "silu.derivative" in names
         assert "exp.result" in names
         assert "sigmoid.result" in names
@@ -133,7 +135,7 @@ class TestSlots:
             def forward(self, x, edge_index):
                 return self.block1(self.block.inner["conv"](x, edge_index).tanh().exp())
 
-        names = after(gact_graph.wrap(Outer()), X, EDGES)
+        names = after(gact_graph.wrap(Outer(), **AS_PYG), X, EDGES)
         assert "block.inner.conv/edge_update/softmax.exp.result" in names
         assert "exp.result" in names
 
@@ -160,7 +162,7 @@ class TestExceptions:
             model.convs[0].lin.register_forward_hook(hook)
         elif where != "root":
             model.convs[0].lin.register_forward_pre_hook(hook)
-        gact_graph.wrap(model, adaptive=False)
+        gact_graph.wrap(model, adaptive=False, **AS_PYG)
         names = after(model, X, EDGES)
         before = gact_graph.report(model)
         model.fail = True
@@ -197,7 +199,7 @@ class TestExceptions:
         for target in ("block", "block.0", "block.1"):
             model = Retrying()
             model.get_submodule(target).register_forward_pre_hook(hook)
-            gact_graph.wrap(model)
+            gact_graph.wrap(model, **AS_PYG)
             assert after(model, X) == ["last/linear.input"]
 
     def test_a_hook_that_stops_a_submodule_does_not_leave_its_parent(self):
@@ -218,7 +220,7 @@ class TestExceptions:
 
         model = nn.Sequential(Inner())
         model[0].bad.register_forward_pre_hook(hook)
-        gact_graph.wrap(model)
+        gact_graph.wrap(model, **AS_PYG)
         # Kept, for it is the output, and named by the module that made it.
         assert after(model, X) == ["0/exp.result"]
 
@@ -255,14 +257,14 @@ def test_in_place_operations_are_named_and_right():
         h = F.elu_(x @ module.weight)
         return torch.relu_(F.dropout(h * 2, 0.5, training=True, inplace=True)).sum()
 
-    model = gact_graph.wrap(Lambda(forward), bits=32)
+    model = gact_graph.wrap(Lambda(forward), bits=32, **AS_PYG)
     plain = Lambda(forward)
     for net in (model, plain):
         torch.manual_seed(0)
         net(X).backward()
     assert torch.equal(model.weight.grad, plain.weight.grad)
     assert any(name.startswith("elu.") for name in slots(model))
-    assert len(train_step(gact_graph.wrap(make(GraphNet)), X, EDGES)) > 0
+    assert len(train_step(gact_graph.wrap(make(GraphNet), **AS_PYG), X, EDGES)) > 0
 
 
 @pytest.mark.parametrize(

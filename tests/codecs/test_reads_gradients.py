@@ -224,7 +224,7 @@ def gradients(name, draws=1, **options):
     elif name in UNIT:
         x = 0.999 * x.tanh()
     if options:
-        gact_graph.wrap(model, adaptive=False, **options)
+        gact_graph.wrap(model, adaptive=False, min_bytes=0, **options)
     for _ in range(draws):
         leaf = x.clone().requires_grad_()
         torch.manual_seed(3)
@@ -257,7 +257,7 @@ class TestSavedBeforeItIsWritten:
             )
             model.scale = nn.Parameter(torch.ones(()))
             if options:
-                gact_graph.wrap(model, adaptive=False, **options)
+                gact_graph.wrap(model, adaptive=False, min_bytes=0, **options)
             leaf = torch.randn(SIZE, SIZE, generator=seeded(1)).requires_grad_()
             torch.manual_seed(3)
             freed = [torch.full((SIZE, SIZE), 7.0) for _ in range(20)]
@@ -287,7 +287,7 @@ class TestAttentionAtFewBits:
     def test_what_multi_head_attention_saves_is_named_by_its_own_operations(self):
         model = Lambda(lambda module, x: OPERATIONS["multi-head attention"](x @ module.weight))
         model.weight = nn.Parameter(torch.eye(SIZE))
-        gact_graph.wrap(model, bits=2)
+        gact_graph.wrap(model, bits=2, min_bytes=0)
         model(torch.randn(SIZE, SIZE))
         widths = {row.slot: row.bits for row in gact_graph.report(model).contexts}
         place = "scaled_dot_product_attention"

@@ -84,7 +84,10 @@ def names(model: torch.nn.Module) -> set[str]:
 def test_the_documented_example_trains_and_shows_in_the_report(kind):
     exec(example(), {"__name__": "example"})
     codec = next(c for c in codecs.registered() if type(c).__name__ == "ToBfloat16")
-    model, stock = gact_graph.wrap(make(lambda: GraphNet(kind))), make(lambda: GraphNet(kind))
+    model, stock = (
+        gact_graph.wrap(make(lambda: GraphNet(kind)), min_bytes=0),
+        make(lambda: GraphNet(kind)),
+    )
     found = train_step(model, X, EDGES)
     assert 0 < distance(found, train_step(stock, X, EDGES)) < 0.02
     assert "bfloat16" in names(model) and "quantize" not in names(model)
@@ -99,7 +102,7 @@ def test_the_documented_example_trains_and_shows_in_the_report(kind):
 
 def test_by_default_it_is_asked_behind_what_loses_nothing():
     codecs.register(ToBfloat16())
-    model = gact_graph.wrap(make(lambda: GraphNet("gat")))
+    model = gact_graph.wrap(make(lambda: GraphNet("gat")), blocks=False, min_bytes=0)
     train_step(model, X, EDGES)
     # Gathered messages, masks and indices keep the forms that cost nothing.
     assert names(model) >= {"bfloat16", "gather", "mask", "index"}
@@ -107,7 +110,7 @@ def test_by_default_it_is_asked_behind_what_loses_nothing():
 
 def test_it_can_be_asked_before_any_other():
     codecs.register(ToBfloat16(), before=Drop)
-    model = gact_graph.wrap(make(lambda: GraphNet("gat")))
+    model = gact_graph.wrap(make(lambda: GraphNet("gat")), blocks=False, min_bytes=0)
     train_step(model, X, EDGES)
     assert "gather" not in names(model)
 
@@ -124,7 +127,7 @@ def test_the_last_one_registered_in_a_place_is_asked_right_before_it():
 @pytest.mark.parametrize(("codec", "asked"), [(ToHalves(), True), (ToBfloat16(), False)])
 def test_the_level_lossless_asks_only_what_loses_nothing(codec, asked):
     codecs.register(codec)
-    model = gact_graph.wrap(make(lambda: GraphNet("gcn")), level="lossless")
+    model = gact_graph.wrap(make(lambda: GraphNet("gcn")), level="lossless", min_bytes=0)
     found = train_step(model, X, EDGES)
     assert equal(found, train_step(make(lambda: GraphNet("gcn")), X, EDGES))
     assert ("halves" in names(model)) is asked
@@ -132,7 +135,7 @@ def test_the_level_lossless_asks_only_what_loses_nothing(codec, asked):
 
 def test_l0_asks_none():
     codecs.register(ToHalves(), before=Drop)
-    model = gact_graph.wrap(make(Mlp), level="L0")
+    model = gact_graph.wrap(make(Mlp), level="L0", min_bytes=0)
     train_step(model, X)
     assert names(model) == {"keep"}
 
@@ -140,7 +143,7 @@ def test_l0_asks_none():
 def test_what_it_encoded_decodes_after_it_was_removed():
     codec = ToHalves()
     codecs.register(codec)
-    model = gact_graph.wrap(make(Mlp), level="lossless")
+    model = gact_graph.wrap(make(Mlp), level="lossless", min_bytes=0)
     out = model(X)
     assert "halves" in names(model)
     codecs.unregister(codec)
@@ -154,7 +157,7 @@ def test_a_built_in_codec_can_be_replaced():
     [mask] = [codec for codec in codecs.registered() if isinstance(codec, Mask)]
     codecs.unregister(mask)
     try:
-        model = gact_graph.wrap(make(lambda: GraphNet("gcn")), level="lossless")
+        model = gact_graph.wrap(make(lambda: GraphNet("gcn")), level="lossless", min_bytes=0)
         train_step(model, X, EDGES)
         assert "mask" not in names(model)
     finally:

@@ -88,7 +88,7 @@ def gradient(function, x: Tensor, **options) -> Tensor:
     # The additions keep apart what the function saves, the input and the output, which are kept.
     model = Lambda(lambda module, x: function(x + 0) + 0)
     if options:
-        gact_graph.wrap(model, adaptive=False, **options)
+        gact_graph.wrap(model, adaptive=False, min_bytes=0, **options)
     for _ in range(2 if options else 1):  # the first step is exact, as x needs a gradient
         x = x.detach().clone().requires_grad_()
         out = model(x)

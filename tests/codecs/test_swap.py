@@ -409,10 +409,10 @@ class TestModel:
     @pytest.mark.parametrize("kind", ["gat", "gcn", "sage", "gin"])
     @pytest.mark.parametrize("options", [{"adaptive": False}, {"bits": 2.5}, {"bits": 32}])
     def test_gradients_are_those_of_l1(self, kind, options):
-        l1 = gact_graph.wrap(make(lambda: GraphNet(kind)), level="L1", **options)
+        l1 = gact_graph.wrap(make(lambda: GraphNet(kind)), level="L1", min_bytes=0, **options)
         expected = steps(l1)
         streams = Simulated(3)
-        model = gact_graph.wrap(make(lambda: GraphNet(kind)), level="L2", **options)
+        model = gact_graph.wrap(make(lambda: GraphNet(kind)), level="L2", min_bytes=0, **options)
         found = steps(swapping(model, streams))
         assert all(map(equal, found, expected))
         assert copies(streams, OFFLOAD) and copies(streams, PREFETCH)
@@ -421,7 +421,9 @@ class TestModel:
     def test_with_blocks(self):
         found = []
         for level in ("L1", "L2"):
-            model = gact_graph.wrap(make(lambda: GraphNet("gat")), level=level, blocks=500)
+            model = gact_graph.wrap(
+                make(lambda: GraphNet("gat")), level=level, blocks=500, min_bytes=0
+            )
             if level == "L2":
                 swapping(model, Simulated(4))
             found.append(steps(model))
@@ -449,9 +451,11 @@ class TestModel:
         def net():
             return make(lambda: GraphNet("gat", dropout=0.0))
 
-        expected = run(gact_graph.wrap(net(), adaptive=False))
+        expected = run(gact_graph.wrap(net(), adaptive=False, min_bytes=0))
         streams = Simulated(5)
-        found = run(swapping(gact_graph.wrap(net(), level="L2", adaptive=False), streams))
+        found = run(
+            swapping(gact_graph.wrap(net(), level="L2", adaptive=False, min_bytes=0), streams)
+        )
         assert equal(found, expected)
         streams.finish()
 
@@ -469,7 +473,7 @@ class TestModel:
             pair = make(Pair)
             streams = [Simulated(i) for i in range(2)]
             for part, device in zip((pair.one, pair.two), streams, strict=True):
-                gact_graph.wrap(part, level=level, adaptive=False)
+                gact_graph.wrap(part, level=level, adaptive=False, min_bytes=0)
                 if level == "L2":
                     swapping(part, device)
             found = steps(pair)
@@ -487,13 +491,17 @@ class TestModel:
             return gradients(model)
 
         def net(level):
-            return gact_graph.wrap(make(lambda: GraphNet("gat", 0.0)), level=level, adaptive=False)
+            return gact_graph.wrap(
+                make(lambda: GraphNet("gat", 0.0)), level=level, adaptive=False, min_bytes=0
+            )
 
         assert equal(siamese(swapping(net("L2"), Simulated(6))), siamese(net("L1")))
 
     def test_buffers_of_a_step_serve_the_next(self):
         streams = Simulated()
-        model = swapping(gact_graph.wrap(GraphNet("gat"), level="L2", adaptive=False), streams)
+        model = swapping(
+            gact_graph.wrap(GraphNet("gat"), level="L2", adaptive=False, min_bytes=0), streams
+        )
         steps(model, 1)
         count = len(streams.host)
         steps(model, 4)
@@ -501,7 +509,7 @@ class TestModel:
 
     def test_nothing_of_a_step_is_left(self):
         streams = Simulated(7)
-        model = swapping(gact_graph.wrap(GraphNet("gat"), level="L2"), streams)
+        model = swapping(gact_graph.wrap(GraphNet("gat"), level="L2", min_bytes=0), streams)
         steps(model)
         streams.finish()
         gc.collect()
@@ -518,7 +526,7 @@ class TestModel:
             return h.sum()
 
         streams = Simulated()
-        model = gact_graph.wrap(Lambda(forward), level="L2", adaptive=False)
+        model = gact_graph.wrap(Lambda(forward), level="L2", adaptive=False, min_bytes=0)
         swapping(model, streams)
         with pytest.raises(RuntimeError, match="no"):
             model(X, True)
@@ -530,7 +538,9 @@ class TestModel:
             return torch.tanh(x @ module.weight)  # saves its result
 
         streams = Simulated()
-        model = swapping(gact_graph.wrap(Lambda(forward), level="L2", adaptive=False), streams)
+        model = swapping(
+            gact_graph.wrap(Lambda(forward), level="L2", adaptive=False, min_bytes=0), streams
+        )
         out = model(X)
         [row] = gact_graph.report(model).contexts
         assert (row.codec, row.host_bytes) == ("keep", 0)
@@ -538,7 +548,7 @@ class TestModel:
         out.sum().backward()
 
     def test_copies_of_a_model_have_their_own(self):
-        model = gact_graph.wrap(GraphNet("gat"), level="L2")
+        model = gact_graph.wrap(GraphNet("gat"), level="L2", min_bytes=0)
         for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             mine, theirs = controller_of(model).swapping, controller_of(other).swapping
             assert mine.pool is not theirs.pool and mine.streams is not theirs.streams
@@ -548,7 +558,7 @@ class TestModel:
 
 class TestReport:
     def test_bytes_on_both_sides(self):
-        model = swapping(gact_graph.wrap(GraphNet("gat"), level="L2"), Simulated())
+        model = swapping(gact_graph.wrap(GraphNet("gat"), level="L2", min_bytes=0), Simulated())
         train_step(model, X, EDGES)
         report = gact_graph.report(model)
         for row in report.contexts:
@@ -563,7 +573,9 @@ class TestReport:
     def test_stored_bytes_are_those_of_l1(self):
         found = []
         for level in ("L1", "L2"):
-            model = gact_graph.wrap(make(lambda: GraphNet("gat")), level=level, adaptive=False)
+            model = gact_graph.wrap(
+                make(lambda: GraphNet("gat")), level=level, adaptive=False, min_bytes=0
+            )
             if level == "L2":
                 swapping(model, Simulated())
             train_step(model, X, EDGES)
@@ -573,7 +585,7 @@ class TestReport:
     def test_on_a_cpu_it_is_l1_and_says_so(self):
         found = []
         for level in ("L1", "L2"):
-            model = gact_graph.wrap(make(lambda: GraphNet("gat")), level=level)
+            model = gact_graph.wrap(make(lambda: GraphNet("gat")), level=level, min_bytes=0)
             found.append(steps(model))
             words = "L2 equals L1 here: no context on a CUDA device takes 1.0 MiB or more"
             text = " ".join(str(gact_graph.report(model)).split())
@@ -583,7 +595,7 @@ class TestReport:
 
     def test_small_contexts_stay(self):
         streams = Simulated()
-        model = gact_graph.wrap(GraphNet("gat"), level="L2")
+        model = gact_graph.wrap(GraphNet("gat"), level="L2", min_bytes=0)
         train_step(swapping(model, streams, least=LEAST_BYTES), X, EDGES)
         assert streams.log == []
         assert "L2 equals L1 here" in str(gact_graph.report(model))
@@ -598,7 +610,7 @@ class TestCuda:
     NODES, EDGES = 200_000, 1_000_000
 
     def model(self, level, net=lambda: Mlp(dropout=0.5)):
-        return gact_graph.wrap(make(net).cuda(), level=level, adaptive=False)
+        return gact_graph.wrap(make(net).cuda(), level=level, adaptive=False, min_bytes=0)
 
     def inputs(self):
         return [t.cuda() for t in graph(self.NODES, self.EDGES)]

@@ -43,9 +43,10 @@ def test_nothing_comes_of_a_gradient_that_tells_nothing(bad):
     assert algorithm_1(["a"], lambda slot: 2, lambda slot: {0: torch.full((3,), bad)}) == {}
 
 
+@pytest.mark.long
 def test_agrees_with_the_variance_over_many_draws():
     """c_l S(b) is the variance that one slot's noise adds: here against 200 draws of it."""
-    model = gact_graph.wrap(make(Mlp), bits=3, adaptive=False)
+    model = gact_graph.wrap(make(Mlp), bits=3, adaptive=False, min_bytes=0)
     draw = draws(model, X)
     draw()
     for slot in [row.slot for row in gact_graph.report(model).contexts if row.bits]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from experiments.forces import main, physics
 
 
+@pytest.mark.long
 def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--models", "mace", "--levels", "stock,L1-2", "--batch", "8", "--atoms", "12"]
     assert main([*flags, "--steps", "2", "--size", "32", "--out", str(tmp_path)]) == 0

@@ -29,7 +29,7 @@ def test_prefetching_is_switched(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def wrap_at(model: torch.nn.Module, level: str, bits: int) -> torch.nn.Module:
-        gact_graph.wrap(model, bits, level=level, adaptive=False)
+        gact_graph.wrap(model, bits, level=level, adaptive=False, min_bytes=0)
         seen.append(vars(model)["forward"].controller.swapping)
         return model
 

@@ -68,36 +68,38 @@ class Setting:
 
 def ways(blocks: int | str | None) -> list[Setting]:
     """Every level, without blocks and with blocks of this size, unless that is None."""
-    exact, coded = {"bits": 32, "adaptive": False}, {"bits": 16, "adaptive": False}
+    exact = {"bits": 32, "adaptive": False, "min_bytes": 0}
+    coded = {"bits": 16, "adaptive": False, "min_bytes": 0}
+    four = {"bits": 4, "min_bytes": 0}
     found = [
         Setting({"level": "L0"} | exact, "bits"),
         Setting({"level": "lossless"} | exact, "bits"),
-        Setting({"level": "L1"} | exact, "bits"),
-        Setting({"level": "L1"} | coded, "noise"),
-        Setting({"level": "L2"} | coded, "noise"),
-        Setting({"level": "L1", "bits": 4, "adaptive": True}, "finite"),
+        Setting({"level": "L1", "blocks": False} | exact, "bits"),
+        Setting({"level": "L1", "blocks": False} | coded, "noise"),
+        Setting({"level": "L2", "blocks": False} | coded, "noise"),
+        Setting({"level": "L1", "blocks": False} | four, "finite"),
     ]
     if blocks is not None:
         found += [
             Setting({"level": "L0", "blocks": blocks} | exact, "order"),
             Setting({"level": "lossless", "blocks": blocks} | exact, "order"),
-            Setting({"level": "CB1"} | exact, "order"),
+            Setting({"level": "CB1", "blocks": False} | exact, "order"),
             Setting({"level": "CB2", "blocks": blocks} | exact, "order"),
             Setting({"level": "L1", "blocks": blocks} | coded, "noise"),
-            Setting({"level": "CB1"} | coded, "noise"),
+            Setting({"level": "CB1", "blocks": False} | coded, "noise"),
             Setting({"level": "CB2", "blocks": blocks} | coded, "noise"),
-            Setting({"level": "CB2", "blocks": blocks, "bits": 4, "adaptive": False}, "finite"),
+            Setting({"level": "CB2", "blocks": blocks, "adaptive": False} | four, "finite"),
         ]
     return found
 
 
 def second_ways(blocks: int | str | None) -> list[Setting]:
     """The levels under which derivatives of gradients are those of stock."""
-    exact = {"bits": 32, "adaptive": False}
+    exact = {"bits": 32, "adaptive": False, "min_bytes": 0}
     found = [
         Setting({"level": "lossless"} | exact, "bits"),
-        Setting({"level": "L1"} | exact, "bits"),
-        Setting({"level": "CB1"} | exact, "order"),
+        Setting({"level": "L1", "blocks": False} | exact, "bits"),
+        Setting({"level": "CB1", "blocks": False} | exact, "order"),
     ]
     if blocks is not None:
         found += [

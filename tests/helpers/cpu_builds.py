@@ -14,6 +14,11 @@ RUNNABLE = {
     "AVX512": ("AVX512", "AVX2", "DEFAULT"),
     "AVX2": ("AVX2", "DEFAULT"),
 }.get(CAPABILITY, ("DEFAULT",))
+BUILDS = [
+    pytest.param(name, marks=() if name == RUNNABLE[0] else pytest.mark.long)
+    for name in cpu.VECTOR_FLAGS
+]
+"""The builds as parameters of a test. ``make test`` runs the one that this processor takes."""
 
 
 def build(name: str) -> Any:

@@ -100,6 +100,19 @@ SAMPLES = tuple(
 )
 
 
+def _is_long(sample: Sample) -> bool:
+    sizes = SIZES if sample.kind == "normal" else _EDGE_SIZES
+    place = [*_KINDS].index(sample.kind) + DTYPES.index(sample.dtype) + sizes.index(sample.size)
+    return place % len(DTYPES) != 0
+
+
+SAMPLE_CASES = [
+    pytest.param(sample, marks=pytest.mark.long if _is_long(sample) else ()) for sample in SAMPLES
+]
+"""The samples as parameters of a test. ``make test`` runs a quarter of them, in which each kind
+comes in each dtype and in each of its sizes."""
+
+
 def same_bytes(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors hold the same bits; any NaN equals any other."""
     if a.shape != b.shape or a.dtype != b.dtype:

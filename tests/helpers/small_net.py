@@ -11,8 +11,8 @@ from torch import Tensor, nn
 WAYS: dict[str, dict[str, Any]] = {
     "lossless": {"level": "lossless"},
     "lossless in blocks": {"level": "lossless", "blocks": 16},
-    "L1": {"level": "L1", "bits": 32},
-    "CB1": {"level": "CB1", "bits": 32},
+    "L1": {"level": "L1", "bits": 32, "blocks": False},
+    "CB1": {"level": "CB1", "bits": 32, "blocks": False},
     "CB2": {"level": "CB2", "bits": 32, "blocks": 16},
 }
 

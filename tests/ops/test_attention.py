@@ -9,12 +9,12 @@ import pytest
 import simt
 import torch
 import torch.nn.functional as F
-from cpu_builds import build
+from cpu_builds import BUILDS, build
 from on_device import CUDA, on_cuda
 from samples import seeded
 from torch import Tensor
 
-from gact_graph.ops import attention, cpu, dot_attention, leaky_attention, weighted_sum
+from gact_graph.ops import attention, dot_attention, leaky_attention, weighted_sum
 from gact_graph.ops.reference import attention as attention_reference
 from gact_graph.ops.reference import dot_attention as dot_reference
 from gact_graph.ops.reference import leaky_attention as leaky_reference
@@ -29,7 +29,7 @@ public = _both(attention, leaky_attention, dot_attention, weighted_sum)
 reference = _both(attention_reference, leaky_reference, dot_reference, weighted_reference)
 
 
-@pytest.fixture(scope="module", params=["torch", *cpu.VECTOR_FLAGS, "cuda-source", CUDA])
+@pytest.fixture(scope="module", params=["torch", *BUILDS, "cuda-source", CUDA])
 def kernels(request: pytest.FixtureRequest) -> Any:
     if request.param == "torch":
         return reference

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import simt
 import torch
-from cpu_builds import build
+from cpu_builds import BUILDS, build
+from grids import grid
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantizer_samples import DTYPES, same_bytes
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gact_graph.ops import cpu
 from gact_graph.ops.bitmask import pack_bits, pack_pair, unpack_bits
 from gact_graph.ops.reference import bitmask as reference
 
@@ -29,7 +29,7 @@ BARE = (torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.flo
 NUMBERS = {0: lambda x, t: x != 0, 1: lambda x, t: x > t, 2: lambda x, t: ~(x <= t)}
 
 
-@pytest.fixture(scope="module", params=["reference", *cpu.VECTOR_FLAGS, "cuda-source"])
+@pytest.fixture(scope="module", params=["reference", *BUILDS, "cuda-source"])
 def backend(request: pytest.FixtureRequest) -> Any:
     """The reference, or a build of the kernels that this processor can run."""
     if request.param == "reference":
@@ -57,9 +57,7 @@ def _sample(size: int, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize(("number", "dtype", "size"), grid(NUMBERS, DTYPES, SIZES), ids=str)
 def test_each_test_of_each_dtype(number: int, dtype: torch.dtype, size: int, backend: Any) -> None:
     x = _sample(size, dtype)
     before = x.clone()
@@ -83,8 +81,9 @@ def test_a_bool_of_another_byte_than_one_is_set(backend: Any) -> None:
     assert words.tolist() == _words(raw != 0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("threshold", [0.1, 0.3, 1 / 3, 0.7, -0.1])
+@pytest.mark.parametrize(
+    ("threshold", "dtype"), grid([0.1, 0.3, 1 / 3, 0.7, -0.1], DTYPES), ids=str
+)
 def test_side_is_the_one_that_backward_takes(
     threshold: float, dtype: torch.dtype, backend: Any
 ) -> None:
@@ -95,8 +94,7 @@ def test_side_is_the_one_that_backward_takes(
     assert backend.pack_bits(x, 2, threshold).tolist() == _words(gradient != 0)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize(("dtype", "size"), grid([*DTYPES, torch.float8_e5m2], SIZES), ids=str)
 def test_pairs(dtype: torch.dtype, size: int, backend: Any) -> None:
     mask = torch.rand(size, generator=torch.Generator().manual_seed(size)) > 0.3
     high = torch.tensor(1 / 0.9, dtype=dtype).double().item()
@@ -109,9 +107,11 @@ def test_pairs(dtype: torch.dtype, size: int, backend: Any) -> None:
         assert words.tolist() == _words(mask), (low, other)
 
 
-@pytest.mark.parametrize("size", [s for s in SIZES if s])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("stranger", [-0.0, 0.5, math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("stranger", "dtype", "size"),
+    grid([-0.0, 0.5, math.nan, math.inf], DTYPES, [s for s in SIZES if s]),
+    ids=str,
+)
 def test_one_stranger_anywhere_is_no_pair(
     stranger: float, dtype: torch.dtype, size: int, backend: Any
 ) -> None:
@@ -123,8 +123,9 @@ def test_one_stranger_anywhere_is_no_pair(
         assert not backend.pack_pair(x, 0.0, 1.25)[1], place
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dtype", [torch.bool, *DTYPES, *INTEGERS, *BARE], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "size"), grid([torch.bool, *DTYPES, *INTEGERS, *BARE], SIZES), ids=str
+)
 def test_unpack_to_every_dtype(dtype: torch.dtype, size: int, backend: Any) -> None:
     mask = torch.rand(size, generator=torch.Generator().manual_seed(size)) > 0.5
     words = torch.tensor(_words(mask), dtype=torch.int64)
@@ -136,8 +137,11 @@ def test_unpack_to_every_dtype(dtype: torch.dtype, size: int, backend: Any) -> N
         assert torch.equal(x.double(), torch.where(mask, values[1], values[0]))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("pair", [(-0.0, math.nan), (math.inf, -math.inf), (0.1, 1e9)])
+@pytest.mark.parametrize(
+    ("pair", "dtype"),
+    grid([(-0.0, math.nan), (math.inf, -math.inf), (0.1, 1e9)], DTYPES),
+    ids=str,
+)
 def test_unpacked_values_keep_their_bits(
     pair: tuple[float, float], dtype: torch.dtype, backend: Any
 ) -> None:
@@ -172,7 +176,7 @@ def test_threads_do_not_change_the_bytes(backend: Any) -> None:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("name", cpu.VECTOR_FLAGS)
+@pytest.mark.parametrize("name", BUILDS)
 def test_kernels_refuse_words_that_do_not_fit(name: str) -> None:
     kernels = build(name)
     words = torch.zeros(2, dtype=torch.int64)
@@ -226,8 +230,7 @@ def test_gradients_do_not_hang_on_words() -> None:
         assert words.grad_fn is None and not words.requires_grad
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.bool], ids=str)
-@pytest.mark.parametrize("size", [0, 100])
+@pytest.mark.parametrize(("size", "dtype"), grid([0, 100], [*DTYPES, torch.bool]), ids=str)
 def test_opcheck(size: int, dtype: torch.dtype) -> None:
     x, ops = _sample(size, torch.float32).to(dtype), torch.ops.gact_graph
     for number in (0, 1, 2) if dtype.is_floating_point else (0,):

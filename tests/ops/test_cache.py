@@ -20,6 +20,8 @@ import torch
 from gact_graph.ops import cpu
 from gact_graph.ops.kernels import cache, compiler
 
+pytestmark = pytest.mark.long
+
 _ROOT = Path(__file__).resolve().parents[2]
 
 _COMPILER = """#!/bin/sh

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import simt
 import torch
-from cpu_builds import CAPABILITY, build
-from quantizer_samples import DTYPES, GROUP, SAMPLES, WIDTHS, Sample, same_bytes
+from cpu_builds import BUILDS, CAPABILITY, build
+from grids import grid
+from quantizer_samples import DTYPES, GROUP, SAMPLE_CASES, WIDTHS, Sample, same_bytes
 from torch import Tensor
 
 from gact_graph.ops import cpu
@@ -19,7 +20,7 @@ from gact_graph.ops.kernels import compiler, sources
 from gact_graph.ops.reference import quantize as reference
 
 
-@pytest.fixture(scope="module", params=[*cpu.VECTOR_FLAGS, "cuda-source"])
+@pytest.fixture(scope="module", params=[*BUILDS, "cuda-source"])
 def kernels(request: pytest.FixtureRequest) -> Any:
     """A build of the kernels; from the user's cache where an earlier run left it."""
     if request.param == "cuda-source":
@@ -35,7 +36,7 @@ def _expected(sample: Sample, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     return codes, stats, reference.unpack(codes, stats, list(x.shape), bits, GROUP, x.dtype)
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=str)
+@pytest.mark.parametrize("sample", SAMPLE_CASES, ids=str)
 def test_same_bytes_as_the_reference(sample: Sample, kernels: Any) -> None:
     x = sample.tensor()
     for bits in WIDTHS:
@@ -46,9 +47,10 @@ def test_same_bytes_as_the_reference(sample: Sample, kernels: Any) -> None:
         assert same_bytes(kernels.unpack(codes, stats, x.shape, bits, GROUP, x.dtype), y), bits
 
 
-@pytest.mark.parametrize("group_size", [64, 192, 320, 1024, 8192])
-@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
-def test_same_bytes_for_other_groups_and_seeds(group_size: int, seed: int, kernels: Any) -> None:
+@pytest.mark.parametrize(
+    ("seed", "group_size"), grid([0, -1, 2**63 - 1, -(2**63)], [64, 192, 320, 1024, 8192])
+)
+def test_same_bytes_for_other_groups_and_seeds(seed: int, group_size: int, kernels: Any) -> None:
     for dtype in (torch.float32, torch.float16):
         x = torch.randn(3001, generator=torch.Generator().manual_seed(1)).to(dtype)
         for bits in (1, 3, 8, 11):
@@ -100,9 +102,10 @@ def test_products_of_both_readings_are_right_on_average(bits: int, kernels: Any)
         assert (first * second).mean().item() == pytest.approx(0, abs=0.015)
 
 
-@pytest.mark.parametrize("width", [1, 3, 64, 65, 192, 256, 300, 999])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rows_are_those_of_the_whole(width: int, dtype: torch.dtype, kernels: Any) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "width"), grid(DTYPES, [1, 3, 64, 65, 192, 256, 300, 999]), ids=str
+)
+def test_rows_are_those_of_the_whole(dtype: torch.dtype, width: int, kernels: Any) -> None:
     """Of plain groups, of equal elements, of NaN; the last row ends in a short group."""
     x = torch.randn(5 * width * 20, generator=torch.Generator().manual_seed(width)).to(dtype)
     x[300:600], x[-40:] = 0.1, torch.nan

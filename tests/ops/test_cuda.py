@@ -233,80 +233,84 @@ def test_a_graph_captures_them(bits: int, dtype: torch.dtype) -> None:
     assert torch.equal(y, reference.unpack(*expected, [10_000], bits, 256, dtype))
 
 
-def test_a_launch_has_a_warp_for_each_piece_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but the device: what cuda.core would be handed."""
+class _Driver:
+    """Devices without a GPU: takes note of what is started on them, and on which thread."""
+
+    def __init__(self) -> None:
+        self.device = 0
+        self.log: list[Any] = []
+        self.threads: set[int] = set()
+
+    @contextlib.contextmanager
+    def on(self, index: int) -> Iterator[None]:
+        before, self.device = self.device, index
+        yield
+        self.device = before
+
+    def start(self, *launched: Any) -> None:
+        self.note(launched)
+
+    def note(self, what: Any) -> None:
+        self.log.append(what)
+        self.threads.add(threading.get_ident())
+
+    @property
+    def order(self) -> list[Any]:
+        """The number of each device whose context a thread was given, and each launch."""
+        return ["launch" if isinstance(what, tuple) else what for what in self.log]
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> _Driver:
     pytest.importorskip("cuda.core")
-    started: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    stream = SimpleNamespace(cuda_stream=0)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: stream)
-    monkeypatch.setattr(nvrtc, "architecture_of", lambda index: "sm_90")
-    monkeypatch.setattr(nvrtc, "_multiprocessors", lambda index: 4)
-    monkeypatch.setattr(nvrtc, "_start", lambda: lambda *args: started.append(args))
-    monkeypatch.setattr(nvrtc, "_stream", lambda handle: handle)
-    monkeypatch.setattr(nvrtc, "_set_current", lambda index: None)
-    monkeypatch.setattr(nvrtc, "function", lambda kernel, architecture: (kernel, architecture))
+    found, stream = _Driver(), SimpleNamespace(cuda_stream=0)
+    of_torch = {
+        "current_device": lambda: found.device,
+        "device": found.on,
+        "current_stream": lambda index: stream,
+    }
+    ours = {
+        "architecture_of": lambda index: "sm_90",
+        "function": lambda kernel, architecture: (kernel, architecture),
+        "_multiprocessors": lambda index: 4,
+        "_stream": lambda handle: handle,
+        "_set_current": found.note,
+        "_start": lambda: found.start,
+    }
+    for owner, parts in ((torch.cuda, of_torch), (nvrtc, ours)):
+        for name, part in parts.items():
+            monkeypatch.setattr(owner, name, part)
+    return found
+
+
+def test_a_launch_has_a_warp_for_each_piece_of_work(driver: _Driver) -> None:
+    """All but the device: what cuda.core would be handed."""
     kernel = Kernel("cuda/quantize.cu", "pack_float32", 4)
     for warps, blocks in ((1, 1), (100, 13), (10**9, 4 * 32)):
         nvrtc.launch(kernel, torch.device("cuda", 0), warps, 7, 0.5)
-        _, config, function, *args = started.pop()
+        _, config, function, *args = driver.log.pop()
         assert (config.grid, config.block) == ((blocks, 1, 1), (256, 1, 1))
         assert function == (kernel, "sm_90") and args == [7, 0.5]
 
 
-def test_a_thread_gets_the_context_before_its_first_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_gets_the_context_before_its_first_launch(driver: _Driver) -> None:
     """torch's backward runs on threads that may have had no work of torch's on the device yet."""
-    pytest.importorskip("cuda.core")
-    log: list[tuple[str, int]] = []
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=0))
-    monkeypatch.setattr(nvrtc, "architecture_of", lambda index: "sm_90")
-    monkeypatch.setattr(nvrtc, "_multiprocessors", lambda index: 4)
-    monkeypatch.setattr(nvrtc, "_stream", lambda handle: handle)
-    monkeypatch.setattr(nvrtc, "function", lambda kernel, architecture: kernel)
-
-    def note(what: str) -> None:
-        log.append((what, threading.get_ident()))
-
-    monkeypatch.setattr(nvrtc, "_start", lambda: lambda *args: note("launch"))
-    monkeypatch.setattr(nvrtc, "_set_current", lambda index: note("context"))
 
     def twice() -> None:
         for _ in range(2):
             nvrtc.launch(Kernel("cuda/bitmask.cu", "above_float32"), torch.device("cuda", 0), 1)
 
     for _ in range(2):
-        log.clear()
+        driver.log.clear()
+        driver.threads.clear()
         thread = threading.Thread(target=twice)
         thread.start()
         thread.join()
-        assert [what for what, _ in log] == ["context", "launch", "launch"]
-        assert len({thread for _, thread in log}) == 1
+        assert driver.order == [0, "launch", "launch"]
+        assert len(driver.threads) == 1
 
 
-def test_a_thread_gets_the_context_of_each_device_that_it_turns_to(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("cuda.core")
-    log: list[Any] = []
-    now = [0]
-
-    @contextlib.contextmanager
-    def on(index: int) -> Iterator[None]:
-        before, now[0] = now[0], index
-        yield
-        now[0] = before
-
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: now[0])
-    monkeypatch.setattr(torch.cuda, "device", on)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=0))
-    monkeypatch.setattr(nvrtc, "architecture_of", lambda index: "sm_90")
-    monkeypatch.setattr(nvrtc, "_multiprocessors", lambda index: 4)
-    monkeypatch.setattr(nvrtc, "_stream", lambda handle: handle)
-    monkeypatch.setattr(nvrtc, "function", lambda kernel, architecture: kernel)
-    monkeypatch.setattr(nvrtc, "_start", lambda: lambda *args: log.append("launch"))
-    monkeypatch.setattr(nvrtc, "_set_current", log.append)
-
+def test_a_thread_gets_the_context_of_each_device_that_it_turns_to(driver: _Driver) -> None:
     def launch() -> None:
         for index in (0, 1, 1, 0):
             nvrtc.launch(Kernel("cuda/bitmask.cu", "above_float32"), torch.device("cuda", index), 1)
@@ -314,7 +318,7 @@ def test_a_thread_gets_the_context_of_each_device_that_it_turns_to(
     thread = threading.Thread(target=launch)
     thread.start()
     thread.join()
-    assert log == [0, "launch", 1, "launch", "launch", 0, "launch"]
+    assert driver.order == [0, "launch", 1, "launch", "launch", 0, "launch"]
 
 
 def test_a_width_is_not_compiled_while_a_graph_is_captured(

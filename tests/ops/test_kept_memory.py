@@ -42,10 +42,10 @@ def tensor(bytes_: int) -> torch.Tensor:
     return torch.empty(bytes_, dtype=torch.uint8)
 
 
-def run(script: str, **environment: str) -> Any:
+def run(script: str, *arguments: str, **environment: str) -> Any:
     """What a script prints as its last line, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -464,6 +464,51 @@ print(json.dumps([library.kept_bytes(), facts()["freed CPU memory"]]))
         model = gact_graph.wrap(torch.nn.Linear(4, 4))
         with pytest.raises(ValueError, match=r"GACT_GRAPH_KEEP_MEMORY to be 0 or 1 \(got 'yes'\)"):
             model(torch.ones(1, 4))
+
+
+_COUNTED = """
+import json, random, sys
+from pathlib import Path
+import torch
+from gact_graph.ops.kernels.compiler import commands, compile_library
+from gact_graph.ops.kernels.sources import csrc
+
+counting, folder = sys.argv[1:]
+flags = ["-std=c++17", "-DGACT_LIBRARY=counted", "-include", counting]
+built = compile_library(commands()[0], [csrc() / "cpu/kept_memory.cpp"], flags, Path(folder))
+torch.ops.load_library(str(built))
+library, generator = torch.ops.counted, random.Random(0)
+
+def tensor():
+    return torch.empty(generator.randrange(64 << 10, 80 << 10), dtype=torch.uint8)
+
+def most_comparisons(ranges):
+    library.start_keeping(600.0)
+    held = [tensor() for _ in range(2 * ranges)][::2]  # between any two of them one is free
+    most = 0
+    for _ in range(2000):
+        before = library.comparisons()
+        held[generator.randrange(ranges)] = tensor()
+        most = max(most, library.comparisons() - before)
+    kept = library.kept_bytes()
+    held.clear()
+    library.end_keeping()
+    return most, kept
+
+print(json.dumps([most_comparisons(1 << 11), most_comparisons(1 << 15)]))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is kept")
+def test_steps_grow_with_the_logarithm_of_the_number_of_ranges(
+    library: Any, tmp_path: Path
+) -> None:
+    counting = Path(__file__).parents[1] / "helpers" / "comparisons.h"
+    (few, _), (many, kept) = run(_COUNTED, str(counting), str(tmp_path))
+    assert kept > (1 << 15) * (56 << 10)  # of so many free ranges
+    # log(2^15) / log(2^11) is 1.4, and there would be 16 times as many if all were looked at.
+    assert few > 0 and many < 2 * few
 
 
 def test_without_kernels_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quantizer_samples import DEVICES, DTYPES, GROUP, SAMPLES, Sample, normal, same_bytes, steps_of
+from grids import grid
+from quantizer_samples import (
+    DEVICES,
+    DTYPES,
+    GROUP,
+    SAMPLE_CASES,
+    Sample,
+    normal,
+    same_bytes,
+    steps_of,
+)
 from torch import Tensor
 
 from gact_graph.ops.reference import quantize as reference
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("sample", SAMPLES, ids=str)
+@pytest.mark.parametrize("sample", SAMPLE_CASES, ids=str)
 def test_round_trip_of_every_sample(sample: Sample, device: str) -> None:
     x = sample.tensor().to(device)
     flat = x.reshape(-1)
@@ -45,8 +55,9 @@ def test_round_trip_of_every_sample(sample: Sample, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("value", [0.1, -0.0, 0.0, -7.5, "max", "min", "smallest"])
+@pytest.mark.parametrize(
+    ("value", "dtype"), grid([0.1, -0.0, 0.0, -7.5, "max", "min", "smallest"], DTYPES), ids=str
+)
 def test_constant_groups_are_exact(value: float | str, dtype: torch.dtype, device: str) -> None:
     info = torch.finfo(dtype)
     named = {"max": info.max, "min": info.min, "smallest": info.smallest_normal / 2}

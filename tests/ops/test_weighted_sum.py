@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 import simt
 import torch
-from cpu_builds import build
+from cpu_builds import BUILDS, build
 from on_device import CUDA, on_cuda
 from samples import seeded
 from torch import Tensor
 
-from gact_graph.ops import cpu
 from gact_graph.ops.reference import weighted_sum as weighted_reference
 from gact_graph.ops.weighted_sum import weighted_sum, weighted_sum_backward, weighted_sum_weights
 
 
-@pytest.fixture(scope="module", params=["torch", *cpu.VECTOR_FLAGS, "cuda-source", CUDA])
+@pytest.fixture(scope="module", params=["torch", *BUILDS, "cuda-source", CUDA])
 def kernels(request: pytest.FixtureRequest) -> Any:
     if request.param == "torch":
         return weighted_reference

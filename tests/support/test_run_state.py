@@ -18,12 +18,14 @@ from gact_graph.support.run_state import RunState
 def test_random_numbers_come_again_and_go_on_from_here():
     run_state = RunState({"cpu"})
     first, others = torch.rand(5), (random.random(), numpy.random.rand())
-    here = torch.get_rng_state()
+    here = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[2]
     with suppress(KeyError), run_state.restored():
         assert torch.equal(torch.rand(5), first)
         assert (random.random(), numpy.random.rand()) == others
+        torch.rand(1), random.random(), numpy.random.rand()  # further than they were outside
         raise KeyError
-    assert torch.equal(torch.get_rng_state(), here)
+    assert torch.equal(torch.get_rng_state(), here[0])
+    assert (random.getstate(), numpy.random.get_state()[2]) == here[1:]
     run_state.restore_random_state()
     assert torch.equal(torch.rand(5), first)
 
@@ -83,4 +85,4 @@ reading.join(), writing.join()
 
 def test_threads_that_read_and_restore_random_states_do_not_wait_for_each_other() -> None:
     """A collection of garbage while torch holds the generator hands over to another thread."""
-    subprocess.run([sys.executable, "-c", _THREADS], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", _THREADS], check=True, timeout=600)

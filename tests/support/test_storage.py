@@ -20,6 +20,7 @@ from gact_graph.support.storage import (
     tensors_held_by,
     tensors_in,
     version_of,
+    whole_of,
 )
 
 
@@ -221,3 +222,12 @@ class TestWalk:
         assert {p.data_ptr() for p in [*net.parameters(), *net.buffers()]} <= held
         assert {net[0].cache[0].data_ptr(), net[0].cache[1]["b"].data_ptr()} <= held
         assert net[1].data.x.data_ptr() not in held
+
+
+def test_a_view_is_restored_over_its_whole_storage():
+    whole = torch.arange(60.0)
+    for view in (whole[7:], whole[3:51].view(6, 8).t(), whole[5::4]):
+        flat, layout = whole_of(view)
+        assert torch.equal(flat, whole)
+        restored = layout.restore(flat.clone())
+        assert torch.equal(restored, view) and restored.stride() == view.stride()

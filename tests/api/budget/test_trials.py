@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from grids import grid
 from torch import Tensor, nn
 from torch_geometric.nn import GAT, GCN, GCNConv, GraphSAGE
 
@@ -136,8 +137,9 @@ def whole(model: nn.Module, inputs: Any, way: Way) -> int:
     return _Trials(model, "forward", (inputs, {}), Config(), None, None, None)._run(way, 1.0).peak
 
 
-@pytest.mark.parametrize("kind", [GCN, GraphSAGE, GAT])
-@pytest.mark.parametrize("features", ["narrow", "wide", "sparse"])
+@pytest.mark.parametrize(
+    ("kind", "features"), grid([GCN, GraphSAGE, GAT], ["narrow", "wide", "sparse"])
+)
 def test_parts_of_the_graph_say_what_the_whole_takes(kind: type[nn.Module], features: str) -> None:
     """By what torch's allocator hands out, so the same at every run.
 

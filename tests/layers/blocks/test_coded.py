@@ -15,12 +15,12 @@ from gact_graph.layers.blocks import coded
 from gact_graph.ops.quantize import Packed
 
 X, EDGES = graph()
-FIXED = {"adaptive": False}
+FIXED = {"adaptive": False, "min_bytes": 0}
 
 
 @pytest.mark.parametrize("kind", WIDE)
 def test_the_same_gradients_as_with_whole_tensors(kind, monkeypatch):
-    options = {"bits": 3, "adaptive": False, "blocks": 200}
+    options = {"bits": 3, "adaptive": False, "blocks": 200, "min_bytes": 0}
     net = make(lambda: Wide(WIDE[kind]()))
     widths = []
     unpack_rows = Packed.unpack_rows

@@ -15,11 +15,16 @@ from torch_geometric.nn import GATv2Conv, GCNConv, GraphConv, SAGEConv
 
 import gact_graph
 
-EXACT = {"level": "lossless", "bits": 32, "adaptive": False}
+EXACT = {"level": "lossless", "bits": 32, "adaptive": False, "min_bytes": 0}
 X = torch.randn(300, 32, generator=seeded(0))
 EDGES = torch.randint(300, (2, 1000), generator=seeded(1))
 OTHERS = torch.randint(300, (2, 1000), generator=seeded(2))
-LEVELS = [{"blocks": 64}, {"level": "CB1"}, {"level": "CB2"}, {"level": "CB2", "blocks": 64}]
+LEVELS = [
+    {"blocks": 64},
+    {"level": "CB1", "blocks": False},
+    {"level": "CB2"},
+    {"level": "CB2", "blocks": 64},
+]
 
 
 class Net(nn.Module):

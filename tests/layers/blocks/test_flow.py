@@ -43,7 +43,9 @@ def test_as_stock(name: str, pair: bool) -> None:
         torch.manual_seed(0)
         conv = CONVS[name]().double()
         if blocks is not None:
-            gact_graph.wrap(conv, level="lossless", bits=32, adaptive=False, blocks=blocks)
+            gact_graph.wrap(
+                conv, level="lossless", bits=32, adaptive=False, blocks=blocks, min_bytes=0
+            )
         x = _normal(1, 30, W).requires_grad_()
         out = conv((x, x.flip(0) * 2.0) if pair else x, EDGES)
         out.backward(_normal(2, *out.shape))
@@ -60,7 +62,7 @@ def test_pairs_of_two_sizes_stay_stock() -> None:
     conv = pyg.GATv2Conv(W, W, add_self_loops=False, **REVERSED).double()
     x, y = _normal(1, 30, W), _normal(2, 40, W)
     expected = conv((x, y), EDGES)
-    gact_graph.wrap(conv, level="lossless", bits=32, adaptive=False, blocks=16)
+    gact_graph.wrap(conv, level="lossless", bits=32, adaptive=False, blocks=16, min_bytes=0)
     torch.testing.assert_close(conv((x, y), EDGES), expected)
     ways = {row.way for row in gact_graph.report(conv).layers}
     assert ways == {"stock"}

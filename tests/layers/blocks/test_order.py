@@ -38,3 +38,12 @@ def test_sorted_edges_need_no_permutation():
 def test_a_destination_beyond_the_last_node_is_refused():
     with pytest.raises(IndexError):
         Order(EDGES, 1, int(EDGES.max()))
+
+
+@pytest.mark.parametrize("target", [0, 1])
+def test_the_same_edges_by_source(target):
+    by_source = Order(EDGES, target, 300).by_source
+    edges = EDGES[:, by_source.positions]
+    assert torch.equal(edges[target], by_source.destinations)
+    assert torch.equal(edges[1 - target], EDGES[1 - target].sort().values)
+    assert torch.equal(by_source.positions.sort().values, torch.arange(EDGES.size(1)))

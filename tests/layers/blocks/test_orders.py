@@ -61,6 +61,14 @@ def test_a_change_in_place_is_noticed():
     assert orders.get(edges, 1, 300) is not first
 
 
+def test_a_change_that_autograd_does_not_see_is_noticed_in_the_next_forward():
+    orders, edges = Orders(), EDGES.clone()
+    first = orders.get(edges, 1, 300)
+    edges.numpy()[0, 0] = (edges[0, 0] + 1) % 300
+    orders.next_forward()
+    assert orders.get(edges, 1, 300) is not first
+
+
 def test_what_is_not_taken_is_dropped():
     orders = Orders()
     kept, dropped = weakref.ref(orders.get(EDGES, 1, 300)), None

@@ -58,7 +58,7 @@ def test_a_small_layer_runs_as_stock_to_the_bit_also_in_evaluation():
 def test_a_gradient_of_an_input_may_be_differentiated_again():
     x, many, few = inputs()
     x.requires_grad_()
-    model = gact_graph.wrap(make(TwoGraphs), blocks="auto", bits=32)
+    model = gact_graph.wrap(make(TwoGraphs), blocks="auto", bits=32, min_bytes=0)
     (force,) = torch.autograd.grad(model(x, many, few).sum(), x, create_graph=True)
     force.square().sum().backward()
     rows = gact_graph.report(model).layers

@@ -18,7 +18,13 @@ from torch_geometric.nn import EdgeConv, MessagePassing, MetaLayer
 import gact_graph
 
 X, EDGES = graph()
-EXACT: dict[str, Any] = {"level": "lossless", "bits": 32, "adaptive": False, "blocks": 64}
+EXACT: dict[str, Any] = {
+    "level": "lossless",
+    "bits": 32,
+    "adaptive": False,
+    "blocks": 64,
+    "min_bytes": 0,
+}
 
 CALLS = 0
 LOG: list[int] = []
@@ -249,7 +255,7 @@ def _trained(name: str, **options: Any) -> tuple[list[Tensor], Any]:
     _forget()
     model = scaled(LAYERS[name]())
     if options:
-        gact_graph.wrap(model, **options)
+        gact_graph.wrap(model, **{"min_bytes": 0} | options)
     found = []
     for _ in range(3):
         x = X.clone().requires_grad_()
@@ -289,7 +295,7 @@ def test_an_edge_model_of_a_meta_layer() -> None:
     def run(**options: Any) -> list[Tensor]:
         model = scaled(MetaLayer(Edges(Counter())))
         if options:
-            gact_graph.wrap(model, **options)
+            gact_graph.wrap(model, **{"min_bytes": 0} | options)
         return [model(X, EDGES)[1] for _ in range(3)]
 
     assert all(map(torch.equal, run(**EXACT), run()))
@@ -345,7 +351,7 @@ def test_a_change_that_comes_later() -> None:
         state.steps = 0
         model = scaled(Late(state))
         if options:
-            gact_graph.wrap(model, **options)
+            gact_graph.wrap(model, **{"min_bytes": 0} | options)
         return [model(X, EDGES) for _ in range(5)], state.calls
 
     stock, calls = run()

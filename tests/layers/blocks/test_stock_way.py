@@ -15,7 +15,7 @@ from torch_geometric.nn import EdgeConv, GCNConv, MessagePassing, SAGEConv
 import gact_graph
 
 X, EDGES = graph()
-EXACT = {"level": "lossless", "bits": 32, "adaptive": False}
+EXACT = {"level": "lossless", "bits": 32, "adaptive": False, "min_bytes": 0}
 
 
 def test_in_training_a_batch_norm_over_messages_runs_as_stock():

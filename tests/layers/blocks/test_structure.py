@@ -25,7 +25,7 @@ from torch_geometric.nn import (
 
 import gact_graph
 
-EXACT = {"level": "lossless", "bits": 32, "adaptive": False}
+EXACT = {"level": "lossless", "bits": 32, "adaptive": False, "min_bytes": 0}
 NODES = 300
 X = torch.randn(NODES, 32, generator=seeded(0))
 EDGES = torch.randint(NODES, (2, 1000), generator=seeded(1))
@@ -350,7 +350,7 @@ def test_hgt_with_codes_and_adaptive_bits() -> None:
     """Its propagate gets no gradient of most of its parameters, which a replay must bear."""
     kinds = (["a", "b"], [("a", "to", "b"), ("b", "to", "a")])
     model = make(lambda: HGTConv(32, 64, kinds, heads=2))
-    gact_graph.wrap(model, bits=4, blocks=64)
+    gact_graph.wrap(model, bits=4, blocks=64, min_bytes=0)
     for _ in range(2):
         out = model({"a": X, "b": X.flip(0)}, dict.fromkeys(kinds[1], EDGES))
         sum(t.sum() for t in out.values()).backward()

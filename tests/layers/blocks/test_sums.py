@@ -26,7 +26,7 @@ from gact_graph.ops import cpu
 
 X, EDGES = graph()
 WEIGHT = torch.rand(EDGES.size(1), generator=torch.Generator().manual_seed(5))
-EXACT = {"level": "lossless", "bits": 32, "adaptive": False}
+EXACT = {"level": "lossless", "bits": 32, "adaptive": False, "min_bytes": 0}
 
 
 class Net(nn.Module):
@@ -147,7 +147,7 @@ def test_the_same_values_are_read_from_codes(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With and without: the same codes of the same seeds, so rounding alone differs."""
-    options = options | {"bits": 4, "adaptive": False}
+    options = options | {"bits": 4, "adaptive": False, "min_bytes": 0}
     model = make(SUMS[name])
     got = _step(model, **options)
     monkeypatch.setattr(analysis, "match_weights", lambda *_: None)

@@ -19,14 +19,14 @@ import gact_graph
 from gact_graph.capture.session import Session
 
 X, EDGES = graph()
-EXACT = {"level": "lossless", "bits": 32, "adaptive": False}
-FIXED = {"adaptive": False}
+EXACT = {"level": "lossless", "bits": 32, "adaptive": False, "min_bytes": 0}
+FIXED = {"adaptive": False, "min_bytes": 0}
 
 
 def test_unwrap_restores_all_and_copies_stand_alone():
     model = make(lambda: GraphNet("gat"))
     before = [dict(vars(m)) for m in model.modules()]
-    gact_graph.wrap(model, blocks=256, level="CB2")
+    gact_graph.wrap(model, blocks=256, level="CB2", min_bytes=0)
     twin, stored = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
     trained(model, steps=1)
     for other in (twin, stored):
@@ -68,7 +68,7 @@ def test_an_exception_in_a_block_leaves_no_trace():
 
 
 def test_a_hundred_graphs_leave_nothing_behind():
-    model = gact_graph.wrap(make(lambda: GraphNet("gat")), bits=4, blocks=256)
+    model = gact_graph.wrap(make(lambda: GraphNet("gat")), bits=4, blocks=256, min_bytes=0)
     alive = []
     for seed in range(100):
         x, edges = graph(edges=500 + seed, seed=seed)

@@ -14,7 +14,7 @@ import gact_graph
 from gact_graph.layers.blocks.call import BlockedCall
 
 X, EDGES = graph()
-EXACT = {"level": "lossless", "bits": 32, "adaptive": False}
+EXACT = {"level": "lossless", "bits": 32, "adaptive": False, "min_bytes": 0}
 
 
 @pytest.mark.parametrize("kind", ["gcn", "gat", "sage", "gin"])
@@ -28,8 +28,10 @@ def test_training_follows_stock(kind, options):
 
 @pytest.mark.parametrize("level", ["L1", "CB1", "CB2"])
 def test_with_adaptive_bits_what_a_layer_is_computed_from_is_measured(level):
-    blocks = None if level == "CB1" else 256
-    model = gact_graph.wrap(make(lambda: GraphNet("gat")), bits=4, level=level, blocks=blocks)
+    blocks = False if level == "CB1" else 256
+    model = gact_graph.wrap(
+        make(lambda: GraphNet("gat")), bits=4, level=level, blocks=blocks, min_bytes=0
+    )
     trained(model)
     rows = gact_graph.report(model).contexts
     measured = {row.slot for row in rows if row.sensitivity is not None}
@@ -38,14 +40,16 @@ def test_with_adaptive_bits_what_a_layer_is_computed_from_is_measured(level):
     assert gact_graph.report(model).average_bits <= 4
 
 
-@pytest.mark.parametrize("options", [{"blocks": 256}, {"level": "CB1"}, {"level": "CB2"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"blocks": 256}, {"level": "CB1", "blocks": False}, {"level": "CB2"}], ids=str
+)
 def test_a_sweep_leaves_no_trace(options):
     """Bits of 32 by pins: so noise does not tell runs apart, but replays do take place."""
 
     def run(adaptive):
         model = make(lambda: GraphNet("gat", dropout=0.5))
         given = {"bits": 32, "level": "L1"} | options
-        gact_graph.wrap(model, adaptive=adaptive, adapt_interval=1, **given)
+        gact_graph.wrap(model, adaptive=adaptive, adapt_interval=1, min_bytes=0, **given)
         return trained(model), [b.clone() for b in model.buffers()]
 
     (one, buffers), (other, others) = run(True), run(False)

@@ -12,7 +12,7 @@ from torch_geometric.nn import GraphConv
 import gact_graph
 
 X, EDGES = graph()
-EXACT = {"level": "lossless", "bits": 32, "adaptive": False}
+EXACT = {"level": "lossless", "bits": 32, "adaptive": False, "min_bytes": 0}
 
 
 class Weighted(nn.Module):

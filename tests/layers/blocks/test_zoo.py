@@ -45,7 +45,7 @@ def _step(name: str, form: str, **options: Any) -> tuple[list[Tensor], nn.Module
     around = [*AROUND][zlib.crc32(f"{name}{form}".encode()) % len(AROUND)]
     model = _still(make(lambda: Net(CONVS[name], around)))
     if options:
-        gact_graph.wrap(model, bits=32, adaptive=False, **options)
+        gact_graph.wrap(model, bits=32, adaptive=False, min_bytes=0, **options)
     x = torch.randn(NODES, WIDTH, generator=torch.Generator().manual_seed(1)).requires_grad_()
     torch.manual_seed(0)
     out = model(x, FORMATS[form]())
@@ -61,16 +61,15 @@ def test_as_stock(name: str, form: str) -> None:
         pytest.skip("torch-sparse is not installed")
     [expected, *stock], model = _step(name, form)
     layers = [m for m in model.modules() if isinstance(m, MessagePassing)]
-    for options in ({"level": "lossless", "blocks": 128}, {"level": "CB1"}, {"level": "CB2"}):
-        if options["level"] == "CB2":
-            options["blocks"] = 128
+    for level, blocks in (("lossless", 128), ("CB1", False), ("CB2", 128)):
+        options = {"level": level, "blocks": blocks}
         [out, *got], model = _step(name, form, **options)
         assert distance([out], [expected]) < BOUND, options
         assert distance(got, stock) < BOUND, options
         rows = gact_graph.report(model).layers
         cut = [row for row in rows if "/" in row.slot]
         again = [row for row in rows if "/" not in row.slot]
-        if "blocks" in options and layers:
+        if blocks and layers:
             assert cut or name == "SGConv cached"  # it has propagated before
             for row in cut:
                 if row.reason is None:
@@ -79,7 +78,7 @@ def test_as_stock(name: str, form: str) -> None:
                     assert "sparse matrix" in row.reason, row
                 else:
                     assert row.reason.startswith(STOCK[name]), row
-        if options["level"] != "lossless" and layers:
+        if level != "lossless" and layers:
             assert again
             for row in again:
                 assert row.reason is None or row.reason.startswith(NOT_AGAIN[name]), row

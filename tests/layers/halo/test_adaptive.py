@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from partitioned import PARTS
 from ranks import run_ranks
 
@@ -82,5 +83,6 @@ assert one == other and len(set(bits.values())) > 1, (one, other)
 """
 
 
+@pytest.mark.long
 def test_two_processes_have_the_same_bits(tmp_path):
     run_ranks(PARTS + ADAPTIVE, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from ranks import run_ranks
 
 CONVS = """
@@ -80,5 +81,6 @@ assert refused == {
 """
 
 
+@pytest.mark.long
 def test_the_zoo_on_two_parts(tmp_path):
     run_ranks(CONVS, tmp_path)

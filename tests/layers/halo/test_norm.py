@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from partitioned import PARTS
 from ranks import run_ranks
 
@@ -62,6 +63,7 @@ else:
 """
 
 
+@pytest.mark.long
 def test_a_part_may_have_many_rows_few_or_none(tmp_path):
     run_ranks("from gact_graph.distributed import sum_gradients\n" + NORMS, tmp_path, world=3)
 

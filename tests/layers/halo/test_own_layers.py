@@ -193,5 +193,6 @@ else:
 """
 
 
+@pytest.mark.long
 def test_layers_of_ones_own_on_two_parts(tmp_path):
     run_ranks(PARTS + OWN, tmp_path)

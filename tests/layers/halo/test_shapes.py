@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from partitioned import PARTS
 from ranks import run_ranks
 
@@ -58,5 +59,6 @@ for cut, owner in cuts.items():
 """
 
 
+@pytest.mark.long
 def test_parts_and_inputs_of_other_shapes(tmp_path):
     run_ranks(PARTS + SHAPES, tmp_path)

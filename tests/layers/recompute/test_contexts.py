@@ -54,10 +54,11 @@ def packed(monkeypatch):
 @pytest.mark.parametrize("level", ["CB1", "CB2"])
 @pytest.mark.parametrize("kind", CONVS)
 def test_inputs_stay_in_their_codes_and_change_nothing(kind, level, packed, monkeypatch):
-    options = {"level": level, "bits": 3, "adaptive": False, "blocks": None}
+    blocks = "auto" if level == "CB2" else False
+    options = {"level": level, "bits": 3, "adaptive": False, "blocks": blocks}
     net = make(lambda: Net(CONVS[kind]()))
     other = copy.deepcopy(net)
-    found = train_step(gact_graph.wrap(net, **options), X, EDGES)
+    found = train_step(gact_graph.wrap(net, min_bytes=0, **options), X, EDGES)
     assert any(isinstance(s.context.encoded, Quantized) for _, s in packed)
 
     def plain(self, saved):
@@ -65,7 +66,7 @@ def test_inputs_stay_in_their_codes_and_change_nothing(kind, level, packed, monk
 
     monkeypatch.setattr(contexts.LayerContexts, "given", plain)
     packed.clear()
-    assert equal(train_step(gact_graph.wrap(other, **options), X, EDGES), found)
+    assert equal(train_step(gact_graph.wrap(other, min_bytes=0, **options), X, EDGES), found)
     assert all(isinstance(s.context.encoded, Kept) for _, s in packed)
 
 
@@ -75,7 +76,7 @@ def test_what_blocks_read_waits_in_codes_of_little_noise(kind, packed, monkeypat
         monkeypatch.setattr(contexts, "_LEAST_BYTES", least)
         packed.clear()
         net = make(lambda: Net(CONVS[kind]()))
-        gact_graph.wrap(net, level="CB2", bits=bits, adaptive=False, blocks=200)
+        gact_graph.wrap(net, level="CB2", bits=bits, adaptive=False, blocks=200, min_bytes=0)
         return [train_step(net, X, EDGES, seed=seed) for seed in range(2)]
 
     exact = steps(1 << 40, 4)  # the least that tanh takes
@@ -86,7 +87,7 @@ def test_what_blocks_read_waits_in_codes_of_little_noise(kind, packed, monkeypat
     assert len(codes) == 2 * {"gat": 1, "gatv2": 2, "transformer": 3}[kind]
     assert not equal(noisy[0], exact[0])
     coarse = make(lambda: Net(CONVS[kind]()))
-    gact_graph.wrap(coarse, level="CB2", bits=5, adaptive=False, blocks=200)
+    gact_graph.wrap(coarse, level="CB2", bits=5, adaptive=False, blocks=200, min_bytes=0)
     other = train_step(coarse, X, EDGES, seed=0)
     assert distance(noisy[0], exact[0]) < 0.3 * distance(other, exact[0])
     # With no quantization asked for there is none.
@@ -102,14 +103,16 @@ def test_a_replay_has_the_same_noise(monkeypatch):
     states = []
     for adaptive in (True, True):
         net = make(lambda: Net(CONVS["transformer"]()))
-        gact_graph.wrap(net, level="CB2", bits=3, adaptive=adaptive, blocks=200)
+        gact_graph.wrap(net, level="CB2", bits=3, adaptive=adaptive, blocks=200, min_bytes=0)
         states.append([train_step(net, X, EDGES, seed=seed) for seed in range(3)])
     assert all(equal(a, b) for a, b in zip(*states, strict=True))
 
 
 def test_hooks_of_others_around_the_layer():
     """They hold what the layer saves, so that there are no codes to be had."""
-    net = gact_graph.wrap(make(lambda: Net(CONVS["gatv2"]())), level="CB2", bits=32, adaptive=False)
+    net = gact_graph.wrap(
+        make(lambda: Net(CONVS["gatv2"]())), level="CB2", bits=32, adaptive=False, min_bytes=0
+    )
     plain = make(lambda: Net(CONVS["gatv2"]()))
     forward = net.conv.forward
 
@@ -131,5 +134,5 @@ def test_an_input_changed_inside_is_saved_as_it_was():
 
     net = make(lambda: Net(Changes(64, 64)))
     plain = copy.deepcopy(net)
-    gact_graph.wrap(net, level="CB2", bits=32, adaptive=False, blocks=200)
+    gact_graph.wrap(net, level="CB2", bits=32, adaptive=False, blocks=200, min_bytes=0)
     assert distance(train_step(net, X, EDGES), train_step(plain, X, EDGES)) < 1e-5

@@ -23,7 +23,7 @@ import gact_graph
 from gact_graph.layers.blocks.call import BlockedCall
 
 X, EDGES = graph()
-CB2 = {"level": "CB2", "bits": 32, "adaptive": False, "blocks": 100}
+CB2 = {"level": "CB2", "bits": 32, "adaptive": False, "blocks": 100, "min_bytes": 0}
 
 
 class Net(nn.Module):

@@ -1,0 +1,26 @@
+"""Combinations of values, of which ``make test`` runs few and ``make test-long`` the rest."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def grid(*axes: Iterable[Any]) -> list[Any]:
+    """Return every combination of the values, as parameters of a test.
+
+    Those off a diagonal are marked ``long``: on it each value of each axis comes at least once.
+    """
+    values = [[*axis] for axis in axes]
+    longest = max(map(len, values))
+    diagonal = {tuple(i % len(axis) for axis in values) for i in range(longest)}
+    return [
+        pytest.param(
+            *(axis[i] for axis, i in zip(values, places, strict=True)),
+            marks=() if places in diagonal else pytest.mark.long,
+        )
+        for places in itertools.product(*(range(len(axis)) for axis in values))
+    ]

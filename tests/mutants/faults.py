@@ -1,0 +1,334 @@
+"""Forty faults that the fast tests find: what to change where, and which tests see it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """One change of one file.
+
+    Args:
+        name: What goes wrong.
+        file: From the root of the repository.
+        old: Text that the file has exactly once.
+        new: What stands in its place.
+        tests: Files of tests, from ``tests/``, at least one of which fails.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+_CPU = "csrc/cpu"
+_CUDA = "csrc/cuda"
+_REFERENCE = "gact_graph/ops/reference"
+
+CPU_KERNELS = [
+    Fault(
+        "codes behind the last element of a tensor are not cleared",
+        f"{_CPU}/quantize.cpp",
+        "if (const int64_t used = count % kTile) {",
+        "if (const int64_t used = count % kTile; used == 1) {",
+        ("ops/test_quantize.py",),
+    ),
+    Fault(
+        "the last bit of a mask is not unpacked",
+        f"{_CPU}/bitmask.cpp",
+        "for (int64_t i = n / kTile * kTile; i < n; ++i) {",
+        "for (int64_t i = n / kTile * kTile; i < n - 1; ++i) {",
+        ("ops/test_bit_kernels.py",),
+    ),
+    Fault(
+        "a row that spans two parts of the edges loses the second",
+        f"{_CPU}/edges.h",
+        "for (int64_t part = 1; part < parts; ++part) {",
+        "for (int64_t part = 2; part < parts; ++part) {",
+        ("ops/test_weighted_sum.py",),
+    ),
+    Fault(
+        "softmax does not subtract the largest score",
+        f"{_CPU}/attention.h",
+        "*to = std::exp(*to - most[head]);",
+        "*to = std::exp(*to);",
+        ("ops/test_attention.py",),
+    ),
+    Fault(
+        "the gradient of attention's vector keeps the sums of the row before",
+        f"{_CPU}/leaky_attention.cpp",
+        "    std::fill(of_row.begin(), of_row.end(), scalar_t(0));\n",
+        "",
+        ("ops/test_attention.py",),
+    ),
+    Fault(
+        "memory is kept for longer than two steps",
+        f"{_CPU}/kept_memory.cpp",
+        "    most_ = in_use_;\n",
+        "    most_ = std::max(most_, in_use_);\n",
+        ("ops/test_kept_memory.py",),
+    ),
+]
+
+CUDA_KERNELS = [
+    Fault(
+        "CUDA: codes behind the last element are not cleared",
+        f"{_CUDA}/quantize.cu",
+        "if (count - t < kChunk) cut(count - t, place, codes);",
+        "if (count - t < kChunk - 64) cut(count - t, place, codes);",
+        ("ops/test_cuda.py",),
+    ),
+    Fault(
+        "CUDA: the last half word of a mask is not written",
+        f"{_CUDA}/bitmask.cu",
+        "if (is_first<kEach>() && half < halves) words[half] = bits;",
+        "if (is_first<kEach>() && half < halves - 1) words[half] = bits;",
+        ("ops/test_cuda.py",),
+    ),
+    Fault(
+        "CUDA: the last edges of a segment are left out",
+        f"{_CUDA}/segments.h",
+        "for (; edge < last; edge += groups) own.add(state, own.read(row, edge));",
+        "for (; edge < last - 1; edge += groups) own.add(state, own.read(row, edge));",
+        ("ops/test_cuda_edges.py",),
+    ),
+    Fault(
+        "CUDA: weights are written without dropout",
+        f"{_CUDA}/attention.cu",
+        "weight[at] = found * dropout.kept<T>(at);",
+        "weight[at] = found;",
+        ("ops/test_cuda_edges.py",),
+    ),
+]
+
+REFERENCE = [
+    Fault(
+        "the noise does not depend on the seed",
+        f"{_REFERENCE}/quantize.py",
+        "noise = noise16(index, seed).view(groups, group_size)",
+        "noise = noise16(index, 0).view(groups, group_size)",
+        ("ops/test_cpu.py",),
+    ),
+    Fault(
+        "a step is rounded down, so that codes leave the range",
+        f"{_REFERENCE}/quantize.py",
+        "top), up=True)",
+        "top), up=False)",
+        ("ops/test_reference.py",),
+    ),
+    Fault(
+        "the last element of a last, short group is the one before",
+        f"{_REFERENCE}/quantize.py",
+        "clamp_(max=max(n - 1, 0))",
+        "clamp_(max=max(n - 2, 0))",
+        ("ops/test_exact_groups.py",),
+    ),
+    Fault(
+        "NaN counts as at most a threshold",
+        f"{_REFERENCE}/bitmask.py",
+        "_words((x <= threshold).logical_not())",
+        "_words(x > threshold)",
+        ("ops/test_bit_kernels.py",),
+    ),
+    Fault(
+        "the gradient of softmax misses the mean of its row",
+        f"{_REFERENCE}/softmax.py",
+        "return weight * (gradient - mean[owners])",
+        "return weight * (gradient - mean[owners] * 0)",
+        ("ops/test_attention.py",),
+    ),
+    Fault(
+        "gradients of weights go to the order of edges",
+        f"{_REFERENCE}/weighted_sum.py",
+        "of_weight.index_copy_(0, weight_places.long(), product.sum(-1))",
+        "of_weight.index_copy_(0, weight_places.long().sort().values, product.sum(-1))",
+        ("ops/test_weighted_sum.py",),
+    ),
+    Fault(
+        "the seed of a quantized tensor is dropped",
+        "gact_graph/ops/quantize.py",
+        "signed = (seed + (1 << 63)) % (1 << 64) - (1 << 63)",
+        "signed = 0",
+        ("ops/test_quantize.py",),
+    ),
+]
+
+CODECS = [
+    Fault(
+        "a change in place of a tensor that is kept goes unseen",
+        "gact_graph/codecs/keep.py",
+        "if now != self.version:",
+        "if now is None:",
+        ("codecs/test_codecs.py", "capture/test_session.py"),
+    ),
+    Fault(
+        "the widest index does not fit its type",
+        "gact_graph/codecs/index.py",
+        "most <= info.max:",
+        "most <= info.max + 1:",
+        ("codecs/test_codecs.py",),
+    ),
+    Fault(
+        "a tensor of more than two values becomes a mask",
+        "gact_graph/codecs/mask.py",
+        "exact=True) if matched else None",
+        "exact=True)",
+        ("codecs/test_codecs.py",),
+    ),
+    Fault(
+        "a rebuilt tensor reads the first noise of its source",
+        "gact_graph/codecs/base.py",
+        "encoded.reread() if self.context.gathered else encoded.alone()",
+        "encoded.alone()",
+        ("test_bias.py",),
+    ),
+    Fault(
+        "the noise of a normalised context does not sum to zero",
+        "gact_graph/codecs/slices.py",
+        "x -= x.sum_to_size(self.mean.shape)",
+        "x += x.sum_to_size(self.mean.shape)",
+        ("codecs/test_slices.py",),
+    ),
+    Fault(
+        "the least number of a dtype is rounded to the greatest",
+        "gact_graph/codecs/round.py",
+        "short.sign() * most",
+        "short.abs().sign() * most",
+        ("codecs/test_round.py",),
+    ),
+    Fault(
+        "a context comes back before it has left the device",
+        "gact_graph/codecs/offload/swap.py",
+        "        streams.wait(prefetch, buffer.last)\n",
+        "",
+        ("codecs/test_swap.py",),
+    ),
+]
+
+CAPTURE = [
+    Fault(
+        "each forward draws the same noise",
+        "gact_graph/capture/noise.py",
+        r'text = f"{self.seed}\0{self.forward}\0{slot}"',
+        r'text = f"{self.seed}\0{slot}"',
+        ("capture/test_session.py", "api/test_wrap.py"),
+    ),
+    Fault(
+        "elements that were changed in place are taken for those before",
+        "gact_graph/capture/elements.py",
+        "(where, version_of(tensor), tensor.dtype)",
+        "(where, tensor.dtype)",
+        ("capture/test_session.py",),
+    ),
+    Fault(
+        "a mask serves a backward that reads values",
+        "gact_graph/capture/known.py",
+        "exact = context.encoded.exact",
+        "exact = True",
+        ("capture/test_session.py", "codecs/test_reads_gradients.py"),
+    ),
+    Fault(
+        "a storage that two operations save is counted twice",
+        "gact_graph/capture/ledger.py",
+        "row.raw_bytes *= place not in raw and place not in held",
+        "row.raw_bytes *= place not in held",
+        ("capture/test_session.py",),
+    ),
+    Fault(
+        "a gathered tensor is rebuilt from a source that has changed",
+        "gact_graph/capture/gathers.py",
+        "return record if version_of(record.source) == record.source_version else None",
+        "return record",
+        ("capture/test_gathers.py",),
+    ),
+]
+
+ADAPTIVE = [
+    Fault(
+        "variance falls with the width, not with its square",
+        "gact_graph/adaptive/allocator.py",
+        "(2.0**bits - 1) ** -2",
+        "(2.0**bits - 1) ** -1",
+        ("adaptive/test_allocator.py",),
+    ),
+    Fault(
+        "a sensitivity that has grown is smoothed away",
+        "gact_graph/adaptive/scheme.py",
+        "max(value, (1 - _NEW) * old + _NEW * value)",
+        "(1 - _NEW) * old + _NEW * value",
+        ("adaptive/test_scheme.py",),
+    ),
+    Fault(
+        "errors of narrow contexts are added to gradients, not taken beside them",
+        "gact_graph/adaptive/sensitivity.py",
+        "own = own - fine",
+        "own = own + fine",
+        ("adaptive/test_sensitivity.py",),
+    ),
+]
+
+API = [
+    Fault(
+        "random states do not return after a second run",
+        "gact_graph/support/run_state.py",
+        "            stack.callback(now.set)\n",
+        "",
+        ("support/test_run_state.py",),
+    ),
+    Fault(
+        "a view loses its offset",
+        "gact_graph/support/storage.py",
+        "offset = self.offset + flat.storage_offset()",
+        "offset = flat.storage_offset()",
+        ("support/test_storage.py",),
+    ),
+    Fault(
+        "buffers are not restored before forward runs once more",
+        "gact_graph/support/exact.py",
+        "if not torch.equal(buffer, before):",
+        "if torch.equal(buffer, before):",
+        ("api/test_forces.py",),
+    ),
+    Fault(
+        "the seed of a resumed run starts anew",
+        "gact_graph/api/controller.py",
+        "        self.forwards += 1\n",
+        "",
+        ("api/test_wrap.py",),
+    ),
+]
+
+LAYERS = [
+    Fault(
+        "edges by source have their positions in the order by destination",
+        "gact_graph/layers/blocks/order.py",
+        "permutation = order.permutation.index_select(0, permutation)",
+        "permutation = permutation.index_select(0, permutation)",
+        ("layers/blocks/test_order.py",),
+    ),
+    Fault(
+        "an order is found again though its edges have changed",
+        "gact_graph/layers/blocks/orders.py",
+        "if entry is None or entry.checksum != found:",
+        "if entry is None:",
+        ("layers/blocks/test_orders.py",),
+    ),
+    Fault(
+        "a part's halo lacks the sources of its own number",
+        "gact_graph/layers/halo/parts.py",
+        "halo = halo[owner[halo].argsort(stable=True)]",
+        "halo = halo.flip(0)",
+        ("layers/halo/test_halo.py",),
+    ),
+    Fault(
+        "the running variance over all parts is the biased one",
+        "gact_graph/layers/halo/norm.py",
+        "(var * (count / (count - 1)))",
+        "(var * (count / count))",
+        ("layers/halo/test_norm.py",),
+    ),
+]
+
+FAULTS = [*CPU_KERNELS, *CUDA_KERNELS, *REFERENCE, *CODECS, *CAPTURE, *ADAPTIVE, *API, *LAYERS]
