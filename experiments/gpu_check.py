@@ -29,12 +29,13 @@ from typing import IO, Any
 
 import torch
 
+from experiments.helpers import command
 from experiments.helpers.display import make_console, say
 from experiments.helpers.errors import ExperimentError, UsageError
+from experiments.helpers.kept import write_json
 from experiments.helpers.machine import gpus
-from experiments.helpers.options import Parser
 from experiments.helpers.results import current_versions
-from experiments.helpers.subjects import choose, exit_code, write_json
+from experiments.helpers.values import parse_path
 
 FILE_NAME = "gpu_check.json"
 
@@ -163,11 +164,6 @@ CALLS: tuple[dict[str, Part], ...] = (
 PARTS = {name: part for call in CALLS for name, part in call.items()}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the parts; return 1 if one failed, 2 where there is no GPU or a flag cannot be served."""
-    return exit_code("gpu_check", lambda: _run(argv))
-
-
 def run_parts(parts: Mapping[str, Part], out: Path, data: Path) -> dict[str, Any]:
     """Run each part, write :data:`FILE_NAME` after each, and return what it holds of them.
 
@@ -253,37 +249,34 @@ def _content(target: Path) -> Any:
         return text
 
 
-def _run(argv: list[str] | None) -> None:
-    args = _parse(argv)
+def _run(args: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
         raise UsageError(
             "Expected a CUDA device that torch sees (got none): run this where there is a GPU; "
             "the commands of its parts take --device cpu"
         )
-    found = run_parts({name: PARTS[name] for name in args.parts}, args.out, args.data)
+    names = args.parts if args.call is None else [*CALLS[args.call - 1]]
+    found = run_parts({name: PARTS[name] for name in names}, args.out, args.data)
     failed = [name for name, outcome in found.items() if outcome["state"] != "done"]
     if failed:
         raise ExperimentError(f"failed or not run: {', '.join(failed)}; see {args.out / FILE_NAME}")
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m experiments.gpu_check", description=__doc__.splitlines()[0])
-    chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument(
-        "--call", type=int, choices=(1, 2, 3), help="the parts of one call of nine minutes"
-    )
-    chosen.add_argument(
-        "--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)} (default: all)"
-    )
-    data = Path(tempfile.gettempdir()) / "gact_graph_data"
-    parser.add_argument(
-        "--data", type=Path, default=data, metavar="DIR", help=f"generated graphs (default: {data})"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the results")
-    args = parser.parse_args(argv)
-    args.parts = [*CALLS[args.call - 1]] if args.call else choose("--parts", args.parts, PARTS)
-    return args
-
+main = command.Command(
+    "gpu_check",
+    __doc__,
+    _run,
+    command.flag("--call", int, choices=(1, 2, 3), text="the parts of one call of nine minutes"),
+    command.names("--parts", PARTS),
+    command.flag(
+        "--data",
+        parse_path,
+        str(Path(tempfile.gettempdir()) / "gact_graph_data"),
+        "generated graphs",
+        metavar="DIR",
+    ),
+    command.OUT_NEEDED,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,7 +8,7 @@ from typing import Any
 
 from datasets.memory import format_bytes
 from experiments.helpers import plot, results, summary
-from experiments.helpers.atomic import write_atomically
+from experiments.helpers.kept import write_atomically
 from experiments.helpers.notes import notes
 
 FILE_NAME = "report.md"

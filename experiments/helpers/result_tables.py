@@ -23,7 +23,7 @@ from experiments.helpers import (
 from experiments.helpers.labels import LABELS
 from experiments.helpers.markdown import markdown_table
 from experiments.helpers.parts import tables as parts_tables
-from experiments.helpers.peers.ways import WAYS
+from experiments.helpers.strategies import STRATEGIES as WAYS
 from experiments.helpers.table_sources import read, source, sources
 
 _SUBJECTS = {

@@ -1,4 +1,4 @@
-"""Train one model with one seed, full batch, and tell how it went."""
+"""Training of one model with one seed, full batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gact_graph.support.peak import PeakMeter
 
 @dataclass(frozen=True)
 class Setup:
-    """How to train: a model, its recipe, and what becomes of its saved contexts.
+    """How to train: a model, its recipe, and how its saved contexts are kept.
 
     Attributes:
         model: ``"gcn"``, ``"gat"`` or ``"gcnii"``.
@@ -55,7 +55,7 @@ class Setup:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What :func:`gact_graph.wrap` is called with."""
+        """Arguments of :func:`gact_graph.wrap`."""
         shared: dict[str, Any] = {"adaptive": self.adaptive}
         if self.memory is not None:
             return shared | {"memory": self.memory}
@@ -63,22 +63,8 @@ class Setup:
         return shared | own
 
 
-@dataclass(frozen=True)
-class Progress:
-    """One epoch, as the progress bar shows it; ``peak_bytes`` is the peak so far."""
-
-    epoch: int
-    loss: float
-    val_score: float
-    peak_bytes: int | None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one seed gave: a JSON-ready record, and the library's own memory report."""
-
-    record: dict[str, Any]
-    report: Any
+OnEpoch = Callable[[int, float, float, "int | None"], None]
+"""Gets the epoch, its loss and validation score, and the peak of memory so far."""
 
 
 def seed_everything(seed: int) -> None:
@@ -102,7 +88,7 @@ def _ratio(hits: int, total: int) -> float:
 
 
 def counts(logits: Tensor, y: Tensor) -> Tensor:
-    """What :func:`score` divides: two int64, which add up over parts of the nodes."""
+    """Hits and total of :func:`score`: two int64, which add up over parts of the nodes."""
     if y.dim() == 1:
         return torch.stack([(logits.argmax(dim=-1) == y).sum(), torch.tensor(len(y)).to(y.device)])
     predicted, actual = logits > 0, y > 0
@@ -110,18 +96,17 @@ def counts(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def train(
-    task: NodeTask, setup: Setup, seed: int, on_epoch: Callable[[Progress], None] | None = None
-) -> Outcome:
+    task: NodeTask, setup: Setup, seed: int, on_epoch: OnEpoch = lambda *_: None
+) -> tuple[dict[str, Any], Any]:
     """Train with Adam and keep the test score of the epoch that was best on validation.
 
-    The record holds ``seed``, ``test_score`` and ``val_score`` (in [0, 1]), ``best_epoch`` (from
-    1), ``rate``, ``raw_bytes``, ``stored_bytes`` and ``average_bits`` of the saved contexts,
-    ``contexts`` (one dict a context), ``peak_bytes`` (see
-    :class:`gact_graph.support.peak.PeakMeter`), ``epoch_seconds`` (median time of a training step:
-    forward, backward, update; without the evaluation), ``train_seconds`` (all of these steps
-    together, with what measuring took in them), ``measuring_seconds`` (the latter, see
-    :func:`experiments.helpers.measuring.cost_of_measuring`), ``passes`` (how many
-    steps measured), and the curves ``loss`` and ``val_curve``, one value an epoch.
+    Returns:
+        The library's report, and a record before it: ``seed``; ``test_score`` and ``val_score`` in
+        [0, 1] and ``best_epoch``, from 1; ``rate``, ``raw_bytes``, ``stored_bytes`` and
+        ``average_bits`` of the saved ``contexts``, one dict each; ``peak_bytes`` (see
+        :class:`gact_graph.support.peak.PeakMeter`); ``epoch_seconds``, the median of a training
+        step without the evaluation; ``train_seconds`` of all steps, and ``measuring_seconds`` and
+        ``passes`` of measuring alone; and the curves ``loss`` and ``val_curve``.
 
     Under ``torchrun`` each process takes steps on batches of its own, and gradients are averaged;
     scores are known to rank 0 alone. Or each has a part of the graph, and scores are those of the
@@ -166,8 +151,7 @@ def train(
             passes.append(gact_graph.report(model).measurements)
             is_asked = rank() == 0 or share is not None
             scores.append(_evaluate(model, task, share is not None) if is_asked else (0.0, 0.0))
-            if on_epoch is not None:
-                on_epoch(Progress(epoch, losses[-1], scores[-1][0], meter.peak_bytes))
+            on_epoch(epoch, losses[-1], scores[-1][0], meter.peak_bytes)
     # max() keeps the first of equals: the earliest of the best epochs.
     best = max(range(len(scores)), key=lambda epoch: scores[epoch][0])
     report = gact_graph.report(model)
@@ -191,7 +175,7 @@ def train(
         "val_curve": [val for val, _ in scores],
         "contexts": memory["contexts"],
     }
-    return Outcome(record, report)
+    return record, report
 
 
 def _train_epoch(
@@ -244,7 +228,7 @@ def training_loss(output: Tensor, task: NodeTask, learning: int | None = None) -
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all it was asked; a CPU has."""
+    """Wait until the device has done all of its work; a CPU has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

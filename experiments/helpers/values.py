@@ -138,12 +138,12 @@ def _number(text: str) -> float:
 
 
 def parse_device(name: str | None) -> torch.device:
-    """Return the device of that name; ``None`` takes CUDA where torch sees it, else the CPU.
+    """Return a device; ``None`` and ``"auto"`` take CUDA where torch sees it, else the CPU.
 
     Raises:
         UsageError: If torch does not have it.
     """
-    if name is None:
+    if name in (None, "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)

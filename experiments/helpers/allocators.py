@@ -1,4 +1,4 @@
-"""The CPU allocators under which a training step can run, as environments of its process."""
+"""CPU allocators for a training step, as environments of its process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,21 @@ ALLOCATORS = {
     "jemalloc": "jemalloc, defaults",
     "glibc": "glibc",
 }
-"""Their names, and what tables call them."""
+"""The allocators' names, and their labels in tables."""
+
+HEAP = ("MALLOC_MMAP_THRESHOLD_", str(4 << 20))
+"""Set under a cap: tensors of 4 MB or more are then no part of glibc's heap.
+
+There small objects that live until backward settle in the gaps of freed tensors, which serve no
+other tensor from then on: part of the freed memory would count all the same, also of stock.
+"""
 
 
 def environment(allocator: str) -> dict[str, str]:
-    """Return the environment of a process that allocates so.
+    """Return the environment of a process with this allocator.
 
     Raises:
-        ExperimentError: jemalloc is asked for and is not installed.
+        ExperimentError: jemalloc is not installed.
     """
     found = {key: value for key, value in os.environ.items() if key != SWITCH}
     if allocator == "kept":
