@@ -29,11 +29,9 @@ from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.display import say, show
 from experiments.helpers.draws import Probe, measured
 from experiments.helpers.errors import ExperimentError
-from experiments.helpers.kept import Kept
 from experiments.helpers.moments import moments
 from experiments.helpers.strategies import LEVELS_BY_NAME, Level
 from experiments.helpers.subjects import SUBJECTS, Subject, make
-from experiments.helpers.summary import dataset_name
 from experiments.helpers.train import training_step
 from experiments.helpers.values import parse_bits
 from gact_graph.adaptive.allocator import allocate_by_name
@@ -104,12 +102,10 @@ def ratios(points: list[dict[str, Any]], of: str) -> tuple[float, float]:
 
 
 def _run(args: argparse.Namespace) -> None:
-    head = {key: getattr(args, key) for key in ("epochs", "points", "draws")}
-    head |= {"dataset": dataset_name(args.dataset), "threads": torch.get_num_threads()}
     graph = load(args.dataset, args.data_root)
     cells = []
     for name in args.models:
-        kept = Kept(args.out / f"{name}.json", head, args.origin)
+        kept = command.keep(args, f"{name}.json", "epochs", "points", "draws")
         subject = SUBJECTS[name]
         task = prepare(graph, subject.layout, device=args.device)
         for way in args.ways:

@@ -14,17 +14,13 @@ import itertools
 import sys
 from typing import Any
 
-import torch
-
 from experiments.helpers import command, comparison
 from experiments.helpers.allocators import ALLOCATORS
 from experiments.helpers.display import say, show
-from experiments.helpers.kept import Kept
 from experiments.helpers.labels import LAYERS
 from experiments.helpers.runner import Case, run
 from experiments.helpers.strategies import STRATEGIES
 from experiments.helpers.subjects import ON_EDGES
-from experiments.helpers.summary import dataset_name
 
 HEAD = ("", "", *ALLOCATORS.values())
 
@@ -60,9 +56,7 @@ def _medians(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(args: argparse.Namespace) -> None:
-    settings = {"dataset": dataset_name(args.dataset), "steps": args.steps}
-    settings |= {"threads": torch.get_num_threads()}
-    kept = Kept(args.out, settings, args.origin, _medians)
+    kept = command.keep(args, None, "steps", derive=_medians)
     found: dict[str, Any] = {}
     trials = itertools.product(range(args.rounds), args.models, args.variants, ALLOCATORS)
     for number, model, strategy, allocator in trials:
@@ -75,7 +69,7 @@ def _run(args: argparse.Namespace) -> None:
         by_allocator = found.setdefault(model, {}).setdefault(strategy, {})
         result = kept.once(place, functools.partial(run, case))
         by_allocator.setdefault(allocator, []).append(result)
-    title = f"{settings['dataset']}, {args.steps} steps"
+    title = f"{kept.content['dataset']}, {args.steps} steps"
     show(args.console, title, HEAD, rows(_medians({"rounds": found})["medians"]))
 
 

@@ -41,8 +41,7 @@ HEAD = ("", "way", "predicted, MB", "measured, MB", "off by")
 
 
 def _run(args: argparse.Namespace) -> None:
-    settings = {"threads": torch.get_num_threads(), "steps": _STEPS}
-    kept = Kept(args.out / FILE_NAME, settings, args.origin)
+    kept = command.keep(args, FILE_NAME, steps=_STEPS)
     kept.content |= {kind: kept.content.get(kind, []) for kind in ("estimates", "pairs", "budgets")}
     for dataset in args.datasets.split(","):
         for model in args.models:

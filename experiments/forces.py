@@ -15,7 +15,6 @@ import copy
 import functools
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,14 +25,12 @@ import gact_graph
 from experiments.helpers import command
 from experiments.helpers.display import say, show
 from experiments.helpers.forces_tables import HEAD, PHYSICS_HEAD, physics_rows, rows
-from experiments.helpers.kept import Kept
+from experiments.helpers.meters import Trainee, load_kernels, train
 from experiments.helpers.peers.counting import saved_bytes
 from experiments.helpers.potentials import POTENTIALS, molecules, plain_neighbours
 from experiments.helpers.process import call
-from experiments.helpers.runner import load_kernels
 from experiments.helpers.strategies import Level
 from experiments.helpers.train import seed_everything
-from gact_graph.support.peak import PeakMeter
 
 WAYS = {
     "stock": None,
@@ -69,23 +66,14 @@ def measure(name: str, way: str, batch: int, atoms: int, steps: int, size: int) 
         seed_everything(0)
         model = POTENTIALS[name](size).train()
         _wrap(model, way)
-        # Libraries and kernels stay in memory after the first step of a process.
         load_kernels(torch.device("cpu"))
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-        seconds = []
-        with PeakMeter(torch.device("cpu")) as meter:
-            for step in range(steps):
-                inputs = molecules(batch, atoms, step)
-                start = time.perf_counter()
-                optimizer.zero_grad(set_to_none=True)
-                _loss(model(*inputs)).backward()
-                optimizer.step()
-                seconds.append(time.perf_counter() - start)
+        batches = iter([molecules(batch, atoms, step) for step in range(steps)])
+        found = train(Trainee(model, lambda: _loss(model(*next(batches)))), steps, lr=1e-4)
         inputs = molecules(batch, atoms, steps)
         return {
-            "peak_bytes": meter.peak_bytes,
+            "peak_bytes": found.peak_bytes,
             "saved_bytes": _saved(model, way, inputs),
-            "step_seconds": statistics.median(seconds[1:] or seconds),
+            "step_seconds": found.medians["step_seconds"],
             **_errors(model, way, inputs),
             **_physics_of(name, way, size),
         }
@@ -181,15 +169,14 @@ def _physics_of(name: str, way: str, size: int) -> dict[str, float]:
 
 
 def _run(args: argparse.Namespace) -> None:
-    head = {name: getattr(args, name) for name in ("batch", "atoms", "steps", "size")}
-    sizes = tuple(head.values())
-    head |= {"threads": torch.get_num_threads()}
-    kept = Kept(args.out / "forces.json", head, args.origin)
+    sizes = ("batch", "atoms", "steps", "size")
+    kept = command.keep(args, "forces.json", *sizes)
+    asked = [getattr(args, size) for size in sizes]
     found: dict[str, dict[str, Any]] = {}
     for name in args.models:
         for way in args.levels:
             say(args.console, f"{name}, {way}")
-            train = functools.partial(call, "experiments.forces:measure", name, way, *sizes)
+            train = functools.partial(call, "experiments.forces:measure", name, way, *asked)
             result = kept.once(("models", name, way), train)
             if "reason" in result:
                 say(args.console, f"  {result['reason']}")

@@ -10,23 +10,21 @@ import argparse
 import functools
 import statistics
 import sys
-import time
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import gact_graph
-from experiments.helpers import command, summary
+from experiments.helpers import command, meters, summary
 from experiments.helpers.display import say, show
 from experiments.helpers.errors import ExperimentError
 from experiments.helpers.interval import paired_difference, signed_percent
-from experiments.helpers.kept import Kept
 from experiments.helpers.process import call
 from experiments.helpers.train import seed_everything
 from experiments.helpers.values import FP32_BITS, parse_bits, parse_seeds
 from experiments.models.general import FIELDS, Field, score_of
-from gact_graph.support.peak import PeakMeter
 
 HEAD = ("", "seeds", "score, %", "to fp32", "last loss", "rate", "peak, MB", "step / fp32")
 
@@ -52,33 +50,26 @@ def train(field: Field, bits: int, seed: int, steps: int, batch: int) -> dict[st
     F.cross_entropy(field.make()(inputs), classes).backward()
     seed_everything(seed)
     generator = torch.Generator().manual_seed(seed)
-    losses: list[float] = []
-    seconds: list[float] = []
-    with PeakMeter(torch.device("cpu")) as meter:
-        model = field.make()
-        exact = bits == FP32_BITS
-        options: dict[str, Any] = {"level": "L0" if exact else "L1", "adaptive": not exact}
-        gact_graph.wrap(model, bits=bits, **options, min_bytes=0, seed=seed)
-        optimizer = torch.optim.Adam(model.parameters(), lr=field.lr)
-        for _ in range(steps):
-            inputs, classes = field.batch(batch, generator)
-            start = time.process_time()
-            optimizer.zero_grad(set_to_none=True)
-            loss = F.cross_entropy(model(inputs), classes)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-            seconds.append(time.process_time() - start)
+    model = field.make()
+    exact = bits == FP32_BITS
+    options: dict[str, Any] = {"level": "L0" if exact else "L1", "adaptive": not exact}
+    gact_graph.wrap(model, bits=bits, **options, min_bytes=0, seed=seed)
+
+    def loss() -> Tensor:
+        inputs, classes = field.batch(batch, generator)
+        return F.cross_entropy(model(inputs), classes)
+
+    found = meters.train(meters.Trainee(model, loss), steps, field.lr)
     report = gact_graph.report(model)
     return {
         "bits": bits,
         "seed": seed,
         "score": score_of(model, field.held_out),
-        "loss": _curve(losses),
+        "loss": _curve(found.losses),
         "rate": report.rate,
         "stored_bytes": report.stored_bytes,
-        "peak_bytes": meter.peak_bytes,
-        "step_process_seconds": statistics.median(seconds),
+        "peak_bytes": found.peak_bytes,
+        "step_process_seconds": found.medians["step_process_seconds"],
     }
 
 
@@ -124,9 +115,7 @@ def _time(runs: list[dict[str, Any]]) -> float:
 
 def _run(args: argparse.Namespace) -> None:
     network = FIELDS[args.model]().network
-    settings = {"model": network, "steps": args.steps, "batch": args.batch}
-    settings["threads"] = torch.get_num_threads()
-    kept = Kept(args.out / f"{network}.json", settings, args.origin)
+    kept = command.keep(args, f"{network}.json", "steps", "batch", model=network)
     for seed in args.seeds:
         for bits in args.bits:
             say(args.console, f"seed {seed}, {bits} bit")

@@ -19,8 +19,8 @@ import functools
 import math
 import statistics
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,8 +29,8 @@ from torch import Tensor, nn
 import gact_graph
 from experiments.helpers import command
 from experiments.helpers.display import say, show
-from experiments.helpers.kept import Kept
 from experiments.helpers.measuring import cost_of_measuring
+from experiments.helpers.meters import Meter, Trainee, train
 from experiments.helpers.process import call
 from experiments.helpers.train import seed_everything
 from experiments.helpers.values import parse_bits
@@ -96,20 +96,29 @@ def measure(
     }
 
 
+class _Passes(Meter):
+    """The number of measurements after each step."""
+
+    def __init__(self, trainee: Trainee) -> None:
+        super().__init__(trainee)
+        self.after: list[int] = []
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        yield
+        self.after.append(gact_graph.report(self.trainee.model).measurements)
+
+
 def _train(model: nn.Module, small: Small, steps: int, seed: int) -> dict[str, Any]:
-    optimizer = torch.optim.Adam(model.parameters(), lr=small.lr)
-    losses, seconds, passes = [], [], []
-    for step in range(steps):
-        start = time.process_time()
-        optimizer.zero_grad()
-        seed_everything(steps * seed + step)
-        loss = small.loss(model)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        seconds.append(time.process_time() - start)
-        passes.append(gact_graph.report(model).measurements)
-    return {"loss": losses, **cost_of_measuring(seconds, passes)}
+    seeds = iter(range(steps * seed, steps * (seed + 1)))
+
+    def loss() -> Tensor:
+        seed_everything(next(seeds))
+        return small.loss(model)
+
+    passes = _Passes(Trainee(model, loss))
+    found = train(passes.trainee, steps, small.lr, [passes])
+    return {"loss": found.losses, **cost_of_measuring(found.process_seconds, passes.after)}
 
 
 def _standard_error(values: Sequence[float]) -> float:
@@ -117,11 +126,10 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 def _run(args: argparse.Namespace) -> None:
-    head = {key: getattr(args, key) for key in ("steps", "seeds", "blocks")}
-    head |= {"draws": _DRAWS, "threads": torch.get_num_threads()}
+    settings = ("steps", "seeds", "blocks")
     cells = []
     for name in args.models:
-        kept = Kept(args.out / f"{name}.json", head, args.origin)
+        kept = command.keep(args, f"{name}.json", *settings, draws=_DRAWS)
         for bits in args.bits:
             for adaptive in (False, True):
                 asked = (name, bits, adaptive, args.steps, args.seeds, args.blocks)

@@ -10,16 +10,12 @@ import argparse
 import functools
 import sys
 
-import torch
-
 from experiments.helpers import command
 from experiments.helpers.comparison import amount, ratio, table
 from experiments.helpers.display import say, show
-from experiments.helpers.kept import Kept
 from experiments.helpers.runner import Case, run
 from experiments.helpers.strategies import STRATEGIES
 from experiments.helpers.subjects import SUBJECTS
-from experiments.helpers.summary import dataset_name
 
 VARIANTS = (
     *("stock", "checkpoint", "lossless", "L1", "lossless+blocks", "L1+blocks", "CB1", "CB2"),
@@ -36,10 +32,7 @@ _COLUMNS = (
 
 
 def _run(args: argparse.Namespace) -> None:
-    head = {name: getattr(args, name) for name in ("model", "bits", "steps", "adaptive")}
-    head |= {"dataset": dataset_name(args.dataset), "device": str(args.device)}
-    head |= {"threads": torch.get_num_threads()}
-    kept = Kept(args.out / "memory.json", head, args.origin)
+    kept = command.keep(args, "memory.json", "model", "bits", "steps", "adaptive")
     found = {}
     for variant in args.variants:
         say(args.console, variant)
@@ -48,9 +41,9 @@ def _run(args: argparse.Namespace) -> None:
             *(args.steps, args.bits, args.adaptive),
         )
         found[variant] = kept.once(("variants", variant), functools.partial(run, case, _METERS))
-    title = f"{args.model} on {dataset_name(args.dataset)}, {args.bits} bit"
+    title = f"{args.model} on {kept.content['dataset']}, {args.bits} bit"
     show(args.console, title, *table(_COLUMNS, found))
-    say(args.console, f"{args.steps} steps, {head['threads']} threads, {args.device}")
+    say(args.console, f"{args.steps} steps, {kept.content['threads']} threads, {args.device}")
 
 
 _METERS = ("saved", "device")

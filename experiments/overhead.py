@@ -30,7 +30,6 @@ from datasets.synthetic import block_model
 from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.display import say, show
-from experiments.helpers.kept import Kept
 from experiments.helpers.labels import EXACT_LEVELS, LEVELS, label
 from experiments.helpers.subjects import SUBJECTS, make
 from experiments.helpers.timing import STOCK, time_models
@@ -79,9 +78,8 @@ def time_steps(args: argparse.Namespace, name: str, graphs: Sequence[NodeTask]) 
 
 
 def _run(args: argparse.Namespace) -> None:
-    head = {name: getattr(args, name) for name in ("levels", "bits", "degree", "hidden", "rounds")}
-    head |= {"threads": torch.get_num_threads(), "device": str(args.device)}
-    kept = Kept(args.out, head, args.origin)
+    settings = ("levels", "bits", "degree", "hidden", "rounds")
+    kept = command.keep(args, None, *settings)
     lines: dict[str, list[tuple[str, ...]]] = {name: [] for name in args.models}
     for nodes in sorted(args.nodes):
         size = Size(nodes, args.degree * nodes, _FEATURES, _CLASSES)
@@ -99,7 +97,10 @@ def _run(args: argparse.Namespace) -> None:
     columns = ["", "edges", f"{STOCK}, s", *(label(level, args.bits) for level in args.levels)]
     for name, rows in lines.items():
         show(args.console, f"{name}: a training step, median", columns, rows)
-    say(args.console, f"{args.rounds} rounds in turn, {head['threads']} threads, {args.device}")
+    say(
+        args.console,
+        f"{args.rounds} rounds in turn, {kept.content['threads']} threads, {args.device}",
+    )
 
 
 main = command.Command(

@@ -136,9 +136,6 @@ def _table4(args: argparse.Namespace) -> None:
 def _figure3(args: argparse.Namespace) -> None:
     for model in args.models:
         out = args.out / "figure3" / model
-        if (out / "sensitivity.json").exists():
-            say(args.console, f"{out} is there already.")
-            continue
         flags: list[Any] = ["--model", model, "--dataset", _one_graph(args), "--out", out]
         if args.epochs is not None:
             flags += ["--epochs", args.epochs, "--points", min(6, args.epochs)]

@@ -19,13 +19,11 @@ from experiments.helpers import command
 from experiments.helpers.data import prepare
 from experiments.helpers.display import say, show
 from experiments.helpers.errors import ExperimentError, UsageError
-from experiments.helpers.kept import Kept
 from experiments.helpers.parts import tables
 from experiments.helpers.parts.counting import sizes
 from experiments.helpers.runner import Case, run_parts
 from experiments.helpers.shares import PARTITIONS
 from experiments.helpers.subjects import ON_EDGES
-from experiments.helpers.summary import dataset_name
 from experiments.helpers.values import parse_bits, parse_count
 
 MODELS = ON_EDGES | {"gcnii": "gcnii-edge_index"}
@@ -43,10 +41,8 @@ def _run(args: argparse.Namespace) -> None:
             f"Expected --parts of up to {most} processes on this machine (got {max(args.parts)}); "
             "--count counts what more would send"
         )
-    settings = {name: getattr(args, name) for name in ("model", "bits", "steps", "cut")}
-    settings |= {"hidden": args.hidden, "layers": args.layers, "threads": args.threads}
-    settings |= {"dataset": dataset_name(args.dataset), "times": not args.no_times}
-    kept = Kept(args.out / "partition.json", settings, args.origin)
+    settings = ("model", "bits", "steps", "cut", "hidden", "layers", "threads")
+    kept = command.keep(args, "partition.json", *settings, times=not args.no_times)
     kept.content |= {"halo_bits": args.halo_bits}
     for parts, way, bits in _asked(args):
         say(args.console, f"{parts} processes, {way}, {bits} bits")
@@ -55,7 +51,7 @@ def _run(args: argparse.Namespace) -> None:
     for parts in args.count:
         say(args.console, f"{parts} parts, counted")
         kept.once(("counted", {"parts": parts}), functools.partial(_count, args, parts))
-    title = f"{args.model} on {settings['dataset']}, {args.steps} steps"
+    title = f"{args.model} on {kept.content['dataset']}, {args.steps} steps"
     show(args.console, title, tables.HEAD, tables.rows(kept.content))
     title = "more parts: counted bytes, times by a model of the network"
     show(args.console, title, tables.COUNTED_HEAD, tables.counted_rows(kept.content))

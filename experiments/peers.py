@@ -12,16 +12,13 @@ import functools
 import sys
 from typing import Any
 
-import torch
-
 from experiments.helpers import command, comparison
 from experiments.helpers.display import say, show
-from experiments.helpers.kept import Kept, write_atomically
+from experiments.helpers.kept import write_atomically
 from experiments.helpers.markdown import markdown_table
 from experiments.helpers.runner import Case, run
 from experiments.helpers.strategies import PEERS, STRATEGIES
 from experiments.helpers.subjects import ON_EDGES
-from experiments.helpers.summary import dataset_name
 
 
 def _medians(content: dict[str, Any]) -> dict[str, Any]:
@@ -33,10 +30,9 @@ def _medians(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(args: argparse.Namespace) -> None:
-    settings = {name: getattr(args, name) for name in ("model", "steps", "hidden", "layers")}
-    settings |= {"dataset": dataset_name(args.dataset), "device": str(args.device)}
-    settings |= {"threads": torch.get_num_threads(), "times": not args.no_times}
-    kept = Kept(args.out / "peers.json", settings, args.origin, _medians)
+    settings = ("model", "steps", "hidden", "layers")
+    times = not args.no_times
+    kept = command.keep(args, "peers.json", *settings, derive=_medians, times=times)
 
     def trial(name: str) -> dict[str, Any]:
         found = run(
@@ -45,7 +41,7 @@ def _run(args: argparse.Namespace) -> None:
                 *(args.steps, 4, True, args.hidden, args.layers),
             )
         )
-        dropped = comparison.TIMES if args.no_times else ()
+        dropped = () if times else comparison.TIMES
         return {key: value for key, value in found.items() if key not in dropped}
 
     rounds: dict[str, list[Any]] = {name: [] for name in args.variants}
@@ -56,7 +52,7 @@ def _run(args: argparse.Namespace) -> None:
             rounds[name].append(kept.once(place, functools.partial(trial, name)))
     found = {name: comparison.medians(each) for name, each in rounds.items()}
     head, rows = comparison.head(found), comparison.rows(found)
-    title = f"{args.model} on {settings['dataset']}, {args.steps} steps"
+    title = f"{args.model} on {kept.content['dataset']}, {args.steps} steps"
     show(args.console, title, head, rows)
     lines = [*comparison.verdicts(found), *comparison.not_run(found)]
     lines += [f"{name} begins with another loss." for name in comparison.strangers(found)]

@@ -16,17 +16,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from datasets import load
 from experiments.helpers import command
 from experiments.helpers.display import say, show
 from experiments.helpers.errors import UsageError
-from experiments.helpers.kept import Kept
 from experiments.helpers.process import checked
 from experiments.helpers.runner import Case, run
 from experiments.helpers.strategies import STRATEGIES
-from experiments.helpers.summary import dataset_name
 
 _STEPS = 2
 """Training steps of a try: from the second one on the optimizer has all of its memory."""
@@ -124,10 +120,7 @@ def _run(args: argparse.Namespace) -> None:
         raise UsageError(
             f"Expected --dataset synthetic:NAME with --vary graph (got {args.dataset})"
         )
-    head = {name: getattr(args, name) for name in ("model", "bits", "memory")}
-    head |= {"dataset": dataset_name(args.dataset), "device": str(args.device)}
-    head |= {"threads": torch.get_num_threads()}
-    kept = Kept(args.out / "scaling.json", head, args.origin)
+    kept = command.keep(args, "scaling.json", "model", "bits", "memory")
     for vary in args.vary:
         found = {}
         for variant in args.variants:
@@ -136,7 +129,7 @@ def _run(args: argparse.Namespace) -> None:
             say(args.console, f"{vary}, {variant}: {found[variant]['largest']}")
         show(args.console, f"Largest {vary}, {args.model}", HEAD, table(found))
     cap = f"cap {args.memory / 1e9:g} GB"
-    say(args.console, f"{args.dataset}, {head['threads']} threads, {args.device}, {cap}")
+    say(args.console, f"{args.dataset}, {kept.content['threads']} threads, {args.device}, {cap}")
 
 
 def _search(args: argparse.Namespace, vary: str, variant: str) -> dict[str, Any]:

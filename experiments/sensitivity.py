@@ -25,12 +25,10 @@ from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.display import say, show
 from experiments.helpers.draws import Probe
-from experiments.helpers.kept import write_json
 from experiments.helpers.moments import moments
 from experiments.helpers.plot import plot_evolution, plot_sensitivities, require_matplotlib
 from experiments.helpers.strategies import LEVELS_BY_NAME
 from experiments.helpers.subjects import SUBJECTS, make
-from experiments.helpers.summary import dataset_name
 from experiments.helpers.train import training_loss, training_step
 
 _EXACT, _LEVEL = LEVELS_BY_NAME["lossless"], LEVELS_BY_NAME["L1"]
@@ -105,10 +103,11 @@ def _run(args: argparse.Namespace) -> None:
     require_matplotlib()
     layout = SUBJECTS[args.model].layout
     task = prepare(load(args.dataset, args.data_root), layout, device=args.device)
-    found = study(args, task)
-    head = {name: getattr(args, name) for name in ("model", "bits", "epochs", "draws")}
-    head |= {"dataset": dataset_name(args.dataset), "threads": torch.get_num_threads()}
-    write_json(args.out / "sensitivity.json", head | args.origin | found)
+    kept = command.keep(args, "sensitivity.json", "model", "bits", "epochs", "draws")
+    if "slots" not in kept.content:
+        kept.content |= study(args, task)
+        kept.write()
+    found = kept.content
     plot_sensitivities(found["slots"], args.out / "sensitivities.png")
     plot_evolution(found["evolution"], args.out / "evolution.png")
     rows = [(s["slot"], str(s["bits"]), f"{s['sensitivity']:.3g}") for s in found["slots"]]
@@ -122,7 +121,7 @@ def _run(args: argparse.Namespace) -> None:
     say(
         args.console,
         f"by the sensitivities above no {args.bits} bits on average add less than "
-        f"{found['least_variance']:.3g}; {args.draws} draws, {head['threads']} threads, "
+        f"{found['least_variance']:.3g}; {args.draws} draws, {found['threads']} threads, "
         f"{args.device}",
     )
 

@@ -15,17 +15,13 @@ import functools
 import sys
 from typing import Any
 
-import torch
-
 from datasets import Graph, load
 from experiments.helpers import command
 from experiments.helpers.data import prepare
 from experiments.helpers.display import say, show
-from experiments.helpers.kept import Kept
 from experiments.helpers.labels import LEVELS, label
 from experiments.helpers.strategies import Level
 from experiments.helpers.subjects import SUBJECTS, make
-from experiments.helpers.summary import dataset_name
 from experiments.helpers.timing import STOCK, time_models
 from experiments.helpers.values import parse_blocks
 
@@ -42,10 +38,8 @@ def time_model(args: argparse.Namespace, name: str, graph: Graph) -> dict[str, A
 
 def _run(args: argparse.Namespace) -> None:
     graph = load(args.dataset, args.data_root)
-    head = {name: getattr(args, name) for name in ("levels", "bits", "rounds", "blocks", "busy")}
-    head |= {"dataset": dataset_name(args.dataset), "device": str(args.device)}
-    head |= {"threads": torch.get_num_threads()}
-    kept = Kept(args.out, head, args.origin)
+    settings = ("levels", "bits", "rounds", "blocks", "busy")
+    kept = command.keep(args, None, *settings)
     rows = []
     for name in args.models:
         timing = kept.once(("models", name), functools.partial(time_model, args, name, graph))
@@ -55,7 +49,7 @@ def _run(args: argparse.Namespace) -> None:
             rows.append(_row(said, timing["slowdown"], args.levels, digits=2))
     columns = [text for level in args.levels for text in (f"{label(level, args.bits)}, s", "ratio")]
     show(args.console, "A training step, median", ["model", f"{STOCK}, s", *columns], rows)
-    about = f"{args.rounds} rounds in turn, {head['threads']} threads, {args.device}"
+    about = f"{args.rounds} rounds in turn, {kept.content['threads']} threads, {args.device}"
     say(args.console, f"{args.dataset}, {about}")
 
 

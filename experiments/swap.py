@@ -14,10 +14,8 @@ from experiments.helpers import command
 from experiments.helpers.comparison import amount, ratio, table
 from experiments.helpers.display import say, show
 from experiments.helpers.errors import ExperimentError
-from experiments.helpers.kept import Kept
 from experiments.helpers.runner import Case, run
 from experiments.helpers.subjects import SUBJECTS
-from experiments.helpers.summary import dataset_name
 
 STRATEGIES = ("stock", "save_on_cpu", "L1", "L2-no-prefetch", "L2")
 
@@ -36,9 +34,7 @@ def _run(args: argparse.Namespace) -> None:
             f"Expected a CUDA device, which saved tensors could leave (got {args.device}): "
             "elsewhere L2 equals L1, which experiments.memory measures"
         )
-    name = dataset_name(args.dataset)
-    head = {"model": args.model, "bits": args.bits, "steps": args.steps, "dataset": name}
-    kept = Kept(args.out / "swap.json", head | {"device": str(args.device)}, args.origin)
+    kept = command.keep(args, "swap.json", "model", "bits", "steps")
     found = {}
     for strategy in STRATEGIES:
         say(args.console, strategy)
@@ -48,7 +44,11 @@ def _run(args: argparse.Namespace) -> None:
         )
         measure = functools.partial(run, case, ("device",))
         found[strategy] = kept.once(("ways", strategy), measure)
-    show(args.console, f"{args.model} on {name}, {args.bits} bit", *table(_COLUMNS, found))
+    show(
+        args.console,
+        f"{args.model} on {kept.content['dataset']}, {args.bits} bit",
+        *table(_COLUMNS, found),
+    )
     say(args.console, f"{args.steps} steps; held: by the device, from forward to backward")
 
 

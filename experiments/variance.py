@@ -20,7 +20,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch_geometric.nn import models
 
@@ -30,10 +29,10 @@ from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.display import say, show
 from experiments.helpers.draws import Probe
-from experiments.helpers.kept import write_json
 from experiments.helpers.moments import Moments, moments
+from experiments.helpers.recipes import Recipe
 from experiments.helpers.train import seed_everything
-from experiments.models import GAT
+from experiments.models.nets import attention
 from gact_graph.adaptive.allocator import noise
 
 Subject = Callable[[int, int], nn.Module]
@@ -88,7 +87,7 @@ def _bias(found: Moments) -> dict[str, float]:
 
 def _small_gat(i: int, o: int) -> nn.Module:
     # Batch norm and ReLU are its own.
-    return GAT(i, 8, o, 2, heads=2)
+    return attention(Recipe(2, 8, 0.5, 0.01, 1, heads=2), i, o)
 
 
 def _basic(cls: Callable[..., nn.Module], **own: Any) -> Callable[..., nn.Module]:
@@ -116,10 +115,12 @@ def _run(args: argparse.Namespace) -> None:
     task = prepare(load(args.dataset, args.data_root), "edge_index", device=args.device)
     options = {} if args.model == "small-gat" else {"norm": args.norm, "act": args.act}
     subject = functools.partial(MODELS[args.model], **options)
-    found = check(subject, task, args.bits, args.draws, args.total)
-    named = ("model", "norm", "act", "dataset", "bits", "draws")
-    head = {name: getattr(args, name) for name in named} | {"threads": torch.get_num_threads()}
-    write_json(args.out / "variance.json", head | args.origin | found)
+    settings = ("model", "norm", "act", "bits", "draws")
+    kept = command.keep(args, "variance.json", *settings)
+    if ("together" if args.total else "slots") not in kept.content:
+        kept.content |= check(subject, task, args.bits, args.draws, args.total)
+        kept.write()
+    found = kept.content
     if not args.total:
         columns = ("slot", "bits", "by Algorithm 1", f"over {args.draws} draws", "bias")
         rows = [
@@ -139,7 +140,7 @@ def _run(args: argparse.Namespace) -> None:
         f"(squared {found['bias_squared']:.1e}, standard error {found['bias_squared_error']:.1e}); "
         f"a mean of {args.draws} draws without bias is {100 * found['floor']:.2f} % off",
     )
-    say(args.console, f"{args.dataset}, {head['threads']} threads, {args.device}")
+    say(args.console, f"{args.dataset}, {found['threads']} threads, {args.device}")
 
 
 main = command.Command(

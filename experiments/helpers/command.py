@@ -17,9 +17,10 @@ from datasets import DatasetError
 from experiments.helpers.cap import is_want_of_memory
 from experiments.helpers.display import make_console, say
 from experiments.helpers.errors import ExperimentError, UsageError
-from experiments.helpers.kept import hold_folder
+from experiments.helpers.kept import Kept, hold_folder
 from experiments.helpers.origin import origin
 from experiments.helpers.ranks import rank
+from experiments.helpers.summary import dataset_name
 from experiments.helpers.values import parse_bits, parse_count, parse_device, parse_path
 
 _DOES_NOT_FIT = 3
@@ -95,6 +96,33 @@ NO_TIMES = switch("--no-times", "leave times out: the machine does other work")
 OUT = flag("--out", parse_path, text="results; the same command goes on", metavar="DIR")
 OUT_NEEDED = (OUT[0], OUT[1] | {"required": True})
 OUT_FILE = flag("--out", parse_path, text="results; the same command goes on", metavar="FILE.json")
+
+
+def keep(
+    args: argparse.Namespace,
+    file: str | None,
+    *settings: str,
+    derive: Callable[[dict[str, Any]], dict[str, Any]] = lambda content: {},
+    **more: Any,
+) -> Kept:
+    """Return the results from which a command goes on.
+
+    Args:
+        args: The flags, see :class:`Command`.
+        file: Its name, in the folder of ``--out``; None where ``--out`` is the file.
+        *settings: Flags on which the results depend. The graph, the device and the number of
+            threads are settings of every command that has them.
+        derive: See :class:`experiments.helpers.kept.Kept`.
+        **more: Further settings.
+    """
+    head: dict[str, Any] = {"threads": torch.get_num_threads()}
+    if hasattr(args, "dataset"):
+        head["dataset"] = dataset_name(args.dataset)
+    if hasattr(args, "device"):
+        head["device"] = str(args.device)
+    head |= {name: getattr(args, name) for name in settings} | more
+    path = args.out if file is None or args.out is None else args.out / file
+    return Kept(path, head, args.origin, derive)
 
 
 class Command:

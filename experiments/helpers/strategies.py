@@ -18,19 +18,20 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 import gact_graph
 from datasets import Graph
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.labels import EXACT_LEVELS
+from experiments.helpers.meters import Trainee
 from experiments.helpers.peers import dgl_layers
 from experiments.helpers.peers.codecs import RunningRange, WithoutGraphs
 from experiments.helpers.peers.counting import saved_bytes
 from experiments.helpers.peers.exact import Exact
 from experiments.helpers.shares import share_of
 from experiments.helpers.subjects import SUBJECTS, make
+from experiments.helpers.train import training_loss
 from experiments.helpers.values import FP32_BITS
 from gact_graph.codecs import Drop, register
 from gact_graph.ops import cpu
@@ -44,36 +45,13 @@ _WITHOUT_MESSAGES = {"gcn-edge_index": "gcn"}
 """The same network on a sparse matrix, for schemes that are written for sparse products."""
 
 
-@dataclass
-class Trainee:
-    """A network that is ready to train.
-
-    Attributes:
-        model: The network.
-        task: The graph and the classes, or a part of them.
-        forward: Gives the logits [N, C].
-        saved_bytes: Counts the bytes that a forward saves for backward, on the device.
-        wrapped: Whether the library has wrapped the model.
-        part: The part of the graph, where several processes share it, and
-            ``learning``, the number of training nodes of the whole.
-    """
-
-    model: nn.Module
-    task: NodeTask
-    forward: Callable[[], Tensor]
-    saved_bytes: Callable[[], int]
-    wrapped: bool = False
-    part: Data | None = None
-    learning: int | None = None
-
-
 @dataclass(frozen=True)
 class Strategy:
     """One way to train.
 
     Attributes:
         label: Its name in tables.
-        start: Makes a trainee of a case, its graph, a device and the number of this process.
+        start: Makes a trainee of a case, its graph and a device.
         ours: Whether it is the library's.
         missing: Says why it cannot run on a device, or nothing.
         compiles: Whether its first step compiles, which is then no part of its peak.
@@ -81,7 +59,7 @@ class Strategy:
     """
 
     label: str
-    start: Callable[[Case, Graph, torch.device, int], Trainee]
+    start: Callable[[Case, Graph, torch.device], Trainee]
     ours: bool = False
     missing: Callable[[torch.device], str | None] = lambda device: None
     compiles: bool = False
@@ -142,11 +120,23 @@ def _trainee(model: nn.Module, task: NodeTask, context: Callable[[], Any] = null
         return output.float()
 
     inputs = [*tensors_in((task.x, task.adjacency))]
-    return Trainee(model, task, forward, lambda: saved_bytes(forward, model, inputs))
+    return _of_forward(model, task, forward, inputs)
+
+
+def _of_forward(
+    model: nn.Module, task: NodeTask, forward: Callable[[], Tensor], inputs: list[Tensor]
+) -> Trainee:
+    return Trainee(
+        model,
+        lambda: training_loss(forward(), task),
+        task.x.device,
+        lambda: saved_bytes(forward, model, inputs),
+        part=task.part,
+    )
 
 
 def _make(
-    case: Case, graph: Graph, device: torch.device, rank: int = 0, name: str | None = None
+    case: Case, graph: Graph, device: torch.device, name: str | None = None
 ) -> tuple[nn.Module, NodeTask]:
     subject = SUBJECTS[name or case.model]
     task = prepare(graph, subject.layout, device=device)
@@ -198,14 +188,14 @@ def _autocast(*start: Any) -> Trainee:
     return _trainee(model, task, lambda: torch.autocast(task.x.device.type, torch.bfloat16))
 
 
-def _exact(block: int, case: Case, graph: Graph, device: torch.device, rank: int) -> Trainee:
+def _exact(block: int, case: Case, graph: Graph, device: torch.device) -> Trainee:
     name = _WITHOUT_MESSAGES.get(case.model, case.model)
-    model, task = _make(case, graph, device, rank, name)
+    model, task = _make(case, graph, device, name)
     mode = Exact(task.x.device, block)
     return _trainee(model, task, lambda: mode)
 
 
-def _dgl(case: Case, graph: Graph, device: torch.device, rank: int) -> Trainee:
+def _dgl(case: Case, graph: Graph, device: torch.device) -> Trainee:
     model, task = _make(case, graph, device)
     edges = prepare(graph, "edge_index").adjacency
     loops = dgl_layers.needs_loops(model)
@@ -217,33 +207,25 @@ def _dgl(case: Case, graph: Graph, device: torch.device, rank: int) -> Trainee:
         output: Tensor = model(task.x, adjacency)
         return output
 
-    return Trainee(model, task, forward, lambda: saved_bytes(forward, model, [task.x]))
+    return _of_forward(model, task, forward, [task.x])
 
 
 def _wrapped(
-    level: Level,
-    codec: type[Any] | None,
-    case: Case,
-    graph: Graph,
-    device: torch.device,
-    rank: int,
+    level: Level, codec: type[Any] | None, case: Case, graph: Graph, device: torch.device
 ) -> Trainee:
     if codec is not None:
         register(codec(), before=Drop)
     more: dict[str, Any] = {}
     model, task = _make(case, graph, device)
     if case.parts:
-        share = share_of(task, case.cut, rank, case.parts)
-        task, learning = share.task, share.learning
-        more = {"partition": share.part, "halo_bits": case.halo_bits}
+        task = share_of(task, case.cut, case.rank, case.parts)
+        more = {"partition": task.part, "halo_bits": case.halo_bits}
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0  # so that the losses of any number of parts can be compared
     level.wrap(model, case.bits, case.adaptive, **more)
     trainee = _trainee(model, task)
     trainee.wrapped, trainee.saved_bytes = True, lambda: gact_graph.report(model).stored_bytes
-    if case.parts:
-        trainee.part, trainee.learning = share.part, learning
     return trainee
 
 

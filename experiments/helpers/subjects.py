@@ -11,9 +11,9 @@ from torch import nn
 from torch_geometric.nn import GATConv, GATv2Conv, GraphSAGE, TransformerConv
 
 from experiments.helpers.data import Layout, NodeTask
-from experiments.helpers.recipes import recipe_for
+from experiments.helpers.recipes import Recipe, recipe_for
 from experiments.helpers.train import seed_everything
-from experiments.models import GAT, GCN, build
+from experiments.models.nets import attention, build
 
 
 @dataclass(frozen=True)
@@ -34,24 +34,15 @@ class Subject:
 
 def _attention(conv: Callable[..., nn.Module]) -> Subject:
     def make(i: int, o: int, hidden: int = 64, layers: int = 3) -> nn.Module:
-        return GAT(i, hidden, o, layers, heads=3, conv=conv)
+        return attention(Recipe(layers, hidden, 0.5, 0.01, 1, heads=3), i, o, conv)
 
     return Subject("edge_index", make)
 
 
-def _gcn(layout: Layout) -> Subject:
-    def make(i: int, o: int, hidden: int = 256, layers: int = 3) -> nn.Module:
-        return GCN(i, hidden, o, layers, normalize=layout == "edge_index")
-
-    return Subject(layout, make)
-
-
-def _gcnii(layout: Layout) -> Subject:
-    recipe = recipe_for("gcnii", "ogbn-arxiv")  # 16 layers of 256
-
+def _of(model: str, recipe: Recipe, layout: Layout) -> Subject:
     def make(i: int, o: int, **sizes: Any) -> nn.Module:
         changed = dataclasses.replace(recipe, **sizes)
-        return build("gcnii", changed, i, o, normalize=layout == "edge_index")
+        return build(model, changed, i, o, normalize=layout == "edge_index")
 
     return Subject(layout, make, recipe.lr)
 
@@ -60,17 +51,20 @@ def _sage(i: int, o: int, hidden: int = 256, layers: int = 3) -> nn.Module:
     return GraphSAGE(i, hidden, layers, o, dropout=0.5, norm="batch_norm")
 
 
+_GCN = Recipe(3, 256, 0.5, 0.01, 1)
+_GCNII = recipe_for("gcnii", "ogbn-arxiv")  # 16 layers of 256
+
 # GCN and GCNII twice: with messages along edge_index, and as the main job runs them, on a sparse
 # matrix.
 SUBJECTS = {
-    "gcn": _gcn("csr"),
-    "gcn-edge_index": _gcn("edge_index"),
+    "gcn": _of("gcn", _GCN, "csr"),
+    "gcn-edge_index": _of("gcn", _GCN, "edge_index"),
     "gat": _attention(GATConv),
     "gatv2": _attention(GATv2Conv),
     "transformer": _attention(TransformerConv),
     "sage": Subject("edge_index", _sage),
-    "gcnii": _gcnii("csr"),
-    "gcnii-edge_index": _gcnii("edge_index"),
+    "gcnii": _of("gcnii", _GCNII, "csr"),
+    "gcnii-edge_index": _of("gcnii", _GCNII, "edge_index"),
 }
 
 ON_EDGES = {

@@ -22,8 +22,8 @@ from experiments.helpers.measuring import cost_of_measuring
 from experiments.helpers.ranks import mean, rank, summed, world_size
 from experiments.helpers.recipes import Recipe
 from experiments.helpers.sampling import make_sampler
-from experiments.helpers.shares import Share, share_of
-from experiments.models import build
+from experiments.helpers.shares import share_of
+from experiments.models.nets import build
 from gact_graph.support.peak import PeakMeter
 
 
@@ -114,19 +114,18 @@ def train(
     """
     seed_everything(seed)
     device = task.x.device
-    share = None
     if setup.partition is not None:
-        share = share_of(task, setup.partition, rank(), world_size())
-        task = share.task
+        task = share_of(task, setup.partition, rank(), world_size())
+    is_part = task.part is not None
     with PeakMeter(device) as meter:
         sizes = task.x.size(1), task.num_classes
-        model = build(setup.model, setup.recipe, *sizes, normalize=share is not None).to(device)
-        part = {} if share is None else {"partition": share.part}
+        model = build(setup.model, setup.recipe, *sizes, normalize=is_part).to(device)
+        part: dict[str, Any] = {"partition": task.part} if is_part else {}
         gact_graph.wrap(model, **setup.options, **part, seed=seed)
         trained = model
-        if share is None and world_size() > 1:
+        if not is_part and world_size() > 1:
             trained = DistributedDataParallel(model)
-        if share is not None and rank() > 0:
+        if is_part and rank() > 0:
             torch.manual_seed(hash((seed, rank())))  # other dropout for other nodes
         optimizer = torch.optim.Adam(
             model.parameters(), lr=setup.recipe.lr, weight_decay=setup.recipe.weight_decay
@@ -141,16 +140,13 @@ def train(
         passes: list[int] = []
         for epoch in range(1, setup.recipe.epochs + 1):
             start = time.perf_counter()
-            if share is None:
-                batches = [task] if sampler is None else sampler.epoch(epoch)
-                losses.append(mean(_train_epoch(trained, optimizer, batches)))
-            else:
-                losses.append(shared_step(model, optimizer, share).item())
+            batches = [task] if sampler is None else sampler.epoch(epoch)
+            found = _train_epoch(trained, optimizer, batches)
+            losses.append(found[0] if is_part else mean(found))
             synchronize(device)
             seconds.append(time.perf_counter() - start)
             passes.append(gact_graph.report(model).measurements)
-            is_asked = rank() == 0 or share is not None
-            scores.append(_evaluate(model, task, share is not None) if is_asked else (0.0, 0.0))
+            scores.append(_evaluate(model, task) if is_part or rank() == 0 else (0.0, 0.0))
             on_epoch(epoch, losses[-1], scores[-1][0], meter.peak_bytes)
     # max() keeps the first of equals: the earliest of the best epochs.
     best = max(range(len(scores)), key=lambda epoch: scores[epoch][0])
@@ -191,40 +187,55 @@ def _train_epoch(
 
 
 def training_step(model: nn.Module, optimizer: torch.optim.Optimizer, task: NodeTask) -> Tensor:
-    """Forward, backward and update on the whole graph; return the loss, a detached scalar."""
+    """Forward, backward and update on a graph; return the loss of the whole, a detached scalar."""
     model.train()
+    is_part = task.part is not None
+
+    def loss_of() -> Tensor:
+        return training_loss(model(task.x, task.adjacency), task)
+
+    loss = take_step(model, optimizer, loss_of, is_part=is_part)
+    return summed(loss) if is_part else loss
+
+
+def take_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_of: Callable[[], Tensor],
+    after_forward: Callable[[], None] = lambda: None,
+    is_part: bool = False,
+) -> Tensor:
+    """Forward, backward and update; return the loss, a detached scalar.
+
+    Args:
+        model: The model.
+        optimizer: Of its parameters.
+        loss_of: Runs forward and returns the loss.
+        after_forward: Is called between forward and backward.
+        is_part: Whether gradients are summed over the processes that share a graph.
+    """
     optimizer.zero_grad(set_to_none=True)
-    loss = training_loss(model(task.x, task.adjacency), task)
+    loss = loss_of()
+    after_forward()
     loss.backward()
+    if is_part:
+        gact_graph.distributed.sum_gradients(model)
     optimizer.step()
     return loss.detach()
 
 
-def shared_step(model: nn.Module, optimizer: torch.optim.Optimizer, share: Share) -> Tensor:
-    """The same in all processes, each with its part of the graph; return the loss of the whole."""
-    model.train()
-    optimizer.zero_grad(set_to_none=True)
-    loss = training_loss(model(share.task.x, share.task.adjacency), share.task, share.learning)
-    loss.backward()
-    gact_graph.distributed.sum_gradients(model)
-    optimizer.step()
-    return summed(loss.detach())
+def training_loss(output: Tensor, task: NodeTask) -> Tensor:
+    """Return the loss of the training nodes, a scalar; losses of the parts of a graph add up.
 
-
-def training_loss(output: Tensor, task: NodeTask, learning: int | None = None) -> Tensor:
-    """The loss of the training nodes, a scalar, from the model's output [N, C].
-
-    Args:
-        output: The model's.
-        task: The graph, or a part of one.
-        learning: Training nodes of the whole graph: losses of its parts then add up to its own.
+    Shapes:
+        - **input**: output [N, C]
     """
     logits, y = output[task.train_idx], task.y[task.train_idx]
     loss = F.binary_cross_entropy_with_logits if task.multi_label else F.cross_entropy
-    if learning is None:
+    if task.learning is None:
         return loss(logits, y)
     columns = y.size(1) if task.multi_label else 1
-    return loss(logits, y, reduction="sum") / (learning * columns)
+    return loss(logits, y, reduction="sum") / (task.learning * columns)
 
 
 def synchronize(device: torch.device) -> None:
@@ -234,11 +245,11 @@ def synchronize(device: torch.device) -> None:
 
 
 @torch.no_grad()
-def _evaluate(model: nn.Module, task: NodeTask, is_part: bool) -> tuple[float, float]:
-    """The scores of validation and test; of the parts of all processes, if this is one."""
+def _evaluate(model: nn.Module, task: NodeTask) -> tuple[float, float]:
+    """The scores of validation and test; of the whole graph, if the task is a part of it."""
     model.eval()
     logits = model(task.x, task.adjacency)
     indices = task.val_idx, task.test_idx
     found = torch.stack([counts(logits[index], task.y[index]) for index in indices])
-    val, test = (summed(found) if is_part else found).tolist()
+    val, test = (found if task.part is None else summed(found)).tolist()
     return _ratio(*val), _ratio(*test)

@@ -141,11 +141,9 @@ def test_figure_3_is_the_study_of_sensitivities(
 
     monkeypatch.setattr(paper.sensitivity, "main", study)
     flags = ["figure3", "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--epochs", "3"]
-    for _ in range(2):
-        assert paper.main(flags) == 0
+    assert paper.main(flags) == 0
     [argv] = asked
     assert argv[:2] == ["--model", "gat"] and argv[argv.index("--points") + 1] == "3"
-    assert "is there already" in capsys.readouterr().out
 
 
 def test_a_part_that_fails_ends_the_command(

@@ -11,7 +11,7 @@ from experiments_samples import small_graph
 from experiments.helpers.data import NodeTask, layout_of, prepare
 from experiments.helpers.recipes import MODELS, Recipe
 from experiments.helpers.train import Setup, score, seed_everything, train, training_step
-from experiments.models import build
+from experiments.models.nets import build
 
 RECIPE = Recipe(layers=2, hidden=16, dropout=0.2, lr=0.02, epochs=30, heads=2)
 
