@@ -61,10 +61,8 @@ def _run(args: argparse.Namespace) -> None:
     trials = itertools.product(range(args.rounds), args.models, args.variants, ALLOCATORS)
     for number, model, strategy, allocator in trials:
         say(args.console, f"round {number + 1}, {model}, {strategy}, {allocator}")
-        case = Case(
-            *(ON_EDGES[model], strategy, args.dataset, str(args.data_root)),
-            **{"steps": args.steps, "adaptive": True, "allocator": allocator},
-        )
+        more = {"model": ON_EDGES[model], "strategy": strategy, "allocator": allocator}
+        case = Case.of(args, **more, adaptive=True)
         place = ("rounds", model, strategy, allocator, number)
         by_allocator = found.setdefault(model, {}).setdefault(strategy, {})
         result = kept.once(place, functools.partial(run, case))

@@ -36,10 +36,7 @@ def _run(args: argparse.Namespace) -> None:
     found = {}
     for variant in args.variants:
         say(args.console, variant)
-        case = Case(
-            *(args.model, variant, args.dataset, str(args.data_root), str(args.device)),
-            *(args.steps, args.bits, args.adaptive),
-        )
+        case = Case.of(args, strategy=variant)
         found[variant] = kept.once(("variants", variant), functools.partial(run, case, _METERS))
     title = f"{args.model} on {kept.content['dataset']}, {args.bits} bit"
     show(args.console, title, *table(_COLUMNS, found))

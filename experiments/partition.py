@@ -68,17 +68,7 @@ def _asked(args: argparse.Namespace) -> list[tuple[int, str, int]]:
 
 
 def _train(args: argparse.Namespace, parts: int, way: str, bits: int) -> dict[str, Any]:
-    case = Case(
-        *(MODELS[args.model], way, args.dataset, str(args.data_root)),
-        steps=args.steps,
-        bits=args.bits,
-        hidden=args.hidden,
-        layers=args.layers,
-        parts=parts,
-        cut=args.cut,
-        halo_bits=bits,
-        threads=args.threads,
-    )
+    case = Case.of(args, model=MODELS[args.model], strategy=way, parts=parts, halo_bits=bits)
     ranks = run_parts(case, ("halo",))
     for rank in ranks:
         if "reason" in rank:

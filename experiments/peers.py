@@ -35,12 +35,7 @@ def _run(args: argparse.Namespace) -> None:
     kept = command.keep(args, "peers.json", *settings, derive=_medians, times=times)
 
     def trial(name: str) -> dict[str, Any]:
-        found = run(
-            Case(
-                *(ON_EDGES[args.model], name, args.dataset, str(args.data_root), str(args.device)),
-                *(args.steps, 4, True, args.hidden, args.layers),
-            )
-        )
+        found = run(Case.of(args, model=ON_EDGES[args.model], strategy=name, adaptive=True))
         dropped = () if times else comparison.TIMES
         return {key: value for key, value in found.items() if key not in dropped}
 

@@ -134,11 +134,11 @@ def _run(args: argparse.Namespace) -> None:
 
 def _search(args: argparse.Namespace, vary: str, variant: str) -> dict[str, Any]:
     def fits(size: int) -> dict[str, Any] | None:
-        case = Case(
-            *(args.model, variant, _scaled(args.dataset, size if vary == "graph" else None)),
-            *(str(args.data_root), str(args.device)),
+        case = Case.of(
+            args,
+            strategy=variant,
+            dataset=_scaled(args.dataset, size if vary == "graph" else None),
             steps=_STEPS,
-            bits=args.bits,
             hidden=size if vary == "width" else None,
             layers=size if vary == "depth" else None,
             cap_bytes=args.memory,

@@ -38,10 +38,7 @@ def _run(args: argparse.Namespace) -> None:
     found = {}
     for strategy in STRATEGIES:
         say(args.console, strategy)
-        case = Case(
-            *(args.model, strategy, args.dataset, str(args.data_root), str(args.device)),
-            *(args.steps + 1, args.bits),
-        )
+        case = Case.of(args, strategy=strategy, steps=args.steps + 1)
         measure = functools.partial(run, case, ("device",))
         found[strategy] = kept.once(("ways", strategy), measure)
     show(

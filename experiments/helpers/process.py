@@ -59,7 +59,7 @@ def call_together(
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            process.communicate()  # closes its pipes
 
 
 def _result(process: subprocess.Popen[str], limit: float | None) -> Any:

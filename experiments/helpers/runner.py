@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,15 @@ class Case:
     halo_bits: int = 32
     threads: int | None = None
     rank: int = 0
+
+    @classmethod
+    def of(cls, args: Any, **more: Any) -> Case:
+        """Return a case with the flags of a command that bear the names of its attributes."""
+        names = {field.name for field in fields(cls)}
+        flags = {name: value for name, value in vars(args).items() if name in names} | more
+        for name in flags.keys() & {"data_root", "device"}:
+            flags[name] = str(flags[name])
+        return cls(**flags)
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -140,7 +140,7 @@ def train(
         passes: list[int] = []
         for epoch in range(1, setup.recipe.epochs + 1):
             start = time.perf_counter()
-            batches = [task] if sampler is None else sampler.epoch(epoch)
+            batches = [task] if sampler is None else sampler(epoch)
             found = _train_epoch(trained, optimizer, batches)
             losses.append(found[0] if is_part else mean(found))
             synchronize(device)

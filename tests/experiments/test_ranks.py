@@ -38,7 +38,7 @@ def test_clusters_of_all_ranks_are_the_graph(model: str) -> None:
     task = prepare(small_graph(), layout_of(model))
     features, learning = [], 0
     for rank in range(3):
-        for batch in make_sampler("cluster", task, 2, rank, 3).epoch(1):
+        for batch in make_sampler("cluster", task, 2, rank, 3)(1):
             assert batch.adjacency.layout == task.adjacency.layout
             features.append(batch.x[batch.train_idx])
             learning += len(batch.train_idx)
