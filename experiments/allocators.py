@@ -16,9 +16,10 @@ from typing import Any
 
 from experiments.helpers import command, comparison
 from experiments.helpers.allocators import ALLOCATORS
+from experiments.helpers.case import Case
 from experiments.helpers.display import say, show
 from experiments.helpers.labels import LAYERS
-from experiments.helpers.runner import Case, run
+from experiments.helpers.runner import run
 from experiments.helpers.strategies import STRATEGIES
 from experiments.helpers.subjects import ON_EDGES
 

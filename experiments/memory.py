@@ -11,9 +11,10 @@ import functools
 import sys
 
 from experiments.helpers import command
+from experiments.helpers.case import Case
 from experiments.helpers.comparison import amount, ratio, table
 from experiments.helpers.display import say, show
-from experiments.helpers.runner import Case, run
+from experiments.helpers.runner import run
 from experiments.helpers.strategies import STRATEGIES
 from experiments.helpers.subjects import SUBJECTS
 

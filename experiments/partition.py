@@ -16,12 +16,13 @@ from typing import Any
 
 from datasets import load
 from experiments.helpers import command
+from experiments.helpers.case import Case
 from experiments.helpers.data import prepare
 from experiments.helpers.display import say, show
 from experiments.helpers.errors import ExperimentError, UsageError
 from experiments.helpers.parts import tables
 from experiments.helpers.parts.counting import sizes
-from experiments.helpers.runner import Case, run_parts
+from experiments.helpers.runner import run_parts
 from experiments.helpers.shares import PARTITIONS
 from experiments.helpers.subjects import ON_EDGES
 from experiments.helpers.values import parse_bits, parse_count

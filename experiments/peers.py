@@ -13,10 +13,11 @@ import sys
 from typing import Any
 
 from experiments.helpers import command, comparison
+from experiments.helpers.case import Case
 from experiments.helpers.display import say, show
 from experiments.helpers.kept import write_atomically
 from experiments.helpers.markdown import markdown_table
-from experiments.helpers.runner import Case, run
+from experiments.helpers.runner import run
 from experiments.helpers.strategies import PEERS, STRATEGIES
 from experiments.helpers.subjects import ON_EDGES
 

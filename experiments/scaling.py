@@ -18,10 +18,11 @@ from typing import Any
 
 from datasets import load
 from experiments.helpers import command
+from experiments.helpers.case import Case
 from experiments.helpers.display import say, show
 from experiments.helpers.errors import UsageError
 from experiments.helpers.process import checked
-from experiments.helpers.runner import Case, run
+from experiments.helpers.runner import run
 from experiments.helpers.strategies import STRATEGIES
 
 _STEPS = 2

@@ -11,10 +11,11 @@ import functools
 import sys
 
 from experiments.helpers import command
+from experiments.helpers.case import Case
 from experiments.helpers.comparison import amount, ratio, table
 from experiments.helpers.display import say, show
 from experiments.helpers.errors import ExperimentError
-from experiments.helpers.runner import Case, run
+from experiments.helpers.runner import run
 from experiments.helpers.subjects import SUBJECTS
 
 STRATEGIES = ("stock", "save_on_cpu", "L1", "L2-no-prefetch", "L2")

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch_geometric.nn import MessagePassing
 
 import gact_graph
 from datasets import Graph
+from experiments.helpers.case import Case
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.labels import EXACT_LEVELS
 from experiments.helpers.meters import Trainee
@@ -37,9 +38,6 @@ from gact_graph.codecs import Drop, register
 from gact_graph.ops import cpu
 from gact_graph.support import cpu_memory
 from gact_graph.support.storage import tensors_in
-
-if TYPE_CHECKING:
-    from experiments.helpers.runner import Case
 
 _WITHOUT_MESSAGES = {"gcn-edge_index": "gcn"}
 """The same network on a sparse matrix, for schemes that are written for sparse products."""

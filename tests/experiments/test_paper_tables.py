@@ -11,8 +11,8 @@ from scipy import stats
 
 from experiments import paper, scaling
 from experiments.helpers import interval, job, table3
+from experiments.helpers.case import Case
 from experiments.helpers.errors import ExperimentError
-from experiments.helpers.runner import Case
 
 
 def small_graph(folder: Path, name: str = "small") -> None:

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 import gact_graph
 from experiments import peers
 from experiments.helpers import comparison
+from experiments.helpers.case import Case
 from experiments.helpers.data import prepare
 from experiments.helpers.peers.codecs import RunningRange, WithoutGraphs, decode_8, encode_8
 from experiments.helpers.peers.counting import saved_bytes
 from experiments.helpers.peers.exact import SHARE, Exact
 from experiments.helpers.peers.rows import pack_rows, projection
-from experiments.helpers.runner import Case, measure, run
+from experiments.helpers.runner import measure, run
 from experiments.helpers.strategies import STRATEGIES
 from experiments.helpers.subjects import ON_EDGES, SUBJECTS
 from experiments.helpers.train import seed_everything

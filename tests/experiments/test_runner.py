@@ -14,9 +14,10 @@ import torch
 from experiments import allocators, memory, scaling, swap
 from experiments.helpers.allocators import ALLOCATORS, environment
 from experiments.helpers.cap import ended_by_memory, set_cap
+from experiments.helpers.case import Case
 from experiments.helpers.errors import ExperimentError
 from experiments.helpers.process import call, checked
-from experiments.helpers.runner import Case, run
+from experiments.helpers.runner import run
 from experiments.scaling import expected_size, largest
 from gact_graph.support.cpu_memory import SWITCH
 
