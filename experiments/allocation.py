@@ -51,12 +51,12 @@ def study(
     model = level.wrap(make(subject, task), bits, adaptive=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=subject.lr)
     every = max(1, args.epochs // args.points)
-    found = []
+    results = []
     for epoch in range(1, args.epochs + 1):
         training_step(model, optimizer, task)
         if epoch % every == 0:
-            found.append({"epoch": epoch} | _compare(model, task, level, bits, args.draws, epoch))
-    return {"points": found}
+            results.append({"epoch": epoch} | _compare(model, task, level, bits, args.draws, epoch))
+    return {"points": results}
 
 
 def _compare(
@@ -78,11 +78,11 @@ def _compare(
     }
     if not all(sensitivities.values()):
         raise ExperimentError(f"Expected a finite gradient that is not zero (got none at {seed=})")
-    found: dict[str, Any] = {"uniform": _errors(uniform, draws, exact)}
+    results: dict[str, Any] = {"uniform": _errors(uniform, draws, exact)}
     for scheme, by_slot in sensitivities.items():
         widths = allocate_by_name({s: by_slot.get(s, 0.0) for s in free}, free, bits, {})
-        found[scheme] = _errors(probe(level, pin=widths), draws, exact) | {"bits": widths}
-    return found
+        results[scheme] = _errors(probe(level, pin=widths), draws, exact) | {"bits": widths}
+    return results
 
 
 def _errors(probe: Probe, draws: int, exact: torch.Tensor) -> dict[str, float]:

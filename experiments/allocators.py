@@ -26,7 +26,7 @@ from experiments.helpers.subjects import ON_EDGES
 HEAD = ("", "", *ALLOCATORS.values())
 
 
-def rows(found: dict[str, dict[str, dict[str, dict[str, Any]]]]) -> list[tuple[str, ...]]:
+def rows(results: dict[str, dict[str, dict[str, dict[str, Any]]]]) -> list[tuple[str, ...]]:
     """Return a row for each model and strategy: seconds of a step and peak by allocator."""
     return [
         (
@@ -34,22 +34,22 @@ def rows(found: dict[str, dict[str, dict[str, dict[str, Any]]]]) -> list[tuple[s
             STRATEGIES[strategy].label,
             *(_cell(by_allocator.get(name, {"reason": "not run"})) for name in ALLOCATORS),
         )
-        for model, strategies in found.items()
+        for model, strategies in results.items()
         for strategy, by_allocator in strategies.items()
     ]
 
 
-def _cell(found: dict[str, Any]) -> str:
-    if "reason" in found:
-        return str(found["reason"])
-    return f"{found['step_seconds']:.2f} s, {found['peak_bytes'] / 1e6:,.0f} MB"
+def _cell(row: dict[str, Any]) -> str:
+    if "reason" in row:
+        return str(row["reason"])
+    return f"{row['step_seconds']:.2f} s, {row['peak_bytes'] / 1e6:,.0f} MB"
 
 
 def _medians(content: dict[str, Any]) -> dict[str, Any]:
     medians = {
         model: {
-            strategy: {name: comparison.medians(each) for name, each in found.items() if each}
-            for strategy, found in strategies.items()
+            strategy: {name: comparison.medians(each) for name, each in results.items() if each}
+            for strategy, results in strategies.items()
         }
         for model, strategies in content.get("rounds", {}).items()
     }
@@ -58,18 +58,18 @@ def _medians(content: dict[str, Any]) -> dict[str, Any]:
 
 def _run(args: argparse.Namespace) -> None:
     kept = command.keep(args, None, "steps", derive=_medians)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     trials = itertools.product(range(args.rounds), args.models, args.variants, ALLOCATORS)
     for number, model, strategy, allocator in trials:
         say(args.console, f"round {number + 1}, {model}, {strategy}, {allocator}")
         more = {"model": ON_EDGES[model], "strategy": strategy, "allocator": allocator}
         case = Case.of(args, **more, adaptive=True)
         place = ("rounds", model, strategy, allocator, number)
-        by_allocator = found.setdefault(model, {}).setdefault(strategy, {})
+        by_allocator = results.setdefault(model, {}).setdefault(strategy, {})
         result = kept.once(place, functools.partial(run, case))
         by_allocator.setdefault(allocator, []).append(result)
     title = f"{kept.content['dataset']}, {args.steps} steps"
-    show(args.console, title, HEAD, rows(_medians({"rounds": found})["medians"]))
+    show(args.console, title, HEAD, rows(_medians({"rounds": results})["medians"]))
 
 
 main = command.Command(

@@ -66,12 +66,12 @@ def _compare(kept: Kept, task: tuple[str, ...], ways: list[str], budgets: list[s
     rows = {row["way"]: row for row in estimates["ways"]}
 
     def measure(way: str) -> dict[str, Any]:
-        found = _apart("peak_of", task, rows[way])
-        return {"predicted": rows[way]["peak_bytes"], "measured": found and found["peak_bytes"]}
+        answer = _apart("peak_of", task, rows[way])
+        return {"predicted": rows[way]["peak_bytes"], "measured": answer and answer["peak_bytes"]}
 
     def give(memory: int) -> dict[str, Any]:
-        found = _apart("choice", task, memory) or {"way": None, "peak_bytes": None}
-        return {"chosen": found["way"], "peak": found["peak_bytes"]}
+        answer = _apart("choice", task, memory) or {"way": None, "peak_bytes": None}
+        return {"chosen": answer["way"], "peak": answer["peak_bytes"]}
 
     for way in ways:
         kept.once(("pairs", key | {"way": way}), functools.partial(measure, way))

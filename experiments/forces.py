@@ -68,12 +68,12 @@ def measure(name: str, way: str, batch: int, atoms: int, steps: int, size: int) 
         _wrap(model, way)
         load_kernels(torch.device("cpu"))
         batches = iter([molecules(batch, atoms, step) for step in range(steps)])
-        found = train(Trainee(model, lambda: _loss(model(*next(batches)))), steps, lr=1e-4)
+        measured = train(Trainee(model, lambda: _loss(model(*next(batches)))), steps, lr=1e-4)
         inputs = molecules(batch, atoms, steps)
         return {
-            "peak_bytes": found.peak_bytes,
+            "peak_bytes": measured.peak_bytes,
             "saved_bytes": _saved(model, way, inputs),
-            "step_seconds": found.medians["step_seconds"],
+            "step_seconds": measured.medians["step_seconds"],
             **_errors(model, way, inputs),
             **_physics_of(name, way, size),
         }
@@ -172,7 +172,7 @@ def _run(args: argparse.Namespace) -> None:
     sizes = ("batch", "atoms", "steps", "size")
     kept = command.keep(args, "forces.json", *sizes)
     asked = [getattr(args, size) for size in sizes]
-    found: dict[str, dict[str, Any]] = {}
+    measured: dict[str, dict[str, Any]] = {}
     for name in args.models:
         for way in args.levels:
             say(args.console, f"{name}, {way}")
@@ -181,9 +181,9 @@ def _run(args: argparse.Namespace) -> None:
             if "reason" in result:
                 say(args.console, f"  {result['reason']}")
             else:
-                found.setdefault(name, {})[way] = result
-    show(args.console, "Training with forces in the loss", HEAD, rows(found))
-    show(args.console, "Physics in float64", PHYSICS_HEAD, physics_rows(found))
+                measured.setdefault(name, {})[way] = result
+    show(args.console, "Training with forces in the loss", HEAD, rows(measured))
+    show(args.console, "Physics in float64", PHYSICS_HEAD, physics_rows(measured))
 
 
 main = command.Command(

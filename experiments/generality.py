@@ -59,17 +59,17 @@ def train(field: Field, bits: int, seed: int, steps: int, batch: int) -> dict[st
         inputs, classes = field.batch(batch, generator)
         return F.cross_entropy(model(inputs), classes)
 
-    found = meters.train(meters.Trainee(model, loss), steps, field.lr)
+    taken = meters.train(meters.Trainee(model, loss), steps, field.lr)
     report = gact_graph.report(model)
     return {
         "bits": bits,
         "seed": seed,
         "score": score_of(model, field.held_out),
-        "loss": _curve(found.losses),
+        "loss": _curve(taken.losses),
         "rate": report.rate,
         "stored_bytes": report.stored_bytes,
-        "peak_bytes": found.peak_bytes,
-        "step_process_seconds": found.medians["step_process_seconds"],
+        "peak_bytes": taken.peak_bytes,
+        "step_process_seconds": taken.medians["step_process_seconds"],
     }
 
 
@@ -83,12 +83,12 @@ def rows(runs: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     widths = sorted({run["bits"] for run in runs}, reverse=True)
     by_width = {bits: [run for run in runs if run["bits"] == bits] for bits in widths}
     exact = by_width.get(FP32_BITS)
-    found: list[tuple[str, ...]] = []
+    lines: list[tuple[str, ...]] = []
     for bits, these in by_width.items():
         compressed = bits != FP32_BITS
         peaks = [run["peak_bytes"] for run in these if run["peak_bytes"] is not None]
         timed = exact and all("step_process_seconds" in run for run in (*exact, *these))
-        found.append(
+        lines.append(
             (
                 f"{bits} bit" if compressed else "fp32",
                 str(len(these)),
@@ -102,7 +102,7 @@ def rows(runs: list[dict[str, Any]]) -> list[tuple[str, ...]]:
                 f"{_time(these) / _time(exact):.2f}x" if exact and timed else "",
             )
         )
-    return found
+    return lines
 
 
 def _scores(runs: list[dict[str, Any]]) -> dict[int, float]:
@@ -120,18 +120,18 @@ def _run(args: argparse.Namespace) -> None:
         for bits in args.bits:
             say(args.console, f"seed {seed}, {bits} bit")
             place = ("runs", {"bits": bits, "seed": seed})
-            found = kept.once(place, functools.partial(_train_apart, args, bits, seed))
-            if "reason" in found:
-                raise ExperimentError(f"seed {seed}, {bits} bit: {found['reason']}")
+            run = kept.once(place, functools.partial(_train_apart, args, bits, seed))
+            if "reason" in run:
+                raise ExperimentError(f"seed {seed}, {bits} bit: {run['reason']}")
     show(args.console, f"{network}, {args.steps} steps", HEAD, rows(kept.content["runs"]))
 
 
 def _train_apart(args: argparse.Namespace, bits: int, seed: int) -> dict[str, Any]:
     function = "experiments.generality:train_named"
-    found: dict[str, Any] = call(function, args.model, bits, seed, args.steps, args.batch)
+    run: dict[str, Any] = call(function, args.model, bits, seed, args.steps, args.batch)
     if args.no_times:
-        found.pop("step_process_seconds", None)
-    return found
+        run.pop("step_process_seconds", None)
+    return run
 
 
 main = command.Command(

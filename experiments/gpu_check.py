@@ -87,8 +87,8 @@ class Part:
 
     def is_there(self) -> bool:
         """Whether its module and the program that it runs under can be found."""
-        found = importlib.util.find_spec(self.module) is not None
-        return found and (not self.under or shutil.which(self.under[0]) is not None)
+        has_module = importlib.util.find_spec(self.module) is not None
+        return has_module and (not self.under or shutil.which(self.under[0]) is not None)
 
 
 def _tests(seconds: int, *flags: str, **options: Any) -> Part:
@@ -170,18 +170,18 @@ def run_parts(parts: Mapping[str, Part], out: Path, data: Path) -> dict[str, Any
         data: The folder of generated graphs, which serves several calls.
     """
     about = {"gpus": gpus(), "cuda": torch.version.cuda, "versions": current_versions()}
-    found: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
     console = make_console()
     for name, part in parts.items():
         target = out / (name if part.folder else f"{name}.json")
         say(console, f"{name}: {' '.join(part.command(target, data))}")
-        found[name] = _outcome(part, target, data, out / f"{name}.log")
-        write_json(out / FILE_NAME, about | {"parts": found})
+        outcomes[name] = _outcome(part, target, data, out / f"{name}.log")
+        write_json(out / FILE_NAME, about | {"parts": outcomes})
         if not part.folder:
             # Only now: until then it was the one copy.
             target.unlink(missing_ok=True)
-        say(console, f"  {found[name]['state']} {found[name].get('error', '')}")
-    return found
+        say(console, f"  {outcomes[name]['state']} {outcomes[name].get('error', '')}")
+    return outcomes
 
 
 def _outcome(part: Part, target: Path, data: Path, log: Path) -> dict[str, Any]:
@@ -233,8 +233,8 @@ def _run(args: argparse.Namespace) -> None:
             "the commands of its parts take --device cpu"
         )
     names = args.parts if args.call is None else [*CALLS[args.call - 1]]
-    found = run_parts({name: PARTS[name] for name in names}, args.out, args.data)
-    failed = [name for name, outcome in found.items() if outcome["state"] != "done"]
+    outcomes = run_parts({name: PARTS[name] for name in names}, args.out, args.data)
+    failed = [name for name, outcome in outcomes.items() if outcome["state"] != "done"]
     if failed:
         raise ExperimentError(f"failed or not run: {', '.join(failed)}; see {args.out / FILE_NAME}")
 

@@ -55,14 +55,14 @@ def gradient(model: nn.Module, small: Small, seed: int) -> Tensor:
 def errors(model: nn.Module, small: Small) -> list[float]:
     """Return the relative errors of a wrapped model's gradient at its state, one a draw."""
     plain = gact_graph.unwrap(copy.deepcopy(model))
-    found = []
+    distances = []
     for draw in range(_DRAWS):
         exact = gradient(plain, small, draw)
         noisy = copy.deepcopy(model)
         state = gact_graph.state_dict(noisy)
         gact_graph.load_state_dict(noisy, state | {"forwards": state["forwards"] + _FAR * draw})
-        found.append(float((gradient(noisy, small, draw) - exact).norm() / exact.norm()))
-    return found
+        distances.append(float((gradient(noisy, small, draw) - exact).norm() / exact.norm()))
+    return distances
 
 
 def measure(
@@ -117,8 +117,8 @@ def _train(model: nn.Module, small: Small, steps: int, seed: int) -> dict[str, A
         return small.loss(model)
 
     passes = _Passes(Trainee(model, loss))
-    found = train(passes.trainee, steps, small.lr, [passes])
-    return {"loss": found.losses, **cost_of_measuring(found.process_seconds, passes.after)}
+    taken = train(passes.trainee, steps, small.lr, [passes])
+    return {"loss": taken.losses, **cost_of_measuring(taken.process_seconds, passes.after)}
 
 
 def _standard_error(values: Sequence[float]) -> float:

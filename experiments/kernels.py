@@ -51,25 +51,25 @@ EDGES_HEAD = ("job", "ms", "GB/s", "plain torch, ms", "times as fast")
 def rows(jobs: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return a row for each width, under :data:`HEAD`."""
     median = {name: job["median_milliseconds"] for name, job in jobs.items()}
-    found = []
+    results = []
     for bits in (name.split()[1] for name in jobs if name.startswith("pack")):
         cells = [bits]
         for name in (f"pack {bits}", f"unpack {bits}"):
             cells += [f"{median[name]:.3f}", f"{jobs[name]['gb_per_s']:,.1f}"]
             cells.append(f"{median[name] / median['copy']:.2f}")
-        found.append((*cells, f"{median[f'unpack {bits}'] / median['clone']:.2f}"))
-    return found
+        results.append((*cells, f"{median[f'unpack {bits}'] / median['clone']:.2f}"))
+    return results
 
 
 def edge_rows(jobs: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return a row for each kernel, under :data:`EDGES_HEAD`."""
-    found: list[tuple[str, ...]] = []
+    results: list[tuple[str, ...]] = []
     for name, job in jobs.items():
         if f"plain {name}" in jobs:
             ours, plain = (each["median_milliseconds"] for each in (job, jobs[f"plain {name}"]))
             speed = f"{job['gb_per_s']:,.1f}"
-            found.append((name, f"{ours:.3f}", speed, f"{plain:.3f}", f"{plain / ours:.1f}"))
-    return found
+            results.append((name, f"{ours:.3f}", speed, f"{plain:.3f}", f"{plain / ours:.1f}"))
+    return results
 
 
 def parse_widths(text: str) -> tuple[int, ...]:
@@ -92,7 +92,7 @@ def _run(args: argparse.Namespace) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(args.threads)
     try:
-        found = _measure(args, elements, nodes, dtype)
+        results = _measure(args, elements, nodes, dtype)
     finally:
         torch.set_num_threads(before)
     served = facts()["CUDA kernels"] if on_cuda else _served_on_cpu()
@@ -100,16 +100,16 @@ def _run(args: argparse.Namespace) -> None:
     about |= {name: getattr(args, name) for name in ("dtype", "rounds", "threads")}
     about |= {"device": str(args.device), "gpus": gpus()} | args.origin
     if args.out is not None:
-        write_json(args.out, about | found)
-    show(args.console, f"Quantizer on {args.device}, medians", HEAD, rows(found["jobs"]))
-    copy, clone = (found["jobs"][name] for name in ("copy", "clone"))
+        write_json(args.out, about | results)
+    show(args.console, f"Quantizer on {args.device}, medians", HEAD, rows(results["jobs"]))
+    copy, clone = (results["jobs"][name] for name in ("copy", "clone"))
     say(
         args.console,
         f"copy {copy['median_milliseconds']:.1f} ms, {copy['gb_per_s']:,.0f} GB/s; clone "
         f"{clone['median_milliseconds']:.1f} ms; bytes are read plus written",
     )
-    if "launch_microseconds" in found:
-        launch = found["launch_microseconds"]
+    if "launch_microseconds" in results:
+        launch = results["launch_microseconds"]
         say(
             args.console,
             f"a small pack from Python takes the host {launch['pack']:.1f} us, a small copy "
@@ -117,7 +117,7 @@ def _run(args: argparse.Namespace) -> None:
         )
     if nodes is not None:
         title = f"Edges on {args.device}, {nodes:,} nodes, medians"
-        show(args.console, title, EDGES_HEAD, edge_rows(found["edges"]["jobs"]))
+        show(args.console, title, EDGES_HEAD, edge_rows(results["edges"]["jobs"]))
     say(
         args.console,
         f"{elements:,} {args.dtype}, {args.rounds} rounds in turn, {args.threads} threads, "
@@ -130,14 +130,14 @@ def _measure(
 ) -> dict[str, Any]:
     device = args.device
     jobs = quantizer_jobs(elements, args.bits, dtype, device)
-    found: dict[str, Any] = {"jobs": measure(jobs, args.rounds, device)}
+    results: dict[str, Any] = {"jobs": measure(jobs, args.rounds, device)}
     del jobs
     if device.type == "cuda":
-        found["launch_microseconds"] = launches(device, dtype, args.rounds)
+        results["launch_microseconds"] = launches(device, dtype, args.rounds)
     if nodes is not None:
         edges = edge_jobs(nodes, device)
-        found["edges"] = {"nodes": nodes, "jobs": measure(edges, args.rounds, device)}
-    return found
+        results["edges"] = {"nodes": nodes, "jobs": measure(edges, args.rounds, device)}
+    return results
 
 
 def _served_on_cpu() -> str:

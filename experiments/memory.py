@@ -34,13 +34,13 @@ _COLUMNS = (
 
 def _run(args: argparse.Namespace) -> None:
     kept = command.keep(args, "memory.json", "model", "bits", "steps", "adaptive")
-    found = {}
+    results = {}
     for variant in args.variants:
         say(args.console, variant)
         case = Case.of(args, strategy=variant)
-        found[variant] = kept.once(("variants", variant), functools.partial(run, case, _METERS))
+        results[variant] = kept.once(("variants", variant), functools.partial(run, case, _METERS))
     title = f"{args.model} on {kept.content['dataset']}, {args.bits} bit"
-    show(args.console, title, *table(_COLUMNS, found))
+    show(args.console, title, *table(_COLUMNS, results))
     say(args.console, f"{args.steps} steps, {kept.content['threads']} threads, {args.device}")
 
 

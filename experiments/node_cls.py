@@ -101,7 +101,7 @@ def _compare(args: argparse.Namespace) -> None:
     if args.bits is not None:
         say(args.console, f"--compare runs widths of its own: --bits {args.bits} is not used.")
     base = _job(args)
-    found: dict[str, Results] = {}
+    compared: dict[str, Results] = {}
     report = None
     for variant in compare.VARIANTS:
         exact = variant.bits == FP32_BITS
@@ -114,10 +114,10 @@ def _compare(args: argparse.Namespace) -> None:
         )
         out = None if args.out is None else args.out / variant.name
         say(args.console, variant.label)
-        found[variant.name], report = run(replace(base, setup=setup, out=out), args.console)
+        compared[variant.name], report = run(replace(base, setup=setup, out=out), args.console)
     if report is not None:
         args.console.print(report)  # of the last variant: the one with the fewest bits
-    rows = compare.compare_rows(args.model, args.dataset, found)
+    rows = compare.compare_rows(args.model, args.dataset, compared)
     lines = notes(configuration(base)) + compare.compare_notes(args.model, args.dataset)
     title = f"{args.model.upper()} on {dataset_name(args.dataset)}, {len(args.seeds)} seeds"
     show(args.console, title, compare.HEAD, rows)

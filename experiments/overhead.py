@@ -44,14 +44,14 @@ _BEFORE = 4
 def batches_of(task: NodeTask, nodes: int, count: int) -> list[NodeTask]:
     """Return subgraphs of random nodes; all nodes of each are trained on."""
     generator = torch.Generator().manual_seed(0)
-    found = []
+    subgraphs = []
     for _ in range(count):
         chosen = torch.randperm(len(task.x), generator=generator)[:nodes].to(task.x.device)
         edges, _ = subgraph(chosen, task.adjacency, relabel_nodes=True, num_nodes=len(task.x))
         every = torch.arange(len(chosen), device=task.x.device)
         x, y = task.x[chosen], task.y[chosen]
-        found.append(dataclasses.replace(task, x=x, adjacency=edges, y=y, train_idx=every))
-    return found
+        subgraphs.append(dataclasses.replace(task, x=x, adjacency=edges, y=y, train_idx=every))
+    return subgraphs
 
 
 def time_steps(args: argparse.Namespace, name: str, graphs: Sequence[NodeTask]) -> dict[str, Any]:

@@ -55,25 +55,25 @@ def graphs_in(data: Path) -> dict[str, str]:
         for name, folders in _FOLDERS.items()
         if any((data / folder).is_dir() for folder in folders)
     }
-    found = published or {path.stem: str(path) for path in sorted(data.glob("*.npz"))}
-    if not found:
+    entries = published or {path.stem: str(path) for path in sorted(data.glob("*.npz"))}
+    if not entries:
         raise ExperimentError(
             f"Expected --data to hold data sets of the paper or .npz files (got neither in {data})"
         )
-    return found
+    return entries
 
 
 def _table2(args: argparse.Namespace) -> None:
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     graphs = graphs_in(args.data)
     names = command.choose("--graphs", args.graphs, graphs) if args.graphs else [*graphs]
     for graph in names:
         for model in args.models:
-            found[f"{graph}-{model}"] = _study(args, graph, graphs[graph], model)
-            write_json(args.out / "table2.json", found)
-    _write(args.out / "table2.md", table2.HEAD, table2.rows(found))
+            entries[f"{graph}-{model}"] = _study(args, graph, graphs[graph], model)
+            write_json(args.out / "table2.json", entries)
+    _write(args.out / "table2.md", table2.HEAD, table2.rows(entries))
     title = "Table 2: score, %, difference to fp32 with its 95 % interval, and rate"
-    show(args.console, title, table2.HEAD, table2.rows(found))
+    show(args.console, title, table2.HEAD, table2.rows(entries))
 
 
 def _study(args: argparse.Namespace, graph: str, dataset: str, model: str) -> dict[str, Any]:
@@ -117,8 +117,8 @@ def _table3(args: argparse.Namespace) -> None:
                     *("--memory", memory, "--variants", variant, "--device", args.device),
                     *("--out", out),
                 )
-                found = json.loads((out / "scaling.json").read_text())["largest"][vary][variant]
-                rows.append({"memory": memory, "vary": vary, "variant": variant, **found})
+                largest = json.loads((out / "scaling.json").read_text())["largest"][vary][variant]
+                rows.append({"memory": memory, "vary": vary, "variant": variant, **largest})
                 write_json(args.out / "table3.json", content | {"rows": rows})
     _write(args.out / "table3.md", table3.head(rows), table3.rows(rows))
     title = "Table 3: the largest model that trains"

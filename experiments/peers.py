@@ -36,9 +36,9 @@ def _run(args: argparse.Namespace) -> None:
     kept = command.keep(args, "peers.json", *settings, derive=_medians, times=times)
 
     def trial(name: str) -> dict[str, Any]:
-        found = run(Case.of(args, model=ON_EDGES[args.model], strategy=name, adaptive=True))
+        result = run(Case.of(args, model=ON_EDGES[args.model], strategy=name, adaptive=True))
         dropped = () if times else comparison.TIMES
-        return {key: value for key, value in found.items() if key not in dropped}
+        return {key: value for key, value in result.items() if key not in dropped}
 
     rounds: dict[str, list[Any]] = {name: [] for name in args.variants}
     for number in range(args.rounds):
@@ -46,12 +46,12 @@ def _run(args: argparse.Namespace) -> None:
             say(args.console, f"round {number + 1}, {name}")
             place = ("rounds", name, number)
             rounds[name].append(kept.once(place, functools.partial(trial, name)))
-    found = {name: comparison.medians(each) for name, each in rounds.items()}
-    head, rows = comparison.head(found), comparison.rows(found)
+    medians = {name: comparison.medians(each) for name, each in rounds.items()}
+    head, rows = comparison.head(medians), comparison.rows(medians)
     title = f"{args.model} on {kept.content['dataset']}, {args.steps} steps"
     show(args.console, title, head, rows)
-    lines = [*comparison.verdicts(found), *comparison.not_run(found)]
-    lines += [f"{name} begins with another loss." for name in comparison.strangers(found)]
+    lines = [*comparison.verdicts(medians), *comparison.not_run(medians)]
+    lines += [f"{name} begins with another loss." for name in comparison.strangers(medians)]
     for line in lines:
         say(args.console, line)
     text = f"{markdown_table(head, rows)}\n\n" + "\n".join(lines) + "\n"

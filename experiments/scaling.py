@@ -62,12 +62,12 @@ def largest(
     low, high = 0, None
     failures, size = 0, start
     while high is None or high - low > max(1, int(low * _PRECISION)):
-        found = fits(size)
-        if found is None:
+        result = fits(size)
+        if result is None:
             high, failures = size, failures + 1
         else:
             low, failures = size, 0
-            fitted.append((size, found))
+            fitted.append((size, result))
         expected = guess(fitted) if fitted else 0
         if high is None:
             # Just above what fits, to find the end there; unless that has been passed already.
@@ -88,7 +88,7 @@ def expected_size(memory: int, fitted: list[tuple[int, dict[str, Any]]]) -> int:
 
     With one size alone, memory is taken to grow in proportion to it.
     """
-    points = [(0, 0), *((size, found["peak_bytes"]) for size, found in fitted)]
+    points = [(0, 0), *((size, result["peak_bytes"]) for size, result in fitted)]
     (less, before), (size, peak) = points[-2:]
     if peak <= before:
         # By chance, since a larger size takes more: in proportion, then.
@@ -99,10 +99,10 @@ def expected_size(memory: int, fitted: list[tuple[int, dict[str, Any]]]) -> int:
 def table(rows: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
     """Return the rows under :data:`HEAD`; throughput is size per second over that of stock."""
     stock = rows.get("stock", {})
-    found: list[tuple[str, ...]] = []
+    results: list[tuple[str, ...]] = []
     for name, row in rows.items():
         if not row["largest"]:
-            found.append((name, "none fits", "", "", "", "", ""))
+            results.append((name, "none fits", "", "", "", "", ""))
             continue
         of_stock = throughput = ""
         if stock.get("largest"):
@@ -110,10 +110,10 @@ def table(rows: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
             speeds = [r["largest"] / r["step_seconds"] for r in (row, stock)]
             throughput = f"{speeds[0] / speeds[1]:.2f}x"
         sizes = [f"{row[key]:,}" if key in row else "" for key in ("nodes", "edges")]
-        found.append(
+        results.append(
             (name, str(row["largest"]), of_stock, *sizes, f"{row['step_seconds']:.2f}", throughput)
         )
-    return found
+    return results
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -123,12 +123,12 @@ def _run(args: argparse.Namespace) -> None:
         )
     kept = command.keep(args, "scaling.json", "model", "bits", "memory")
     for vary in args.vary:
-        found = {}
+        results = {}
         for variant in args.variants:
             search = functools.partial(_search, args, vary, variant)
-            found[variant] = kept.once(("largest", vary, variant), search)
-            say(args.console, f"{vary}, {variant}: {found[variant]['largest']}")
-        show(args.console, f"Largest {vary}, {args.model}", HEAD, table(found))
+            results[variant] = kept.once(("largest", vary, variant), search)
+            say(args.console, f"{vary}, {variant}: {results[variant]['largest']}")
+        show(args.console, f"Largest {vary}, {args.model}", HEAD, table(results))
     cap = f"cap {args.memory / 1e9:g} GB"
     say(args.console, f"{args.dataset}, {kept.content['threads']} threads, {args.device}, {cap}")
 
@@ -151,13 +151,13 @@ def _search(args: argparse.Namespace, vary: str, variant: str) -> dict[str, Any]
 
     guess = functools.partial(expected_size, args.memory)
     size, result = largest(fits, _START[vary], guess)
-    found = {"largest": size}
+    results = {"largest": size}
     for name in ("peak_bytes", "step_seconds"):
-        found[name] = result and result[name]
+        results[name] = result and result[name]
     if vary == "graph" and size:
         graph = load(_scaled(args.dataset, size), args.data_root)
-        found |= {"nodes": graph.num_nodes, "edges": graph.num_edges}
-    return found
+        results |= {"nodes": graph.num_nodes, "edges": graph.num_edges}
+    return results
 
 
 def _scaled(dataset: str, size: int | None) -> str:

@@ -64,8 +64,8 @@ def study(args: argparse.Namespace, task: NodeTask) -> dict[str, Any]:
     for epoch in range(1, args.epochs + 1):
         training_step(model, optimizer, task)
         if epoch % every == 0 or (epoch == 1 and args.points > 1):
-            found = Probe(_LEVEL.wrap(_plain(model), args.bits), task).sensitivities()
-            evolution.append({"epoch": epoch, "sensitivity": found})
+            results = Probe(_LEVEL.wrap(_plain(model), args.bits), task).sensitivities()
+            evolution.append({"epoch": epoch, "sensitivity": results})
     slots = [
         {"slot": row.slot, "bits": row.bits, "elements": row.numel, "sensitivity": c}
         for row in gact_graph.report(model).contexts
@@ -86,13 +86,13 @@ def _variances(model: nn.Module, task: NodeTask, bits: int, draws: int) -> list[
     training_loss(adaptive(task.x, task.adjacency), task).backward()  # measures
     schemes = {f"adaptive {bits} bit": adaptive}
     schemes |= {f"uniform {b} bit": _LEVEL.wrap(_plain(model), b) for b in (bits, 2 * bits)}
-    found = []
+    results = []
     for name, candidate in schemes.items():
         probe = Probe(candidate, task)
         variance = moments(probe.gradient, draws, exact).variance
         stored = sum(r.stored_bytes for r in probe.report.contexts if r.bits is not None)
-        found.append({"scheme": name, "variance": variance, "quantized_bytes": stored})
-    return found
+        results.append({"scheme": name, "variance": variance, "quantized_bytes": stored})
+    return results
 
 
 def _plain(model: nn.Module) -> nn.Module:
@@ -107,21 +107,21 @@ def _run(args: argparse.Namespace) -> None:
     if "slots" not in kept.content:
         kept.content |= study(args, task)
         kept.write()
-    found = kept.content
-    plot_sensitivities(found["slots"], args.out / "sensitivities.png")
-    plot_evolution(found["evolution"], args.out / "evolution.png")
-    rows = [(s["slot"], str(s["bits"]), f"{s['sensitivity']:.3g}") for s in found["slots"]]
+    results = kept.content
+    plot_sensitivities(results["slots"], args.out / "sensitivities.png")
+    plot_evolution(results["evolution"], args.out / "evolution.png")
+    rows = [(s["slot"], str(s["bits"]), f"{s['sensitivity']:.3g}") for s in results["slots"]]
     show(args.console, f"{args.model} on {args.dataset}", ("slot", "bits", "c_l"), rows)
     rows = [
         (v["scheme"], f"{v['variance']:.3g}", f"{v['quantized_bytes'] / 1e6:.1f}")
-        for v in found["variance"]
+        for v in results["variance"]
     ]
     columns = ("scheme", "variance / squared gradient", "quantized MB")
     show(args.console, "The noise of compression in the gradient", columns, rows)
     say(
         args.console,
         f"by the sensitivities above no {args.bits} bits on average add less than "
-        f"{found['least_variance']:.3g}; {args.draws} draws, {found['threads']} threads, "
+        f"{results['least_variance']:.3g}; {args.draws} draws, {results['threads']} threads, "
         f"{args.device}",
     )
 

@@ -36,16 +36,16 @@ def _run(args: argparse.Namespace) -> None:
             "elsewhere L2 equals L1, which experiments.memory measures"
         )
     kept = command.keep(args, "swap.json", "model", "bits", "steps")
-    found = {}
+    results = {}
     for strategy in STRATEGIES:
         say(args.console, strategy)
         case = Case.of(args, strategy=strategy, steps=args.steps + 1)
         measure = functools.partial(run, case, ("device",))
-        found[strategy] = kept.once(("ways", strategy), measure)
+        results[strategy] = kept.once(("ways", strategy), measure)
     show(
         args.console,
         f"{args.model} on {kept.content['dataset']}, {args.bits} bit",
-        *table(_COLUMNS, found),
+        *table(_COLUMNS, results),
     )
     say(args.console, f"{args.steps} steps; held: by the device, from forward to backward")
 

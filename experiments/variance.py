@@ -52,12 +52,12 @@ def check(
     exact = Probe(_model(subject, task, {"*": 32}, bits), task).gradient(0)
     together = Probe(_model(subject, task, {}, bits), task)
     singles = {} if total else _singles(subject, task, bits, draws, exact, together)
-    found = moments(together.gradient, draws, exact)
+    noisy = moments(together.gradient, draws, exact)
     return {
         **singles,
-        "together": found.variance,
+        "together": noisy.variance,
         "stored_bytes": sum(row.stored_bytes for row in together.report.contexts),
-    } | _bias(found)
+    } | _bias(noisy)
 
 
 def _singles(
@@ -70,18 +70,18 @@ def _singles(
     for slot, width in widths.items():
         alone = Probe(_model(subject, task, {slot: width, "*": 32}, bits), task)
         predicted = sum(sweep[slot] for sweep in sweeps) / _SWEEPS * noise(width)
-        found = moments(alone.gradient, draws, exact)
-        row = {"slot": slot, "bits": width, "predicted": predicted, "true": found.variance}
-        slots.append(row | _bias(found))
+        noisy = moments(alone.gradient, draws, exact)
+        row = {"slot": slot, "bits": width, "predicted": predicted, "true": noisy.variance}
+        slots.append(row | _bias(noisy))
     return {"slots": slots, "sum_of_single": sum(s["true"] for s in slots)}
 
 
-def _bias(found: Moments) -> dict[str, float]:
+def _bias(noisy: Moments) -> dict[str, float]:
     return {
-        "bias": found.bias,
-        "bias_squared": found.bias_squared,
-        "bias_squared_error": found.error,
-        "floor": found.floor,
+        "bias": noisy.bias,
+        "bias_squared": noisy.bias_squared,
+        "bias_squared_error": noisy.error,
+        "floor": noisy.floor,
     }
 
 
@@ -120,7 +120,7 @@ def _run(args: argparse.Namespace) -> None:
     if ("together" if args.total else "slots") not in kept.content:
         kept.content |= check(subject, task, args.bits, args.draws, args.total)
         kept.write()
-    found = kept.content
+    results = kept.content
     if not args.total:
         columns = ("slot", "bits", "by Algorithm 1", f"over {args.draws} draws", "bias")
         rows = [
@@ -129,18 +129,19 @@ def _run(args: argparse.Namespace) -> None:
                 *(f"{slot[key]:.3e}" for key in ("predicted", "true")),
                 f"{100 * slot['bias']:.2f} %",
             )
-            for slot in found["slots"]
+            for slot in results["slots"]
         ]
         show(args.console, "Variance over the squared gradient", columns, rows)
-        say(args.console, f"sum of the variances of single slots {found['sum_of_single']:.3e}")
-    say(args.console, f"variance of all slots together {found['together']:.3e}")
+        say(args.console, f"sum of the variances of single slots {results['sum_of_single']:.3e}")
+    say(args.console, f"variance of all slots together {results['together']:.3e}")
     say(
         args.console,
-        f"bias {100 * found['bias']:.2f} % of the gradient "
-        f"(squared {found['bias_squared']:.1e}, standard error {found['bias_squared_error']:.1e}); "
-        f"a mean of {args.draws} draws without bias is {100 * found['floor']:.2f} % off",
+        f"bias {100 * results['bias']:.2f} % of the gradient "
+        f"(squared {results['bias_squared']:.1e}, "
+        f"standard error {results['bias_squared_error']:.1e}); "
+        f"a mean of {args.draws} draws without bias is {100 * results['floor']:.2f} % off",
     )
-    say(args.console, f"{args.dataset}, {found['threads']} threads, {args.device}")
+    say(args.console, f"{args.dataset}, {results['threads']} threads, {args.device}")
 
 
 main = command.Command(

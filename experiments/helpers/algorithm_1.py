@@ -42,13 +42,13 @@ def algorithm_1(
     length = sum(map(_squared, first.values()))
     if not 0 < length < math.inf:
         return {}
-    found = {}
+    sensitivities = {}
     for slot in slots:
         other = draw(slot)
         squared = sum(_squared(first[place] - gradient) for place, gradient in other.items())
         if squared < math.inf and noise(bits_of(slot)):
-            found[slot] = 0.5 * squared / noise(bits_of(slot)) / length
-    return found
+            sensitivities[slot] = 0.5 * squared / noise(bits_of(slot)) / length
+    return sensitivities
 
 
 def _squared(gradient: Tensor) -> float:

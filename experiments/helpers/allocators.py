@@ -32,17 +32,17 @@ def environment(allocator: str) -> dict[str, str]:
     Raises:
         ExperimentError: jemalloc is not installed.
     """
-    found = {key: value for key, value in os.environ.items() if key != SWITCH}
+    variables = {key: value for key, value in os.environ.items() if key != SWITCH}
     if allocator == "kept":
-        return found
-    found[SWITCH] = "0"
+        return variables
+    variables[SWITCH] = "0"
     if allocator != "glibc":
         library = ctypes.util.find_library("jemalloc")
         if library is None:
             raise ExperimentError(
                 "Expected jemalloc's shared library (got none); apt-get install libjemalloc2"
             )
-        found["LD_PRELOAD"] = library
+        variables["LD_PRELOAD"] = library
     if allocator == "jemalloc-tuned":
-        found["MALLOC_CONF"] = _TUNED
-    return found
+        variables["MALLOC_CONF"] = _TUNED
+    return variables

@@ -77,11 +77,11 @@ def choose(flag: str, text: str, known: Iterable[str]) -> list[str]:
     Raises:
         UsageError: If one of them is not known.
     """
-    found = list(dict.fromkeys(text.split(",")))
-    for name in found:
+    chosen = list(dict.fromkeys(text.split(",")))
+    for name in chosen:
         if name not in known:
             raise UsageError(f"Expected {flag} of {', '.join(known)} (got {name!r})")
-    return found
+    return chosen
 
 
 DATASET = flag(

@@ -31,13 +31,15 @@ VARIANTS = (
 HEAD = ("", "score, %", "paper", "rate", "paper", "saved", "peak", "s/epoch")
 
 
-def compare_rows(model: str, dataset: str, found: Mapping[str, Results]) -> list[tuple[str, ...]]:
+def compare_rows(
+    model: str, dataset: str, compared: Mapping[str, Results]
+) -> list[tuple[str, ...]]:
     """Return the comparison, one row a variant, under :data:`HEAD`.
 
     Args:
         model: The model of all variants.
-        dataset: As ``--dataset`` has it; the paper's scores appear only for its own data sets.
-        found: Results by the variant's name; those not there say "not yet".
+        dataset: As ``--dataset`` names it; the paper's scores appear only for its own data sets.
+        compared: Results by the variant's name; those not there say "not yet".
     """
     rows: list[tuple[str, ...]] = []
     for variant in VARIANTS:
@@ -47,10 +49,10 @@ def compare_rows(model: str, dataset: str, found: Mapping[str, Results]) -> list
             "-" if score is None else f"{score:.2f}",
             "-" if rates is None else f"{rates[0]:.1f}-{rates[1]:.1f}x",
         )
-        if variant.name not in found:
+        if variant.name not in compared:
             rows.append((variant.label, "not yet", paper[0], "not yet", paper[1], "", "", ""))
             continue
-        results = found[variant.name]
+        results = compared[variant.name]
         rows.append(
             (
                 variant.label,
@@ -67,7 +69,7 @@ def compare_rows(model: str, dataset: str, found: Mapping[str, Results]) -> list
 
 
 def compare_notes(model: str, dataset: str) -> list[str]:
-    """Return what to know about the paper's columns."""
+    """Return remarks on the paper's columns."""
     lines = ["Saved: bytes kept for backward. Paper's rates: the range over its four data sets."]
     if paper_score(model, dataset, "fp32") is None:
         lines.append("The paper has no scores for this data set.")

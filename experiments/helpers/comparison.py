@@ -22,7 +22,7 @@ TIMES = ("step_seconds", "step_process_seconds", "compile_seconds")
 _SAME_LOSS = 1e-4  # sums come in another order
 
 Row = Mapping[str, Any]
-Found = Mapping[str, Row]
+Rows = Mapping[str, Row]
 
 Column = tuple[str, Callable[[Row, Row], str]]
 """A head, and the text of a cell from a row and stock's."""
@@ -51,16 +51,16 @@ def ratio(head: str, name: str, inverse: bool = False, digits: int = 2) -> Colum
     return head, cell
 
 
-def table(spec: Sequence[Column], found: Found) -> tuple[list[str], list[tuple[str, ...]]]:
+def table(spec: Sequence[Column], by_strategy: Rows) -> tuple[list[str], list[tuple[str, ...]]]:
     """Return the head and the rows of a table: one row a strategy, or the reason why it has none.
 
     Args:
         spec: The columns after the first one.
-        found: Results by strategy; ratios are to those of ``stock``.
+        by_strategy: Results; ratios are to those of ``stock``.
     """
-    stock = found.get("stock", {})
+    stock = by_strategy.get("stock", {})
     rows = []
-    for name, row in found.items():
+    for name, row in by_strategy.items():
         cells = [cell(row, stock) for _, cell in spec]
         if "reason" in row:
             cells[0] = row["reason"]
@@ -73,78 +73,78 @@ def medians(rounds: Sequence[Row]) -> dict[str, Any]:
     good = [each for each in rounds if "reason" not in each]
     if not good:
         return {"reason": rounds[-1]["reason"]}
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for name in NUMBERS:
         values = [each[name] for each in good if each.get(name) is not None]
-        found[name] = statistics.median(values) if values else None
-    return found | {"rounds": len(good)}
+        numbers[name] = statistics.median(values) if values else None
+    return numbers | {"rounds": len(good)}
 
 
-def best(found: Found, measure: str, ours: bool) -> str | None:
+def best(by_strategy: Rows, measure: str, ours: bool) -> str | None:
     """Return the strategy with the smallest number, among the library's or among all others."""
     values = {
         name: row[measure]
-        for name, row in found.items()
+        for name, row in by_strategy.items()
         # On the host it takes memory too.
         if STRATEGIES[name].ours == ours and row.get(measure) is not None and name != "save_on_cpu"
     }
     return min(values, key=lambda name: values[name]) if values else None
 
 
-def head(found: Found) -> tuple[str, ...]:
+def head(by_strategy: Rows) -> tuple[str, ...]:
     """Return the head of :func:`rows`; times have columns only where they were taken."""
     units = {"saved_bytes": "saved, MB", "peak_bytes": "peak, MB", "step_seconds": "s/step"}
-    shown = [unit for measure, unit in units.items() if _has(found, measure)]
+    shown = [unit for measure, unit in units.items() if _has(by_strategy, measure)]
     return ("", *(text for u in shown for text in (u, "of stock's", "of best peer's")), "loss")
 
 
-def not_run(found: Found) -> list[str]:
+def not_run(by_strategy: Rows) -> list[str]:
     """Return a sentence for each strategy that could not run, with the reason."""
     return [
         f"Not run: {STRATEGIES[name].label} ({row['reason']})."
-        for name, row in found.items()
+        for name, row in by_strategy.items()
         if "reason" in row
     ]
 
 
-def rows(found: Found) -> list[tuple[str, ...]]:
+def rows(by_strategy: Rows) -> list[tuple[str, ...]]:
     """Return a row for each strategy that ran, under :func:`head`."""
-    shown = [measure for measure in MEASURES if _has(found, measure)]
+    shown = [measure for measure in MEASURES if _has(by_strategy, measure)]
     lines: list[tuple[str, ...]] = []
-    for name, row in found.items():
+    for name, row in by_strategy.items():
         if "reason" in row:
             continue
         label = STRATEGIES[name].label
         if row["compile_seconds"] is not None and "step_seconds" in shown:
             # A difference of two times: noise may take it below 0.
             label += f", compiled in {max(row['compile_seconds'], 0):.0f} s"
-        cells = [text for measure in shown for text in _cells(found, row, measure)]
+        cells = [text for measure in shown for text in _cells(by_strategy, row, measure)]
         lines.append((label, *cells, f"{row['loss']:.3f}"))
     return lines
 
 
-def _has(found: Found, measure: str) -> bool:
-    return any(row.get(measure) is not None for row in found.values())
+def _has(by_strategy: Rows, measure: str) -> bool:
+    return any(row.get(measure) is not None for row in by_strategy.values())
 
 
-def _cells(found: Found, row: Row, measure: str) -> list[str]:
+def _cells(by_strategy: Rows, row: Row, measure: str) -> list[str]:
     if row[measure] is None:
         return ["unknown", "", ""]
-    peer = best(found, measure, ours=False)
-    others = (found.get("stock", {}), found[peer] if peer else {})
+    peer = best(by_strategy, measure, ours=False)
+    others = (by_strategy.get("stock", {}), by_strategy[peer] if peer else {})
     ratios = [f"{row[measure] / o[measure]:.2f}x" if o.get(measure) else "" for o in others]
     return [amount("", measure)[1](row, row), *ratios]
 
 
-def verdicts(found: Found) -> list[str]:
+def verdicts(by_strategy: Rows) -> list[str]:
     """Return a sentence for each measure: who wins it, and by how much."""
     said = []
     for measure, name in MEASURES.items():
-        ours, peer = best(found, measure, ours=True), best(found, measure, ours=False)
+        ours, peer = best(by_strategy, measure, ours=True), best(by_strategy, measure, ours=False)
         if ours is None or peer is None:
             continue
-        first, second = sorted((ours, peer), key=lambda each: found[each][measure])
-        times = found[second][measure] / found[first][measure]
+        first, second = sorted((ours, peer), key=lambda each: by_strategy[each][measure])
+        times = by_strategy[second][measure] / by_strategy[first][measure]
         said.append(
             f"Least {name}: {'gact_graph' if first == ours else 'a peer'}, "
             f"{STRATEGIES[first].label}, {times:.2f} times less than {STRATEGIES[second].label}."
@@ -152,14 +152,14 @@ def verdicts(found: Found) -> list[str]:
     return said
 
 
-def strangers(found: Found) -> list[str]:
+def strangers(by_strategy: Rows) -> list[str]:
     """Return the strategies whose first loss is not stock's, though they compute the same."""
-    stock = found.get("stock", {}).get("first_loss")
+    stock = by_strategy.get("stock", {}).get("first_loss")
     if stock is None:
         return []
     return [
         name
-        for name, row in found.items()
+        for name, row in by_strategy.items()
         if row.get("first_loss") is not None
         and not STRATEGIES[name].rounds_forward
         and abs(row["first_loss"] - stock) > _SAME_LOSS * max(1.0, abs(stock))

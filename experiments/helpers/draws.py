@@ -45,15 +45,15 @@ class Draws:
         finally:
             controller.forwards = before
         gradients = ((i, p.grad) for i, p in enumerate(self._model.parameters()))
-        found = {i: g.detach().clone() for i, g in gradients if g is not None}
+        copies = {i: g.detach().clone() for i, g in gradients if g is not None}
         self._model.zero_grad()
-        return found
+        return copies
 
     def gradient(self, number: int) -> Tensor:
         """Return the gradient [P] under the noise of this number, as one vector."""
         self.number = number
-        found = self()
-        return torch.cat([found[place].flatten() for place in sorted(found)])
+        gradients = self()
+        return torch.cat([gradients[place].flatten() for place in sorted(gradients)])
 
 
 class Probe(Draws):
@@ -94,5 +94,5 @@ def _reseeded(slot: str | None) -> Iterator[None]:
 
 def measured(model: nn.Module) -> dict[str, float]:
     """Return the sensitivities that an adaptive model has measured, by slot."""
-    found: dict[str, float] = gact_graph.state_dict(model)["scheme"]["sensitivities"]
-    return found
+    sensitivities: dict[str, float] = gact_graph.state_dict(model)["scheme"]["sensitivities"]
+    return sensitivities

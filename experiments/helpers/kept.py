@@ -74,17 +74,17 @@ class Kept:
                     return row
         elif last in here if isinstance(last, str) else last < len(here):
             return here[last]
-        found = jsonable(find())
-        if isinstance(found, dict) and str(found.get("reason")).startswith("failed"):
-            return found
+        result = jsonable(find())
+        if isinstance(result, dict) and str(result.get("reason")).startswith("failed"):
+            return result
         if isinstance(last, Mapping):
-            found = {**last, **found}
+            result = {**last, **result}
         if isinstance(last, str):
-            here[last] = found
+            here[last] = result
         else:
-            here.append(found)
+            here.append(result)
         self.write()
-        return found
+        return result
 
     def write(self) -> None:
         """Write all numbers, where there is a file."""
@@ -211,5 +211,5 @@ def _holder(folder: Path) -> str:
         locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     except OSError:
         locks = []
-    found = [words[4] for words in locks if "FLOCK" in words and words[5].endswith(f":{inode}")]
-    return f"process {found[0]}" if found else "one on another machine"
+    holders = [words[4] for words in locks if "FLOCK" in words and words[5].endswith(f":{inode}")]
+    return f"process {holders[0]}" if holders else "one on another machine"

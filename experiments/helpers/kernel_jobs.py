@@ -133,17 +133,17 @@ def summary(
     milliseconds: Mapping[str, Sequence[float]], moved: Mapping[str, int]
 ) -> dict[str, Any]:
     """Return ``milliseconds`` of each round, their median, ``bytes`` and GB/s of each job."""
-    found = {}
+    measured = {}
     for name, times in milliseconds.items():
         median = statistics.median(times)
         speed = moved[name] / median / 1e6
-        found[name] = {
+        measured[name] = {
             "milliseconds": list(times),
             "median_milliseconds": median,
             "bytes": moved[name],
             "gb_per_s": speed,
         }
-    return found
+    return measured
 
 
 def launches(device: torch.device, dtype: torch.dtype, rounds: int) -> dict[str, float]:

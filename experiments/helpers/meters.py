@@ -82,7 +82,7 @@ def train(
     """
     trainee.model.train()
     optimizer = torch.optim.Adam(trainee.model.parameters(), lr=lr)
-    found = Steps()
+    taken = Steps()
 
     def after_forward() -> None:
         for meter in meters:
@@ -96,9 +96,9 @@ def train(
             is_part = trainee.part is not None
             loss = take_step(trainee.model, optimizer, trainee.loss, after_forward, is_part)
             synchronize(trainee.device)
-            found.seconds.append(time.perf_counter() - start[0])
-            found.process_seconds.append(time.process_time() - start[1])
-        found.losses.append((summed(loss) if is_part else loss).item())
+            taken.seconds.append(time.perf_counter() - start[0])
+            taken.process_seconds.append(time.process_time() - start[1])
+        taken.losses.append((summed(loss) if is_part else loss).item())
 
     if compiles:
         step()
@@ -109,8 +109,8 @@ def train(
         for _ in range(steps - compiles):
             step()
         peak = meter.peak_bytes
-    found.peak_bytes = None if peak is None else peak - before
-    return found
+    taken.peak_bytes = None if peak is None else peak - before
+    return taken
 
 
 def load_kernels(device: torch.device) -> None:

@@ -75,17 +75,17 @@ def _result(process: subprocess.Popen[str], limit: float | None) -> Any:
     return {"reason": f"failed: {last[:300]}"}
 
 
-def checked(found: Any, what: str) -> Any:
+def checked(result: Any, what: str) -> Any:
     """Return a result of :func:`call`; None where the memory did not suffice.
 
     Raises:
         ExperimentError: If the call gave nothing for another reason.
     """
-    if "reason" not in found:
-        return found
-    if found["reason"] == OUT_OF_MEMORY:
+    if "reason" not in result:
+        return result
+    if result["reason"] == OUT_OF_MEMORY:
         return None
-    raise ExperimentError(f"{what}: {found['reason']}")
+    raise ExperimentError(f"{what}: {result['reason']}")
 
 
 def main(argv: list[str]) -> int:

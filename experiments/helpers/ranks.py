@@ -60,8 +60,8 @@ def summed(values: Tensor) -> Tensor:
 
 def mean(values: list[float]) -> float:
     """Over the values of all ranks; a rank may have none."""
-    found = [values]
+    gathered = [values]
     if world_size() > 1:
-        found = [[] for _ in range(world_size())]
-        dist.all_gather_object(found, values)
-    return statistics.fmean(itertools.chain.from_iterable(found))
+        gathered = [[] for _ in range(world_size())]
+        dist.all_gather_object(gathered, values)
+    return statistics.fmean(itertools.chain.from_iterable(gathered))

@@ -108,5 +108,5 @@ def recipe_for(model: str, dataset: str, **overrides: float | int | None) -> Rec
     recipe = _PUBLISHED.get((model, name), _OTHER[model])
     if name in _FEW_LABELS:
         recipe = replace(recipe, batch_norm=False)
-    given = {field: value for field, value in overrides.items() if value is not None}
-    return replace(recipe, **given)  # type: ignore[arg-type]
+    changes = {field: value for field, value in overrides.items() if value is not None}
+    return replace(recipe, **changes)  # type: ignore[arg-type]

@@ -61,9 +61,9 @@ def measure_apart(case: dict[str, Any], meters: Sequence[str], store: str) -> di
     address = f"file://{store}"
     dist.init_process_group("gloo", init_method=address, rank=case["rank"], world_size=world)
     try:
-        found = measure(Case(**case), meters)
+        results = measure(Case(**case), meters)
         dist.barrier()
-        return found
+        return results
     finally:
         dist.destroy_process_group()
 
@@ -90,7 +90,7 @@ def measure(case: Case, meters: Sequence[str] = ("saved",)) -> dict[str, Any]:
     lr = SUBJECTS[case.model].lr
     steps = train(trainee, case.steps, lr, chosen, case.cap_bytes, strategy.compiles)
     compile_seconds = steps.seconds[0] - steps.medians["step_seconds"]
-    found = {
+    results = {
         "peak_bytes": steps.peak_bytes,
         **steps.medians,
         "compile_seconds": compile_seconds if strategy.compiles else None,
@@ -98,5 +98,5 @@ def measure(case: Case, meters: Sequence[str] = ("saved",)) -> dict[str, Any]:
         "loss": steps.losses[-1],
     }
     for meter in chosen:
-        found |= meter.result()
-    return found
+        results |= meter.result()
+    return results

@@ -134,12 +134,12 @@ def launch_seconds(device: torch.device, job: Callable[[], Any], calls: int, rou
     for before and after each round, outside the time. Its work should be shorter than the call,
     else the queue fills up and the time becomes the device's.
     """
-    found = []
+    times = []
     for _ in range(rounds + 1):
         synchronize(device)
         start = time.perf_counter()
         for _ in range(calls):
             job()
-        found.append((time.perf_counter() - start) / calls)
+        times.append((time.perf_counter() - start) / calls)
     synchronize(device)
-    return statistics.median(found[1:])
+    return statistics.median(times[1:])

@@ -141,8 +141,8 @@ def train(
         for epoch in range(1, setup.recipe.epochs + 1):
             start = time.perf_counter()
             batches = [task] if sampler is None else sampler(epoch)
-            found = _train_epoch(trained, optimizer, batches)
-            losses.append(found[0] if is_part else mean(found))
+            of_steps = _train_epoch(trained, optimizer, batches)
+            losses.append(of_steps[0] if is_part else mean(of_steps))
             synchronize(device)
             seconds.append(time.perf_counter() - start)
             passes.append(gact_graph.report(model).measurements)
@@ -250,6 +250,6 @@ def _evaluate(model: nn.Module, task: NodeTask) -> tuple[float, float]:
     model.eval()
     logits = model(task.x, task.adjacency)
     indices = task.val_idx, task.test_idx
-    found = torch.stack([counts(logits[index], task.y[index]) for index in indices])
-    val, test = (found if task.part is None else summed(found)).tolist()
+    totals = torch.stack([counts(logits[index], task.y[index]) for index in indices])
+    val, test = (totals if task.part is None else summed(totals)).tolist()
     return _ratio(*val), _ratio(*test)

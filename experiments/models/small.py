@@ -153,8 +153,8 @@ class Pooled(nn.Module):
     def forward(self, x: Tensor, adj: Tensor) -> tuple[Tensor, Tensor]:
         further = x.new_zeros(())
         for assign, embed in zip(self.assign, self.embed, strict=False):
-            x, adj, one, other = self.pool(embed(x, adj), adj, assign(x, adj))
-            further = further + one + other
+            x, adj, link, entropy = self.pool(embed(x, adj), adj, assign(x, adj))
+            further = further + link + entropy
         return self.head(self.embed[-1](x, adj).mean(1)), further
 
 

@@ -65,8 +65,8 @@ class Exact(TorchFunctionMode):
         width = packed.width
 
         def restore(codes: Tensor, low: Tensor, step: Tensor) -> Tensor:
-            found = Rows(codes, low, step, width).unpack()
-            return found.view(-1)[: shape.numel()].view(shape)
+            rows = Rows(codes, low, step, width).unpack()
+            return rows.view(-1)[: shape.numel()].view(shape)
 
         return packed.tensors, restore
 
