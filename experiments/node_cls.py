@@ -104,14 +104,7 @@ def _compare(args: argparse.Namespace) -> None:
     compared: dict[str, Results] = {}
     report = None
     for variant in compare.VARIANTS:
-        exact = variant.bits == FP32_BITS
-        setup = replace(
-            base.setup,
-            bits=variant.bits,
-            level="L0" if exact else args.level,
-            adaptive=variant.adaptive,
-            blocks=False if exact else args.blocks,
-        )
+        setup = variant.of(base.setup)
         out = None if args.out is None else args.out / variant.name
         say(args.console, variant.label)
         compared[variant.name], report = run(replace(base, setup=setup, out=out), args.console)

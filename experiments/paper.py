@@ -29,7 +29,7 @@ from experiments.helpers.markdown import markdown_table
 from experiments.helpers.recipes import MODELS, recipe_for
 from experiments.helpers.summary import dataset_name
 from experiments.helpers.train import Setup
-from experiments.helpers.values import FP32_BITS, parse_path, parse_seeds
+from experiments.helpers.values import parse_path, parse_seeds
 
 _FOLDERS = {
     "flickr": ("Flickr",),
@@ -85,9 +85,7 @@ def _study(args: argparse.Namespace, graph: str, dataset: str, model: str) -> di
     config: dict[str, Any] = {}
     for variant in VARIANTS:
         say(args.console, f"{graph}, {model}, {variant.label}")
-        exact = variant.bits == FP32_BITS
-        level, blocks = ("L0", False) if exact else ("L1", None)
-        setup = Setup(model, recipe, variant.bits, level, variant.adaptive, blocks)
+        setup = variant.of(Setup(model, recipe, 4, "L1"))
         out = args.out / f"{graph}-{model}" / variant.name
         results, _ = run(Job(setup, dataset, loaded, task, args.seeds, out), args.console)
         config = config or results.config

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from experiments.helpers import summary
 from experiments.helpers.paper import paper_rates, paper_score
 from experiments.helpers.results import Results
+from experiments.helpers.train import Setup
+from experiments.helpers.values import FP32_BITS
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,13 @@ class Variant:
     label: str
     bits: int
     adaptive: bool = False
+
+    def of(self, setup: Setup) -> Setup:
+        """Return a setup with these bits: stock's in fp32, else at the setup's own level."""
+        exact = self.bits == FP32_BITS
+        level, blocks = ("L0", False) if exact else (setup.level, setup.blocks)
+        adaptive = self.adaptive
+        return replace(setup, bits=self.bits, level=level, blocks=blocks, adaptive=adaptive)
 
 
 VARIANTS = (
