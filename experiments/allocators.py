@@ -2,7 +2,7 @@
 
 ``python -m experiments.allocators --dataset FILE.npz --models gat,gcn --out FILE.json`` takes a few
 steps of each strategy in processes of their own, one allocator after the other in each round: the
-memory that gact_graph keeps, jemalloc preloaded, told to keep freed memory or with its defaults,
+memory that gact_graph keeps, jemalloc preloaded, set to keep freed memory or with its defaults,
 and glibc's malloc alone.
 """
 

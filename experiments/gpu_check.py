@@ -152,7 +152,7 @@ CALLS: tuple[dict[str, Part], ...] = (
         ),
     },
 )
-"""What to run in each call."""
+"""The parts of each call."""
 
 PARTS = {name: part for call in CALLS for name, part in call.items()}
 

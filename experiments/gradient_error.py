@@ -1,4 +1,4 @@
-"""How far compression takes the gradient of a step, for many kinds of models.
+"""The error of the gradient under compression, for many kinds of models.
 
 ``python -m experiments.gradient_error --out DIR``
 

@@ -1,4 +1,4 @@
-"""How long the kernels take, beside copies of the same tensor and beside plain torch.
+"""Times of the kernels, beside copies of the same tensor and beside plain torch.
 
 ``python -m experiments.kernels --elements 43_400_000 --bits 1-8 --rounds 7 --threads 2``
 ``python -m experiments.kernels --device cuda --bits 1-8,16``

@@ -44,8 +44,7 @@ _SCALED = ("stock", "L1", "L1+blocks", "CB1", "CB2")
 
 
 def graphs_in(data: Path) -> dict[str, str]:
-    """What to train on, by name: the paper's data sets if all files of one are there, else the
-    ``.npz`` files.
+    """Return the graphs to train on, by name: the paper's data sets, else the ``.npz`` files.
 
     Raises:
         ExperimentError: If there is neither.
@@ -169,7 +168,7 @@ _TABLES: dict[str, tuple[Callable[[argparse.Namespace], None], str]] = {
     "table4": (_table4, "gat"),
     "figure3": (_figure3, "gat"),
 }
-"""What makes each table, and its usual models."""
+"""The function of each table, and its usual models."""
 
 
 def _run(args: argparse.Namespace) -> None:

@@ -32,7 +32,7 @@ _PRECISION = 0.05
 """Where the bisection ends, as a share of the size."""
 
 _STRIDE = 16
-"""How many times larger the next try is at most: the memory of a small size says little."""
+"""The largest ratio of one try to the last: the memory of a small size says little."""
 
 _UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 

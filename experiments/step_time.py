@@ -1,4 +1,4 @@
-"""How long a training step takes with compressed contexts, beside the stock one.
+"""The time of a training step with compressed contexts, beside the stock one.
 
 ``python -m experiments.step_time --dataset FILE.npz --models gat --levels lossless,L1 --bits 4``
 

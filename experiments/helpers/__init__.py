@@ -1,1 +1,1 @@
-"""What the commands of :mod:`experiments` share: training, measuring, results and pictures."""
+"""The shared parts of the commands: training, measuring, results and pictures."""

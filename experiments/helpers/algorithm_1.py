@@ -1,4 +1,4 @@
-r"""How much the noise of one slot moves the gradient, by GACT (ICML 2022), Algorithm 1.
+r"""The effect of one slot's noise on the gradient, by GACT (ICML 2022), Algorithm 1.
 
 With the gradient :math:`g_0` under seeds :math:`r_1, \dots, r_L` of the slots' noise, and
 :math:`g_1` with :math:`r_l` alone replaced,
@@ -6,8 +6,8 @@ With the gradient :math:`g_0` under seeds :math:`r_1, \dots, r_L` of the slots' 
 .. math::
     c_l = \tfrac{1}{2} \lVert g_0 - g_1 \rVert^2 / S(b_l).
 
-The library finds the same for all slots at once (:mod:`gact_graph.adaptive.sensitivity`); this is
-what it is compared with. It is also divided by :math:`\lVert g_0 \rVert^2`, which changes no
+The library finds the same for all slots at once (:mod:`gact_graph.adaptive.sensitivity`) and is
+compared with this. The result is also divided by :math:`\lVert g_0 \rVert^2`, which changes no
 allocation and makes values of different steps, or under a scaled loss, comparable.
 """
 
@@ -27,7 +27,7 @@ def algorithm_1(
     bits_of: Callable[[str], int],
     draw: Callable[[str | None], Mapping[int, Tensor]],
 ) -> dict[str, float]:
-    """c_l of each slot, relative to the squared length of the gradient.
+    """Return c_l of each slot, relative to the squared length of the gradient.
 
     Args:
         slots: Names of quantized slots.

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Case:
-    """What to train, and how.
+    """A model on a graph, and the way to train it.
 
     Attributes:
         model: A name of :data:`experiments.helpers.subjects.SUBJECTS`.

@@ -30,7 +30,7 @@ Flag = tuple[str, dict[str, Any]]
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises :class:`~experiments.helpers.errors.UsageError` instead of leaving."""
+    """A parser that raises :class:`UsageError` instead of ending the process."""
 
     def error(self, message: str) -> NoReturn:
         # argparse would print its usage, many lines long, and end the process.
@@ -198,7 +198,7 @@ def exit_code(
     except KeyboardInterrupt:
         kept = "nothing is kept without --out"
         if out() is not None:
-            kept = f"what is finished is in {out()}, and the same command goes on from there"
+            kept = f"finished results are in {out()}, and the same command goes on from there"
         print(f"Interrupted: {kept}.", file=sys.stderr)
         return _INTERRUPTED
     except (ExperimentError, DatasetError, gact_graph.MemoryBudgetError) as error:

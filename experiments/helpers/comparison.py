@@ -40,7 +40,7 @@ def amount(head: str, name: str, digits: int = 2) -> Column:
 
 
 def ratio(head: str, name: str, inverse: bool = False, digits: int = 2) -> Column:
-    """How many times stock's number, or the inverse of that; empty for stock itself."""
+    """A number over stock's, or the inverse of that; empty for stock itself."""
 
     def cell(row: Row, stock: Row) -> str:
         if row is stock or not row.get(name) or not stock.get(name):

@@ -29,9 +29,9 @@ class Job:
 
     Attributes:
         setup: Model, recipe, and how its contexts are kept.
-        dataset: As ``--dataset`` has it.
-        graph: What was loaded for it.
-        task: What :func:`experiments.helpers.data.prepare` made of the graph.
+        dataset: As ``--dataset`` names it.
+        graph: The loaded graph.
+        task: The graph as :func:`experiments.helpers.data.prepare` returns it.
         seeds: Seeds to run.
         out: Where results are kept; ``None`` keeps them in memory only.
     """
@@ -47,26 +47,21 @@ class Job:
 def configuration(job: Job) -> dict[str, Any]:
     """Return all that changes a run's numbers, flat and JSON-ready, without the seeds."""
     dataset, graph, device = job.dataset, job.graph, job.task.x.device
+    setup, own = job.setup, ("model", "level", "bits", "adaptive", "blocks", "memory", "sampler")
     return {
-        "model": job.setup.model,
+        **{name: getattr(setup, name) for name in own},
         # One file, one name, from whichever folder it is asked for.
         "dataset": str(Path(dataset).resolve()) if dataset.endswith(".npz") else dataset,
-        # The name does not tell whether the file behind it is still the same graph.
+        # The file behind the name may have become another graph.
         "nodes": graph.num_nodes,
         "edges": graph.num_edges,
         "features": graph.x.size(1),
         "classes": graph.num_classes,
         "multi_label": graph.multi_label,
-        "level": job.setup.level,
-        "bits": job.setup.bits,
-        "adaptive": job.setup.adaptive,
-        "blocks": job.setup.blocks,
-        "memory": job.setup.memory,
-        "sampler": job.setup.sampler,
         "processes": None if world_size() == 1 else world_size(),
         # A run without it goes on with results that know nothing of it.
-        **({} if job.setup.partition is None else {"partition": job.setup.partition}),
-        **asdict(job.setup.recipe),
+        **({} if setup.partition is None else {"partition": setup.partition}),
+        **asdict(setup.recipe),
         "device": device.type,
         # Sums over threads come in another order with another number of them.
         "threads": torch.get_num_threads() if device.type == "cpu" else None,

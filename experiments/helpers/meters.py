@@ -181,7 +181,7 @@ EXCHANGES = ("exchange_seconds", "exchange_process_seconds")
 
 
 class Halo(Meter):
-    """Of a part of the graph: its size, and what it sends to others in a step.
+    """The size of a part of the graph, and the bytes that it sends to others in a step.
 
     ``nodes``, ``edges`` and ``halo`` of the part; ``sends``, the rows that it sends to each layer;
     ``forward_bytes`` and ``sent_bytes`` of a forward and of a whole step; ``exchanges`` of a step

@@ -10,7 +10,7 @@ MODELS = ("gcn", "gat", "gcnii")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What one training needs to know beside the graph. Optimiser: Adam.
+    """The hyperparameters of one training with Adam.
 
     Attributes:
         layers: Number of convolutions.

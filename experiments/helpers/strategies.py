@@ -110,7 +110,7 @@ class Level:
 
 
 def _trainee(model: nn.Module, task: NodeTask, context: Callable[[], Any] = nullcontext) -> Trainee:
-    """With each forward inside a context of its own."""
+    """A trainee with each forward inside a context of its own."""
 
     def forward() -> Tensor:
         with context():

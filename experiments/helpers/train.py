@@ -29,12 +29,12 @@ from gact_graph.support.peak import PeakMeter
 
 @dataclass(frozen=True)
 class Setup:
-    """How to train: a model, its recipe, and how its saved contexts are kept.
+    """The settings of a training: a model, its recipe, and the form of its saved contexts.
 
     Attributes:
         model: ``"gcn"``, ``"gat"`` or ``"gcnii"``.
         recipe: Hyperparameters.
-        bits: Bits of an element of a quantized context; 32 keeps it as it is.
+        bits: Bits of an element of a quantized context; 32 keeps it unchanged.
         level: gact_graph's level.
         adaptive: Whether bits are spent by sensitivity; else all contexts have the same.
         blocks: As :func:`gact_graph.wrap` takes it.

@@ -1,8 +1,8 @@
 """The paper's other two fields, small and without a download: images and texts.
 
 Images are scikit-learn's digits, for torchvision's ResNets or a smaller residual network. Texts are
-excerpts of Python's own documentation, for a transformer in the shape of BERT that tells which
-topic each is from.
+excerpts of Python's own documentation, for a transformer in the shape of BERT that finds the topic
+of each.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Field:
 
 
 def excerpts() -> tuple[Tensor, Tensor]:
-    """Excerpts of the longest topics of Python's documentation.
+    """Return excerpts of the longest topics of Python's documentation.
 
     Returns:
         Words [n, L] int64, the most common one 1, rare ones 0; and topics [n] int64.
@@ -81,7 +81,7 @@ def images() -> Field:
 
 
 def resnet(network: str) -> Field:
-    """A ResNet of torchvision over digits enlarged to 32 x 32, with random weights.
+    """Return a ResNet of torchvision over digits enlarged to 32 x 32, with random weights.
 
     Raises:
         UsageError: If torchvision does not import.
@@ -131,7 +131,7 @@ FIELDS: dict[str, Callable[[], Field]] = {
 
 @torch.no_grad()
 def score_of(model: nn.Module, held_out: tuple[Tensor, Tensor]) -> float:
-    """The share of classes that is right; the model is left in evaluation mode."""
+    """Return the share of right classes; the model is left in evaluation mode."""
     model.eval()
     inputs, classes = held_out
     return float((model(inputs).argmax(1) == classes).double().mean())

@@ -51,7 +51,11 @@ def test_names_count_once_and_must_be_known() -> None:
             1,
             "memory is full",
         ),
-        (KeyboardInterrupt(), 130, "Interrupted: what is finished is in DIR, and the same command"),
+        (
+            KeyboardInterrupt(),
+            130,
+            "Interrupted: finished results are in DIR, and the same command",
+        ),
     ],
 )
 def test_errors_end_in_one_line(error: BaseException, code: int, words: str, capsys) -> None:

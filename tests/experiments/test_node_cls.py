@@ -113,4 +113,4 @@ def test_interruption_ends_in_one_line(
     monkeypatch.setattr(node_cls, "run", interrupted)
     flags = ["--model", "gcn", "--bits", "32", "--out", str(tmp_path)]
     assert main(flags) == 130
-    assert f"what is finished is in {tmp_path}" in capsys.readouterr().err
+    assert f"finished results are in {tmp_path}" in capsys.readouterr().err

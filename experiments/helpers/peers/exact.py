@@ -21,7 +21,7 @@ from experiments.helpers.peers.rows import Rows, pack_rows, projection
 from gact_graph.ops.bitmask import pack_bits, unpack_bits
 
 SHARE = 8
-"""How many times narrower the projected rows are."""
+"""The width of rows over that of projected rows."""
 
 Kept = tuple[tuple[Tensor, ...], Callable[..., Tensor]]
 """Tensors, and what makes of them the matrix that they stand for."""
