@@ -25,6 +25,7 @@ from experiments.helpers.display import say, show
 from experiments.helpers.estimate_tables import REFUSED, verdict
 from experiments.helpers.kept import Kept
 from experiments.helpers.process import call, checked
+from experiments.helpers.strategies import Level
 from experiments.helpers.summary import dataset_name
 from experiments.helpers.train import seed_everything
 from experiments.models.memory import KINDS
@@ -139,7 +140,7 @@ def _in_way(model: nn.Module, way: dict[str, Any]) -> nn.Module:
     if way["level"] is None:
         return model
     blocks = "auto" if way["blocks"] else False
-    return gact_graph.wrap(model, bits=way["bits"], level=way["level"], blocks=blocks, min_bytes=0)
+    return Level(way["level"], blocks, way["bits"]).wrap(model, adaptive=True)
 
 
 def _train(model: nn.Module, inputs: tuple[Any, ...], y: Tensor, steps: int) -> list[int]:

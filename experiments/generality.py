@@ -22,6 +22,7 @@ from experiments.helpers.display import say, show
 from experiments.helpers.errors import ExperimentError
 from experiments.helpers.interval import paired_difference, signed_percent
 from experiments.helpers.process import call
+from experiments.helpers.strategies import Level
 from experiments.helpers.train import seed_everything
 from experiments.helpers.values import FP32_BITS, parse_bits, parse_seeds
 from experiments.models.general import FIELDS, Field, score_of
@@ -51,9 +52,7 @@ def train(field: Field, bits: int, seed: int, steps: int, batch: int) -> dict[st
     seed_everything(seed)
     generator = torch.Generator().manual_seed(seed)
     model = field.make()
-    exact = bits == FP32_BITS
-    options: dict[str, Any] = {"level": "L0" if exact else "L1", "adaptive": not exact}
-    gact_graph.wrap(model, bits=bits, **options, min_bytes=0, seed=seed)
+    Level("L0" if bits == FP32_BITS else "L1").wrap(model, bits, adaptive=True, seed=seed)
 
     def loss() -> Tensor:
         inputs, classes = field.batch(batch, generator)

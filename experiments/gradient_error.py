@@ -32,6 +32,7 @@ from experiments.helpers.display import say, show
 from experiments.helpers.measuring import cost_of_measuring
 from experiments.helpers.meters import Meter, Trainee, train
 from experiments.helpers.process import call
+from experiments.helpers.strategies import Level
 from experiments.helpers.train import seed_everything
 from experiments.helpers.values import parse_bits
 from experiments.models.small import SMALL, Small, make_small
@@ -73,8 +74,7 @@ def measure(
     first, last = [], []
     for seed in range(seeds):
         small = make_small(name)
-        options: dict[str, Any] = {"bits": bits, "adaptive": adaptive, "blocks": blocks}
-        model = gact_graph.wrap(small.model, **options, min_bytes=0, seed=seed)
+        model = Level("L1", blocks).wrap(small.model, bits, adaptive, seed=seed)
         first += errors(model, small)
         training = _train(model, small, steps, seed)
         last += errors(model, small)

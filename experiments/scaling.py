@@ -19,6 +19,7 @@ from typing import Any
 from datasets import load
 from experiments.helpers import command
 from experiments.helpers.case import Case
+from experiments.helpers.comparison import Row, amount, ratio, table
 from experiments.helpers.display import say, show
 from experiments.helpers.errors import UsageError
 from experiments.helpers.process import checked
@@ -38,8 +39,6 @@ _UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 
 _START = {"depth": 4, "width": 64, "graph": 8}
 """Sizes to begin with; those of a graph are hundredths of its published size."""
-
-HEAD = ("", "largest", "of stock", "nodes", "edges", "s/step", "throughput")
 
 
 def largest(
@@ -96,24 +95,22 @@ def expected_size(memory: int, fitted: list[tuple[int, dict[str, Any]]]) -> int:
     return int(size + (memory - peak) * (size - less) / max(1, peak - before))
 
 
-def table(rows: dict[str, dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Return the rows under :data:`HEAD`; throughput is size per second over that of stock."""
-    stock = rows.get("stock", {})
-    results: list[tuple[str, ...]] = []
-    for name, row in rows.items():
-        if not row["largest"]:
-            results.append((name, "none fits", "", "", "", "", ""))
-            continue
-        of_stock = throughput = ""
-        if stock.get("largest"):
-            of_stock = f"{row['largest'] / stock['largest']:.1f}x"
-            speeds = [r["largest"] / r["step_seconds"] for r in (row, stock)]
-            throughput = f"{speeds[0] / speeds[1]:.2f}x"
-        sizes = [f"{row[key]:,}" if key in row else "" for key in ("nodes", "edges")]
-        results.append(
-            (name, str(row["largest"]), of_stock, *sizes, f"{row['step_seconds']:.2f}", throughput)
-        )
-    return results
+def _throughput(row: Row, stock: Row) -> str:
+    """Size a second, over that of stock."""
+    if not stock.get("largest"):
+        return ""
+    mine, theirs = (each["largest"] / each["step_seconds"] for each in (row, stock))
+    return f"{mine / theirs:.2f}x"
+
+
+_COLUMNS = (
+    ("largest", lambda row, stock: str(row["largest"])),
+    ratio("of stock", "largest", digits=1),
+    amount("nodes", "nodes", digits=0),
+    amount("edges", "edges", digits=0),
+    amount("s/step", "step_seconds"),
+    ("throughput", _throughput),
+)
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -128,7 +125,8 @@ def _run(args: argparse.Namespace) -> None:
             search = functools.partial(_search, args, vary, variant)
             results[variant] = kept.once(("largest", vary, variant), search)
             say(args.console, f"{vary}, {variant}: {results[variant]['largest']}")
-        show(args.console, f"Largest {vary}, {args.model}", HEAD, table(results))
+        rows = {n: r if r["largest"] else {"reason": "none fits"} for n, r in results.items()}
+        show(args.console, f"Largest {vary}, {args.model}", *table(_COLUMNS, rows))
     cap = f"cap {args.memory / 1e9:g} GB"
     say(args.console, f"{args.dataset}, {kept.content['threads']} threads, {args.device}, {cap}")
 

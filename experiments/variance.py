@@ -23,7 +23,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch_geometric.nn import models
 
-import gact_graph
 from datasets import load
 from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
@@ -31,6 +30,7 @@ from experiments.helpers.display import say, show
 from experiments.helpers.draws import Probe
 from experiments.helpers.moments import Moments, moments
 from experiments.helpers.recipes import Recipe
+from experiments.helpers.strategies import LEVELS_BY_NAME
 from experiments.helpers.train import seed_everything
 from experiments.models.nets import attention
 from gact_graph.adaptive.allocator import noise
@@ -108,7 +108,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 def _model(subject: Subject, task: NodeTask, pin: dict[str, int], bits: int) -> nn.Module:
     seed_everything(0)
     model = subject(task.x.size(1), task.num_classes).to(task.x.device)
-    return gact_graph.wrap(model, bits=bits, adaptive=False, blocks=False, pin=pin, min_bytes=0)
+    return LEVELS_BY_NAME["L1"].wrap(model, bits, pin=pin)
 
 
 def _run(args: argparse.Namespace) -> None:

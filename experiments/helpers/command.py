@@ -183,8 +183,7 @@ class Command:
         return parser.parse_args(argv, into)
 
     def _held(self, args: argparse.Namespace) -> Any:
-        is_folder = dict(self._flags).get("--out", {}).get("metavar") == "DIR"
-        if args.out is None or not is_folder:
+        if args.out is None or not any(flag in (OUT, OUT_NEEDED) for flag in self._flags):
             return nullcontext()
         return hold_folder(args.out, functools.partial(say, args.console))
 

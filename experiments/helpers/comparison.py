@@ -61,10 +61,10 @@ def table(spec: Sequence[Column], by_strategy: Rows) -> tuple[list[str], list[tu
     stock = by_strategy.get("stock", {})
     rows = []
     for name, row in by_strategy.items():
-        cells = [cell(row, stock) for _, cell in spec]
         if "reason" in row:
-            cells[0] = row["reason"]
-        rows.append((name, *cells))
+            rows.append((name, row["reason"], *[""] * (len(spec) - 1)))
+        else:
+            rows.append((name, *(cell(row, stock) for _, cell in spec)))
     return ["", *(head for head, _ in spec)], rows
 
 
