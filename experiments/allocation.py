@@ -29,8 +29,8 @@ from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.display import say, show
 from experiments.helpers.draws import Probe, measured
 from experiments.helpers.errors import ExperimentError
+from experiments.helpers.levels import LEVELS_BY_NAME, Level
 from experiments.helpers.moments import moments
-from experiments.helpers.strategies import LEVELS_BY_NAME, Level
 from experiments.helpers.subjects import SUBJECTS, Subject, make
 from experiments.helpers.train import training_step
 from experiments.helpers.values import parse_bits

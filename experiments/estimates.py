@@ -24,8 +24,8 @@ from experiments.helpers.cap import set_cap
 from experiments.helpers.display import say, show
 from experiments.helpers.estimate_tables import REFUSED, verdict
 from experiments.helpers.kept import Kept
+from experiments.helpers.levels import Level
 from experiments.helpers.process import call, checked
-from experiments.helpers.strategies import Level
 from experiments.helpers.summary import dataset_name
 from experiments.helpers.train import seed_everything
 from experiments.models.memory import KINDS

@@ -25,11 +25,11 @@ import gact_graph
 from experiments.helpers import command
 from experiments.helpers.display import say, show
 from experiments.helpers.forces_tables import HEAD, PHYSICS_HEAD, physics_rows, rows
+from experiments.helpers.levels import Level
 from experiments.helpers.meters import Trainee, load_kernels, train
 from experiments.helpers.peers.counting import saved_bytes
 from experiments.helpers.potentials import POTENTIALS, molecules, plain_neighbours
 from experiments.helpers.process import call
-from experiments.helpers.strategies import Level
 from experiments.helpers.train import seed_everything
 
 WAYS = {

@@ -21,8 +21,8 @@ from experiments.helpers import command, meters, summary
 from experiments.helpers.display import say, show
 from experiments.helpers.errors import ExperimentError
 from experiments.helpers.interval import paired_difference, signed_percent
+from experiments.helpers.levels import Level
 from experiments.helpers.process import call
-from experiments.helpers.strategies import Level
 from experiments.helpers.train import seed_everything
 from experiments.helpers.values import FP32_BITS, parse_bits, parse_seeds
 from experiments.models.general import FIELDS, Field, score_of

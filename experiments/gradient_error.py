@@ -29,10 +29,10 @@ from torch import Tensor, nn
 import gact_graph
 from experiments.helpers import command
 from experiments.helpers.display import say, show
+from experiments.helpers.levels import Level
 from experiments.helpers.measuring import cost_of_measuring
 from experiments.helpers.meters import Meter, Trainee, train
 from experiments.helpers.process import call
-from experiments.helpers.strategies import Level
 from experiments.helpers.train import seed_everything
 from experiments.helpers.values import parse_bits
 from experiments.models.small import SMALL, Small, make_small

@@ -25,9 +25,9 @@ from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.display import say, show
 from experiments.helpers.draws import Probe
+from experiments.helpers.levels import LEVELS_BY_NAME
 from experiments.helpers.moments import moments
 from experiments.helpers.plot import plot_evolution, plot_sensitivities, require_matplotlib
-from experiments.helpers.strategies import LEVELS_BY_NAME
 from experiments.helpers.subjects import SUBJECTS, make
 from experiments.helpers.train import training_loss, training_step
 

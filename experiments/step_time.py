@@ -20,7 +20,7 @@ from experiments.helpers import command
 from experiments.helpers.data import prepare
 from experiments.helpers.display import say, show
 from experiments.helpers.labels import LEVELS, label
-from experiments.helpers.strategies import Level
+from experiments.helpers.levels import Level
 from experiments.helpers.subjects import SUBJECTS, make
 from experiments.helpers.timing import STOCK, time_models
 from experiments.helpers.values import parse_blocks

@@ -28,9 +28,9 @@ from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.display import say, show
 from experiments.helpers.draws import Probe
+from experiments.helpers.levels import LEVELS_BY_NAME
 from experiments.helpers.moments import Moments, moments
 from experiments.helpers.recipes import Recipe
-from experiments.helpers.strategies import LEVELS_BY_NAME
 from experiments.helpers.train import seed_everything
 from experiments.models.nets import attention
 from gact_graph.adaptive.allocator import noise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,7 @@ import gact_graph
 from datasets import Graph
 from experiments.helpers.case import Case
 from experiments.helpers.data import NodeTask, prepare
-from experiments.helpers.labels import EXACT_LEVELS
+from experiments.helpers.levels import LEVELS_BY_NAME, Level
 from experiments.helpers.meters import Trainee
 from experiments.helpers.peers import dgl_layers
 from experiments.helpers.peers.codecs import RunningRange, WithoutGraphs
@@ -33,7 +33,6 @@ from experiments.helpers.peers.exact import Exact
 from experiments.helpers.shares import share_of
 from experiments.helpers.subjects import SUBJECTS, make
 from experiments.helpers.train import training_loss
-from experiments.helpers.values import FP32_BITS
 from gact_graph.codecs import Drop, register
 from gact_graph.ops import cpu
 from gact_graph.support import cpu_memory
@@ -62,51 +61,6 @@ class Strategy:
     missing: Callable[[torch.device], str | None] = lambda device: None
     compiles: bool = False
     rounds_forward: bool = False
-
-
-@dataclass(frozen=True)
-class Level:
-    """A level of the library.
-
-    Attributes:
-        level: As :func:`gact_graph.wrap` takes it.
-        blocks: The same.
-        bits: Of an element; None takes those of the case.
-        adaptive: Whether bits are spent by sensitivity; None takes that of the case.
-        prefetch: Whether ``L2`` brings tensors back before they are needed.
-    """
-
-    level: str
-    blocks: str | int | bool = False
-    bits: int | None = None
-    adaptive: bool | None = None
-    prefetch: bool = True
-
-    def wrap(
-        self,
-        model: nn.Module,
-        bits: int = 4,
-        adaptive: bool = False,
-        pin: Mapping[str, int] | None = None,
-        **more: Any,
-    ) -> nn.Module:
-        """Wrap a model, small tensors included; the first three are for levels that quantize."""
-        exact = self.level in EXACT_LEVELS
-        gact_graph.wrap(
-            model,
-            bits=FP32_BITS if exact else self.bits or bits,
-            level=self.level,
-            adaptive=(adaptive if self.adaptive is None else self.adaptive) and not exact,
-            pin=pin,
-            blocks=self.blocks,
-            min_bytes=0,
-            **more,
-        )
-        if not self.prefetch:
-            swapping = vars(model)["forward"].controller.swapping
-            if swapping is not None:
-                swapping.prefetch = False
-        return model
 
 
 def _trainee(model: nn.Module, task: NodeTask, context: Callable[[], Any] = nullcontext) -> Trainee:
@@ -248,20 +202,6 @@ def _needs_dgl(device: torch.device) -> str | None:
         return f"needs DGL: pip install dgl=={dgl_layers.VERSION}"
     return None
 
-
-LEVELS_BY_NAME = {
-    "lossless": Level("lossless"),
-    "lossless+blocks": Level("lossless", "auto"),
-    "L1": Level("L1"),
-    "L1+blocks": Level("L1", "auto"),
-    "L1-4+blocks": Level("L1", "auto", 4),
-    "L1-2+blocks": Level("L1", "auto", 2),
-    "L2": Level("L2"),
-    "L2-no-prefetch": Level("L2", prefetch=False),
-    "CB1": Level("CB1"),
-    "CB2": Level("CB2", "auto"),
-}
-"""The library's levels, with blocks or without, by the names of :data:`STRATEGIES`."""
 
 _LABELS = {
     "L1-4+blocks": "`L1` 4 bit, blocks",
