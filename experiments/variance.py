@@ -30,6 +30,7 @@ from experiments.helpers.display import say, show
 from experiments.helpers.draws import Probe
 from experiments.helpers.levels import LEVELS_BY_NAME
 from experiments.helpers.moments import Moments, moments
+from experiments.helpers.plot import plot_agreement, require_matplotlib
 from experiments.helpers.recipes import Recipe
 from experiments.helpers.train import seed_everything
 from experiments.models.nets import attention
@@ -112,6 +113,8 @@ def _model(subject: Subject, task: NodeTask, pin: dict[str, int], bits: int) -> 
 
 
 def _run(args: argparse.Namespace) -> None:
+    if not args.total:
+        require_matplotlib()
     task = prepare(load(args.dataset, args.data_root), "edge_index", device=args.device)
     options = {} if args.model == "small-gat" else {"norm": args.norm, "act": args.act}
     subject = functools.partial(MODELS[args.model], **options)
@@ -122,6 +125,7 @@ def _run(args: argparse.Namespace) -> None:
         kept.write()
     results = kept.content
     if not args.total:
+        plot_agreement(results["slots"], args.out / "agreement.png")
         columns = ("slot", "bits", "by Algorithm 1", f"over {args.draws} draws", "bias")
         rows = [
             (
@@ -154,7 +158,7 @@ main = command.Command(
     command.flag("--act", default="relu", text="of PyG's models: relu, gelu, elu ..."),
     command.BITS,
     command.number("--draws", 2000, "of the noise"),
-    command.switch("--total", "measure no slot alone: much faster"),
+    command.switch("--total", "measure no slot alone: much faster, without a plot"),
     command.OUT_NEEDED,
 )
 

@@ -60,7 +60,7 @@ def plot_curves(results: Results, out: Path) -> None:
 
 
 def plot_sensitivities(slots: Sequence[dict[str, Any]], path: Path) -> None:
-    """c_l as a line and bits as bars, by slot."""
+    """Draw c_l as a line and bits as bars, by slot."""
     figure = _figure(10, 3.5 + 0.1 * len(slots))
     axes = figure.add_subplot()
     places = range(len(slots))
@@ -79,7 +79,7 @@ def plot_sensitivities(slots: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def plot_evolution(evolution: Sequence[dict[str, Any]], path: Path) -> None:
-    """c_l of the most sensitive slots over the epochs."""
+    """Draw c_l of the most sensitive slots over the epochs."""
     figure = _figure(9, 4.5)
     axes = figure.add_subplot()
     last = evolution[-1]["sensitivity"]
@@ -90,6 +90,22 @@ def plot_evolution(evolution: Sequence[dict[str, Any]], path: Path) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("epoch")
     axes.set_ylabel("sensitivity $c_l$ / squared gradient")
+    figure.legend(loc="outside right upper", fontsize=7)
+    figure.savefig(path, dpi=120)
+
+
+def plot_agreement(slots: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw the variance that Algorithm 1 predicts against the true one, a dot a slot."""
+    figure = _figure(7, 4.5)
+    axes = figure.add_subplot()
+    for slot in slots:
+        axes.plot(slot["true"], slot["predicted"], "o", label=slot["slot"])
+    ends = [min(s["true"] for s in slots) / 2, max(s["true"] for s in slots) * 2]
+    axes.plot(ends, ends, color="#9aa5b1", linewidth=1, zorder=0)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("variance over many draws / squared gradient")
+    axes.set_ylabel("by Algorithm 1")
     figure.legend(loc="outside right upper", fontsize=7)
     figure.savefig(path, dpi=120)
 
