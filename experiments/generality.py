@@ -43,8 +43,8 @@ def train(field: Field, bits: int, seed: int, steps: int, batch: int) -> dict[st
 
     Returns:
         ``score`` on held out examples, ``loss``, a curve, ``rate`` and ``stored_bytes`` of the
-        saved contexts, ``peak_bytes`` over the start, and ``step_process_seconds``, the median time
-        of this process.
+        saved contexts, ``peak_bytes`` over the start, weights included, and
+        ``step_process_seconds``, the median time of this process.
     """
     # The libraries that the first step of a process loads are no network's own.
     inputs, classes = field.batch(batch, torch.Generator())
@@ -60,6 +60,7 @@ def train(field: Field, bits: int, seed: int, steps: int, batch: int) -> dict[st
 
     taken = meters.train(meters.Trainee(model, loss), steps, field.lr)
     report = gact_graph.report(model)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
     return {
         "bits": bits,
         "seed": seed,
@@ -67,7 +68,7 @@ def train(field: Field, bits: int, seed: int, steps: int, batch: int) -> dict[st
         "loss": _curve(taken.losses),
         "rate": report.rate,
         "stored_bytes": report.stored_bytes,
-        "peak_bytes": taken.peak_bytes,
+        "peak_bytes": None if taken.peak_bytes is None else taken.peak_bytes + weights,
         "step_process_seconds": taken.medians["step_process_seconds"],
     }
 
