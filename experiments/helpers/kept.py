@@ -96,16 +96,13 @@ class Kept:
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("no object")
     except (OSError, ValueError, RecursionError) as error:
         raise ResultsError(
             f"Expected {path} to be a result of this command (got {error}): remove it, or give "
             "another --out"
         ) from None
-    if not isinstance(content, dict):
-        raise ResultsError(
-            f"Expected {path} to be a result of this command (got no object): remove it, or give "
-            "another --out"
-        )
     return content
 
 
