@@ -22,6 +22,7 @@ from datasets import load
 from experiments.helpers import command
 from experiments.helpers.cap import set_cap
 from experiments.helpers.display import say, show
+from experiments.helpers.errors import UsageError
 from experiments.helpers.estimate_tables import REFUSED, verdict
 from experiments.helpers.kept import Kept
 from experiments.helpers.levels import Level
@@ -65,6 +66,9 @@ def _compare(kept: Kept, task: tuple[str, ...], ways: list[str], budgets: list[s
     key = {"model": task[0], "dataset": dataset_name(task[1])}
     estimates = kept.once(("estimates", key), lambda: _apart("estimate", task) or {"ways": []})
     rows = {row["way"]: row for row in estimates["ways"]}
+    for way in (*ways, *budgets):
+        if way not in rows:
+            raise UsageError(f"Expected ways of {'; '.join(rows)} (got {way!r})")
 
     def measure(way: str) -> dict[str, Any]:
         answer = _apart("peak_of", task, rows[way])
