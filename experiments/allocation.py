@@ -1,22 +1,21 @@
-"""How good the bits are that one measurement finds, beside those of a pass for each slot.
+"""The bits that one measurement finds, beside those of a pass for each slot.
 
 ``python -m experiments.allocation --dataset FILE.npz --bits 4,2 --out DIR``
 
 The library measures the sensitivities of all slots at once; Algorithm 1 of the GACT paper takes a
 pass for each. At some epochs of a training, both are measured and bits are allocated by each of
-them; then the gradient is drawn many times under both, and so under the same bits everywhere. What
-counts is the variance that these draws have, and their squared error, in which a bias counts too.
-``DIR`` gets a JSON file for each model.
+them; then the gradient is drawn many times under both, and so under the same bits everywhere. The
+allocations are judged by the variance that these draws have, and by their squared error, in which a
+bias counts too.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import statistics
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,69 +23,54 @@ from torch import nn
 
 import gact_graph
 from datasets import load
+from experiments.helpers import command
 from experiments.helpers.algorithm_1 import algorithm_1
 from experiments.helpers.data import NodeTask, prepare
-from experiments.helpers.display import make_console, make_table, say
-from experiments.helpers.draws import measured
+from experiments.helpers.display import say, show
+from experiments.helpers.draws import Probe, measured
 from experiments.helpers.errors import ExperimentError
+from experiments.helpers.levels import LEVELS_BY_NAME, Level
 from experiments.helpers.moments import moments
-from experiments.helpers.options import Parser
-from experiments.helpers.origin import origin
-from experiments.helpers.subjects import (
-    SUBJECTS,
-    Subject,
-    add_graph_flags,
-    choose,
-    exit_code,
-    make,
-    write_json,
-)
-from experiments.helpers.summary import dataset_name
+from experiments.helpers.subjects import SUBJECTS, Subject, make
 from experiments.helpers.train import training_step
-from experiments.helpers.values import parse_count, parse_device
-from experiments.helpers.variants import VARIANTS, Variant, apply
-from experiments.sensitivity import Probe
+from experiments.helpers.values import parse_bits
 from gact_graph.adaptive.allocator import allocate_by_name
 
 _WAYS = ("L1", "L1+blocks", "CB2")
-_EXACT = VARIANTS["lossless"]
 
 
 def study(
-    subject: Subject,
-    task: NodeTask,
-    way: Variant,
-    bits: int,
-    epochs: int,
-    points: int,
-    draws: int,
-) -> list[dict[str, Any]]:
-    """Trains a model with adaptive bits, and compares at some epochs.
+    subject: Subject, task: NodeTask, level: Level, bits: int, args: argparse.Namespace
+) -> dict[str, Any]:
+    """Train a model with adaptive bits, and compare at some epochs.
 
     Returns:
-        For each of them the epoch, and by scheme the ``variance`` and the squared ``error`` of the
-        gradient, over its squared length.
+        ``points``, for each of them the epoch, and by scheme the ``variance`` and the squared
+        ``error`` of the gradient, over its squared length.
     """
-    model = apply(make(subject, task), way, bits, adaptive=True)
+    model = level.wrap(make(subject, task), bits, adaptive=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=subject.lr)
-    every = max(1, epochs // points)
-    found = []
-    for epoch in range(1, epochs + 1):
+    every = max(1, args.epochs // args.points)
+    results = []
+    for epoch in range(1, args.epochs + 1):
         training_step(model, optimizer, task)
         if epoch % every == 0:
-            found.append({"epoch": epoch} | _compare(model, task, way, bits, draws, seed=epoch))
-    return found
+            results.append({"epoch": epoch} | _compare(model, task, level, bits, args.draws, epoch))
+    return {"points": results}
 
 
 def _compare(
-    model: nn.Module, task: NodeTask, way: Variant, bits: int, draws: int, seed: int
+    model: nn.Module, task: NodeTask, level: Level, bits: int, draws: int, seed: int
 ) -> dict[str, Any]:
-    plain = gact_graph.unwrap(copy.deepcopy(model))
-    exact = Probe(apply(copy.deepcopy(plain), _EXACT, bits, adaptive=False), task).gradient(0)
-    uniform = Probe(apply(copy.deepcopy(plain), way, bits, adaptive=False), task)
+    def probe(level: Level, **options: Any) -> Probe:
+        plain = gact_graph.unwrap(copy.deepcopy(model))
+        return Probe(level.wrap(plain, bits, **options), task)
+
+    exact = probe(LEVELS_BY_NAME["lossless"]).gradient(0)
+    uniform = probe(level)
     free = {row.slot: row.numel for row in uniform.report.contexts if row.bits == bits}
-    adaptive = apply(copy.deepcopy(plain), way, bits, adaptive=True)
-    Probe(adaptive, task)  # whose first step is measured, with the same bits everywhere
+    adaptive = level.wrap(gact_graph.unwrap(copy.deepcopy(model)), bits, adaptive=True)
+    Probe(adaptive, task)  # its first step measures, with the same bits everywhere
     uniform.number = seed
     sensitivities = {
         "library": measured(adaptive),
@@ -94,12 +78,11 @@ def _compare(
     }
     if not all(sensitivities.values()):
         raise ExperimentError(f"Expected a finite gradient that is not zero (got none at {seed=})")
-    found: dict[str, Any] = {"uniform": _errors(uniform, draws, exact)}
+    results: dict[str, Any] = {"uniform": _errors(uniform, draws, exact)}
     for scheme, by_slot in sensitivities.items():
-        given = allocate_by_name({s: by_slot.get(s, 0.0) for s in free}, free, bits, {})
-        probe = Probe(apply(copy.deepcopy(plain), way, bits, adaptive=False, pin=given), task)
-        found[scheme] = _errors(probe, draws, exact) | {"bits": given}
-    return found
+        widths = allocate_by_name({s: by_slot.get(s, 0.0) for s in free}, free, bits, {})
+        results[scheme] = _errors(probe(level, pin=widths), draws, exact) | {"bits": widths}
+    return results
 
 
 def _errors(probe: Probe, draws: int, exact: torch.Tensor) -> dict[str, float]:
@@ -109,48 +92,31 @@ def _errors(probe: Probe, draws: int, exact: torch.Tensor) -> dict[str, float]:
 
 
 def ratios(points: list[dict[str, Any]], of: str) -> tuple[float, float]:
-    """The mean over points of the library's ``of``, over Algorithm 1's and over that of the same
-    bits everywhere."""
+    """Return the mean over points of the library's ``of`` over Algorithm 1's, and over that of the
+    same bits everywhere."""
 
-    def mean(take: Callable[[dict[str, Any]], float]) -> float:
-        return statistics.geometric_mean(map(take, points))
+    def mean(other: str) -> float:
+        return statistics.geometric_mean(p["library"][of] / p[other][of] for p in points)
 
-    return (
-        mean(lambda point: point["library"][of] / point["algorithm 1"][of]),
-        mean(lambda point: point["library"][of] / point["uniform"][of]),
-    )
+    return mean("algorithm 1"), mean("uniform")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure; write a JSON a model; print a table; return the exit code as the main job does."""
-    return exit_code("allocation", lambda: _run(argv))
-
-
-def _run(argv: list[str] | None) -> None:
-    args = _parse(argv)
-    args.out.mkdir(parents=True, exist_ok=True)
-    console = make_console()
-    head = {key: getattr(args, key) for key in ("epochs", "points", "draws")}
-    head |= {"dataset": dataset_name(args.dataset), "threads": torch.get_num_threads()}
-    head |= origin("allocation", argv)
+def _run(args: argparse.Namespace) -> None:
     graph = load(args.dataset, args.data_root)
     cells = []
     for name in args.models:
+        kept = command.keep(args, f"{name}.json", "epochs", "points", "draws")
         subject = SUBJECTS[name]
         task = prepare(graph, subject.layout, device=args.device)
-        rows: list[dict[str, Any]] = []
         for way in args.ways:
             for bits in args.bits:
-                row = {"model": name, "way": way, "bits": bits}
-                sizes = (args.epochs, args.points, args.draws)
-                row["points"] = study(subject, task, VARIANTS[way], bits, *sizes)
-                rows.append(row)
-                cells.append(_cells(row))
-                write_json(args.out / f"{name}.json", head | {"rows": rows})
+                find = functools.partial(study, subject, task, LEVELS_BY_NAME[way], bits, args)
+                key = {"model": name, "way": way, "bits": bits}
+                cells.append(_cells(kept.once(("rows", key), find)))
     columns = ("model", "way", "bits", "variance", "error", "variance", "error")
-    console.print(make_table("The library's bits, over those of Algorithm 1", columns, cells))
-    say(console, "the last two columns: over the same bits everywhere")
-    say(console, f"{args.points} points of {args.epochs} epochs, {args.draws} draws at each")
+    show(args.console, "The library's bits, over those of Algorithm 1", columns, cells)
+    say(args.console, "the last two columns: over the same bits everywhere")
+    say(args.console, f"{args.points} points of {args.epochs} epochs, {args.draws} draws at each")
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -159,28 +125,19 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return row["model"], row["way"], str(row["bits"]), *(f"{number:.2f}" for number in numbers)
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m experiments.allocation", description=__doc__.splitlines()[0])
-    add_graph_flags(parser)
-    models = "gcn-edge_index,gat,gatv2,transformer"
-    parser.add_argument("--models", default=models, help=f"default: {models}")
-    parser.add_argument("--ways", default=",".join(_WAYS), help="default: " + ",".join(_WAYS))
-    parser.add_argument("--bits", default="4,2", help="default: 4,2")
-    parser.add_argument("--epochs", type=parse_count, default=40, metavar="N", help="default: 40")
-    parser.add_argument(
-        "--points", type=parse_count, default=4, metavar="N", help="to compare at (default: 4)"
-    )
-    parser.add_argument(
-        "--draws", type=parse_count, default=20, metavar="N", help="of the noise (default: 20)"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the results")
-    args = parser.parse_args(argv)
-    args.device = parse_device(args.device)
-    args.models = choose("--models", args.models, SUBJECTS)
-    args.ways = choose("--ways", args.ways, _WAYS)
-    args.bits = [int(bits) for bits in choose("--bits", args.bits, [*map(str, range(1, 9))])]
-    return args
-
+main = command.Command(
+    "allocation",
+    __doc__,
+    _run,
+    *command.GRAPH,
+    command.names("--models", SUBJECTS, "gcn-edge_index,gat,gatv2,transformer"),
+    command.names("--ways", _WAYS),
+    command.several("--bits", parse_bits, "4,2"),
+    command.number("--epochs", 40),
+    command.number("--points", 4, "to compare at"),
+    command.number("--draws", 20, "of the noise"),
+    command.OUT_NEEDED,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

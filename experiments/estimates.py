@@ -1,10 +1,9 @@
-"""What a memory budget predicts beside what is measured, and whether the budget is kept.
+"""The peaks that a memory budget predicts beside measured ones, and whether budgets are kept.
 
 ``python -m experiments.estimates --models gat,gcn --datasets D/cora.npz,D/flickr_graph.npz --out
-DIR`` estimates each model on each graph, then trains it for some steps in each way, a fresh process
-each and after a step of a copy, and compares the peaks. ``--budgets`` also has ``wrap(memory=)``
-choose under a few budgets, in a process that can get no more memory than that. What was found is
-kept under ``--out``: the same command goes on from there.
+DIR`` estimates each model on each graph, then trains it for some steps in each way, in a fresh
+process each and after a step of a copy, and compares the peaks. ``--budgets`` also has
+``wrap(memory=)`` choose under a few budgets, in a process that can get no more memory than that.
 """
 
 from __future__ import annotations
@@ -12,28 +11,22 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-import json
-import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 import gact_graph
 from datasets import load
-from experiments.helpers.cap import ended_by_memory, set_cap
-from experiments.helpers.display import make_console, make_table, say
-from experiments.helpers.errors import ExperimentError
+from experiments.helpers import command
+from experiments.helpers.cap import set_cap
+from experiments.helpers.display import say, show
+from experiments.helpers.errors import UsageError
 from experiments.helpers.estimate_tables import REFUSED, verdict
-from experiments.helpers.folder import hold_folder
-from experiments.helpers.kept import read_kept
-from experiments.helpers.options import Parser
-from experiments.helpers.origin import origin
-from experiments.helpers.subjects import choose, exit_code, write_json
+from experiments.helpers.kept import Kept
+from experiments.helpers.levels import Level
+from experiments.helpers.process import call, checked
 from experiments.helpers.summary import dataset_name
 from experiments.helpers.train import seed_everything
 from experiments.models.memory import KINDS
@@ -49,166 +42,109 @@ _WAYS = "stock,lossless,lossless + blocks,L1 8,L1 4,L1 2,CB2 4"
 HEAD = ("", "way", "predicted, MB", "measured, MB", "off by")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Compare and show; return the exit code as the main job does."""
-    arguments = sys.argv[1:] if argv is None else argv
-    if arguments[:1] == ["--child"]:
-        print(json.dumps(_child(json.loads(arguments[1]))))
-        return 0
-    return exit_code("estimates", lambda: _run(arguments))
-
-
-def _run(argv: list[str]) -> None:
-    args = _parse(argv)
-    console = make_console()
-    settings = {"threads": torch.get_num_threads(), "steps": _STEPS}
-    with hold_folder(args.out, lambda text: say(console, text)):
-        kept = _Kept(args.out / FILE_NAME, settings, origin("estimates", argv))
-        for dataset in args.datasets.split(","):
-            for model in args.models:
-                say(console, f"{model} on {dataset_name(dataset)}")
-                task = {"model": model, "dataset": dataset, "data_root": args.data_root}
-                _compare(kept, task, args.ways, args.budgets)
-        kept.write()
-    _show(console, kept.found["pairs"], kept.found["budgets"])
-
-
-class _Kept:
-    """What was found, in a file that is written after each finding and read by the next run.
-
-    Raises:
-        ResultsError: If the file is of other settings.
-    """
-
-    def __init__(self, path: Path, settings: dict[str, Any], origin: dict[str, Any]) -> None:
-        self._path, self._head = path, settings | origin
-        self.found: dict[str, list[dict[str, Any]]] = {"estimates": [], "pairs": [], "budgets": []}
-        if (content := read_kept(path, settings)) is not None:
-            self.found = {kind: content[kind] for kind in self.found}
-
-    def once(
-        self, kind: str, key: dict[str, Any], find: Callable[[], dict[str, Any]]
-    ) -> dict[str, Any]:
-        """The finding of this key, which is looked for unless it is there."""
-        for one in self.found[kind]:
-            if one.items() >= key.items():
-                return one
-        self.found[kind].append(key | find())
-        self.write()
-        return self.found[kind][-1]
-
-    def write(self) -> None:
-        """Writes all findings, with the command that found the last of them."""
-        write_json(self._path, self._head | self.found)
-
-
-def _compare(kept: _Kept, task: dict[str, Any], ways: list[str], budgets: list[str]) -> None:
-    """One model on one graph: its estimate, the peak in each way, and what budgets lead to."""
-    key = {"model": task["model"], "dataset": dataset_name(task["dataset"])}
-
-    def estimate() -> dict[str, Any]:
-        found = _in_process(task | {"task": "estimate"})
-        assert found is not None  # without a cap, memory suffices or the process is killed
-        return {"ways": found["ways"]}
-
-    rows = {row["way"]: row for row in kept.once("estimates", key, estimate)["ways"]}
-
-    def measure(way: str) -> dict[str, Any]:
-        found = _in_process(task | {"task": "measure", "way": rows[way]})
-        measured = None if found is None else found["peak_bytes"]
-        return {"predicted": rows[way]["peak_bytes"], "measured": measured}
-
-    def give(memory: int) -> dict[str, Any]:
-        found = _in_process(task | {"task": "budget", "memory": memory})
-        if found is None:
-            return {"chosen": None, "peak": None}
-        return {"chosen": found["way"], "peak": found["peak_bytes"]}
-
-    for way in ways:
-        kept.once("pairs", key | {"way": way}, functools.partial(measure, way))
-    for way in budgets:
-        memory = int(rows[way]["peak_bytes"] * 1.05) + (5 << 20)
-        kept.once("budgets", key | {"for": way, "memory": memory}, functools.partial(give, memory))
-
-
-def _show(console: Console, pairs: list[dict[str, Any]], budgets: list[dict[str, Any]]) -> None:
-    rows = []
-    for pair in pairs:
-        cells = [f"{pair['model']} on {pair['dataset']}", pair["way"]]
-        cells.append(f"{pair['predicted'] / 1e6:,.1f}")
-        if pair["measured"] is None:
-            rows.append((*cells, "does not fit", ""))
-            continue
-        off = pair["predicted"] / pair["measured"] - 1
-        rows.append((*cells, f"{pair['measured'] / 1e6:,.1f}", f"{off:+.1%}"))
-    console.print(make_table("predicted and measured peaks", HEAD, rows))
-    say(console, verdict(pairs))
-    for one in budgets:
-        kept = "no peak" if one["peak"] is None else f"peak {one['peak'] / 1e6:,.1f} MB"
+def _run(args: argparse.Namespace) -> None:
+    kept = command.keep(args, FILE_NAME, steps=_STEPS)
+    kept.content |= {kind: kept.content.get(kind, []) for kind in ("estimates", "pairs", "budgets")}
+    for dataset in args.datasets.split(","):
+        for model in args.models:
+            say(args.console, f"{model} on {dataset_name(dataset)}")
+            _compare(kept, (model, dataset, str(args.data_root)), args.ways, args.budgets)
+    rows = [_row(pair) for pair in kept.content["pairs"]]
+    show(args.console, "predicted and measured peaks", HEAD, rows)
+    say(args.console, verdict(kept.content["pairs"]))
+    for budget in kept.content["budgets"]:
+        peak = "no peak" if budget["peak"] is None else f"peak {budget['peak'] / 1e6:,.1f} MB"
         say(
-            console,
-            f"{one['model']} on {one['dataset']}, {one['memory'] / 1e6:,.1f} MB for {one['for']}: "
-            f"{one['chosen']}, {kept}",
+            args.console,
+            f"{budget['model']} on {budget['dataset']}, {budget['memory'] / 1e6:,.1f} MB for "
+            f"{budget['for']}: {budget['chosen']}, {peak}",
         )
 
 
-def _in_process(task: dict[str, Any]) -> dict[str, Any] | None:
-    """What a task gave in a fresh process; None if the memory did not suffice.
+def _compare(kept: Kept, task: tuple[str, ...], ways: list[str], budgets: list[str]) -> None:
+    """One model on one graph: its estimate, the peak in each way, and the result of budgets."""
+    key = {"model": task[0], "dataset": dataset_name(task[1])}
+    estimates = kept.once(("estimates", key), lambda: _apart("estimate", task) or {"ways": []})
+    rows = {row["way"]: row for row in estimates["ways"]}
+    for way in (*ways, *budgets):
+        if way not in rows:
+            raise UsageError(f"Expected ways of {'; '.join(rows)} (got {way!r})")
 
-    Raises:
-        ExperimentError: If the process failed for another reason.
-    """
-    command = [sys.executable, "-m", "experiments.estimates", "--child", json.dumps(task)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
-    if ended_by_memory(done.returncode, done.stderr):
-        return None
-    last = (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
-    raise ExperimentError(f"{task['task']} of {task['model']} failed: {last}")
+    def measure(way: str) -> dict[str, Any]:
+        answer = _apart("peak_of", task, rows[way])
+        return {"predicted": rows[way]["peak_bytes"], "measured": answer and answer["peak_bytes"]}
+
+    def give(memory: int) -> dict[str, Any]:
+        answer = _apart("choice", task, memory) or {"way": None, "peak_bytes": None}
+        return {"chosen": answer["way"], "peak": answer["peak_bytes"]}
+
+    for way in ways:
+        kept.once(("pairs", key | {"way": way}), functools.partial(measure, way))
+    for way in budgets:
+        memory = int(rows[way]["peak_bytes"] * 1.05) + (5 << 20)
+        place = ("budgets", key | {"for": way, "memory": memory})
+        kept.once(place, functools.partial(give, memory))
 
 
-def _child(task: dict[str, Any]) -> dict[str, Any]:
-    graph = load(task["dataset"], task["data_root"])
-    kind = KINDS[task["model"]]
+def _apart(function: str, task: tuple[str, ...], *more: Any) -> Any:
+    """Return a result from a fresh process; None where the memory did not suffice."""
+    return checked(
+        call(f"experiments.estimates:{function}", *task, *more), f"{function} of {task[0]}"
+    )
+
+
+def _row(pair: dict[str, Any]) -> tuple[str, ...]:
+    head = f"{pair['model']} on {pair['dataset']}", pair["way"], f"{pair['predicted'] / 1e6:,.1f}"
+    if pair["measured"] is None:
+        return (*head, "does not fit", "")
+    off = pair["predicted"] / pair["measured"] - 1
+    return (*head, f"{pair['measured'] / 1e6:,.1f}", f"{off:+.1%}")
+
+
+def _prepared(model: str, dataset: str, root: str) -> tuple[nn.Module, tuple[Any, ...], Tensor]:
+    graph = load(dataset, root)
     seed_everything(0)
-    model, inputs = kind.make(graph), kind.inputs(graph)
+    made, inputs = KINDS[model].make(graph), KINDS[model].inputs(graph)
     with torch.no_grad():
-        model.eval()(*inputs)  # gives lazily initialised parameters their values
-    model.train()
-    if task["task"] == "estimate":
-        return gact_graph.estimate(model, *inputs).to_dict()
-    if task["task"] == "measure":
-        way = task["way"]
-        return_tensors(least_returned(way["peak_bytes"]))  # as within a budget of that size
-        # What a process has for ever after its first step, whatever trains, is no step's.
-        _train(_in_way(copy.deepcopy(model), way), inputs, graph.y, 1)
-        _in_way(model, way)
-        return {"peak_bytes": max(_train(model, inputs, graph.y, _STEPS))}
-    memory = task["memory"]
-    gact_graph.wrap(model, memory=memory)
+        made.eval()(*inputs)  # gives lazily initialised parameters their values
+    return made.train(), inputs, graph.y
+
+
+def estimate(*task: str) -> dict[str, Any]:
+    """Return the library's estimate of a model on a graph."""
+    model, inputs, _ = _prepared(*task)
+    return gact_graph.estimate(model, *inputs).to_dict()
+
+
+def peak_of(model: str, dataset: str, root: str, way: dict[str, Any]) -> dict[str, Any]:
+    """Return the peak of a model in a way of the estimate."""
+    made, inputs, y = _prepared(model, dataset, root)
+    return_tensors(least_returned(way["peak_bytes"]))  # as within a budget of that size
+    # Libraries stay in a process after its first step, whatever trains.
+    _train(_in_way(copy.deepcopy(made), way), inputs, y, 1)
+    return {"peak_bytes": max(_train(_in_way(made, way), inputs, y, _STEPS))}
+
+
+def choice(model: str, dataset: str, root: str, memory: int) -> dict[str, Any]:
+    """Return the way that a budget of ``memory`` bytes leads to, and the peak."""
+    made, inputs, y = _prepared(model, dataset, root)
+    gact_graph.wrap(made, memory=memory)
     try:
-        _choose(model, inputs)
+        # The first training call chooses; its graph is dropped.
+        for output in tensors_in(made(*inputs)):
+            del output
     except gact_graph.MemoryBudgetError:
         return {"way": REFUSED, "peak_bytes": None}
     set_cap(torch.device("cpu"), memory)
-    peaks = _train(model, inputs, graph.y, _STEPS)
-    return {"peak_bytes": max(peaks), "way": gact_graph.report(model).way}
-
-
-def _choose(model: nn.Module, inputs: tuple[Any, ...]) -> None:
-    """The first training call chooses; its graph is dropped."""
-    for output in tensors_in(model(*inputs)):
-        del output
+    peaks = _train(made, inputs, y, _STEPS)
+    return {"peak_bytes": max(peaks), "way": gact_graph.report(made).way}
 
 
 def _in_way(model: nn.Module, way: dict[str, Any]) -> nn.Module:
     if way["level"] is None:
         return model
     blocks = "auto" if way["blocks"] else False
-    options = {"bits": way["bits"], "level": way["level"], "blocks": blocks}
-    return gact_graph.wrap(model, **options, min_bytes=0)
+    return Level(way["level"], blocks, way["bits"]).wrap(model, adaptive=True)
 
 
 def _train(model: nn.Module, inputs: tuple[Any, ...], y: Tensor, steps: int) -> list[int]:
@@ -229,26 +165,23 @@ def _train(model: nn.Module, inputs: tuple[Any, ...], y: Tensor, steps: int) -> 
     return peaks
 
 
-def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = Parser(prog="python -m experiments.estimates", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--models", default=",".join(KINDS), help="default: all")
-    parser.add_argument("--datasets", default="digits", metavar="D,D", help="default: digits")
-    parser.add_argument("--data-root", default="data", metavar="DIR", help="default: data")
-    parser.add_argument("--ways", default=_WAYS, help=f"default: {_WAYS}")
-    parser.add_argument("--budgets", default="", help="ways for each of which a budget is given")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the results")
-    args = parser.parse_args(argv)
-    args.models = choose("--models", args.models, KINDS)
-    args.ways = [*map(_way, args.ways.split(","))]
-    args.budgets = [*map(_way, filter(None, args.budgets.split(",")))]
-    return args
-
-
-def _way(text: str) -> str:
+def _ways(text: str) -> list[str]:
     """``L1 4`` on the command line is ``L1, 4 bits`` in the table of an estimate."""
-    level, _, bits = text.rpartition(" ")
-    return f"{level}, {bits} bits" if bits.isdigit() else text
+    parts = (way.rpartition(" ") for way in text.split(",") if way)
+    return [f"{a}, {bits} bits" if bits.isdigit() else f"{a}{s}{bits}" for a, s, bits in parts]
 
+
+main = command.Command(
+    "estimates",
+    __doc__,
+    _run,
+    command.names("--models", KINDS),
+    command.flag("--datasets", default="digits", metavar="D,D"),
+    command.DATA_ROOT,
+    command.flag("--ways", _ways, _WAYS),
+    command.flag("--budgets", _ways, "", "ways for each of which a budget is given"),
+    command.OUT_NEEDED,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

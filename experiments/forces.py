@@ -5,47 +5,42 @@
 Each potential at each level trains a few steps in a process of its own. The energies, forces and
 gradients of its next step are compared with those of stock. A copy in float64 is then checked on
 one molecule: forces against central finite differences of the energy, the asymmetry of the second
-derivative, and the energy over a short simulation. ``DIR`` gets ``forces.json``.
+derivative, and the energy over a short simulation.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import multiprocessing
+import functools
 import statistics
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import gact_graph
-from experiments.helpers.display import make_console, make_table, say
+from experiments.helpers import command
+from experiments.helpers.display import say, show
 from experiments.helpers.forces_tables import HEAD, PHYSICS_HEAD, physics_rows, rows
-from experiments.helpers.options import Parser
-from experiments.helpers.origin import origin
+from experiments.helpers.levels import Level
+from experiments.helpers.meters import Trainee, load_kernels, train
 from experiments.helpers.peers.counting import saved_bytes
 from experiments.helpers.potentials import POTENTIALS, molecules, plain_neighbours
-from experiments.helpers.subjects import choose, exit_code, write_json
+from experiments.helpers.process import call
 from experiments.helpers.train import seed_everything
-from experiments.helpers.values import FP32_BITS, parse_count
-from experiments.helpers.variants import VARIANTS, apply
-from gact_graph.support.peak import PeakMeter
 
 WAYS = {
-    "stock": ("stock", FP32_BITS),
-    "lossless": ("lossless", FP32_BITS),
-    "L1-8": ("L1+blocks", 8),
-    "L1-4": ("L1+blocks", 4),
-    "L1-2": ("L1+blocks", 2),
-    "CB1-4": ("CB1", 4),
-    "CB2-4": ("CB2", 4),
+    "stock": None,
+    "lossless": Level("lossless"),
+    "L1-8": Level("L1", "auto", 8),
+    "L1-4": Level("L1", "auto", 4),
+    "L1-2": Level("L1", "auto", 2),
+    "CB1-4": Level("CB1", bits=4),
+    "CB2-4": Level("CB2", "auto", 4),
 }
-"""A variant and its bits, by name."""
 
 _STEP = 1e-5
 """Of finite differences: truncation and rounding are both near 1e-10 in float64."""
@@ -55,8 +50,8 @@ def measure(name: str, way: str, batch: int, atoms: int, steps: int, size: int) 
     """Train one potential and check it.
 
     Args:
-        name: One of :data:`experiments.helpers.potentials.POTENTIALS`.
-        way: One of :data:`WAYS`.
+        name: A name of :data:`experiments.helpers.potentials.POTENTIALS`.
+        way: A name of :data:`WAYS`.
         batch: Molecules of a step.
         atoms: Atoms of a molecule.
         steps: Training steps; the first is not timed.
@@ -65,29 +60,20 @@ def measure(name: str, way: str, batch: int, atoms: int, steps: int, size: int) 
     Returns:
         ``peak_bytes`` over the start, ``saved_bytes``, ``step_seconds`` (the median),
         ``energy_error``, ``forces_error`` and ``gradient_error`` relative to stock, and
-        what :func:`physics` returns.
+        the result of :func:`physics`.
     """
     with plain_neighbours():
         seed_everything(0)
         model = POTENTIALS[name](size).train()
         _wrap(model, way)
-        # Libraries and kernels stay in memory after the first step of a process.
-        _load_libraries()
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-        seconds = []
-        with PeakMeter(torch.device("cpu")) as meter:
-            for step in range(steps):
-                inputs = molecules(batch, atoms, step)
-                start = time.perf_counter()
-                optimizer.zero_grad(set_to_none=True)
-                _loss(model(*inputs)).backward()
-                optimizer.step()
-                seconds.append(time.perf_counter() - start)
+        load_kernels(torch.device("cpu"))
+        batches = iter([molecules(batch, atoms, step) for step in range(steps)])
+        measured = train(Trainee(model, lambda: _loss(model(*next(batches)))), steps, lr=1e-4)
         inputs = molecules(batch, atoms, steps)
         return {
-            "peak_bytes": meter.peak_bytes,
+            "peak_bytes": measured.peak_bytes,
             "saved_bytes": _saved(model, way, inputs),
-            "step_seconds": statistics.median(seconds[1:] or seconds),
+            "step_seconds": measured.medians["step_seconds"],
             **_errors(model, way, inputs),
             **_physics_of(name, way, size),
         }
@@ -134,18 +120,14 @@ def physics(model: Callable[..., Any], atoms: int = 10, steps: int = 100) -> dic
 
 
 def _wrap(model: nn.Module, way: str) -> None:
-    variant, bits = WAYS[way]
-    apply(model, VARIANTS[variant], bits, adaptive=False)
+    level = WAYS[way]
+    if level is not None:
+        level.wrap(model)
 
 
-def _loss(found: tuple[Tensor, Tensor]) -> Tensor:
-    energy, forces = found
+def _loss(output: tuple[Tensor, Tensor]) -> Tensor:
+    energy, forces = output
     return energy.square().mean() + forces.square().mean()
-
-
-def _load_libraries() -> None:
-    model = gact_graph.wrap(nn.Linear(64, 64), bits=4, adaptive=False, min_bytes=0)
-    model(torch.ones(1024, 64) * 1).square().sum().backward()
 
 
 def _saved(model: nn.Module, way: str, inputs: tuple[Tensor, ...]) -> int:
@@ -158,17 +140,17 @@ def _errors(model: nn.Module, way: str, inputs: tuple[Tensor, ...]) -> dict[str,
     stock = copy.deepcopy(model)
     if way != "stock":
         gact_graph.unwrap(stock)
-    found = []
-    for one in (model, stock):
-        one.zero_grad(set_to_none=True)
-        energy, forces = one(*inputs)
+    results = []
+    for net in (model, stock):
+        net.zero_grad(set_to_none=True)
+        energy, forces = net(*inputs)
         _loss((energy, forces)).backward()
-        gradient = [p.grad.flatten() for p in one.parameters() if p.grad is not None]
-        found.append((energy.detach(), forces.detach(), torch.cat(gradient)))
+        gradient = [p.grad.flatten() for p in net.parameters() if p.grad is not None]
+        results.append((energy.detach(), forces.detach(), torch.cat(gradient)))
     keys = ("energy_error", "forces_error", "gradient_error")
     return {
         key: float((got - expected).norm() / expected.norm())
-        for key, got, expected in zip(keys, *found, strict=True)
+        for key, got, expected in zip(keys, *results, strict=True)
     }
 
 
@@ -186,54 +168,36 @@ def _physics_of(name: str, way: str, size: int) -> dict[str, float]:
         torch.set_default_dtype(before)
 
 
-def _measure_apart(threads: int, *settings: Any) -> dict[str, Any]:
-    torch.set_num_threads(threads)
-    return measure(*settings)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Measure and show; return the exit code as the main job does."""
-    return exit_code("forces", lambda: _run(argv))
-
-
-def _run(argv: list[str] | None) -> None:
-    args = _parse(argv)
-    console = make_console()
-    args.out.mkdir(parents=True, exist_ok=True)
-    head = {key: getattr(args, key) for key in ("batch", "atoms", "steps", "size")}
-    sizes = tuple(head.values())
-    head |= {"threads": torch.get_num_threads()} | origin("forces", argv)
-    found: dict[str, dict[str, Any]] = {}
+def _run(args: argparse.Namespace) -> None:
+    sizes = ("batch", "atoms", "steps", "size")
+    kept = command.keep(args, "forces.json", *sizes)
+    asked = [getattr(args, size) for size in sizes]
+    measured: dict[str, dict[str, Any]] = {}
     for name in args.models:
-        ways = found.setdefault(name, {})
         for way in args.levels:
-            say(console, f"{name}, {way}")
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                ways[way] = pool.apply(_measure_apart, (torch.get_num_threads(), name, way, *sizes))
-            # After each, so that the numbers so far survive.
-            write_json(args.out / "forces.json", head | {"models": found})
-    console.print(make_table("Training with forces in the loss", HEAD, rows(found)))
-    console.print(make_table("Physics in float64", PHYSICS_HEAD, physics_rows(found)))
+            say(args.console, f"{name}, {way}")
+            train = functools.partial(call, "experiments.forces:measure", name, way, *asked)
+            result = kept.once(("models", name, way), train)
+            if "reason" in result:
+                say(args.console, f"  {result['reason']}")
+            else:
+                measured.setdefault(name, {})[way] = result
+    show(args.console, "Training with forces in the loss", HEAD, rows(measured))
+    show(args.console, "Physics in float64", PHYSICS_HEAD, physics_rows(measured))
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m experiments.forces", description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(POTENTIALS), help="default: all")
-    parser.add_argument("--levels", default=",".join(WAYS), help=f"of {', '.join(WAYS)}")
-    parser.add_argument(
-        "--batch", type=parse_count, default=32, metavar="N", help="molecules (default: 32)"
-    )
-    parser.add_argument(
-        "--atoms", type=parse_count, default=20, metavar="N", help="of a molecule (default: 20)"
-    )
-    parser.add_argument("--steps", type=parse_count, default=4, metavar="N", help="default: 4")
-    parser.add_argument("--size", type=parse_count, default=64, metavar="N", help="channels")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the results")
-    args = parser.parse_args(argv)
-    args.models = choose("--models", args.models, POTENTIALS)
-    args.levels = choose("--levels", args.levels, WAYS)
-    return args
-
+main = command.Command(
+    "forces",
+    __doc__,
+    _run,
+    command.names("--models", POTENTIALS),
+    command.names("--levels", WAYS),
+    command.number("--batch", 32, "molecules"),
+    command.number("--atoms", 20, "of a molecule"),
+    command.number("--steps", 4),
+    command.number("--size", 64, "channels"),
+    command.OUT_NEEDED,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

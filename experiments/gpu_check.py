@@ -1,12 +1,12 @@
-"""Everything that wants a GPU, one part after the other, for a machine that is lent for minutes.
+"""All checks that need a GPU, one part after the other, for a machine that is lent for minutes.
 
 ``python -m experiments.gpu_check --call 1 --out DIR``, and so ``--call 2`` and ``--call 3``
 
-There are three calls of at most nine minutes each, what matters most first. Each part is a process
+There are three calls of at most nine minutes each, the most important first. Each part is a process
 of its own, so that a kernel that breaks the device's context breaks one part alone, and has a limit
 of time, at which it is interrupted and, some seconds later, killed. ``DIR/gpu_check.json`` is
-written after each; while a part runs, what it has so far lies in ``DIR/PART.json`` or ``DIR/PART``,
-and what tests print in ``DIR/PART.log``.
+written after each; while a part runs, its output lies in ``DIR/PART.json`` or ``DIR/PART``, and the
+lines of tests in ``DIR/PART.log``.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
+from experiments.helpers import command
 from experiments.helpers.display import make_console, say
 from experiments.helpers.errors import ExperimentError, UsageError
+from experiments.helpers.kept import write_json
 from experiments.helpers.machine import gpus
-from experiments.helpers.options import Parser
 from experiments.helpers.results import current_versions
-from experiments.helpers.subjects import choose, exit_code, write_json
+from experiments.helpers.values import parse_path
 
 FILE_NAME = "gpu_check.json"
 
@@ -60,15 +61,14 @@ class Part:
     """A module to run.
 
     Attributes:
-        module: Its full name; a part whose module is not there is left out, which counts
-            as a failure.
+        module: Its full name; without it the part is left out, which counts as a failure.
         flags: Its flags but for that of its output.
         seconds: After which it is ended.
-        folder: Whether its output is a folder or a file that stays as it is, or a JSON file whose
-            content moves into :data:`FILE_NAME`.
-        under: A program, with its flags, that runs it; without that program the part is left out.
+        folder: Whether its output is a folder or a file that stays, or a JSON file whose content
+            moves into :data:`FILE_NAME`.
+        under: A program, with its flags, that runs it; without it the part is left out.
         out: The flag of its output; empty where it is among the flags.
-        environment: Variables that it gets besides.
+        environment: Further variables.
     """
 
     module: str
@@ -80,21 +80,15 @@ class Part:
     environment: tuple[tuple[str, str], ...] = ()
 
     def command(self, target: Path, data: Path) -> list[str]:
-        """The command line.
-
-        Args:
-            target: Where the output goes.
-            data: The folder of generated graphs.
-        """
+        """Return the command line, with its output and the folder of generated graphs."""
         flags = [flag.replace(_DATA, str(data)) for flag in self.flags]
-        if self.out:
-            flags += [self.out, str(target)]
-        return [*self.under, sys.executable, "-m", self.module, *flags]
+        output = [self.out, str(target)] if self.out else []
+        return [*self.under, sys.executable, "-m", self.module, *flags, *output]
 
     def is_there(self) -> bool:
         """Whether its module and the program that it runs under can be found."""
-        found = importlib.util.find_spec(self.module) is not None
-        return found and (not self.under or shutil.which(self.under[0]) is not None)
+        has_module = importlib.util.find_spec(self.module) is not None
+        return has_module and (not self.under or shutil.which(self.under[0]) is not None)
 
 
 def _tests(seconds: int, *flags: str, **options: Any) -> Part:
@@ -158,84 +152,72 @@ CALLS: tuple[dict[str, Part], ...] = (
         ),
     },
 )
-"""What to run in each call."""
+"""The parts of each call."""
 
 PARTS = {name: part for call in CALLS for name, part in call.items()}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the parts; return 1 if one failed, 2 where there is no GPU or a flag cannot be served."""
-    return exit_code("gpu_check", lambda: _run(argv))
-
-
 def run_parts(parts: Mapping[str, Part], out: Path, data: Path) -> dict[str, Any]:
-    """Run each part, write :data:`FILE_NAME` after each, and return what it holds of them.
+    """Run each part, write :data:`FILE_NAME` after each, and return its content by part.
 
     Of each ``state`` (``done``, ``failed``, ``out of time`` or ``not there``), ``seconds``,
-    ``error`` (the last line of standard error) where it failed, and ``found``, what the part wrote,
-    also where it failed.
+    ``error`` (the last line of standard error) where it failed, and ``found``, its output, also
+    where it failed.
 
     Args:
         parts: By name.
         out: The folder of the results.
         data: The folder of generated graphs, which serves several calls.
     """
-    out.mkdir(parents=True, exist_ok=True)
     about = {"gpus": gpus(), "cuda": torch.version.cuda, "versions": current_versions()}
-    found: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}
     console = make_console()
     for name, part in parts.items():
         target = out / (name if part.folder else f"{name}.json")
-        command = part.command(target, data)
-        say(console, f"{name}: {' '.join(command)}")
-        with _output(part, out / f"{name}.log") as printed:
-            found[name] = _outcome(part, command, target, printed)
-        write_json(out / FILE_NAME, about | {"parts": found})
+        say(console, f"{name}: {' '.join(part.command(target, data))}")
+        outcomes[name] = _outcome(part, target, data, out / f"{name}.log")
+        write_json(out / FILE_NAME, about | {"parts": outcomes})
         if not part.folder:
             # Only now: until then it was the one copy.
-            (out / f"{name}.json").unlink(missing_ok=True)
-        say(console, f"  {found[name]['state']} {found[name].get('error', '')}")
-    return found
+            target.unlink(missing_ok=True)
+        say(console, f"  {outcomes[name]['state']} {outcomes[name].get('error', '')}")
+    return outcomes
 
 
-def _output(part: Part, log: Path) -> AbstractContextManager[IO[str] | None]:
-    """Where a part prints: tests into a file, others to the terminal."""
-    return log.open("w") if part.module == "pytest" else nullcontext()
-
-
-def _outcome(
-    part: Part, command: list[str], target: Path, printed: IO[str] | None
-) -> dict[str, Any]:
+def _outcome(part: Part, target: Path, data: Path, log: Path) -> dict[str, Any]:
     if not part.is_there():
         return {"state": "not there"}
     start = time.perf_counter()
-    environment = os.environ | dict(part.environment)
-    # A group of its own, so that its children end with it.
-    process = subprocess.Popen(
-        command,
-        stdout=printed,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
-    try:
-        _, errors = process.communicate(timeout=part.seconds)
-        state = "failed" if process.returncode else "done"
-    except subprocess.TimeoutExpired:
-        errors = _end(process)
-        state = "out of time"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") if part.module == "pytest" else nullcontext() as printed:
+        process = subprocess.Popen(
+            part.command(target, data),
+            stdout=printed,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | dict(part.environment),
+            start_new_session=True,  # a group of its own, so that its children end with it
+        )
+        try:
+            _, errors = process.communicate(timeout=part.seconds)
+            state = "failed" if process.returncode else "done"
+        except subprocess.TimeoutExpired:
+            state, errors = "out of time", _end(process)
     outcome: dict[str, Any] = {"state": state, "seconds": round(time.perf_counter() - start, 1)}
     if state != "done":
         lines = errors.strip().splitlines()
         outcome["error"] = lines[-1] if lines else f"ended with code {process.returncode}"
     if not part.folder and target.is_file():
-        outcome["found"] = _content(target)
+        text = target.read_text(errors="replace")
+        try:
+            outcome["found"] = json.loads(text)
+        except json.JSONDecodeError:  # cut off
+            outcome["found"] = text
     return outcome
 
 
 def _end(process: subprocess.Popen[str]) -> str:
-    """Interrupts a group of processes, kills what is left, and returns the first one's errors."""
+    """Interrupt a group of processes, kill the rest of it, and return the errors of the first."""
     os.killpg(process.pid, signal.SIGINT)
     with suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE_SECONDS)
@@ -244,46 +226,34 @@ def _end(process: subprocess.Popen[str]) -> str:
     return process.communicate()[1]
 
 
-def _content(target: Path) -> Any:
-    """What a part wrote; as text where it is no JSON, or was cut off."""
-    text = target.read_text(errors="replace")
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
-
-
-def _run(argv: list[str] | None) -> None:
-    args = _parse(argv)
+def _run(args: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
         raise UsageError(
             "Expected a CUDA device that torch sees (got none): run this where there is a GPU; "
             "the commands of its parts take --device cpu"
         )
-    found = run_parts({name: PARTS[name] for name in args.parts}, args.out, args.data)
-    failed = [name for name, outcome in found.items() if outcome["state"] != "done"]
+    names = args.parts if args.call is None else [*CALLS[args.call - 1]]
+    outcomes = run_parts({name: PARTS[name] for name in names}, args.out, args.data)
+    failed = [name for name, outcome in outcomes.items() if outcome["state"] != "done"]
     if failed:
         raise ExperimentError(f"failed or not run: {', '.join(failed)}; see {args.out / FILE_NAME}")
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m experiments.gpu_check", description=__doc__.splitlines()[0])
-    chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument(
-        "--call", type=int, choices=(1, 2, 3), help="the parts of one call of nine minutes"
-    )
-    chosen.add_argument(
-        "--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)} (default: all)"
-    )
-    data = Path(tempfile.gettempdir()) / "gact_graph_data"
-    parser.add_argument(
-        "--data", type=Path, default=data, metavar="DIR", help=f"generated graphs (default: {data})"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the results")
-    args = parser.parse_args(argv)
-    args.parts = [*CALLS[args.call - 1]] if args.call else choose("--parts", args.parts, PARTS)
-    return args
-
+main = command.Command(
+    "gpu_check",
+    __doc__,
+    _run,
+    command.flag("--call", int, choices=(1, 2, 3), text="the parts of one call of nine minutes"),
+    command.names("--parts", PARTS),
+    command.flag(
+        "--data",
+        parse_path,
+        str(Path(tempfile.gettempdir()) / "gact_graph_data"),
+        "generated graphs",
+        metavar="DIR",
+    ),
+    command.OUT_NEEDED,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""How far compression takes the gradient of a step, for many kinds of models.
+"""The error of the gradient under compression, for many kinds of models.
 
 ``python -m experiments.gradient_error --out DIR``
 
@@ -7,36 +7,34 @@ of a wrapped model and the exact one, over the length of the exact one: at the f
 some steps of training, with the same bits everywhere and with adaptive bits. At the first step
 nothing was measured yet, so both are alike there. Each is a mean over several draws of the noise
 (and of dropout) in each of several trainings, shown with its standard error. Beside them stands
-what measuring cost, in time of the processor, which other work on the machine does not add to: the
-first measurement, in ordinary steps, and all of them, as a share of the training. ``DIR`` gets a
-JSON file for each model.
+the cost of measuring, in time of the processor, which other work on the machine does not add to:
+the first measurement, in ordinary steps, and all of them, as a share of the training.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import inspect
+import functools
 import math
-import multiprocessing
 import statistics
 import sys
-import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import gact_graph
-from experiments.helpers.display import make_console, make_table, say
+from experiments.helpers import command
+from experiments.helpers.display import say, show
+from experiments.helpers.levels import Level
 from experiments.helpers.measuring import cost_of_measuring
-from experiments.helpers.options import Parser
-from experiments.helpers.origin import origin
-from experiments.helpers.subjects import choose, exit_code, write_json
+from experiments.helpers.meters import Meter, Trainee, train
+from experiments.helpers.process import call
 from experiments.helpers.train import seed_everything
-from experiments.helpers.values import parse_count
+from experiments.helpers.values import parse_bits
 from experiments.models.small import SMALL, Small, make_small
 
 _DRAWS = 4
@@ -47,7 +45,7 @@ _FAR = 1_000_000
 
 
 def gradient(model: nn.Module, small: Small, seed: int) -> Tensor:
-    """The gradient of one step as one vector [P]; nothing in ``model`` changes."""
+    """Return the gradient of one step as one vector [P]; nothing in ``model`` changes."""
     model = copy.deepcopy(model)
     model.zero_grad(set_to_none=True)
     seed_everything(seed)
@@ -56,30 +54,27 @@ def gradient(model: nn.Module, small: Small, seed: int) -> Tensor:
 
 
 def errors(model: nn.Module, small: Small) -> list[float]:
-    """The relative errors of a wrapped model's gradient, where it stands, one for each draw."""
+    """Return the relative errors of a wrapped model's gradient at its state, one a draw."""
     plain = gact_graph.unwrap(copy.deepcopy(model))
-    found = []
+    distances = []
     for draw in range(_DRAWS):
         exact = gradient(plain, small, draw)
         noisy = copy.deepcopy(model)
         state = gact_graph.state_dict(noisy)
         gact_graph.load_state_dict(noisy, state | {"forwards": state["forwards"] + _FAR * draw})
-        found.append(float((gradient(noisy, small, draw) - exact).norm() / exact.norm()))
-    return found
+        distances.append(float((gradient(noisy, small, draw) - exact).norm() / exact.norm()))
+    return distances
 
 
 def measure(
     name: str, bits: int, adaptive: bool, steps: int, seeds: int, blocks: str | bool
 ) -> dict[str, Any]:
-    """One model's errors before and after each of ``seeds`` trainings; of the last one its losses,
-    and what measuring took."""
+    """Return one model's errors before and after each of ``seeds`` trainings; of the last one its
+    losses, and the cost of measuring."""
     first, last = [], []
     for seed in range(seeds):
         small = make_small(name)
-        options: dict[str, Any] = {"bits": bits, "adaptive": adaptive, "blocks": blocks}
-        if "min_bytes" in inspect.signature(gact_graph.wrap).parameters:
-            options["min_bytes"] = 0
-        model = gact_graph.wrap(small.model, **options, seed=seed)
+        model = Level("L1", blocks).wrap(small.model, bits, adaptive, seed=seed)
         first += errors(model, small)
         training = _train(model, small, steps, seed)
         last += errors(model, small)
@@ -101,68 +96,57 @@ def measure(
     }
 
 
+class _Passes(Meter):
+    """The number of measurements after each step."""
+
+    def __init__(self, trainee: Trainee) -> None:
+        super().__init__(trainee)
+        self.after: list[int] = []
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        yield
+        self.after.append(gact_graph.report(self.trainee.model).measurements)
+
+
 def _train(model: nn.Module, small: Small, steps: int, seed: int) -> dict[str, Any]:
-    optimizer = torch.optim.Adam(model.parameters(), lr=small.lr)
-    losses, seconds, passes = [], [], []
-    for step in range(steps):
-        start = time.process_time()
-        optimizer.zero_grad()
-        seed_everything(steps * seed + step)
-        loss = small.loss(model)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        seconds.append(time.process_time() - start)
-        passes.append(gact_graph.report(model).measurements)
-    return {"loss": losses, **cost_of_measuring(seconds, passes)}
+    seeds = iter(range(steps * seed, steps * (seed + 1)))
+
+    def loss() -> Tensor:
+        seed_everything(next(seeds))
+        return small.loss(model)
+
+    passes = _Passes(Trainee(model, loss))
+    taken = train(passes.trainee, steps, small.lr, [passes])
+    return {"loss": taken.losses, **cost_of_measuring(taken.process_seconds, passes.after)}
 
 
 def _standard_error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
-def _measure_within(limit: int | None, name: str, bits: int, *rest: Any) -> dict[str, Any]:
-    """The same in a process of its own that ends after ``limit`` seconds, if there is a limit."""
-    if limit is None:
-        return measure(name, bits, *rest)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        try:
-            return pool.apply_async(measure, (name, bits, *rest)).get(limit)
-        except multiprocessing.TimeoutError:
-            row = {"model": name, "bits": bits, "adaptive": rest[0]}
-            return row | {"not_finished_in_seconds": limit}
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Measure; write a JSON; print a table; return the exit code as the main job does."""
-    return exit_code("gradient_error", lambda: _run(argv))
-
-
-def _run(argv: list[str] | None) -> None:
-    args = _parse(argv)
-    args.out.mkdir(parents=True, exist_ok=True)
-    console = make_console()
-    cells: list[tuple[str, ...]] = []
-    head = {key: getattr(args, key) for key in ("steps", "seeds", "blocks")}
-    head |= {"draws": _DRAWS, "threads": torch.get_num_threads()} | origin("gradient_error", argv)
+def _run(args: argparse.Namespace) -> None:
+    settings = ("steps", "seeds", "blocks")
+    cells = []
     for name in args.models:
-        rows = []
+        kept = command.keep(args, f"{name}.json", *settings, draws=_DRAWS)
         for bits in args.bits:
             for adaptive in (False, True):
-                rest = (adaptive, args.steps, args.seeds, args.blocks)
-                rows.append(_measure_within(args.limit, name, bits, *rest))
-                write_json(args.out / f"{name}.json", head | {"rows": rows})
-        cells += map(_cells, rows)
-    last = f"after {args.steps} steps"
-    columns = ("model", "bits", "first step", last, "loss", "first measurement", "measuring")
-    console.print(make_table("Relative error of the gradient", columns, cells))
-    say(console, f"{_DRAWS} draws in each of {args.seeds} trainings")
+                asked = (name, bits, adaptive, args.steps, args.seeds, args.blocks)
+                function = "experiments.gradient_error:measure"
+                find = functools.partial(call, function, *asked, limit=args.limit)
+                key = {"model": name, "bits": bits, "adaptive": adaptive}
+                cells.append(_cells(key | kept.once(("rows", key), find)))
+    columns = ("first step", f"after {args.steps} steps", "loss", "first measurement", "measuring")
+    title = "Relative error of the gradient"
+    show(args.console, title, ("model", "bits", *columns), cells)
+    say(args.console, f"{_DRAWS} draws in each of {args.seeds} trainings")
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     head = row["model"], f"{row['bits']} {'adaptive' if row['adaptive'] else 'fixed'}"
-    if "not_finished_in_seconds" in row:
-        return (*head, f"not finished in {row['not_finished_in_seconds']} s", *[""] * 4)
+    if "reason" in row:
+        return (*head, row["reason"], *[""] * 4)
     return (
         *head,
         f"{row['first']:.3f} ± {row['first_standard_error']:.3f}",
@@ -173,26 +157,18 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        prog="python -m experiments.gradient_error", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--models", default=",".join(SMALL), help="default: all")
-    parser.add_argument("--bits", default="4,2", help="default: 4,2")
-    parser.add_argument("--steps", type=parse_count, default=50, help="of training (default: 50)")
-    parser.add_argument("--seeds", type=parse_count, default=1, help="trainings (default: 1)")
-    parser.add_argument(
-        "--limit", type=parse_count, metavar="S", help="seconds for one row (default: none)"
-    )
-    parser.add_argument(
-        "--blocks", choices=("auto",), default=False, help="message passing in blocks"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the results")
-    args = parser.parse_args(argv)
-    args.models = choose("--models", args.models, SMALL)
-    args.bits = [int(bits) for bits in choose("--bits", args.bits, [*map(str, range(1, 17))])]
-    return args
-
+main = command.Command(
+    "gradient_error",
+    __doc__,
+    _run,
+    command.names("--models", SMALL),
+    command.several("--bits", parse_bits, "4,2"),
+    command.number("--steps", 50, "of training"),
+    command.number("--seeds", 1, "trainings"),
+    command.number("--limit", text="seconds for one row"),
+    command.flag("--blocks", default=False, choices=("auto",), text="message passing in blocks"),
+    command.OUT_NEEDED,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

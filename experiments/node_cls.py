@@ -8,148 +8,180 @@ on a part of the graph each; the first one writes and prints.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from dataclasses import replace
-from pathlib import Path
 
-from rich.console import Console
-
-import gact_graph
-from datasets import DatasetError, load
-from experiments.helpers import compare
-from experiments.helpers.atomic import write_atomically
-from experiments.helpers.cap import is_want_of_memory
+from datasets import load
+from experiments.helpers import command, compare
 from experiments.helpers.data import layout_of, prepare
-from experiments.helpers.display import make_console, make_table, say, show_result
-from experiments.helpers.errors import ExperimentError
+from experiments.helpers.display import say, show, show_result
+from experiments.helpers.errors import UsageError
 from experiments.helpers.fit import check_fits
-from experiments.helpers.folder import check_folder
 from experiments.helpers.job import Job, configuration, run
+from experiments.helpers.kept import write_atomically
+from experiments.helpers.labels import EXACT_LEVELS, LEVELS
 from experiments.helpers.markdown import FILE_NAME, markdown_table
 from experiments.helpers.notes import notes
-from experiments.helpers.options import Options, parse
-from experiments.helpers.ranks import process_group, rank
+from experiments.helpers.ranks import process_group, world_size
+from experiments.helpers.recipes import MODELS, recipe_for
 from experiments.helpers.results import Results
+from experiments.helpers.sampling import SAMPLERS
+from experiments.helpers.shares import PARTITIONS
 from experiments.helpers.summary import dataset_name
 from experiments.helpers.train import Setup
-from experiments.helpers.values import FP32_BITS
+from experiments.helpers.values import (
+    FP32_BITS,
+    parse_bits,
+    parse_blocks,
+    parse_memory,
+    parse_not_negative,
+    parse_positive,
+    parse_seeds,
+    parse_share,
+)
 
-_DOES_NOT_FIT = 3
-_INTERRUPTED = 130  # what shells give a process that Ctrl-C ended
+_RECIPE = ("epochs", "hidden", "layers", "heads", "dropout", "lr", "weight_decay")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the job.
+def complete(args: argparse.Namespace) -> argparse.Namespace:
+    """Check flags beside each other, and fill in ``level`` and ``recipe``.
 
-    Returns:
-        The exit code: 0, 1 (data, files), 2 (flags), 3 (nothing fits --memory) or 130 (Ctrl-C).
+    Raises:
+        UsageError: If some do not go together.
     """
-    out: Path | None = None
-    try:
-        options = parse(argv)
-        out = options.out
-        if rank() > 0:
-            out, options = None, replace(options, out=None)
-        console = make_console(quiet=rank() > 0)
-        if out is not None:
-            check_folder(out)  # a large graph takes minutes to load
-        with process_group(options.device):
-            if options.compare:
-                _compare(options, console)
-            else:
-                _single(options, console)
-    except KeyboardInterrupt:
-        kept = (
-            "nothing is kept without --out DIR"
-            if out is None
-            else f"every finished seed is in {out}, and the same command goes on from there"
+    if args.bits is None and args.memory is None and not args.compare:
+        raise UsageError("Expected --bits B, or --compare for the paper's widths (got neither)")
+    chosen = (args.bits, args.level, args.blocks)
+    if args.memory is not None and (args.compare or chosen != (None, None, None)):
+        raise UsageError(
+            "Expected --memory in place of --bits, --level, --blocks and --compare (got some of "
+            "them too)"
         )
-        print(f"Interrupted: {kept}.", file=sys.stderr)
-        return _INTERRUPTED
-    except ExperimentError as error:
-        print(f"node_cls: {error}", file=sys.stderr)
-        return error.exit_code
-    except gact_graph.MemoryBudgetError as error:
-        print(f"node_cls: {error}", file=sys.stderr)
-        return _DOES_NOT_FIT
-    except DatasetError as error:
-        print(f"node_cls: {error}", file=sys.stderr)
-        return 1
-    except (MemoryError, RuntimeError) as error:
-        if not is_want_of_memory(error):
-            raise
-        print(
-            "node_cls: the device's memory is full: take fewer --bits, --level CB2, or smaller "
-            "--hidden, --heads or --layers",
-            file=sys.stderr,
+    if args.sampler is None and args.partition is None and world_size() > 1:
+        raise UsageError(
+            f"Expected --sampler or --partition under torchrun (got {world_size()} processes, "
+            "which would all train on the whole graph)"
         )
-        return 1
-    return 0
+    for flag in ("sampler", "memory") if args.partition is not None else ():
+        if getattr(args, flag) is not None:
+            raise UsageError(f"Expected --partition or --{flag} (got both)")
+    if args.partition is not None and args.level in ("CB1", "CB2"):
+        raise UsageError(
+            "Expected --level L0, lossless, L1 or L2 with --partition (got "
+            f"{args.level}, which would fetch the rows of other processes again)"
+        )
+    if args.heads is not None and args.model != "gat":
+        raise UsageError(f"Expected --heads with --model gat only (got --model {args.model})")
+    if args.level is None:
+        args.level = "L0" if args.bits == FP32_BITS and not args.compare else "L1"
+    elif args.level in EXACT_LEVELS and (args.compare or args.bits != FP32_BITS):
+        got = "--compare" if args.compare else f"--bits {args.bits}"
+        raise UsageError(
+            f"Expected --bits 32 with --level {args.level}, which quantizes nothing (got {got})"
+        )
+    overrides = {name: getattr(args, name) for name in _RECIPE}
+    args.recipe = recipe_for(args.model, args.dataset, **overrides)
+    return args
 
 
-def _single(options: Options, console: Console) -> None:
-    assert options.bits is not None or options.memory is not None  # parse() refuses it
-    job = _job(options)
-    results, report = run(job, console)
-    show_result(console, results, report)
-    for note in notes(results.config):
-        say(console, note)
+def _run(args: argparse.Namespace) -> None:
+    complete(args)
+    with process_group(args.device):
+        if args.compare:
+            _compare(args)
+            return
+        results, report = run(_job(args), args.console)
+        show_result(args.console, results, report)
+        for note in notes(results.config):
+            say(args.console, note)
 
 
-def _compare(options: Options, console: Console) -> None:
-    if options.bits is not None:
-        say(console, f"--compare runs widths of its own: --bits {options.bits} is not used.")
-    base = _job(options)
-    found: dict[str, Results] = {}
+def _compare(args: argparse.Namespace) -> None:
+    if args.bits is not None:
+        say(args.console, f"--compare runs widths of its own: --bits {args.bits} is not used.")
+    base = _job(args)
+    compared: dict[str, Results] = {}
     report = None
     for variant in compare.VARIANTS:
-        setup = replace(
-            base.setup,
-            bits=variant.bits,
-            level="L0" if variant.bits == FP32_BITS else options.level,
-            adaptive=variant.adaptive,
-            blocks=False if variant.bits == FP32_BITS else options.blocks,
-        )
-        out = None if options.out is None else options.out / variant.name
-        say(console, variant.label)
-        found[variant.name], report = run(replace(base, setup=setup, out=out), console)
+        setup = variant.of(base.setup)
+        out = None if args.out is None else args.out / variant.name
+        say(args.console, variant.label)
+        compared[variant.name], report = run(replace(base, setup=setup, out=out), args.console)
     if report is not None:
-        console.print(report)  # of the last variant: the one with the fewest bits
-    rows = compare.compare_rows(options.model, options.dataset, found)
-    lines = notes(configuration(base)) + compare.compare_notes(options.model, options.dataset)
-    title = (
-        f"{options.model.upper()} on {dataset_name(options.dataset)}, {len(options.seeds)} seeds"
-    )
-    console.print(make_table(title, compare.HEAD, rows))
+        args.console.print(report)  # of the last variant: the one with the fewest bits
+    rows = compare.compare_rows(args.model, args.dataset, compared)
+    lines = notes(configuration(base)) + compare.compare_notes(args.model, args.dataset)
+    title = f"{args.model.upper()} on {dataset_name(args.dataset)}, {len(args.seeds)} seeds"
+    show(args.console, title, compare.HEAD, rows)
     for line in lines:
-        say(console, line)
-    if options.out is not None:
+        say(args.console, line)
+    if args.out is not None:
         table = markdown_table(compare.HEAD, rows)
         text = f"# {title}\n\n{table}\n\n" + "".join(f"- {line}\n" for line in lines)
-        write_atomically(options.out / FILE_NAME, text.encode())
+        write_atomically(args.out / FILE_NAME, text.encode())
 
 
-def _job(options: Options) -> Job:
-    graph = load(options.dataset, options.data_root)
-    bits = options.bits or FP32_BITS
-    adaptive = (bits != FP32_BITS or options.memory is not None) and not options.fixed
+def _job(args: argparse.Namespace) -> Job:
+    graph = load(args.dataset, args.data_root)
+    bits = args.bits or FP32_BITS
+    adaptive = (bits != FP32_BITS or args.memory is not None) and not args.fixed
     setup = Setup(
-        *(options.model, options.recipe, bits, options.level, adaptive),
-        blocks=options.blocks,
-        memory=options.memory,
-        sampler=options.sampler,
-        partition=options.partition,
+        *(args.model, args.recipe, bits, args.level, adaptive),
+        **{name: getattr(args, name) for name in ("blocks", "memory", "sampler", "partition")},
     )
-    if options.sampler is None and options.partition is None:
-        check_fits(graph, setup, options.device)
+    if args.sampler is None and args.partition is None:
+        check_fits(graph, setup, args.device)
     task = prepare(
         graph,
-        layout_of(options.model) if options.partition is None else "edge_index",
-        standardize=options.recipe.standardize,
-        device=options.device,
+        layout_of(args.model) if args.partition is None else "edge_index",
+        standardize=args.recipe.standardize,
+        device=args.device,
     )
-    return Job(setup, options.dataset, graph, task, options.seeds, options.out)
+    return Job(setup, args.dataset, graph, task, args.seeds, args.out)
 
+
+main = command.Command(
+    "node_cls",
+    __doc__,
+    _run,
+    command.flag("--model", choices=MODELS, required=True),
+    command.flag("--bits", parse_bits, text="of a saved element: 1 to 16, or 32", metavar="B"),
+    command.flag(
+        "--memory",
+        parse_memory,
+        text="in place of --bits: what a step may add to memory, as in 4GB",
+        metavar="M",
+    ),
+    *command.GRAPH,
+    command.flag(
+        "--sampler",
+        choices=SAMPLERS,
+        text="mini-batches, under torchrun those of each process, in place of the whole graph",
+    ),
+    command.flag(
+        "--partition",
+        choices=PARTITIONS,
+        text="under torchrun a part of the graph in each process: cut by METIS, or in order",
+    ),
+    command.flag("--level", choices=LEVELS, text="default: L1, at 32 bits L0"),
+    command.flag(
+        "--blocks",
+        parse_blocks,
+        text="blocks of N edges, auto or off (default: auto; off at L0 and lossless)",
+        metavar="N",
+    ),
+    command.switch("--fixed", "the same bits everywhere, no adaptive allocator"),
+    command.flag("--seeds", parse_seeds, "0-9", "also 0,3,5"),
+    *(command.number(f"--{name}", text="in place of the recipe's") for name in _RECIPE[:4]),
+    command.flag("--dropout", parse_share, metavar="P"),
+    command.flag("--lr", parse_positive, metavar="LR"),
+    command.flag("--weight-decay", parse_not_negative, metavar="W"),
+    command.OUT,
+    command.switch(
+        "--compare", "run fp32, fixed 4 bit and adaptive 4, 3, 2 bit beside the paper's Table 2"
+    ),
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Which slots need bits, what adaptive bits gain, and how that changes while a model trains.
+"""Which slots need bits, the gain of adaptive bits, and how that changes while a model trains.
 
 ``python -m experiments.sensitivity --model gat --dataset FILE.npz --bits 4 --epochs 60 --out DIR``
 
@@ -13,77 +13,29 @@ import argparse
 import copy
 import math
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 
 import gact_graph
 from datasets import load
-from experiments.helpers.algorithm_1 import algorithm_1
+from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
-from experiments.helpers.display import make_console, make_table, say
-from experiments.helpers.draws import Draws
+from experiments.helpers.display import say, show
+from experiments.helpers.draws import Probe
+from experiments.helpers.levels import LEVELS_BY_NAME
 from experiments.helpers.moments import moments
-from experiments.helpers.options import Parser
-from experiments.helpers.origin import origin
-from experiments.helpers.plot import require_matplotlib
-from experiments.helpers.sensitivity_plots import plot_evolution, plot_sensitivities, plot_variances
-from experiments.helpers.subjects import (
-    SUBJECTS,
-    Subject,
-    add_graph_flags,
-    exit_code,
-    make,
-    wrap_at,
-    write_json,
-)
-from experiments.helpers.summary import dataset_name
-from experiments.helpers.train import seed_everything, training_loss, training_step
-from experiments.helpers.values import parse_bits, parse_count, parse_device
+from experiments.helpers.plot import plot_evolution, plot_sensitivities, require_matplotlib
+from experiments.helpers.subjects import SUBJECTS, make
+from experiments.helpers.train import training_loss, training_step
 
-
-class Probe(Draws):
-    """Runs one training step of a wrapped model again and again, with other noise.
-
-    Args:
-        model: A wrapped model.
-        task: What it trains on.
-    """
-
-    def __init__(self, model: nn.Module, task: NodeTask) -> None:
-        def loss() -> Tensor:
-            seed_everything(0)
-            return training_loss(model(task.x, task.adjacency), task)
-
-        model.train()
-        super().__init__(model, loss)
-        self()
-        self.report = gact_graph.report(model)
-
-    def sensitivities(self, number: int = 0) -> dict[str, float]:
-        """c_l of every quantized slot, over the squared length of the gradient."""
-        self.number = number
-        bits = {row.slot: row.bits for row in self.report.contexts if row.bits is not None}
-        return algorithm_1(bits, bits.__getitem__, self)
-
-
-def gradient_variance(draw: Callable[[int], Tensor], draws: int, exact: Tensor) -> float:
-    """The variance of a gradient over draws of the noise, over the squared length of ``exact``.
-
-    Args:
-        draw: Gives the gradient [P] for the number of a draw.
-        draws: How many, at least 3.
-        exact: The gradient [P] without noise.
-    """
-    return moments(draw, draws, exact).variance
+_EXACT, _LEVEL = LEVELS_BY_NAME["lossless"], LEVELS_BY_NAME["L1"]
 
 
 def least_variance(sensitivities: Sequence[float], sizes: Sequence[int], bits: float) -> float:
-    r"""What no allocation of ``bits`` an element on average can go below.
+    r"""Return a bound below all allocations of ``bits`` an element on average.
 
     .. math::
         \sum_l c_l S(b_l) \ge \sum_l c_l 4^{-b_l} \ge
@@ -102,119 +54,90 @@ def least_variance(sensitivities: Sequence[float], sizes: Sequence[int], bits: f
     return total * 4.0**-bits * math.exp(sum(logarithms) / total)
 
 
-def study(
-    subject: Subject, task: NodeTask, bits: int, epochs: int, points: int, draws: int
-) -> dict[str, Any]:
-    """Train, measure, and return everything that the plots show, JSON-ready."""
-    model = wrap_at(make(subject, task), "L1", bits, adaptive=True)
+def study(args: argparse.Namespace, task: NodeTask) -> dict[str, Any]:
+    """Train and measure; return everything that the plots show."""
+    subject = SUBJECTS[args.model]
+    model = _LEVEL.wrap(make(subject, task), args.bits, adaptive=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=subject.lr)
-    every = max(1, epochs // points)
+    every = max(1, args.epochs // args.points)
     evolution: list[dict[str, Any]] = []
-    for epoch in range(1, epochs + 1):
+    for epoch in range(1, args.epochs + 1):
         training_step(model, optimizer, task)
-        if epoch % every == 0 or (epoch == 1 and points > 1):
-            found = Probe(_unwrapped_copy(model, bits), task).sensitivities()
-            evolution.append({"epoch": epoch, "sensitivity": found})
+        if epoch % every == 0 or (epoch == 1 and args.points > 1):
+            results = Probe(_LEVEL.wrap(_plain(model), args.bits), task).sensitivities()
+            evolution.append({"epoch": epoch, "sensitivity": results})
     slots = [
         {"slot": row.slot, "bits": row.bits, "elements": row.numel, "sensitivity": c}
         for row in gact_graph.report(model).contexts
         if row.bits is not None and (c := evolution[-1]["sensitivity"].get(row.slot))
     ]
+    sensitivities, sizes = ([slot[key] for slot in slots] for key in ("sensitivity", "elements"))
     return {
         "slots": slots,
         "evolution": evolution,
-        "least_variance": least_variance(
-            [slot["sensitivity"] for slot in slots], [slot["elements"] for slot in slots], bits
-        ),
-        "variance": _variances(model, task, bits, draws),
+        "least_variance": least_variance(sensitivities, sizes, args.bits),
+        "variance": _variances(model, task, args.bits, args.draws),
     }
 
 
 def _variances(model: nn.Module, task: NodeTask, bits: int, draws: int) -> list[dict[str, Any]]:
-    exact = Probe(_unwrapped_copy(model, None), task).gradient(0)
-    schemes: list[tuple[str, nn.Module]] = [(f"adaptive {bits} bit", _refreshed(model, task, bits))]
-    schemes += [(f"uniform {b} bit", _unwrapped_copy(model, b)) for b in (bits, 2 * bits)]
-    found = []
-    for name, candidate in schemes:
+    exact = Probe(_EXACT.wrap(_plain(model)), task).gradient(0)
+    adaptive = _LEVEL.wrap(_plain(model), bits, adaptive=True)
+    training_loss(adaptive(task.x, task.adjacency), task).backward()  # measures
+    schemes = {f"adaptive {bits} bit": adaptive}
+    schemes |= {f"uniform {b} bit": _LEVEL.wrap(_plain(model), b) for b in (bits, 2 * bits)}
+    results = []
+    for name, candidate in schemes.items():
         probe = Probe(candidate, task)
-        variance = gradient_variance(probe.gradient, draws, exact)
+        variance = moments(probe.gradient, draws, exact).variance
         stored = sum(r.stored_bytes for r in probe.report.contexts if r.bits is not None)
-        found.append({"scheme": name, "variance": variance, "quantized_bytes": stored})
-    return found
+        results.append({"scheme": name, "variance": variance, "quantized_bytes": stored})
+    return results
 
 
-def _unwrapped_copy(model: nn.Module, bits: int | None) -> nn.Module:
-    """The model with the same bits everywhere, or none quantized."""
-    other = gact_graph.unwrap(copy.deepcopy(model))
-    return wrap_at(other, "lossless" if bits is None else "L1", bits or 32)
+def _plain(model: nn.Module) -> nn.Module:
+    return gact_graph.unwrap(copy.deepcopy(model))
 
 
-def _refreshed(model: nn.Module, task: NodeTask, bits: int) -> nn.Module:
-    """The model with adaptive bits, measured where it stands now."""
-    other = wrap_at(gact_graph.unwrap(copy.deepcopy(model)), "L1", bits, adaptive=True)
-    training_loss(other(task.x, task.adjacency), task).backward()
-    return other
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the study; write three plots and a JSON; return the exit code as the main job does."""
-    return exit_code("sensitivity", lambda: _run(argv))
-
-
-def _run(argv: list[str] | None) -> None:
-    args = _parse(argv)
+def _run(args: argparse.Namespace) -> None:
     require_matplotlib()
-    subject = SUBJECTS[args.model]
-    task = prepare(load(args.dataset, args.data_root), subject.layout, device=args.device)
-    found = study(subject, task, args.bits, args.epochs, args.points, args.draws)
-    args.out.mkdir(parents=True, exist_ok=True)
-    head = {name: getattr(args, name) for name in ("model", "bits", "epochs", "draws")}
-    head |= {"dataset": dataset_name(args.dataset), "threads": torch.get_num_threads()}
-    write_json(args.out / "sensitivity.json", head | origin("sensitivity", argv) | found)
-    plot_sensitivities(found["slots"], args.out / "sensitivities.png")
-    plot_variances(found["variance"], args.out / "variance.png")
-    plot_evolution(found["evolution"], args.out / "evolution.png")
-    _show(make_console(), found, args)
-
-
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m experiments.sensitivity", description=__doc__.splitlines()[0])
-    add_graph_flags(parser)
-    parser.add_argument("--model", choices=tuple(SUBJECTS), default="gat", help="default: gat")
-    parser.add_argument("--bits", type=parse_bits, default=4, metavar="B", help="default: 4")
-    parser.add_argument("--epochs", type=parse_count, default=60, metavar="N", help="default: 60")
-    parser.add_argument(
-        "--points",
-        type=parse_count,
-        default=6,
-        metavar="N",
-        help="sweeps; one is at the end (default: 6)",
-    )
-    parser.add_argument(
-        "--draws", type=parse_count, default=20, metavar="N", help="of the noise (default: 20)"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the results")
-    args = parser.parse_args(argv)
-    args.device = parse_device(args.device)
-    return args
-
-
-def _show(console: Console, found: dict[str, Any], args: argparse.Namespace) -> None:
-    rows = [(s["slot"], str(s["bits"]), f"{s['sensitivity']:.3g}") for s in found["slots"]]
-    console.print(make_table(f"{args.model} on {args.dataset}", ("slot", "bits", "c_l"), rows))
+    layout = SUBJECTS[args.model].layout
+    task = prepare(load(args.dataset, args.data_root), layout, device=args.device)
+    kept = command.keep(args, "sensitivity.json", "model", "bits", "epochs", "draws")
+    if "slots" not in kept.content:
+        kept.content |= study(args, task)
+        kept.write()
+    results = kept.content
+    plot_sensitivities(results["slots"], args.out / "sensitivities.png")
+    plot_evolution(results["evolution"], args.out / "evolution.png")
+    rows = [(s["slot"], str(s["bits"]), f"{s['sensitivity']:.3g}") for s in results["slots"]]
+    show(args.console, f"{args.model} on {args.dataset}", ("slot", "bits", "c_l"), rows)
     rows = [
         (v["scheme"], f"{v['variance']:.3g}", f"{v['quantized_bytes'] / 1e6:.1f}")
-        for v in found["variance"]
+        for v in results["variance"]
     ]
-    head = ("scheme", "variance / squared gradient", "quantized MB")
-    console.print(make_table("What compression adds to the gradient", head, rows))
+    columns = ("scheme", "variance / squared gradient", "quantized MB")
+    show(args.console, "The noise of compression in the gradient", columns, rows)
     say(
-        console,
+        args.console,
         f"by the sensitivities above no {args.bits} bits on average add less than "
-        f"{found['least_variance']:.3g}",
+        f"{results['least_variance']:.3g}; {args.draws} draws, {results['threads']} threads, "
+        f"{args.device}",
     )
-    say(console, f"{args.draws} draws, {torch.get_num_threads()} threads, {args.device}")
 
+
+main = command.Command(
+    "sensitivity",
+    __doc__,
+    _run,
+    *command.GRAPH,
+    command.flag("--model", default="gat", choices=tuple(SUBJECTS)),
+    command.BITS,
+    command.number("--epochs", 60),
+    command.number("--points", 6, "sweeps; one is at the end"),
+    command.number("--draws", 20, "of the noise"),
+    command.OUT_NEEDED,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from experiments.helpers import pictures, result_tables
+from experiments.helpers.command import exit_code
 from experiments.helpers.errors import ResultsError
-from experiments.helpers.subjects import exit_code
 from experiments.helpers.table_sources import check_commits
 
 ROOT = Path(__file__).resolve().parent.parent

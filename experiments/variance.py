@@ -1,4 +1,4 @@
-"""Whether measured sensitivities are true: against the variance over many draws of the noise.
+"""Measured sensitivities beside the variance over many draws of the noise.
 
 ``python -m experiments.variance --dataset digits --draws 2000 --out DIR``
 ``python -m experiments.variance --model gat --norm BatchNorm --bits 2 --total --out DIR``
@@ -18,34 +18,28 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch_geometric.nn import models
 
-import gact_graph
 from datasets import load
+from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
-from experiments.helpers.display import make_console, make_table, say
+from experiments.helpers.display import say, show
+from experiments.helpers.draws import Probe
+from experiments.helpers.levels import LEVELS_BY_NAME
 from experiments.helpers.moments import Moments, moments
-from experiments.helpers.options import Parser
-from experiments.helpers.origin import origin
-from experiments.helpers.plot import require_matplotlib
-from experiments.helpers.sensitivity_plots import plot_agreement, plot_sum
-from experiments.helpers.subjects import add_graph_flags, exit_code, write_json
+from experiments.helpers.plot import plot_agreement, require_matplotlib
+from experiments.helpers.recipes import Recipe
 from experiments.helpers.train import seed_everything
-from experiments.helpers.values import parse_bits, parse_count, parse_device
-from experiments.models import GAT
-from experiments.sensitivity import Probe
+from experiments.models.nets import attention
 from gact_graph.adaptive.allocator import noise
 
 Subject = Callable[[int, int], nn.Module]
 
 _SWEEPS = 10
-"""Sweeps of Algorithm 1 whose mean is compared: one alone is a single draw of a random number."""
+"""Sweeps of Algorithm 1 whose mean is compared: a single one is one draw of a random number."""
 
 
 def check(
@@ -59,44 +53,42 @@ def check(
     exact = Probe(_model(subject, task, {"*": 32}, bits), task).gradient(0)
     together = Probe(_model(subject, task, {}, bits), task)
     singles = {} if total else _singles(subject, task, bits, draws, exact, together)
-    found = moments(together.gradient, draws, exact)
+    noisy = moments(together.gradient, draws, exact)
     return {
         **singles,
-        "together": found.variance,
+        "together": noisy.variance,
         "stored_bytes": sum(row.stored_bytes for row in together.report.contexts),
-    } | _bias(found)
+    } | _bias(noisy)
 
 
 def _singles(
     subject: Subject, task: NodeTask, bits: int, draws: int, exact: Tensor, together: Probe
 ) -> dict[str, Any]:
-    """What each slot adds, with the others exact."""
+    """The noise of each slot, with the others exact."""
     sweeps = [together.sensitivities(number) for number in range(_SWEEPS)]
     widths = {row.slot: row.bits for row in together.report.contexts if row.bits is not None}
     slots: list[dict[str, Any]] = []
     for slot, width in widths.items():
         alone = Probe(_model(subject, task, {slot: width, "*": 32}, bits), task)
         predicted = sum(sweep[slot] for sweep in sweeps) / _SWEEPS * noise(width)
-        found = moments(alone.gradient, draws, exact)
-        slots.append(
-            {"slot": slot, "bits": width, "predicted": predicted, "true": found.variance}
-            | _bias(found)
-        )
+        noisy = moments(alone.gradient, draws, exact)
+        row = {"slot": slot, "bits": width, "predicted": predicted, "true": noisy.variance}
+        slots.append(row | _bias(noisy))
     return {"slots": slots, "sum_of_single": sum(s["true"] for s in slots)}
 
 
-def _bias(found: Moments) -> dict[str, float]:
+def _bias(noisy: Moments) -> dict[str, float]:
     return {
-        "bias": found.bias,
-        "bias_squared": found.bias_squared,
-        "bias_squared_error": found.error,
-        "floor": found.floor,
+        "bias": noisy.bias,
+        "bias_squared": noisy.bias_squared,
+        "bias_squared_error": noisy.error,
+        "floor": noisy.floor,
     }
 
 
 def _small_gat(i: int, o: int) -> nn.Module:
     # Batch norm and ReLU are its own.
-    return GAT(i, 8, o, 2, heads=2)
+    return attention(Recipe(2, 8, 0.5, 0.01, 1, heads=2), i, o)
 
 
 def _basic(cls: Callable[..., nn.Module], **own: Any) -> Callable[..., nn.Module]:
@@ -117,87 +109,58 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 def _model(subject: Subject, task: NodeTask, pin: dict[str, int], bits: int) -> nn.Module:
     seed_everything(0)
     model = subject(task.x.size(1), task.num_classes).to(task.x.device)
-    return gact_graph.wrap(model, bits=bits, adaptive=False, blocks=False, pin=pin, min_bytes=0)
+    return LEVELS_BY_NAME["L1"].wrap(model, bits, pin=pin)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure; write a JSON and, of slots, two plots; return the exit code as the main job does."""
-    return exit_code("variance", lambda: _run(argv))
-
-
-def _run(argv: list[str] | None) -> None:
-    args = _parse(argv)
+def _run(args: argparse.Namespace) -> None:
     if not args.total:
         require_matplotlib()
     task = prepare(load(args.dataset, args.data_root), "edge_index", device=args.device)
     options = {} if args.model == "small-gat" else {"norm": args.norm, "act": args.act}
     subject = functools.partial(MODELS[args.model], **options)
-    found = check(subject, task, args.bits, args.draws, args.total)
-    args.out.mkdir(parents=True, exist_ok=True)
-    head = {
-        name: getattr(args, name) for name in ("model", "norm", "act", "dataset", "bits", "draws")
-    }
-    head["threads"] = torch.get_num_threads()
-    write_json(args.out / "variance.json", head | origin("variance", argv) | found)
+    settings = ("model", "norm", "act", "bits", "draws")
+    kept = command.keep(args, "variance.json", *settings)
+    if ("together" if args.total else "slots") not in kept.content:
+        kept.content |= check(subject, task, args.bits, args.draws, args.total)
+        kept.write()
+    results = kept.content
     if not args.total:
-        plot_agreement(found["slots"], args.out / "agreement.png")
-        plot_sum(found, args.out / "sum.png")
-    _show(make_console(), found, args)
-
-
-def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m experiments.variance", description=__doc__.splitlines()[0])
-    add_graph_flags(parser)
-    parser.add_argument(
-        "--model", choices=tuple(MODELS), default="small-gat", help="default: small-gat"
-    )
-    parser.add_argument(
-        "--norm", metavar="N", help="of PyG's models: BatchNorm, LayerNorm, GraphNorm ..."
-    )
-    parser.add_argument(
-        "--act", default="relu", metavar="A", help="of PyG's models: relu, gelu, elu ..."
-    )
-    parser.add_argument("--bits", type=parse_bits, default=4, metavar="B", help="default: 4")
-    parser.add_argument(
-        "--draws", type=parse_count, default=2000, metavar="N", help="of the noise (default: 2000)"
-    )
-    parser.add_argument(
-        "--total", action="store_true", help="measure no slot alone: much faster, without plots"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the results")
-    args = parser.parse_args(argv)
-    args.device = parse_device(args.device)
-    return args
-
-
-def _show(console: Console, found: dict[str, Any], args: argparse.Namespace) -> None:
-    if not args.total:
-        _show_singles(console, found, args)
-    say(console, f"variance of all slots together {found['together']:.3e}")
+        plot_agreement(results["slots"], args.out / "agreement.png")
+        columns = ("slot", "bits", "by Algorithm 1", f"over {args.draws} draws", "bias")
+        rows = [
+            (
+                *(slot["slot"], str(slot["bits"])),
+                *(f"{slot[key]:.3e}" for key in ("predicted", "true")),
+                f"{100 * slot['bias']:.2f} %",
+            )
+            for slot in results["slots"]
+        ]
+        show(args.console, "Variance over the squared gradient", columns, rows)
+        say(args.console, f"sum of the variances of single slots {results['sum_of_single']:.3e}")
+    say(args.console, f"variance of all slots together {results['together']:.3e}")
     say(
-        console,
-        f"bias {100 * found['bias']:.2f} % of the gradient "
-        f"(squared {found['bias_squared']:.1e}, standard error {found['bias_squared_error']:.1e}); "
-        f"a mean of {args.draws} draws without bias is {100 * found['floor']:.2f} % off",
+        args.console,
+        f"bias {100 * results['bias']:.2f} % of the gradient "
+        f"(squared {results['bias_squared']:.1e}, "
+        f"standard error {results['bias_squared_error']:.1e}); "
+        f"a mean of {args.draws} draws without bias is {100 * results['floor']:.2f} % off",
     )
-    say(console, f"{args.dataset}, {torch.get_num_threads()} threads, {args.device}")
+    say(args.console, f"{args.dataset}, {results['threads']} threads, {args.device}")
 
 
-def _show_singles(console: Console, found: dict[str, Any], args: argparse.Namespace) -> None:
-    rows = [
-        (
-            s["slot"],
-            str(s["bits"]),
-            f"{s['predicted']:.3e}",
-            f"{s['true']:.3e}",
-            f"{100 * s['bias']:.2f} %",
-        )
-        for s in found["slots"]
-    ]
-    head = ("slot", "bits", "by Algorithm 1", f"over {args.draws} draws", "bias")
-    console.print(make_table("Variance over the squared gradient", head, rows))
-    say(console, f"sum of the variances of single slots {found['sum_of_single']:.3e}")
-
+main = command.Command(
+    "variance",
+    __doc__,
+    _run,
+    *command.GRAPH,
+    command.flag("--model", default="small-gat", choices=tuple(MODELS)),
+    command.flag("--norm", text="of PyG's models: BatchNorm, LayerNorm, GraphNorm ..."),
+    command.flag("--act", default="relu", text="of PyG's models: relu, gelu, elu ..."),
+    command.BITS,
+    command.number("--draws", 2000, "of the noise"),
+    command.switch("--total", "measure no slot alone: much faster, without a plot"),
+    command.OUT_NEEDED,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-r"""How much the noise of one slot moves the gradient, by GACT (ICML 2022), Algorithm 1.
+r"""The effect of one slot's noise on the gradient, by GACT (ICML 2022), Algorithm 1.
 
 With the gradient :math:`g_0` under seeds :math:`r_1, \dots, r_L` of the slots' noise, and
 :math:`g_1` with :math:`r_l` alone replaced,
@@ -6,8 +6,8 @@ With the gradient :math:`g_0` under seeds :math:`r_1, \dots, r_L` of the slots' 
 .. math::
     c_l = \tfrac{1}{2} \lVert g_0 - g_1 \rVert^2 / S(b_l).
 
-The library finds the same for all slots at once (:mod:`gact_graph.adaptive.sensitivity`); this is
-what it is compared with. It is also divided by :math:`\lVert g_0 \rVert^2`, which changes no
+The library finds the same for all slots at once (:mod:`gact_graph.adaptive.sensitivity`) and is
+compared with this. The result is also divided by :math:`\lVert g_0 \rVert^2`, which changes no
 allocation and makes values of different steps, or under a scaled loss, comparable.
 """
 
@@ -27,7 +27,7 @@ def algorithm_1(
     bits_of: Callable[[str], int],
     draw: Callable[[str | None], Mapping[int, Tensor]],
 ) -> dict[str, float]:
-    """c_l of each slot, relative to the squared length of the gradient.
+    """Return c_l of each slot, relative to the squared length of the gradient.
 
     Args:
         slots: Names of quantized slots.
@@ -42,13 +42,13 @@ def algorithm_1(
     length = sum(map(_squared, first.values()))
     if not 0 < length < math.inf:
         return {}
-    found = {}
+    sensitivities = {}
     for slot in slots:
         other = draw(slot)
         squared = sum(_squared(first[place] - gradient) for place, gradient in other.items())
         if squared < math.inf and noise(bits_of(slot)):
-            found[slot] = 0.5 * squared / noise(bits_of(slot)) / length
-    return found
+            sensitivities[slot] = 0.5 * squared / noise(bits_of(slot)) / length
+    return sensitivities
 
 
 def _squared(gradient: Tensor) -> float:

@@ -21,7 +21,7 @@ _NO_MEMORY = (
 
 
 def set_cap(device: torch.device, cap: int) -> None:
-    """Limit this process to ``cap`` bytes beyond what it has now.
+    """Limit this process to ``cap`` bytes beyond those that it has now.
 
     On the CPU it is its own writable memory. On CUDA it is what torch's caching allocator takes
     from the device, blocks that it keeps for later included, so that fragments count. The context
@@ -52,12 +52,14 @@ def set_cap(device: torch.device, cap: int) -> None:
 
 
 def is_want_of_memory(error: BaseException) -> bool:
-    """Whether this is how Python or torch tells that there is no more memory.
+    """Return whether Python or torch raised this for want of memory.
 
     On the CPU torch has no error of its own for that: it raises a plain RuntimeError.
     """
-    told = isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
-    return isinstance(error, MemoryError) or told
+    from_torch = isinstance(error, RuntimeError) and any(
+        words in str(error) for words in _NO_MEMORY
+    )
+    return isinstance(error, MemoryError) or from_torch
 
 
 def ended_by_memory(code: int, errors: str) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from experiments.helpers import summary
 from experiments.helpers.paper import paper_rates, paper_score
 from experiments.helpers.results import Results
+from experiments.helpers.train import Setup
+from experiments.helpers.values import FP32_BITS
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,13 @@ class Variant:
     label: str
     bits: int
     adaptive: bool = False
+
+    def of(self, setup: Setup) -> Setup:
+        """Return a setup with these bits: stock's in fp32, else at the setup's own level."""
+        exact = self.bits == FP32_BITS
+        level, blocks = ("L0", False) if exact else (setup.level, setup.blocks)
+        adaptive = self.adaptive
+        return replace(setup, bits=self.bits, level=level, blocks=blocks, adaptive=adaptive)
 
 
 VARIANTS = (
@@ -31,13 +40,15 @@ VARIANTS = (
 HEAD = ("", "score, %", "paper", "rate", "paper", "saved", "peak", "s/epoch")
 
 
-def compare_rows(model: str, dataset: str, found: Mapping[str, Results]) -> list[tuple[str, ...]]:
+def compare_rows(
+    model: str, dataset: str, compared: Mapping[str, Results]
+) -> list[tuple[str, ...]]:
     """Return the comparison, one row a variant, under :data:`HEAD`.
 
     Args:
         model: The model of all variants.
-        dataset: As ``--dataset`` has it; the paper's scores appear only for its own data sets.
-        found: Results by the variant's name; those not there say "not yet".
+        dataset: As ``--dataset`` names it; the paper's scores appear only for its own data sets.
+        compared: Results by the variant's name; those not there say "not yet".
     """
     rows: list[tuple[str, ...]] = []
     for variant in VARIANTS:
@@ -47,10 +58,10 @@ def compare_rows(model: str, dataset: str, found: Mapping[str, Results]) -> list
             "-" if score is None else f"{score:.2f}",
             "-" if rates is None else f"{rates[0]:.1f}-{rates[1]:.1f}x",
         )
-        if variant.name not in found:
+        if variant.name not in compared:
             rows.append((variant.label, "not yet", paper[0], "not yet", paper[1], "", "", ""))
             continue
-        results = found[variant.name]
+        results = compared[variant.name]
         rows.append(
             (
                 variant.label,
@@ -67,7 +78,7 @@ def compare_rows(model: str, dataset: str, found: Mapping[str, Results]) -> list
 
 
 def compare_notes(model: str, dataset: str) -> list[str]:
-    """Return what to know about the paper's columns."""
+    """Return remarks on the paper's columns."""
     lines = ["Saved: bytes kept for backward. Paper's rates: the range over its four data sets."]
     if paper_score(model, dataset, "fp32") is None:
         lines.append("The paper has no scores for this data set.")

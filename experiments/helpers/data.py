@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import to_torch_csr_tensor, to_undirected
 
@@ -31,6 +32,9 @@ class NodeTask:
         train_idx, val_idx, test_idx: Node ids, int64.
         num_classes: Width of the model's output.
         multi_label: Whether a node may have several classes.
+        part: Where several processes share the graph, the part that this task is, as
+            :func:`gact_graph.distributed.partition` returns it.
+        learning: The number of training nodes of the whole graph then.
     """
 
     x: Tensor
@@ -41,6 +45,8 @@ class NodeTask:
     test_idx: Tensor
     num_classes: int
     multi_label: bool
+    part: Data | None = None
+    learning: int | None = None
 
 
 def layout_of(model: str) -> Layout:

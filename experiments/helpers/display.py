@@ -1,10 +1,9 @@
-"""What the main job shows on a terminal."""
+"""Lines, tables and progress on a terminal."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 from rich import box
@@ -16,7 +15,6 @@ from rich.table import Table
 from datasets.memory import format_bytes
 from experiments.helpers import summary
 from experiments.helpers.results import Results
-from experiments.helpers.train import Progress
 
 _LONGEST_WORD = 30
 _LOG_WIDTH = 100  # columns, where the output is a file or a pipe and has none of its own
@@ -29,8 +27,13 @@ def make_console(quiet: bool = False) -> Console:
 
 
 def say(console: Console, text: str) -> None:
-    """Print one line as it is: no markup (a path may hold brackets), no break inside it."""
+    """Print one line without markup (a path may hold brackets) and without breaks."""
     console.print(text, markup=False, soft_wrap=True)
+
+
+def show(console: Console, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table; see :func:`make_table`."""
+    console.print(make_table(title, head, rows))
 
 
 class SeedProgress:
@@ -51,24 +54,18 @@ class SeedProgress:
         self._bars.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
-    def follow(self, seed: int) -> Callable[[Progress], None]:
-        """Start a seed's bar; return what moves it."""
+    def follow(self, seed: int) -> Callable[[int, float, float, int | None], None]:
+        """Start a seed's bar; return the function that moves it."""
         bar = self._bars.add_task(f"seed {seed}", total=self._epochs, state="")
 
-        def show(progress: Progress) -> None:
-            peak = progress.peak_bytes
-            state = f"loss {progress.loss:.4f}  val {100 * progress.val_score:.2f} %"
-            if peak is not None:
-                state += f"  memory {format_bytes(peak)}"
-            self._bars.update(bar, completed=progress.epoch, state=state)
+        def show(epoch: int, loss: float, val_score: float, peak_bytes: int | None) -> None:
+            state = f"loss {loss:.4f}  val {100 * val_score:.2f} %"
+            if peak_bytes is not None:
+                state += f"  memory {format_bytes(peak_bytes)}"
+            self._bars.update(bar, completed=epoch, state=state)
 
         return show
 

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import gact_graph
+from experiments.helpers.algorithm_1 import algorithm_1
+from experiments.helpers.data import NodeTask
+from experiments.helpers.train import seed_everything, training_loss
 from gact_graph.capture.noise import Noise
 
 
@@ -27,7 +30,7 @@ class Draws:
         self.number = 0
 
     def __call__(self, slot: str | None = None) -> dict[int, Tensor]:
-        """The gradients of the parameters, by their places.
+        """Return the gradients of the parameters, by their places.
 
         Args:
             slot: Gets other noise than the number of the draw gives; None for none.
@@ -42,15 +45,40 @@ class Draws:
         finally:
             controller.forwards = before
         gradients = ((i, p.grad) for i, p in enumerate(self._model.parameters()))
-        found = {i: g.detach().clone() for i, g in gradients if g is not None}
+        copies = {i: g.detach().clone() for i, g in gradients if g is not None}
         self._model.zero_grad()
-        return found
+        return copies
 
     def gradient(self, number: int) -> Tensor:
-        """The gradient [P] under the noise of this number, as one vector."""
+        """Return the gradient [P] under the noise of this number, as one vector."""
         self.number = number
-        found = self()
-        return torch.cat([found[place].flatten() for place in sorted(found)])
+        gradients = self()
+        return torch.cat([gradients[place].flatten() for place in sorted(gradients)])
+
+
+class Probe(Draws):
+    """The same of a node classifier on its graph, whose ``report`` it has.
+
+    Args:
+        model: A wrapped model.
+        task: Its graph.
+    """
+
+    def __init__(self, model: nn.Module, task: NodeTask) -> None:
+        def loss() -> Tensor:
+            seed_everything(0)
+            return training_loss(model(task.x, task.adjacency), task)
+
+        model.train()
+        super().__init__(model, loss)
+        self()
+        self.report = gact_graph.report(model)
+
+    def sensitivities(self, number: int = 0) -> dict[str, float]:
+        """Return c_l of every quantized slot, over the squared length of the gradient."""
+        self.number = number
+        bits = {row.slot: row.bits for row in self.report.contexts if row.bits is not None}
+        return algorithm_1(bits, bits.__getitem__, self)
 
 
 @contextmanager
@@ -65,6 +93,6 @@ def _reseeded(slot: str | None) -> Iterator[None]:
 
 
 def measured(model: nn.Module) -> dict[str, float]:
-    """The sensitivities that an adaptive model has measured, by slot."""
-    found: dict[str, float] = gact_graph.state_dict(model)["scheme"]["sensitivities"]
-    return found
+    """Return the sensitivities that an adaptive model has measured, by slot."""
+    sensitivities: dict[str, float] = gact_graph.state_dict(model)["scheme"]["sensitivities"]
+    return sensitivities

@@ -1,10 +1,10 @@
-"""What ends the main job without a traceback: one line for the user, and an exit code."""
+"""Errors that end a command without a traceback: one line for the user, and an exit code."""
 
 from __future__ import annotations
 
 
 class ExperimentError(Exception):
-    """A cause the user can do something about; the text is one line and names the way out."""
+    """A fault that the user can mend; the text is one line and names the way out."""
 
     exit_code = 1
 

@@ -1,4 +1,4 @@
-"""What a training needs at the very least, said before the machine runs out of memory over it."""
+"""Refusal of trainings that no machine with this memory could begin."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from datasets.memory import available_bytes, format_bytes
 from experiments.helpers.errors import UsageError
-from experiments.helpers.options import EXACT_LEVELS
+from experiments.helpers.labels import EXACT_LEVELS
 from experiments.helpers.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -22,25 +22,19 @@ _BYTES_A_LAYER = 4_000
 
 
 def check_fits(graph: Graph, setup: Setup, device: torch.device) -> None:
-    """Refuse a training that no machine with this memory could begin.
+    """Refuse a training whose bare minimum is more than the device has free.
 
-    Counted is what cannot be spared: the parameters with their gradients and Adam's state, one
-    layer's output in float32 and, in a GAT that is not in blocks, its messages; on CUDA the graph
-    too, which on the CPU is there already. What training takes beyond that is not known here, so
-    one that passes may still not fit.
-
-    Args:
-        graph: The graph, loaded.
-        setup: Model, recipe and level.
-        device: Where it is to be trained.
+    Counted are the parameters with their gradients and Adam's state, one layer's output in float32
+    and, in a GAT that is not in blocks, its messages; on CUDA the graph too. Training takes more,
+    so one that passes may still not fit.
 
     Raises:
-        UsageError: If these bytes are more than the device has free; the message lists them.
+        UsageError: If it does not fit; the message lists the bytes.
     """
     free = _free_bytes(device)
     parts = least_bytes(graph, setup)
     if device.type != "cuda":
-        del parts["graph"]
+        del parts["graph"]  # which is there already
     needed = sum(parts.values())
     if free is not None and needed > free:
         listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
@@ -52,7 +46,7 @@ def check_fits(graph: Graph, setup: Setup, device: torch.device) -> None:
 
 
 def least_bytes(graph: Graph, setup: Setup) -> dict[str, int]:
-    """Return the bytes by what needs them, a lower bound of each."""
+    """Return a lower bound of the bytes of each part."""
     recipe = setup.recipe
     last = graph.num_classes * (recipe.heads if setup.model == "gat" else 1)
     # With one layer GCN and GAT have no hidden one.
@@ -70,24 +64,19 @@ def least_bytes(graph: Graph, setup: Setup) -> dict[str, int]:
     return parts
 
 
-def parameters(model: str, recipe: Recipe, in_channels: int, out_channels: int) -> int:
-    """Return how many weights the convolutions and linear layers have, biases and norms left out.
-
-    A formula instead of a model: of the sizes that are to be refused, no model can be made.
-    """
-    depth, heads = recipe.layers, recipe.heads
-    width = recipe.hidden * heads
+def parameters(model: str, recipe: Recipe, i: int, o: int) -> int:
+    """Return the number of weights, by a formula: of refused sizes no model can be made."""
+    depth, heads, width = recipe.layers, recipe.heads, recipe.hidden * recipe.heads
     if model == "gcnii":
-        return in_channels * width + depth * width * width + width * out_channels
-    out = out_channels * heads
+        return i * width + depth * width * width + width * o
     if depth == 1:
-        return in_channels * out
-    return in_channels * width + (depth - 2) * width * width + width * out
+        return i * o * heads
+    return i * width + (depth - 2) * width * width + width * o * heads
 
 
 def _free_bytes(device: torch.device) -> int | None:
     if device.type != "cuda":
         return available_bytes()
-    # What torch's allocator holds without using it is free too.
+    # Memory that torch's allocator holds without using it is free too.
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + cached

@@ -1,4 +1,4 @@
-"""A mean over few seeds, and how well it is known."""
+"""Means over few seeds, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 def paired_difference(
     these: Mapping[int, float], those: Mapping[int, float], confidence: float = 0.95
 ) -> tuple[float, float | None]:
-    """The mean of ``these - those`` over the seeds that both have, and half of its interval.
+    """Return the mean of ``these - those`` over the seeds that both have, and half of its interval.
 
     By Student's t: seeds start alike in both, so their differences are drawn independently. One
     seed has no interval.
@@ -32,7 +32,7 @@ def paired_difference(
 
 
 def half_width(values: Sequence[float], confidence: float = 0.95) -> float:
-    """Half of the interval of the mean of two values or more."""
+    """Return half of the interval of the mean of two values or more."""
     from scipy.stats import t
 
     quantile = float(t.ppf((1 + confidence) / 2, len(values) - 1))
@@ -40,7 +40,7 @@ def half_width(values: Sequence[float], confidence: float = 0.95) -> float:
 
 
 def signed_percent(difference: tuple[float, float | None]) -> str:
-    """A difference of fractions in points, with its interval.
+    """Return a difference of fractions in points, with its interval.
 
     >>> signed_percent((-0.0012, 0.0034)), signed_percent((0.001, None))
     ('-0.12 ± 0.34', '+0.10')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,10 @@ from rich.console import Console
 from experiments.helpers import plot
 from experiments.helpers.data import NodeTask
 from experiments.helpers.display import SeedProgress, say
-from experiments.helpers.folder import hold_folder
+from experiments.helpers.kept import Kept
 from experiments.helpers.markdown import write_report
 from experiments.helpers.ranks import of_first, world_size
-from experiments.helpers.results import Results, open_results
+from experiments.helpers.results import FILE_NAME, Results, current_versions
 from experiments.helpers.train import Setup, train
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ class Job:
 
     Attributes:
         setup: Model, recipe, and how its contexts are kept.
-        dataset: As ``--dataset`` has it.
-        graph: What was loaded for it.
-        task: What :func:`experiments.helpers.data.prepare` made of the graph.
+        dataset: As ``--dataset`` names it.
+        graph: The loaded graph.
+        task: The graph as :func:`experiments.helpers.data.prepare` returns it.
         seeds: Seeds to run.
         out: Where results are kept; ``None`` keeps them in memory only.
     """
@@ -44,28 +45,23 @@ class Job:
 
 
 def configuration(job: Job) -> dict[str, Any]:
-    """Return whatever changes a run's numbers, flat and JSON-ready; seeds stay out."""
+    """Return all that changes a run's numbers, flat and JSON-ready, without the seeds."""
     dataset, graph, device = job.dataset, job.graph, job.task.x.device
+    setup, own = job.setup, ("model", "level", "bits", "adaptive", "blocks", "memory", "sampler")
     return {
-        "model": job.setup.model,
+        **{name: getattr(setup, name) for name in own},
         # One file, one name, from whichever folder it is asked for.
         "dataset": str(Path(dataset).resolve()) if dataset.endswith(".npz") else dataset,
-        # The name does not tell whether the file behind it is still the same graph.
+        # The file behind the name may have become another graph.
         "nodes": graph.num_nodes,
         "edges": graph.num_edges,
         "features": graph.x.size(1),
         "classes": graph.num_classes,
         "multi_label": graph.multi_label,
-        "level": job.setup.level,
-        "bits": job.setup.bits,
-        "adaptive": job.setup.adaptive,
-        "blocks": job.setup.blocks,
-        "memory": job.setup.memory,
-        "sampler": job.setup.sampler,
         "processes": None if world_size() == 1 else world_size(),
         # A run without it goes on with results that know nothing of it.
-        **({} if job.setup.partition is None else {"partition": job.setup.partition}),
-        **asdict(job.setup.recipe),
+        **({} if setup.partition is None else {"partition": setup.partition}),
+        **asdict(setup.recipe),
         "device": device.type,
         # Sums over threads come in another order with another number of them.
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
@@ -80,35 +76,35 @@ def run(job: Job, console: Console) -> tuple[Results, Any]:
         every seed was there already).
 
     Raises:
-        ExperimentError: If the results' folder cannot be used, another job works in it, or
-            matplotlib is missing.
+        ExperimentError: If the folder holds other results, or matplotlib is missing.
     """
-    if job.out is None:
-        return _run(job, console)
-    plot.require_matplotlib()
-    with hold_folder(job.out, lambda text: say(console, text)):
-        return _run(job, console)
-
-
-def _run(job: Job, console: Console) -> tuple[Results, Any]:
-    results = open_results(job.out, configuration(job))
-    missing = of_first([seed for seed in job.seeds if seed not in results.seeds])
-    done = len(job.seeds) - len(missing)
-    if done:
-        say(console, f"{done} of {len(job.seeds)} seeds are in {job.out} already.")
-    report = None
+    config, versions = configuration(job), current_versions()
+    path = None
+    if job.out is not None:
+        plot.require_matplotlib()
+        path = job.out / FILE_NAME
+    kept = Kept(path, {"config": config, "versions": versions})
+    runs = kept.content.setdefault("runs", [])
+    done = {record["seed"] for record in runs}
+    missing = of_first([seed for seed in job.seeds if seed not in done])
+    if len(missing) < len(job.seeds):
+        there = len(job.seeds) - len(missing)
+        say(console, f"{there} of {len(job.seeds)} seeds are in {job.out} already.")
+    report, results = None, Results(config, versions, runs)
     with SeedProgress(console, job.setup.recipe.epochs) as progress:
         for seed in missing:
-            outcome = train(job.task, job.setup, seed, progress.follow(seed))
-            report = outcome.report
-            results.add(outcome.record)
-            if job.out is not None:
-                # First, for the two others follow from it.
-                results.write(job.out)
-                write_report(results, job.out)
-                plot.plot_curves(results, job.out)
-    if job.out is not None and not missing:
+            record, report = train(job.task, job.setup, seed, progress.follow(seed))
+            kept.once(("runs", {"seed": seed}), functools.partial(dict, record))
+            runs.sort(key=lambda record: record["seed"])
+            _write(results, job.out)
+    if not missing:
         # The last start may have ended between result.json and these.
-        write_report(results, job.out)
-        plot.plot_curves(results, job.out)
+        _write(results, job.out)
+    kept.write()
     return results, report
+
+
+def _write(results: Results, out: Path | None) -> None:
+    if out is not None:
+        write_report(results, out)
+        plot.plot_curves(results, out)

@@ -1,4 +1,4 @@
-"""The GPU that a run is on, by name and driver."""
+"""GPUs of this machine, by name and driver."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _QUERY = ("name", "driver_version", "memory.total")
 
 
 def gpus() -> list[dict[str, str]]:
-    """Name, driver and memory of each GPU as ``nvidia-smi`` tells them; empty without it.
+    """Return name, driver and memory of each GPU from ``nvidia-smi``; empty without it.
 
     torch is not asked: it knows no driver, and would hold memory of the device from then on.
     """

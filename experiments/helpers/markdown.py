@@ -8,36 +8,36 @@ from typing import Any
 
 from datasets.memory import format_bytes
 from experiments.helpers import plot, results, summary
-from experiments.helpers.atomic import write_atomically
+from experiments.helpers.kept import write_atomically
 from experiments.helpers.notes import notes
 
 FILE_NAME = "report.md"
 
 
-def write_report(found: results.Results, out: Path) -> None:
+def write_report(outcome: results.Results, out: Path) -> None:
     """Write ``out/report.md``.
 
     Raises:
         ResultsError: If the system refuses.
     """
-    write_atomically(out / FILE_NAME, render(found).encode())
+    write_atomically(out / FILE_NAME, render(outcome).encode())
 
 
-def render(found: results.Results) -> str:
+def render(outcome: results.Results) -> str:
     """Return the report: result, notes, curves, each seed, saved contexts, configuration."""
     parts = [
-        f"# {summary.title(found.config)}",
-        markdown_table(("", "over the seeds"), summary.table(found)),
-        "\n".join(f"- {note}" for note in notes(found.config)),
+        f"# {summary.title(outcome.config)}",
+        markdown_table(("", "over the seeds"), summary.table(outcome)),
+        "\n".join(f"- {note}" for note in notes(outcome.config)),
         f"![Curves]({plot.FILE_NAME})",
         "## Seeds",
         markdown_table(
             ("seed", "test, %", "validation, %", "best epoch", "rate", "peak", "s/epoch"),
-            [_seed_row(run) for run in found.runs],
+            [_seed_row(run) for run in outcome.runs],
         ),
     ]
-    if found.runs:
-        last = found.runs[-1]
+    if outcome.runs:
+        last = outcome.runs[-1]
         parts += [
             f"## Where the memory went (seed {last['seed']})",
             markdown_table(
@@ -45,7 +45,7 @@ def render(found: results.Results) -> str:
                 [_context_row(context) for context in last["contexts"]],
             ),
         ]
-    settings = {**found.config, **{f"{name} version": v for name, v in found.versions.items()}}
+    settings = {**outcome.config, **{f"{name} version": v for name, v in outcome.versions.items()}}
     parts += [
         "## Configuration",
         markdown_table(("key", "value"), [(key, str(value)) for key, value in settings.items()]),

@@ -1,4 +1,4 @@
-"""What noise does to a gradient: its variance, and its bias free of that variance."""
+"""Variance and bias of noise in a gradient, the bias free of the variance."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _BATCHES = 10
 
 @dataclass(frozen=True)
 class Moments:
-    """Of what noise adds to a gradient, over the squared length of the gradient without noise.
+    """Moments of noise in a gradient, over the squared length of the gradient without noise.
 
     Attributes:
-        variance: The expected square of what is added less its mean.
+        variance: The expected square of the noise less its mean.
         bias_squared: The square of its mean, estimated without bias: it may come out below 0.
         error: The standard error of ``bias_squared``.
-        floor: What the length of the mean over these draws would be on average without any bias.
+        floor: The average length of the mean over these draws if there were no bias.
     """
 
     variance: float
@@ -36,7 +36,7 @@ class Moments:
 
 
 def moments(draw: Callable[[int], Tensor], draws: int, exact: Tensor) -> Moments:
-    r"""Draws a gradient again and again.
+    r"""Draw a gradient again and again.
 
     The length of a mean over n draws is never 0: without any bias it is :math:`\sqrt{V / n}`. So
     the draws are dealt to batches, and the squared bias is the mean of
@@ -52,7 +52,7 @@ def moments(draw: Callable[[int], Tensor], draws: int, exact: Tensor) -> Moments
     sums = torch.zeros(batches, exact.numel(), dtype=torch.float64, device=exact.device)
     counts, squares = [0] * batches, 0.0
     for number in range(draws):
-        # Of what is added alone: squares of the whole would drown it in rounding.
+        # Of the noise alone: squares of the whole would drown it in rounding.
         added = (draw(number) - exact).double()
         sums[number % batches] += added
         counts[number % batches] += 1

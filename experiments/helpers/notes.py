@@ -1,4 +1,4 @@
-"""What a reader of the numbers must know, said wherever they are shown."""
+"""Remarks on a run's numbers, printed wherever they are shown."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _RATE_VARIANTS = ("adaptive-4", "adaptive-3", "adaptive-2")
 
 
 def paper_score(model: str, dataset: str, variant: str) -> float | None:
-    """The paper's score in per cent; ``None`` where it has none, or it is not at hand.
+    """Return the paper's score in per cent; ``None`` where it has none, or it is not at hand.
 
     ``dataset`` must be the data set itself: a file with its graph, or a made-up graph of its
     size, gives scores that do not compare.
@@ -45,7 +45,7 @@ def paper_score(model: str, dataset: str, variant: str) -> float | None:
 
 
 def paper_rates(model: str, variant: str) -> tuple[float, float] | None:
-    """The paper's lowest and highest compression rate over its data sets, or ``None``."""
+    """Return the paper's lowest and highest compression rate over its data sets, or ``None``."""
     if variant not in _RATE_VARIANTS:
         return None
     return _RATES[model][_RATE_VARIANTS.index(variant)]

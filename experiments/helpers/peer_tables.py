@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.generality import HEAD, rows
+from experiments.helpers import comparison
 from experiments.helpers.markdown import markdown_table
-from experiments.helpers.peers import comparison
 
 
 def names(results: Path, folder: str) -> list[str]:

@@ -1,14 +1,14 @@
-"""The curves of a run as a picture."""
+"""Curves of a run, and sensitivities by slot, as pictures."""
 
 from __future__ import annotations
 
-import io
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.helpers.atomic import write_atomically
 from experiments.helpers.errors import ExperimentError
+from experiments.helpers.kept import write_atomically
 from experiments.helpers.results import Results
 from experiments.helpers.summary import title
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FILE_NAME = "curves.png"
+
+_SHOWN = 10
+"""Slots in the plot of the evolution: those that were most sensitive at the end."""
 
 
 def require_matplotlib() -> None:
@@ -53,12 +56,61 @@ def plot_curves(results: Results, out: Path) -> None:
     # The loss falls, so this corner is free.
     left.legend(loc="upper right", frameon=False, fontsize="small", ncols=2)
     figure.suptitle(title(results.config))
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    write_atomically(out / FILE_NAME, picture.getvalue())
+    write_atomically(out / FILE_NAME, lambda file: figure.savefig(file, format="png", dpi=120))
 
 
-def _figure() -> Figure:
+def plot_sensitivities(slots: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw c_l as a line and bits as bars, by slot."""
+    figure = _figure(10, 3.5 + 0.1 * len(slots))
+    axes = figure.add_subplot()
+    places = range(len(slots))
+    axes.bar(places, [slot["bits"] for slot in slots], color="#9aa5b1", label="bits")
+    axes.set_ylabel("bits")
+    names = [slot["slot"] for slot in slots]
+    axes.set_xticks(list(places), names, rotation=40, ha="right", fontsize=7)
+    other = axes.twinx()
+    values = [slot["sensitivity"] for slot in slots]
+    other.plot(places, values, color="#d1495b", marker="o", label="sensitivity")
+    other.set_yscale("log")
+    other.set_ylabel("sensitivity $c_l$ / squared gradient")
+    handles = [*axes.get_legend_handles_labels()[0], *other.get_legend_handles_labels()[0]]
+    figure.legend(handles=handles, loc="outside upper center", ncols=2)
+    figure.savefig(path, dpi=120)
+
+
+def plot_evolution(evolution: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw c_l of the most sensitive slots over the epochs."""
+    figure = _figure(9, 4.5)
+    axes = figure.add_subplot()
+    last = evolution[-1]["sensitivity"]
+    for slot in sorted(last, key=lambda name: -last[name])[:_SHOWN]:
+        points = [(e["epoch"], e["sensitivity"].get(slot)) for e in evolution]
+        known = [(epoch, value) for epoch, value in points if value]
+        axes.plot(*zip(*known, strict=True), marker="o", markersize=3, label=slot)
+    axes.set_yscale("log")
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("sensitivity $c_l$ / squared gradient")
+    figure.legend(loc="outside right upper", fontsize=7)
+    figure.savefig(path, dpi=120)
+
+
+def plot_agreement(slots: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw the variance that Algorithm 1 predicts against the true one, a dot a slot."""
+    figure = _figure(7, 4.5)
+    axes = figure.add_subplot()
+    for slot in slots:
+        axes.plot(slot["true"], slot["predicted"], "o", label=slot["slot"])
+    ends = [min(s["true"] for s in slots) / 2, max(s["true"] for s in slots) * 2]
+    axes.plot(ends, ends, color="#9aa5b1", linewidth=1, zorder=0)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("variance over many draws / squared gradient")
+    axes.set_ylabel("by Algorithm 1")
+    figure.legend(loc="outside right upper", fontsize=7)
+    figure.savefig(path, dpi=120)
+
+
+def _figure(width: float = 10, height: float = 4) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -67,7 +119,7 @@ def _figure() -> Figure:
             'pip install "gact_graph[experiments]"'
         ) from None
     # A Figure of its own, not pyplot's: no display, no state shared with anybody.
-    return Figure(figsize=(10, 4), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _numbers(curve: list[Any]) -> list[float]:

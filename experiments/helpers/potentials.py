@@ -38,16 +38,16 @@ def molecules(
 
 def neighbours(pos: Tensor, r: float, batch: Tensor, loop: bool = False, **_: Any) -> Tensor:
     """In place of ``radius_graph``: all pairs in a molecule that are near each other."""
-    found = []
+    pairs = []
     start = 0
     for size in torch.bincount(batch).tolist():
         near = torch.cdist(pos[start : start + size].detach(), pos[start : start + size].detach())
         near = near <= r
         if not loop:
             near.fill_diagonal_(False)
-        found.append(near.nonzero().t() + start)
+        pairs.append(near.nonzero().t() + start)
         start += size
-    return torch.cat(found, 1)
+    return torch.cat(pairs, 1)
 
 
 def triplets(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, ...]:

@@ -17,12 +17,12 @@ Value = TypeVar("Value")
 
 
 def world_size() -> int:
-    """How many processes ``torchrun`` has started; 1 without it."""
+    """Return the number of processes of ``torchrun``; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank() -> int:
-    """The number of this one; 0 writes and prints."""
+    """Return the number of this process; 0 writes and prints."""
     return int(os.environ.get("RANK", "0"))
 
 
@@ -43,7 +43,7 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 
 def of_first(value: Value) -> Value:
-    """The value of rank 0, on all ranks."""
+    """Return the value of rank 0, on all ranks."""
     if world_size() == 1:
         return value
     values = [value]
@@ -52,16 +52,16 @@ def of_first(value: Value) -> Value:
 
 
 def summed(values: Tensor) -> Tensor:
-    """The sum over all ranks, in place."""
+    """Return the sum over all ranks, in place."""
     if world_size() > 1:
         dist.all_reduce(values)
     return values
 
 
 def mean(values: list[float]) -> float:
-    """Over the values of all ranks; a rank may have none."""
-    found = [values]
+    """Return the mean over the values of all ranks; a rank may have none."""
+    gathered = [values]
     if world_size() > 1:
-        found = [[] for _ in range(world_size())]
-        dist.all_gather_object(found, values)
-    return statistics.fmean(itertools.chain.from_iterable(found))
+        gathered = [[] for _ in range(world_size())]
+        dist.all_gather_object(gathered, values)
+    return statistics.fmean(itertools.chain.from_iterable(gathered))

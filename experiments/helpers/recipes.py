@@ -10,7 +10,7 @@ MODELS = ("gcn", "gat", "gcnii")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What one training needs to know beside the graph. Optimiser: Adam.
+    """The hyperparameters of one training with Adam.
 
     Attributes:
         layers: Number of convolutions.
@@ -108,5 +108,5 @@ def recipe_for(model: str, dataset: str, **overrides: float | int | None) -> Rec
     recipe = _PUBLISHED.get((model, name), _OTHER[model])
     if name in _FEW_LABELS:
         recipe = replace(recipe, batch_norm=False)
-    given = {field: value for field, value in overrides.items() if value is not None}
-    return replace(recipe, **given)  # type: ignore[arg-type]
+    changes = {field: value for field, value in overrides.items() if value is not None}
+    return replace(recipe, **changes)  # type: ignore[arg-type]

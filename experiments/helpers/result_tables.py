@@ -23,7 +23,7 @@ from experiments.helpers import (
 from experiments.helpers.labels import LABELS
 from experiments.helpers.markdown import markdown_table
 from experiments.helpers.parts import tables as parts_tables
-from experiments.helpers.peers.ways import WAYS
+from experiments.helpers.strategies import STRATEGIES
 from experiments.helpers.table_sources import read, source, sources
 
 _SUBJECTS = {
@@ -45,8 +45,8 @@ _COMPARED = ("stock", "stock-kept", "dgl", "lossless+blocks", "L1-4+blocks")
 
 _HEADLINE_PEERS = {
     "stock-kept": "stock PyG with gact_graph's memory allocation",
-    "checkpoint": WAYS["checkpoint"].label,
-    "dgl": WAYS["dgl"].label,
+    "checkpoint": STRATEGIES["checkpoint"].label,
+    "dgl": STRATEGIES["dgl"].label,
     "lossless+blocks": '**gact_graph**, `level="lossless", blocks="auto"`',
 }
 """The ways that compute the same as stock, with their names in the first table."""
@@ -142,7 +142,7 @@ def _networks(results: Path) -> str:
         costs = (_cost(found["variants"][way], found["variants"]["stock"]) for way in _COMPARED)
         cells = (f"{peak}, {time}" for peak, _, time, _ in costs)
         rows.append((_NETWORKS[model], *cells, found["commit"]))
-    head = ("", *(WAYS[way].label for way in _COMPARED), "commit")
+    head = ("", *(STRATEGIES[way].label for way in _COMPARED), "commit")
     return f"{markdown_table(head, rows)}\n\n{sources(files.values())}"
 
 
@@ -151,7 +151,11 @@ def _levels(results: Path) -> str:
     variants = found["variants"]
     stock = variants["stock"]
     rows = [
-        (WAYS[name].label, *_cost(variants[name], stock), _megabytes(variants[name]["saved_bytes"]))
+        (
+            STRATEGIES[name].label,
+            *_cost(variants[name], stock),
+            _megabytes(variants[name]["saved_bytes"]),
+        )
         for name in _LEVELS
     ]
     head = ("", "peak", "reduction", "s/step", "relative to stock", "saved for backward")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,70 +25,64 @@ _SEEDS, _NEIGHBORS = 1024, 10
 """Training nodes of a batch, and how many neighbours of a node are sampled in each layer."""
 
 
-class Sampler(Protocol):
-    """Gives the batches of one epoch that are this rank's."""
-
-    def epoch(self, number: int) -> Iterator[NodeTask]: ...
+Sampler = Callable[[int], Iterator[NodeTask]]
+"""Gives the batches of one epoch that are this rank's, from the epoch's number."""
 
 
 def make_sampler(name: str, task: NodeTask, layers: int, rank: int, world: int) -> Sampler:
-    """A sampler of the training nodes, by its name in :data:`SAMPLERS`.
+    """Return a sampler of the training nodes, by its name in :data:`SAMPLERS`.
 
     Args:
         name: The sampler.
         task: The graph; batches have their adjacency in the same layout.
-        layers: Of the model: so many steps from a training node its neighbours are sampled.
+        layers: Of the model, in each of which neighbours are sampled.
         rank: This process.
-        world: Of how many. Each batch is one rank's.
+        world: The number of processes. Each batch is one rank's.
 
     Raises:
         UsageError: PyG cannot sample here.
     """
     if name == "cluster":
-        return _Clusters(task, rank, world)
+        return _clusters(task, rank, world)
     if not any(map(importlib.util.find_spec, ("pyg_lib", "torch_sparse"))):
         raise UsageError(
             "Expected pyg-lib or torch-sparse for --sampler neighbor (got neither); install one, "
             "or take --sampler cluster"
         )
-    return _Neighbors(task, layers, rank, world)
+    return _neighbors(task, layers, rank, world)
 
 
-class _Clusters:
+def _clusters(task: NodeTask, rank: int, world: int) -> Sampler:
     """Batches of some clusters each, drawn anew in each epoch, and all edges within."""
+    edges = _edges_of(task.adjacency)
+    cluster = owners(edges, task.x.size(0), _CLUSTERS)
 
-    def __init__(self, task: NodeTask, rank: int, world: int) -> None:
-        self._task, self._rank, self._world = task, rank, world
-        self._edges = _edges_of(task.adjacency)
-        self._cluster = owners(self._edges, task.x.size(0), _CLUSTERS)
-
-    def epoch(self, number: int) -> Iterator[NodeTask]:
+    def epoch(number: int) -> Iterator[NodeTask]:
         generator = torch.Generator().manual_seed(number)
         batches = torch.randperm(_CLUSTERS, generator=generator).split(_TOGETHER)
-        for batch in batches[self._rank :: self._world]:
-            chosen = torch.isin(self._cluster, batch.to(self._cluster.device))
+        for batch in batches[rank::world]:
+            chosen = torch.isin(cluster, batch.to(cluster.device))
             nodes = chosen.nonzero().view(-1)
-            edges, _ = subgraph(nodes, self._edges, relabel_nodes=True, num_nodes=len(chosen))
-            learns = torch.isin(nodes, self._task.train_idx).nonzero().view(-1)
+            inside, _ = subgraph(nodes, edges, relabel_nodes=True, num_nodes=len(chosen))
+            learns = torch.isin(nodes, task.train_idx).nonzero().view(-1)
             if len(learns):
-                yield _part(self._task, nodes, edges, learns)
+                yield _part(task, nodes, inside, learns)
+
+    return epoch
 
 
-class _Neighbors:
+def _neighbors(task: NodeTask, layers: int, rank: int, world: int) -> Sampler:
     """Batches of some training nodes each and of neighbours that PyG samples around them."""
+    data = Data(edge_index=_edges_of(task.adjacency), num_nodes=task.x.size(0))
+    own, counts = task.train_idx[rank::world], [_NEIGHBORS] * layers
+    loader = NeighborLoader(data, counts, input_nodes=own, batch_size=_SEEDS, shuffle=True)
 
-    def __init__(self, task: NodeTask, layers: int, rank: int, world: int) -> None:
-        self._task = task
-        data = Data(edge_index=_edges_of(task.adjacency), num_nodes=task.x.size(0))
-        own = task.train_idx[rank::world]
-        self._loader = NeighborLoader(
-            data, [_NEIGHBORS] * layers, input_nodes=own, batch_size=_SEEDS, shuffle=True
-        )
-
-    def epoch(self, number: int) -> Iterator[NodeTask]:
-        for batch in self._loader:
+    def epoch(number: int) -> Iterator[NodeTask]:
+        for batch in loader:
             learns = torch.arange(batch.batch_size, device=batch.n_id.device)
-            yield _part(self._task, batch.n_id, batch.edge_index, learns)
+            yield _part(task, batch.n_id, batch.edge_index, learns)
+
+    return epoch
 
 
 def _edges_of(adjacency: Tensor) -> Tensor:

@@ -12,12 +12,12 @@ from experiments.helpers.results import Results
 
 
 def values(results: Results, key: str) -> list[float]:
-    """The value of each seed that has one."""
+    """Return the value of each seed that has one."""
     return [run[key] for run in results.runs if run[key] is not None]
 
 
 def percent(fractions: Sequence[float]) -> str:
-    """Mean and sample standard deviation of scores in [0, 1], in per cent.
+    """Return mean and sample standard deviation of scores in [0, 1], in per cent.
 
     >>> percent([0.5, 0.52]), percent([0.5])
     ('51.00 ± 1.41', '50.00')
@@ -31,7 +31,7 @@ def percent(fractions: Sequence[float]) -> str:
 
 
 def factor(rates: Sequence[float]) -> str:
-    """Mean of compression rates.
+    """Return the mean of compression rates.
 
     >>> factor([7.5, 7.7])
     '7.6x'
@@ -40,7 +40,7 @@ def factor(rates: Sequence[float]) -> str:
 
 
 def seconds(times: Sequence[float]) -> str:
-    """Median of times in seconds, to the millisecond.
+    """Return the median of times in seconds, to the millisecond.
 
     >>> seconds([0.0123, 0.0124, 99.0])
     '0.012'
@@ -49,12 +49,12 @@ def seconds(times: Sequence[float]) -> str:
 
 
 def mean_bytes(sizes: Sequence[float]) -> str:
-    """Mean of sizes, see :func:`datasets.memory.format_bytes`."""
+    """Return the mean of sizes, see :func:`datasets.memory.format_bytes`."""
     return format_bytes(statistics.fmean(sizes)) if sizes else "-"
 
 
 def table(results: Results) -> list[tuple[str, str]]:
-    """The result over all seeds, one line a quantity: what it is, and its value."""
+    """Return the result over all seeds: names of quantities, and their values."""
     metric = "micro-F1" if results.config["multi_label"] else "accuracy"
     return [
         (f"test {metric}, %", percent(values(results, "test_score"))),
@@ -70,7 +70,7 @@ def table(results: Results) -> list[tuple[str, str]]:
 
 
 def _measuring(results: Results) -> list[tuple[str, str]]:
-    """How much of the time went into measuring sensitivities, where any were measured."""
+    """The share of the time that measured sensitivities, where any were measured."""
     runs = [run for run in results.runs if run["passes"] and run["measuring_seconds"] is not None]
     if not runs:
         return []
@@ -79,7 +79,7 @@ def _measuring(results: Results) -> list[tuple[str, str]]:
 
 
 def title(config: dict[str, Any]) -> str:
-    """A run in a few words.
+    """Return a run in a few words.
 
     >>> title({"model": "gat", "dataset": "cora", "bits": 4, "level": "L1"})
     'GAT on cora, 4 bit (L1)'
@@ -93,7 +93,7 @@ def title(config: dict[str, Any]) -> str:
 
 
 def dataset_name(dataset: str) -> str:
-    """What to call a data set in a title: a file without its folder.
+    """Return the name of a data set in a title: a file without its folder.
 
     >>> dataset_name("/data/cora.npz"), dataset_name("synthetic:reddit@0.1")
     ('cora.npz', 'synthetic:reddit@0.1')

@@ -19,20 +19,20 @@ KEPT = (
     *("seed", "test_score", "val_score", "best_epoch", "rate", "raw_bytes", "stored_bytes"),
     *("average_bits", "epoch_seconds", "train_seconds", "measuring_seconds", "passes"),
 )
-"""What is kept of each run."""
+"""The kept entries of each run."""
 
 VARIED = ("bits", "level", "adaptive", "blocks")
-"""What differs from one variant to the next, in a run's configuration."""
+"""The entries of a configuration that differ between variants."""
 
 
 def rows(studies: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """The rows under :data:`HEAD`: models together, as in the paper."""
+    """Return the rows under :data:`HEAD`, grouped by model as in the paper."""
     ordered = sorted(studies.values(), key=lambda study: MODELS.index(study["model"]))
     return [row for study in ordered for row in _rows(study)]
 
 
 def scores_by_seed(study: Mapping[str, Any]) -> dict[str, dict[int, float]]:
-    """The test scores of each variant that have one."""
+    """Return the test scores of each variant, by seed."""
     return {
         name: {run["seed"]: run["test_score"] for run in runs if run["test_score"] is not None}
         for name, runs in study["runs"].items()

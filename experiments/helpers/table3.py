@@ -10,13 +10,13 @@ from experiments.helpers.paper import paper_growth
 
 
 def head(found: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The head of :func:`rows`."""
+    """Return the head of :func:`rows`."""
     variants = dict.fromkeys(row["variant"] for row in found)
     return ("memory", "", *(LABELS[name] for name in variants), "paper, 16 GB: L0, L1, L2")
 
 
 def rows(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """One row for each memory and dimension: what is largest, and how many times stock's.
+    """Return one row for each memory and dimension: the largest size, and its ratio to stock's.
 
     Args:
         found: ``memory``, ``vary``, ``variant`` and ``largest`` of each search.

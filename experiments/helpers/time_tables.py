@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments import allocators as by_allocator
-from experiments.helpers.labels import LAYERS
+from experiments.helpers.labels import LAYERS, label
 from experiments.helpers.markdown import markdown_table
-from experiments.helpers.subjects import label
 from experiments.helpers.table_sources import read, source, sources
 
 

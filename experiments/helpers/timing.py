@@ -1,4 +1,4 @@
-"""Times of several jobs that meet the same weather of a busy machine."""
+"""Interleaved timing: jobs run in turn, so that other work on the machine slows all of them."""
 
 from __future__ import annotations
 
@@ -8,22 +8,70 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
-from experiments.helpers.train import synchronize
+from experiments.helpers.busy import BusyLoops
+from experiments.helpers.data import NodeTask
+from experiments.helpers.train import synchronize, training_step
 from gact_graph.support import cpu_memory
 
+STOCK = "fp32"
+_BUSY = ", busy"
 
-def as_stock(job: Callable[[], Any]) -> Callable[[], Any]:
-    """The job as in a process without the library: what wrapped models keep on a CPU is returned.
 
-    Those then begin their own turn with none, so they should take a step that is not timed.
+def time_models(
+    models: Mapping[str, nn.Module],
+    next_task: Callable[[str], NodeTask],
+    lr: float,
+    rounds: int,
+    before: int = 0,
+    busy: int = 0,
+) -> dict[str, Any]:
+    """Time training steps of several models in turn; of two steps in a row the second counts.
+
+    Args:
+        models: By name; the first, ``fp32``, is stock's.
+        next_task: Gives the graph of the next step of a model.
+        lr: Of Adam.
+        rounds: Steps of each that count.
+        before: Steps of each before all others.
+        busy: Processes that never rest, beside which each model takes as many steps once more.
+
+    Returns:
+        ``seconds`` of every step and ``median_seconds``, by model (and with ``, busy`` after it);
+        ``ratio``, each median over stock's; with ``busy``, ``slowdown``, how many times as long
+        each takes beside the processes.
     """
 
-    def run() -> Any:
-        cpu_memory.end()
-        return job()
+    def runner(name: str, model: nn.Module) -> Callable[[], None]:
+        optimizer = torch.optim.Adam(model.parameters(), lr=lr)
 
-    return run
+        def step() -> None:
+            if name == STOCK:
+                # As in a process without the library. Wrapped models then begin their turn without
+                # kept memory, which their first step, the untimed one, fetches anew.
+                cpu_memory.end()
+            task = next_task(name)
+            training_step(model, optimizer, task)
+            synchronize(task.x.device)
+
+        return step
+
+    runners = {name: runner(name, model) for name, model in models.items()}
+    for run in runners.values():
+        for _ in range(before):
+            run()
+    with BusyLoops(busy) as loops:
+        beside = {f"{name}{_BUSY}": loops.beside(run) for name, run in runners.items() if busy}
+        seconds = time_in_turn(runners | beside, rounds, untimed=1)
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    slowdown = {name: medians[f"{name}{_BUSY}"] / medians[name] for name in runners if busy}
+    return {
+        "seconds": seconds,
+        "median_seconds": medians,
+        "ratio": {name: medians[name] / medians[STOCK] for name in runners if name != STOCK},
+        **({"slowdown": slowdown} if busy else {}),
+    }
 
 
 def time_in_turn(
@@ -42,7 +90,7 @@ def time_in_turn(
             start = time.perf_counter()
             made = job()
             elapsed = time.perf_counter() - start
-            del made  # giving the memory back is no part of the job
+            del made  # returning the memory is no part of the job
             if turn > 0:  # the first compiles kernels and fills caches
                 times[name].append(elapsed)
     return times
@@ -53,9 +101,9 @@ def time_on(
 ) -> dict[str, list[float]]:
     """As :func:`time_in_turn`, of jobs that only queue their work on the device.
 
-    On CUDA the device's own clock is read, by events between the jobs: no job waits for the host.
-    A job finds in the cache what the one before it left there, so jobs should touch more memory
-    than the cache holds.
+    On CUDA the times are the device's own, from events between the jobs: no job waits for the host.
+    A job finds in the cache the end of the job before it, so jobs should touch more memory than the
+    cache holds.
     """
     if device.type != "cuda":
         return time_in_turn(jobs, rounds)
@@ -80,18 +128,18 @@ def time_on(
 
 
 def launch_seconds(device: torch.device, job: Callable[[], Any], calls: int, rounds: int) -> float:
-    """Seconds of the host that one call of ``job`` takes, whose work the device does meanwhile.
+    """Return the seconds of the host in one call of ``job``, whose work the device does meanwhile.
 
     The median over ``rounds`` of ``calls`` calls in a row, after one warm-up. The device is waited
     for before and after each round, outside the time. Its work should be shorter than the call,
     else the queue fills up and the time becomes the device's.
     """
-    found = []
+    times = []
     for _ in range(rounds + 1):
         synchronize(device)
         start = time.perf_counter()
         for _ in range(calls):
             job()
-        found.append((time.perf_counter() - start) / calls)
+        times.append((time.perf_counter() - start) / calls)
     synchronize(device)
-    return statistics.median(found[1:])
+    return statistics.median(times[1:])

@@ -1,4 +1,4 @@
-"""Train one model with one seed, full batch, and tell how it went."""
+"""Training of one model with one seed, full batch."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from experiments.helpers.measuring import cost_of_measuring
 from experiments.helpers.ranks import mean, rank, summed, world_size
 from experiments.helpers.recipes import Recipe
 from experiments.helpers.sampling import make_sampler
-from experiments.helpers.shares import Share, share_of
-from experiments.models import build
+from experiments.helpers.shares import share_of
+from experiments.models.nets import build
 from gact_graph.support.peak import PeakMeter
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How to train: a model, its recipe, and what becomes of its saved contexts.
+    """The settings of a training: a model, its recipe, and the form of its saved contexts.
 
     Attributes:
         model: ``"gcn"``, ``"gat"`` or ``"gcnii"``.
         recipe: Hyperparameters.
-        bits: Bits of an element of a quantized context; 32 keeps it as it is.
+        bits: Bits of an element of a quantized context; 32 keeps it unchanged.
         level: gact_graph's level.
         adaptive: Whether bits are spent by sensitivity; else all contexts have the same.
         blocks: As :func:`gact_graph.wrap` takes it.
@@ -55,7 +55,7 @@ class Setup:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What :func:`gact_graph.wrap` is called with."""
+        """Arguments of :func:`gact_graph.wrap`."""
         shared: dict[str, Any] = {"adaptive": self.adaptive}
         if self.memory is not None:
             return shared | {"memory": self.memory}
@@ -63,22 +63,8 @@ class Setup:
         return shared | own
 
 
-@dataclass(frozen=True)
-class Progress:
-    """One epoch, as the progress bar shows it; ``peak_bytes`` is the peak so far."""
-
-    epoch: int
-    loss: float
-    val_score: float
-    peak_bytes: int | None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one seed gave: a JSON-ready record, and the library's own memory report."""
-
-    record: dict[str, Any]
-    report: Any
+OnEpoch = Callable[[int, float, float, "int | None"], None]
+"""Gets the epoch, its loss and validation score, and the peak of memory so far."""
 
 
 def seed_everything(seed: int) -> None:
@@ -102,7 +88,7 @@ def _ratio(hits: int, total: int) -> float:
 
 
 def counts(logits: Tensor, y: Tensor) -> Tensor:
-    """What :func:`score` divides: two int64, which add up over parts of the nodes."""
+    """Hits and total of :func:`score`: two int64, which add up over parts of the nodes."""
     if y.dim() == 1:
         return torch.stack([(logits.argmax(dim=-1) == y).sum(), torch.tensor(len(y)).to(y.device)])
     predicted, actual = logits > 0, y > 0
@@ -110,18 +96,17 @@ def counts(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def train(
-    task: NodeTask, setup: Setup, seed: int, on_epoch: Callable[[Progress], None] | None = None
-) -> Outcome:
+    task: NodeTask, setup: Setup, seed: int, on_epoch: OnEpoch = lambda *_: None
+) -> tuple[dict[str, Any], Any]:
     """Train with Adam and keep the test score of the epoch that was best on validation.
 
-    The record holds ``seed``, ``test_score`` and ``val_score`` (in [0, 1]), ``best_epoch`` (from
-    1), ``rate``, ``raw_bytes``, ``stored_bytes`` and ``average_bits`` of the saved contexts,
-    ``contexts`` (one dict a context), ``peak_bytes`` (see
-    :class:`gact_graph.support.peak.PeakMeter`), ``epoch_seconds`` (median time of a training step:
-    forward, backward, update; without the evaluation), ``train_seconds`` (all of these steps
-    together, with what measuring took in them), ``measuring_seconds`` (the latter, see
-    :func:`experiments.helpers.measuring.cost_of_measuring`), ``passes`` (how many
-    steps measured), and the curves ``loss`` and ``val_curve``, one value an epoch.
+    Returns:
+        The library's report, and a record before it: ``seed``; ``test_score`` and ``val_score`` in
+        [0, 1] and ``best_epoch``, from 1; ``rate``, ``raw_bytes``, ``stored_bytes`` and
+        ``average_bits`` of the saved ``contexts``, one dict each; ``peak_bytes`` (see
+        :class:`gact_graph.support.peak.PeakMeter`); ``epoch_seconds``, the median of a training
+        step without the evaluation; ``train_seconds`` of all steps, and ``measuring_seconds`` and
+        ``passes`` of measuring alone; and the curves ``loss`` and ``val_curve``.
 
     Under ``torchrun`` each process takes steps on batches of its own, and gradients are averaged;
     scores are known to rank 0 alone. Or each has a part of the graph, and scores are those of the
@@ -129,19 +114,18 @@ def train(
     """
     seed_everything(seed)
     device = task.x.device
-    share = None
     if setup.partition is not None:
-        share = share_of(task, setup.partition, rank(), world_size())
-        task = share.task
+        task = share_of(task, setup.partition, rank(), world_size())
+    is_part = task.part is not None
     with PeakMeter(device) as meter:
         sizes = task.x.size(1), task.num_classes
-        model = build(setup.model, setup.recipe, *sizes, normalize=share is not None).to(device)
-        part = {} if share is None else {"partition": share.part}
+        model = build(setup.model, setup.recipe, *sizes, normalize=is_part).to(device)
+        part: dict[str, Any] = {"partition": task.part} if is_part else {}
         gact_graph.wrap(model, **setup.options, **part, seed=seed)
         trained = model
-        if share is None and world_size() > 1:
+        if not is_part and world_size() > 1:
             trained = DistributedDataParallel(model)
-        if share is not None and rank() > 0:
+        if is_part and rank() > 0:
             torch.manual_seed(hash((seed, rank())))  # other dropout for other nodes
         optimizer = torch.optim.Adam(
             model.parameters(), lr=setup.recipe.lr, weight_decay=setup.recipe.weight_decay
@@ -156,18 +140,14 @@ def train(
         passes: list[int] = []
         for epoch in range(1, setup.recipe.epochs + 1):
             start = time.perf_counter()
-            if share is None:
-                batches = [task] if sampler is None else sampler.epoch(epoch)
-                losses.append(mean(_train_epoch(trained, optimizer, batches)))
-            else:
-                losses.append(shared_step(model, optimizer, share).item())
+            batches = [task] if sampler is None else sampler(epoch)
+            of_steps = _train_epoch(trained, optimizer, batches)
+            losses.append(of_steps[0] if is_part else mean(of_steps))
             synchronize(device)
             seconds.append(time.perf_counter() - start)
             passes.append(gact_graph.report(model).measurements)
-            is_asked = rank() == 0 or share is not None
-            scores.append(_evaluate(model, task, share is not None) if is_asked else (0.0, 0.0))
-            if on_epoch is not None:
-                on_epoch(Progress(epoch, losses[-1], scores[-1][0], meter.peak_bytes))
+            scores.append(_evaluate(model, task) if is_part or rank() == 0 else (0.0, 0.0))
+            on_epoch(epoch, losses[-1], scores[-1][0], meter.peak_bytes)
     # max() keeps the first of equals: the earliest of the best epochs.
     best = max(range(len(scores)), key=lambda epoch: scores[epoch][0])
     report = gact_graph.report(model)
@@ -191,7 +171,7 @@ def train(
         "val_curve": [val for val, _ in scores],
         "contexts": memory["contexts"],
     }
-    return Outcome(record, report)
+    return record, report
 
 
 def _train_epoch(
@@ -207,54 +187,69 @@ def _train_epoch(
 
 
 def training_step(model: nn.Module, optimizer: torch.optim.Optimizer, task: NodeTask) -> Tensor:
-    """Forward, backward and update on the whole graph; return the loss, a detached scalar."""
+    """Forward, backward and update on a graph; return the loss of the whole, a detached scalar."""
     model.train()
+    is_part = task.part is not None
+
+    def loss_of() -> Tensor:
+        return training_loss(model(task.x, task.adjacency), task)
+
+    loss = take_step(model, optimizer, loss_of, is_part=is_part)
+    return summed(loss) if is_part else loss
+
+
+def take_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss_of: Callable[[], Tensor],
+    after_forward: Callable[[], None] = lambda: None,
+    is_part: bool = False,
+) -> Tensor:
+    """Forward, backward and update; return the loss, a detached scalar.
+
+    Args:
+        model: The model.
+        optimizer: Of its parameters.
+        loss_of: Runs forward and returns the loss.
+        after_forward: Is called between forward and backward.
+        is_part: Whether gradients are summed over the processes that share a graph.
+    """
     optimizer.zero_grad(set_to_none=True)
-    loss = training_loss(model(task.x, task.adjacency), task)
+    loss = loss_of()
+    after_forward()
     loss.backward()
+    if is_part:
+        gact_graph.distributed.sum_gradients(model)
     optimizer.step()
     return loss.detach()
 
 
-def shared_step(model: nn.Module, optimizer: torch.optim.Optimizer, share: Share) -> Tensor:
-    """The same in all processes, each with its part of the graph; return the loss of the whole."""
-    model.train()
-    optimizer.zero_grad(set_to_none=True)
-    loss = training_loss(model(share.task.x, share.task.adjacency), share.task, share.learning)
-    loss.backward()
-    gact_graph.distributed.sum_gradients(model)
-    optimizer.step()
-    return summed(loss.detach())
+def training_loss(output: Tensor, task: NodeTask) -> Tensor:
+    """Return the loss of the training nodes, a scalar; losses of the parts of a graph add up.
 
-
-def training_loss(output: Tensor, task: NodeTask, learning: int | None = None) -> Tensor:
-    """The loss of the training nodes, a scalar, from the model's output [N, C].
-
-    Args:
-        output: The model's.
-        task: The graph, or a part of one.
-        learning: Training nodes of the whole graph: losses of its parts then add up to its own.
+    Shapes:
+        - **input**: output [N, C]
     """
     logits, y = output[task.train_idx], task.y[task.train_idx]
     loss = F.binary_cross_entropy_with_logits if task.multi_label else F.cross_entropy
-    if learning is None:
+    if task.learning is None:
         return loss(logits, y)
     columns = y.size(1) if task.multi_label else 1
-    return loss(logits, y, reduction="sum") / (learning * columns)
+    return loss(logits, y, reduction="sum") / (task.learning * columns)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all it was asked; a CPU has."""
+    """Wait until the device has done all of its work; a CPU has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @torch.no_grad()
-def _evaluate(model: nn.Module, task: NodeTask, is_part: bool) -> tuple[float, float]:
-    """The scores of validation and test; of the parts of all processes, if this is one."""
+def _evaluate(model: nn.Module, task: NodeTask) -> tuple[float, float]:
+    """The scores of validation and test; of the whole graph, if the task is a part of it."""
     model.eval()
     logits = model(task.x, task.adjacency)
     indices = task.val_idx, task.test_idx
-    found = torch.stack([counts(logits[index], task.y[index]) for index in indices])
-    val, test = (summed(found) if is_part else found).tolist()
+    totals = torch.stack([counts(logits[index], task.y[index]) for index in indices])
+    val, test = (totals if task.part is None else summed(totals)).tolist()
     return _ratio(*val), _ratio(*test)

@@ -1,13 +1,14 @@
 """Text from a command line to a value of its kind.
 
-Each function takes one flag's text. What it cannot read raises ``argparse.ArgumentTypeError``,
-which argparse puts the flag's name before.
+Each function takes one flag's text. Text that it cannot read raises
+``argparse.ArgumentTypeError``, before which argparse puts the flag's name.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -29,22 +30,13 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     seeds: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        # isdecimal() alone would let other scripts' digits through.
-        if not (first.isascii() and first.isdecimal()) or (
-            dash and not (last.isascii() and last.isdecimal())
-        ):
-            raise argparse.ArgumentTypeError(
-                f"Expected seeds as '0-9', '0,3,5' or '4' (got {shorten(text)})"
-            )
+        if not all(map(_is_whole, (first, last if dash else first))):
+            raise _expected("seeds as '0-9', '0,3,5' or '4'", text)
         low, high = _whole(first), _whole(last or first)
         if high < low or high >= 2**32:
-            raise argparse.ArgumentTypeError(
-                f"Expected seeds from low to high, below 2^32 (got {shorten(text)})"
-            )
+            raise _expected("seeds from low to high, below 2^32", text)
         if high - low >= _MOST_SEEDS - len(seeds):
-            raise argparse.ArgumentTypeError(
-                f"Expected at most {_MOST_SEEDS:,} seeds (got {shorten(text)})"
-            )
+            raise _expected(f"at most {_MOST_SEEDS:,} seeds", text)
         seeds.extend(range(low, high + 1))
     return tuple(dict.fromkeys(seeds))
 
@@ -53,9 +45,7 @@ def parse_bits(text: str) -> int:
     """Read a width: 1 to 16, or 32."""
     bits = _whole(text)
     if not (1 <= bits <= 16 or bits == FP32_BITS):
-        raise argparse.ArgumentTypeError(
-            f"Expected a whole number 1 to 16, or 32 (got {shorten(text)})"
-        )
+        raise _expected("a whole number 1 to 16, or 32", text)
     return bits
 
 
@@ -63,9 +53,7 @@ def parse_count(text: str) -> int:
     """Read a whole number from 1 to 10^9."""
     count = _whole(text)
     if not 1 <= count <= _MOST:
-        raise argparse.ArgumentTypeError(
-            f"Expected a whole number from 1 to 10^9 (got {shorten(text)})"
-        )
+        raise _expected("a whole number from 1 to 10^9", text)
     return count
 
 
@@ -81,33 +69,25 @@ def parse_memory(text: str) -> int:
     try:
         return parse_bytes(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"Expected an amount of memory such as 4GB (got {shorten(text)})"
-        ) from None
+        raise _expected("an amount of memory such as 4GB", text) from None
 
 
-def parse_share(text: str) -> float:
-    """Read a number in [0, 1)."""
-    share = _number(text)
-    if not 0 <= share < 1:
-        raise argparse.ArgumentTypeError(f"Expected a number in [0, 1) (got {shorten(text)})")
-    return share
+def _reader(words: str, is_good: Callable[[float], bool]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan  # which every comparison refuses
+        if not is_good(number):
+            raise _expected(words, text)
+        return number
+
+    return parse
 
 
-def parse_positive(text: str) -> float:
-    """Read a finite number above 0."""
-    number = _number(text)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"Expected a number above 0 (got {shorten(text)})")
-    return number
-
-
-def parse_not_negative(text: str) -> float:
-    """Read a finite number of at least 0."""
-    number = _number(text)
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"Expected a number of at least 0 (got {shorten(text)})")
-    return number
+parse_share = _reader("a number in [0, 1)", lambda number: 0 <= number < 1)
+parse_positive = _reader("a number above 0", lambda number: 0 < number < math.inf)
+parse_not_negative = _reader("a number of at least 0", lambda number: 0 <= number < math.inf)
 
 
 def parse_path(text: str) -> Path:
@@ -117,43 +97,44 @@ def parse_path(text: str) -> Path:
     return Path(text)
 
 
-def shorten(text: str) -> str:
-    """Return the text in quotes, and its middle left out where it is long."""
-    return repr(text if len(text) <= 60 else f"{text[:40]}...{text[-10:]}")
-
-
-def _whole(text: str) -> int:
-    """The number, 0 if it is none, and a large one where it has more digits than Python reads."""
-    if not (text.isascii() and text.isdecimal()):
-        return 0
-    return int(text) if len(text) <= 18 else 10**18
-
-
-def _number(text: str) -> float:
-    """The number, or NaN, which every comparison refuses."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
 def parse_device(name: str | None) -> torch.device:
-    """Return the device of that name; ``None`` takes CUDA where torch sees it, else the CPU.
+    """Return a device; ``None`` and ``"auto"`` take CUDA where torch sees it, else the CPU.
 
     Raises:
         UsageError: If torch does not have it.
     """
-    if name is None:
+    if name in (None, "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise UsageError(f"Expected --device cpu, cuda or cuda:N (got {shorten(name)})")
+        raise UsageError(f"Expected --device cpu, cuda or cuda:N (got {_short(name)})")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(
-            f"Expected --device cpu, or a CUDA device that torch sees: it sees "
-            f"{torch.cuda.device_count()} (got {shorten(name)})"
+            "Expected --device cpu, or a CUDA device that torch sees: it sees "
+            f"{torch.cuda.device_count()} (got {_short(name)})"
         )
     return device
+
+
+def _expected(words: str, text: str) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"Expected {words} (got {_short(text)})")
+
+
+def _short(text: str) -> str:
+    """The text in quotes, without its middle where it is long."""
+    return repr(text if len(text) <= 60 else f"{text[:40]}...{text[-10:]}")
+
+
+def _is_whole(text: str) -> bool:
+    # isdecimal() alone would let other scripts' digits through.
+    return text.isascii() and text.isdecimal()
+
+
+def _whole(text: str) -> int:
+    """The number, 0 if it is none, and a large one where it has more digits than Python reads."""
+    if not _is_whole(text):
+        return 0
+    return int(text) if len(text) <= 18 else 10**18

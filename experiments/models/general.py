@@ -1,8 +1,8 @@
 """The paper's other two fields, small and without a download: images and texts.
 
 Images are scikit-learn's digits, for torchvision's ResNets or a smaller residual network. Texts are
-excerpts of Python's own documentation, for a transformer in the shape of BERT that tells which
-topic each is from.
+excerpts of Python's own documentation, for a transformer in the shape of BERT that finds the topic
+of each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments.helpers.errors import UsageError
-from experiments.models.small import residual_network
+from experiments.models.small import Bert, residual_network
 
 _HELD_OUT = 0.1
 _TOPICS = 8  # the longest
@@ -46,34 +46,8 @@ class Field:
     lr: float
 
 
-class Bert(nn.Module):
-    """Embeddings of words and places, a transformer encoder, and logits of the mean over places.
-
-    Shapes:
-        - **input**: words [B, L] int64
-        - **output**: logits [B, C] float32
-    """
-
-    def __init__(
-        self, words: int, classes: int, hidden: int = 128, layers: int = 3, heads: int = 4
-    ) -> None:
-        super().__init__()
-        self.word = nn.Embedding(words, hidden)
-        self.place = nn.Embedding(_LENGTH, hidden)
-        self.norm = nn.LayerNorm(hidden)
-        layer = nn.TransformerEncoderLayer(hidden, heads, 4 * hidden, 0.1, "gelu", batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        self.head = nn.Linear(hidden, classes)
-
-    def forward(self, words: Tensor) -> Tensor:
-        places = torch.arange(words.size(1), device=words.device)
-        x = self.layers(self.norm(self.word(words) + self.place(places)))
-        logits: Tensor = self.head(x.mean(1))
-        return logits
-
-
 def excerpts() -> tuple[Tensor, Tensor]:
-    """Excerpts of the longest topics of Python's documentation.
+    """Return excerpts of the longest topics of Python's documentation.
 
     Returns:
         Words [n, L] int64, the most common one 1, rare ones 0; and topics [n] int64.
@@ -95,7 +69,7 @@ def texts() -> Field:
     """BERT over excerpts of documentation."""
     words, topics = excerpts()
     vocabulary = int(words.max()) + 1
-    return _field("bert", lambda: Bert(vocabulary, _TOPICS), words, topics, 5e-4)
+    return _field("bert", lambda: Bert(vocabulary, _TOPICS, _LENGTH), words, topics, 5e-4)
 
 
 def images() -> Field:
@@ -107,7 +81,7 @@ def images() -> Field:
 
 
 def resnet(network: str) -> Field:
-    """A ResNet of torchvision over digits enlarged to 32 x 32, with random weights.
+    """Return a ResNet of torchvision over digits enlarged to 32 x 32, with random weights.
 
     Raises:
         UsageError: If torchvision does not import.
@@ -157,7 +131,7 @@ FIELDS: dict[str, Callable[[], Field]] = {
 
 @torch.no_grad()
 def score_of(model: nn.Module, held_out: tuple[Tensor, Tensor]) -> float:
-    """The share of classes that is right; the model is left in evaluation mode."""
+    """Return the share of right classes; the model is left in evaluation mode."""
     model.eval()
     inputs, classes = held_out
     return float((model(inputs).argmax(1) == classes).double().mean())

@@ -1,4 +1,4 @@
-"""Models of many kinds, to compare what a memory budget predicts with what is measured."""
+"""Models of many kinds, to compare the peaks that a memory budget predicts with measured ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from torch_geometric.nn import (
     TransformerConv,
     to_hetero,
 )
-from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from datasets import Graph
 
@@ -54,25 +53,16 @@ class _Convs(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor | None = None) -> Tensor:
         x = initial = self.first(x)
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            if isinstance(conv, GCN2Conv):
-                x = conv(x, initial, edge_index)
-            elif edge_attr is not None:
-                x = conv(x, edge_index, edge_attr)
-            else:
-                x = conv(x, edge_index)
+            before = (initial,) if isinstance(conv, GCN2Conv) else ()
+            after = () if edge_attr is None else (edge_attr,)
+            x = conv(x, *before, edge_index, *after)
             x = nn.functional.dropout(norm(x).relu(), 0.5, self.training)
-        out: Tensor = self.last(x)
-        return out
+        return self.last(x)
 
 
-def _basic(kind: type[BasicGNN], **options: Any) -> Callable[[Graph], nn.Module]:
-    def make(graph: Graph) -> nn.Module:
-        out = graph.num_classes
-        return kind(
-            graph.x.size(1), _HIDDEN, _LAYERS, out, dropout=0.5, norm="batch_norm", **options
-        )
-
-    return make
+def _basic(kind: Callable[..., nn.Module], **more: Any) -> Callable[[Graph], nn.Module]:
+    options = {"dropout": 0.5, "norm": "batch_norm", **more}
+    return lambda g: kind(g.x.size(1), _HIDDEN, _LAYERS, g.num_classes, **options)
 
 
 def _stack(conv: Callable[[Graph], nn.Module]) -> Callable[[Graph], nn.Module]:

@@ -153,8 +153,8 @@ class Pooled(nn.Module):
     def forward(self, x: Tensor, adj: Tensor) -> tuple[Tensor, Tensor]:
         further = x.new_zeros(())
         for assign, embed in zip(self.assign, self.embed, strict=False):
-            x, adj, one, other = self.pool(embed(x, adj), adj, assign(x, adj))
-            further = further + one + other
+            x, adj, link, entropy = self.pool(embed(x, adj), adj, assign(x, adj))
+            further = further + link + entropy
         return self.head(self.embed[-1](x, adj).mean(1)), further
 
 
@@ -188,21 +188,37 @@ class HGT(nn.Module):
         return self.head(x["author"])
 
 
-class Encoder(nn.Module):
-    """A text encoder in the shape of BERT, with three layers."""
+class Bert(nn.Module):
+    """Embeddings of words and places, a transformer encoder, and logits of the mean over places.
 
-    def __init__(self, words: int = 500, length: int = 64, hidden: int = 128) -> None:
+    Shapes:
+        - **input**: words [B, L] int64
+        - **output**: logits [B, C] float32
+    """
+
+    def __init__(self, words: int, classes: int, length: int, hidden: int = 128) -> None:
         super().__init__()
         self.word, self.place = nn.Embedding(words, hidden), nn.Embedding(length, hidden)
         self.norm = nn.LayerNorm(hidden)
         layer = nn.TransformerEncoderLayer(hidden, 4, 4 * hidden, 0.1, "gelu", batch_first=True)
         self.layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-        self.head = nn.Linear(hidden, CLASSES)
+        self.head = nn.Linear(hidden, classes)
 
     def forward(self, words: Tensor) -> Tensor:
         places = torch.arange(words.size(1), device=words.device)
         x = self.layers(self.norm(self.word(words) + self.place(places)))
-        return self.head(x[:, 0].tanh())
+        return self.head(self.pooled(x))
+
+    def pooled(self, x: Tensor) -> Tensor:
+        """One row of each text [B, L, W]."""
+        return x.mean(1)
+
+
+class Encoder(Bert):
+    """The same with logits of the first place, as BERT has them."""
+
+    def pooled(self, x: Tensor) -> Tensor:
+        return x[:, 0].tanh()
 
 
 class _Residual(nn.Module):
@@ -312,7 +328,7 @@ def _bert() -> Small:
     y = torch.randint(CLASSES, (32,))
     words = torch.randint(500, (32, 64))
     words = torch.where(torch.rand(32, 64) < 0.15, y[:, None].expand(-1, 64), words)
-    return Small(Encoder(), (words,), y, lr=3e-4)
+    return Small(Encoder(500, CLASSES, 64), (words,), y, lr=3e-4)
 
 
 def _images() -> Small:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from beside import Different, check, how_many, second_ways, ways
+from beside import check, how_many, second_ways, ways
 from hypothesis import given
 from stacks import ELSEWHERE, STATES, Stack, stacks
 

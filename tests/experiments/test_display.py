@@ -6,7 +6,6 @@ from experiments_samples import record, results
 from rich.console import Console
 
 from experiments.helpers.display import SeedProgress, say, show_result
-from experiments.helpers.train import Progress
 
 
 def console() -> Console:
@@ -21,7 +20,7 @@ def printed(target: Console) -> str:
 def test_progress_shows_loss_score_and_memory() -> None:
     target = console()
     with SeedProgress(target, epochs=4) as progress:
-        progress.follow(7)(Progress(4, loss=0.12345, val_score=0.9, peak_bytes=2_500_000))
+        progress.follow(7)(4, 0.12345, 0.9, 2_500_000)
     text = printed(target)
     for words in ("seed 7", "4/4", "loss 0.1235", "val 90.00 %", "memory 2.5 MB"):
         assert words in text
@@ -30,7 +29,7 @@ def test_progress_shows_loss_score_and_memory() -> None:
 def test_progress_without_a_known_peak() -> None:
     target = console()
     with SeedProgress(target, epochs=4) as progress:
-        progress.follow(7)(Progress(1, loss=1.0, val_score=0.5, peak_bytes=None))
+        progress.follow(7)(1, 1.0, 0.5, None)
     assert "val 50.00 %" in printed(target)
     assert "memory" not in printed(target)
 

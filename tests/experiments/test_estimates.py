@@ -26,19 +26,21 @@ class Processes:
         self.tasks: list[str] = []
         self.last = last
 
-    def __call__(self, task: dict[str, Any]) -> dict[str, Any] | None:
+    def __call__(self, function: str, *task: Any) -> dict[str, Any]:
         if len(self.tasks) == self.last:
             raise KeyboardInterrupt
-        self.tasks.append(task["task"])
-        if task["task"] == "estimate":
+        name = function.rpartition(":")[2]
+        self.tasks.append(name)
+        if name == "estimate":
             return ways(100_000_000, 10_000_000)
-        if task["task"] == "measure":
-            return {"peak_bytes": 104_000_000} if task["way"]["way"] == "stock" else None
+        if name == "peak_of":
+            stock = task[-1]["way"] == "stock"
+            return {"peak_bytes": 104_000_000} if stock else {"reason": "out of memory"}
         return {"way": "L1, 4 bits", "peak_bytes": 9_000_000}
 
 
 def run(out: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(estimates, "_in_process", processes)
+    monkeypatch.setattr(estimates, "call", processes)
     given = ["--models", "gcn", "--datasets", "digits", "--ways", "stock,L1 4", "--budgets", "L1 4"]
     with contextlib.suppress(KeyboardInterrupt):
         estimates.main([*given, "--out", str(out)])
@@ -51,7 +53,7 @@ def test_goes_on_from_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyP
     run(tmp_path / "halved", Processes(last=2), monkeypatch)
     rest = Processes()
     found = run(tmp_path / "halved", rest, monkeypatch)
-    assert rest.tasks == ["measure", "budget"]
+    assert rest.tasks == ["peak_of", "choice"]
     assert all(found[kind] == whole[kind] for kind in ("estimates", "pairs", "budgets"))
     assert len(found["pairs"]) == 2 and len(found["budgets"]) == 1
 
@@ -62,7 +64,7 @@ def test_other_settings_want_another_folder(
     run(tmp_path, Processes(), monkeypatch)
     monkeypatch.setattr(estimates, "_STEPS", 5)
     assert estimates.main(["--models", "gcn", "--out", str(tmp_path)]) != 0
-    assert "another steps" in " ".join(capsys.readouterr().err.split())
+    assert "steps 4 instead of 5" in " ".join(capsys.readouterr().err.split())
 
 
 def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from experiments.helpers import fit
 from experiments.helpers.errors import UsageError
 from experiments.helpers.recipes import MODELS, Recipe
 from experiments.helpers.train import Setup
-from experiments.models import build
+from experiments.models.nets import build
 
 GRAPH = small_graph()
 CPU = torch.device("cpu")

@@ -76,13 +76,13 @@ def test_end_to_end(
     assert [(run["bits"], run["seed"]) for run in runs] == [(32, 0), (4, 0), (32, 1), (4, 1)]
     assert [row[:2] for row in rows(runs)] == [("fp32", "2"), ("4 bit", "2")]
     assert " ± " in rows(runs)[1][3]
-    monkeypatch.setattr(generality, "train_apart", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(generality, "call", lambda *_: pytest.fail("trained"))
     assert generality.main([*flags, "--seeds", "0,1"]) == 0
     assert "4 bit" in capsys.readouterr().out
     untimed = [{k: v for k, v in run.items() if k != "step_process_seconds"} for run in runs]
     assert rows(runs)[1][-1].endswith("x") and rows(untimed)[1][-1] == ""
     assert generality.main([*flags, "--batch", "9"]) == 1
-    assert "another batch" in capsys.readouterr().err
+    assert "batch 8 instead of 9" in capsys.readouterr().err
 
 
 def test_bad_widths_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

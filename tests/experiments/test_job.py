@@ -12,7 +12,7 @@ from rich.console import Console
 
 from experiments.helpers import job as job_module
 from experiments.helpers.data import prepare
-from experiments.helpers.errors import LockedError, ResultsError
+from experiments.helpers.errors import ResultsError
 from experiments.helpers.job import Job, configuration, run
 from experiments.helpers.recipes import Recipe
 from experiments.helpers.train import Setup
@@ -78,23 +78,6 @@ def test_interruption_keeps_the_seeds_that_are_done(tmp_path: Path, monkeypatch)
     content = json.loads((tmp_path / "result.json").read_text())
     assert [entry["seed"] for entry in content["runs"]] == [0]
     assert {path.name for path in tmp_path.iterdir()} == {"result.json", "report.md", "curves.png"}
-
-
-def test_a_second_job_in_the_folder_is_refused_and_no_seed_is_lost(
-    tmp_path: Path, monkeypatch
-) -> None:
-    real = job_module.train
-
-    def meanwhile(task, setup, seed, on_epoch):
-        with pytest.raises(LockedError, match="Expected no other job in"):
-            run(make_job(tmp_path, (5, 6)), quiet())
-        return real(task, setup, seed, on_epoch)
-
-    monkeypatch.setattr(job_module, "train", meanwhile)
-    run(make_job(tmp_path, (0, 1)), quiet())
-    monkeypatch.setattr(job_module, "train", real)
-    found, _ = run(make_job(tmp_path, (5, 6)), quiet())
-    assert found.seeds == [0, 1, 5, 6]
 
 
 def test_another_configuration_is_refused_before_training(tmp_path: Path, monkeypatch) -> None:

@@ -16,15 +16,16 @@ from torch import Tensor, nn
 
 import gact_graph
 from experiments import peers
+from experiments.helpers import comparison
+from experiments.helpers.case import Case
 from experiments.helpers.data import prepare
-from experiments.helpers.peers import comparison
 from experiments.helpers.peers.codecs import RunningRange, WithoutGraphs, decode_8, encode_8
 from experiments.helpers.peers.counting import saved_bytes
 from experiments.helpers.peers.exact import SHARE, Exact
 from experiments.helpers.peers.rows import pack_rows, projection
-from experiments.helpers.peers.trial import Specification, measure, run_trial
-from experiments.helpers.peers.ways import WAYS
-from experiments.helpers.subjects import SUBJECTS
+from experiments.helpers.runner import measure, run
+from experiments.helpers.strategies import STRATEGIES
+from experiments.helpers.subjects import ON_EDGES, SUBJECTS
 from experiments.helpers.train import seed_everything
 from gact_graph.codecs import Drop, register, registered, unregister
 from gact_graph.ops.bitmask import pack_bits
@@ -254,7 +255,9 @@ def test_all_ways_begin_with_one_loss(model: str, dataset: str) -> None:
         "CB2",
     )
     found = {
-        name: measure(Specification(model, name, dataset, steps=2, hidden=32, layers=2))
+        name: measure(
+            Case(ON_EDGES[model], name, dataset, steps=2, adaptive=True, hidden=32, layers=2)
+        )
         for name in (*names, "gact")
     }
     assert comparison.strangers(found) == []
@@ -266,10 +269,10 @@ def test_all_ways_begin_with_one_loss(model: str, dataset: str) -> None:
 
 @pytest.mark.parametrize("model", ["gcn", "gat", "gatv2", "transformer", "gcnii"])
 def test_dgl_begins_with_stock_s_loss(model: str, dataset: str) -> None:
-    if WAYS["dgl"].missing(CPU) is not None:
+    if STRATEGIES["dgl"].missing(CPU) is not None:
         pytest.skip("no DGL")
     stock, dgl = (
-        run_trial(Specification(model, name, dataset, steps=3, hidden=8, layers=2))
+        run(Case(ON_EDGES[model], name, dataset, steps=3, hidden=8, layers=2))
         for name in ("stock", "dgl")
     )
     assert dgl["first_loss"] == pytest.approx(stock["first_loss"], abs=1e-4)
@@ -335,13 +338,13 @@ def test_rounds_go_over_all_ways_and_are_taken_up_again(
 ) -> None:
     asked: list[str] = []
 
-    def trial(specification: Specification) -> dict[str, Any]:
-        asked.append(specification.way)
-        if specification.way == "save_on_cpu":
+    def trial(case: Case) -> dict[str, Any]:
+        asked.append(case.strategy)
+        if case.strategy == "save_on_cpu":
             return {"reason": "needs CUDA"}
         return row(1_000_000 * len(asked), 2_000_000, 0.5)
 
-    monkeypatch.setattr(peers, "run_trial", trial)
+    monkeypatch.setattr(peers, "run", trial)
     flags = ["--model", "gat", "--dataset", dataset, "--variants", "stock,save_on_cpu,CB2"]
     flags += ["--out", str(tmp_path / "out")]
     assert peers.main([*flags, "--rounds", "2"]) == 0
@@ -357,10 +360,10 @@ def test_rounds_go_over_all_ways_and_are_taken_up_again(
     )
     assert "| stock PyG | 4 | 1.00x |" in (tmp_path / "out" / "peers.md").read_text()
     assert peers.main([*flags, "--steps", "2"]) == 1
-    assert "of the same settings (got another steps)" in capsys.readouterr().err
+    assert "of the same settings (got steps 8 instead of 2)" in capsys.readouterr().err
 
 
 def test_a_way_that_fails_is_a_row_with_the_reason(dataset: str) -> None:
-    assert run_trial(Specification("gat", "save_on_cpu", dataset)) == {"reason": "needs CUDA"}
-    found = run_trial(Specification("gat", "stock", "no_such", steps=1))
+    assert run(Case("gat", "save_on_cpu", dataset)) == {"reason": "needs CUDA"}
+    found = run(Case("gat", "stock", "no_such", steps=1))
     assert found["reason"].startswith("failed: ") and "no_such" in found["reason"]

@@ -13,8 +13,6 @@ import torch
 from experiments_samples import small_graph
 
 from experiments.helpers.data import layout_of, prepare
-from experiments.helpers.errors import UsageError
-from experiments.helpers.options import parse
 from experiments.helpers.sampling import make_sampler
 from experiments.node_cls import main
 
@@ -40,7 +38,7 @@ def test_clusters_of_all_ranks_are_the_graph(model: str) -> None:
     task = prepare(small_graph(), layout_of(model))
     features, learning = [], 0
     for rank in range(3):
-        for batch in make_sampler("cluster", task, 2, rank, 3).epoch(1):
+        for batch in make_sampler("cluster", task, 2, rank, 3)(1):
             assert batch.adjacency.layout == task.adjacency.layout
             features.append(batch.x[batch.train_idx])
             learning += len(batch.train_idx)
@@ -82,23 +80,3 @@ def test_parts_of_the_graph_give_what_the_whole_gives(tmp_path: Path) -> None:
     for key in ("val_score", "test_score"):
         assert found[key] == pytest.approx(expected[key], abs=0.01)
     assert found["raw_bytes"] < 0.7 * expected["raw_bytes"]
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ("--model gat --sampler cluster", r"Expected --partition or --sampler \(got both\)"),
-        ("--model gat --level CB2", r"Expected --level L0, lossless, L1 or L2 with --partition"),
-    ],
-)
-def test_what_does_not_go_with_parts(flags: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        parse([*flags.split(), "--bits", "4", "--partition", "order"])
-
-
-def test_several_processes_need_a_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(
-        UsageError, match=r"Expected --sampler or --partition under torchrun \(got 2 processes"
-    ):
-        parse(["--model", "gcn", "--bits", "4"])

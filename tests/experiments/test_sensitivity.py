@@ -10,20 +10,11 @@ import torch
 
 from datasets import load
 from experiments.helpers.data import prepare
-from experiments.helpers.subjects import SUBJECTS, make, wrap_at
-from experiments.sensitivity import Probe, gradient_variance, least_variance, main
+from experiments.helpers.draws import Probe
+from experiments.helpers.levels import LEVELS_BY_NAME
+from experiments.helpers.subjects import SUBJECTS, make
+from experiments.sensitivity import least_variance, main
 from gact_graph.adaptive.allocator import allocate, noise, variance
-
-
-def test_variance_of_known_noise() -> None:
-    exact = torch.full((50,), 2.0)
-
-    def draw(number: int) -> torch.Tensor:
-        return exact + 0.1 * torch.randn(50, generator=torch.Generator().manual_seed(number))
-
-    # 50 elements of variance 0.01 over 50 of square 4
-    assert gradient_variance(draw, 200, exact) == pytest.approx(0.01 / 4, rel=0.1)
-    assert gradient_variance(lambda number: exact, 5, exact) == pytest.approx(0, abs=1e-6)
 
 
 def test_no_allocation_is_below_the_least_variance() -> None:
@@ -41,8 +32,8 @@ def test_a_probe_tells_noise_from_none() -> None:
     task = prepare(
         load("synthetic:ogbn-arxiv@0.003", "data"), subject.layout, device=torch.device("cpu")
     )
-    exact = Probe(wrap_at(make(subject, task), "lossless", 32), task)
-    noisy = Probe(wrap_at(make(subject, task), "L1", 4), task)
+    exact = Probe(LEVELS_BY_NAME["lossless"].wrap(make(subject, task)), task)
+    noisy = Probe(LEVELS_BY_NAME["L1"].wrap(make(subject, task)), task)
     assert torch.equal(exact.gradient(0), exact.gradient(1))
     assert not torch.equal(noisy.gradient(0), noisy.gradient(1))
     assert torch.equal(noisy.gradient(1), noisy.gradient(1))
@@ -67,6 +58,6 @@ def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         < sum(slot["sensitivity"] * noise(slot["bits"]) for slot in found["slots"])
     )
     assert all(slot["sensitivity"] > 0 for slot in found["slots"])
-    for name in ("sensitivities", "variance", "evolution"):
+    for name in ("sensitivities", "evolution"):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
-    assert "What compression adds to the gradient" in capsys.readouterr().out
+    assert "The noise of compression" in capsys.readouterr().out

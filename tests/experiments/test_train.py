@@ -10,8 +10,8 @@ from experiments_samples import small_graph
 
 from experiments.helpers.data import NodeTask, layout_of, prepare
 from experiments.helpers.recipes import MODELS, Recipe
-from experiments.helpers.train import Progress, Setup, score, seed_everything, train, training_step
-from experiments.models import build
+from experiments.helpers.train import Setup, score, seed_everything, train, training_step
+from experiments.models.nets import build
 
 RECIPE = Recipe(layers=2, hidden=16, dropout=0.2, lr=0.02, epochs=30, heads=2)
 
@@ -23,7 +23,7 @@ def task_for(model: str, *, multi_label: bool = False) -> NodeTask:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("bits", "level"), [(32, "L0"), (8, "L1")])
 def test_learns(model: str, bits: int, level: str) -> None:
-    record = train(task_for(model), Setup(model, RECIPE, bits, level), seed=0).record
+    record = train(task_for(model), Setup(model, RECIPE, bits, level), seed=0)[0]
     assert record["loss"][-1] < 0.5 * record["loss"][0]
     assert record["test_score"] > 0.6  # a guess has 0.33
 
@@ -31,7 +31,7 @@ def test_learns(model: str, bits: int, level: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_learns_several_labels(model: str) -> None:
     task = task_for(model, multi_label=True)
-    record = train(task, Setup(model, RECIPE, 32, "L0"), seed=0).record
+    record = train(task, Setup(model, RECIPE, 32, "L0"), seed=0)[0]
     assert record["loss"][-1] < 0.6 * record["loss"][0]
     assert record["test_score"] > 0.7
 
@@ -41,7 +41,7 @@ def test_same_seed_gives_the_same_numbers(model: str) -> None:
     task, setup = task_for(model), Setup(model, replace(RECIPE, epochs=5), 4, "L1")
 
     def numbers(seed: int) -> list[float]:
-        record = train(task, setup, seed).record
+        record = train(task, setup, seed)[0]
         return [*record["loss"], *record["val_curve"], record["test_score"]]
 
     first = numbers(0)
@@ -68,18 +68,17 @@ def test_step_trains_in_training_mode_on_training_nodes() -> None:
 
 
 def test_record() -> None:
-    seen: list[Progress] = []
+    seen: list[tuple[int, float, float, int | None]] = []
     setup = Setup("gcn", replace(RECIPE, epochs=6), 32, "L0")
-    outcome = train(task_for("gcn"), setup, 3, seen.append)
-    record = outcome.record
+    record, report = train(task_for("gcn"), setup, 3, lambda *epoch: seen.append(epoch))
     assert record["seed"] == 3
-    assert [step.epoch for step in seen] == [1, 2, 3, 4, 5, 6]
-    assert [step.loss for step in seen] == record["loss"]
-    assert [step.val_score for step in seen] == record["val_curve"]
+    assert [epoch for epoch, *_ in seen] == [1, 2, 3, 4, 5, 6]
+    assert [loss for _, loss, *_ in seen] == record["loss"]
+    assert [score for *_, score, _ in seen] == record["val_curve"]
     assert record["val_score"] == max(record["val_curve"])
     assert record["best_epoch"] == record["val_curve"].index(record["val_score"]) + 1
     assert record["epoch_seconds"] > 0
-    memory = outcome.report.to_dict()
+    memory = report.to_dict()
     for key in ("rate", "raw_bytes", "stored_bytes", "average_bits", "contexts"):
         assert record[key] == memory[key]
     assert record["raw_bytes"] == record["stored_bytes"] > 0

@@ -82,7 +82,4 @@ def config(**changes: Any) -> dict[str, Any]:
 
 def results(*records: dict[str, Any], **changes: Any) -> Results:
     """Results of these records, of :func:`config`."""
-    found = Results(config(**changes), {"torch": "2.13.0"})
-    for entry in records:
-        found.add(entry)
-    return found
+    return Results(config(**changes), {"torch": "2.13.0"}, [*records])

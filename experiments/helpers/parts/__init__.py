@@ -1,1 +1,1 @@
-"""One graph over several processes: trials, what is counted for more parts, and how it is shown."""
+"""One graph over several processes: counts for more parts, tables and a picture."""

@@ -1,4 +1,4 @@
-"""What more parts than can run here would send, counted, and how long it would take by a model."""
+"""Bytes that more parts than can run here would send, and times by a model of the network."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def bytes_of_row(ranks: Sequence[Rank]) -> tuple[float, float]:
 
 
 def modelled(size: Mapping[str, Any], measured: Sequence[Rank], alone: Rank | None) -> Modelled:
-    """What a step would take with the parts of one :func:`sizes`.
+    """Return the cost of a step with the parts of one :func:`sizes`.
 
     Args:
         size: Of the parts.
-        measured: The processes of a run with several parts, which tells the bytes of a row and the
+        measured: The processes of a run with several parts, which gives the bytes of a row and the
             number of exchanges.
-        alone: The process of a run with one part, which tells the time of the work; None: unknown.
+        alone: The process of a run with one part, which gives the time of the work; None: unknown.
     """
     forward, backward = bytes_of_row(measured)
     rows = zip(size["sends"], size["halo"], strict=True)

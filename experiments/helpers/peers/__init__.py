@@ -1,4 +1,4 @@
-"""What :mod:`experiments.peers` sets beside the library: other ways to train in less memory.
+"""Peers of the library: other ways to train in less memory.
 
 Schemes of other papers are written here on top of the library's codecs and kernels, from the
 formulas of these papers. Not here: the library's own ways, which are its levels.

@@ -14,7 +14,7 @@ from gact_graph.support.storage import parts_of
 def saved_bytes(forward: Callable[[], Tensor], model: nn.Module, inputs: Iterable[Tensor]) -> int:
     """Count what one forward saves: each storage once, without parameters, buffers and inputs.
 
-    The forward runs as it is, in training mode; nothing is computed backward.
+    The forward runs in training mode; nothing is computed backward.
     """
     own = [*model.parameters(), *model.buffers(), *inputs]
     known = {part.untyped_storage().data_ptr() for tensor in own for part in parts_of(tensor)}

@@ -124,40 +124,40 @@ class _Transformer(nn.Module):
 
 
 def _gcn(conv: GCNConv) -> nn.Module:
-    found = load().nn.pytorch.GraphConv(conv.in_channels, conv.out_channels)
-    found.weight.data, found.bias.data = conv.lin.weight.data.T.contiguous(), conv.bias.data
-    return _Swapped(found)
+    layer = load().nn.pytorch.GraphConv(conv.in_channels, conv.out_channels)
+    layer.weight.data, layer.bias.data = conv.lin.weight.data.T.contiguous(), conv.bias.data
+    return _Swapped(layer)
 
 
 def _gat(conv: GATConv) -> nn.Module:
-    found = load().nn.pytorch.GATConv(
+    layer = load().nn.pytorch.GATConv(
         *(conv.in_channels, conv.out_channels, conv.heads, 0.0, conv.dropout),
         negative_slope=conv.negative_slope,
         bias=False,
     )
-    found.fc.weight.data = conv.lin.weight.data
-    found.attn_l.data, found.attn_r.data = conv.att_src.data, conv.att_dst.data
-    return _Heads(found, conv.concat, conv.bias)
+    layer.fc.weight.data = conv.lin.weight.data
+    layer.attn_l.data, layer.attn_r.data = conv.att_src.data, conv.att_dst.data
+    return _Heads(layer, conv.concat, conv.bias)
 
 
 def _gatv2(conv: GATv2Conv) -> nn.Module:
-    found = load().nn.pytorch.GATv2Conv(
+    layer = load().nn.pytorch.GATv2Conv(
         *(conv.in_channels, conv.out_channels, conv.heads, 0.0, conv.dropout),
         negative_slope=conv.negative_slope,
     )
-    for ours, theirs in ((found.fc_src, conv.lin_l), (found.fc_dst, conv.lin_r)):
+    for ours, theirs in ((layer.fc_src, conv.lin_l), (layer.fc_dst, conv.lin_r)):
         ours.weight.data, ours.bias.data = theirs.weight.data, theirs.bias.data
-    found.attn.data = conv.att.data
-    return _Heads(found, conv.concat, conv.bias)
+    layer.attn.data = conv.att.data
+    return _Heads(layer, conv.concat, conv.bias)
 
 
 def _gcn2(conv: GCN2Conv) -> nn.Module:
     # Its beta is log(lambda / layer + 1).
-    found = load().nn.pytorch.GCN2Conv(
+    layer = load().nn.pytorch.GCN2Conv(
         conv.channels, 1, alpha=conv.alpha, lambda_=math.exp(conv.beta) - 1, bias=False
     )
-    found.weight1.data = conv.weight1.data
-    return _Swapped(found)
+    layer.weight1.data = conv.weight1.data
+    return _Swapped(layer)
 
 
 _MAKERS: dict[type[nn.Module], Callable[[Any], nn.Module]] = {

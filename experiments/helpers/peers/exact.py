@@ -21,7 +21,7 @@ from experiments.helpers.peers.rows import Rows, pack_rows, projection
 from gact_graph.ops.bitmask import pack_bits, unpack_bits
 
 SHARE = 8
-"""How many times narrower the projected rows are."""
+"""The width of rows over that of projected rows."""
 
 Kept = tuple[tuple[Tensor, ...], Callable[..., Tensor]]
 """Tensors, and what makes of them the matrix that they stand for."""
@@ -65,8 +65,8 @@ class Exact(TorchFunctionMode):
         width = packed.width
 
         def restore(codes: Tensor, low: Tensor, step: Tensor) -> Tensor:
-            found = Rows(codes, low, step, width).unpack()
-            return found.view(-1)[: shape.numel()].view(shape)
+            rows = Rows(codes, low, step, width).unpack()
+            return rows.view(-1)[: shape.numel()].view(shape)
 
         return packed.tensors, restore
 
@@ -181,10 +181,6 @@ def _batch_norm(
     return _BatchNorm.apply(mode, x, running_mean, running_var, weight, bias, momentum, eps)
 
 
-def _relu(mode: Exact, x: Tensor, inplace: bool = False) -> Tensor:
-    return _Scaled.apply(x, x > 0, 0.0, 1.0)
-
-
 def _leaky_relu(
     mode: Exact, x: Tensor, negative_slope: float = 0.01, inplace: bool = False
 ) -> Tensor:
@@ -211,7 +207,7 @@ _VERSIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.linear: _linear,
     torch.addmm: _addmm,
     F.batch_norm: _batch_norm,
-    F.relu: _relu,
+    F.relu: lambda mode, x, inplace=False: _leaky_relu(mode, x, 0.0),
     F.leaky_relu: _leaky_relu,
     F.dropout: _dropout,
     torch.sparse.mm: _sparse_product,

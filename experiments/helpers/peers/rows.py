@@ -46,8 +46,8 @@ class Rows:
         """The decoded matrix, float32 [R, W]."""
         shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=self.codes.device)
         codes = (self.codes.unsqueeze(-1) >> shifts) & _LEVELS
-        found = codes.flatten(1)[:, : self.width].float()
-        return found.mul_(self.step.float()).add_(self.low.float())
+        values = codes.flatten(1)[:, : self.width].float()
+        return values.mul_(self.step.float()).add_(self.low.float())
 
 
 def pack_rows(x: Tensor, generator: torch.Generator) -> Rows:

@@ -1,0 +1,217 @@
+"""The frame of a command: its flags, the folder it works in, and one line about what went wrong."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+import gact_graph
+from datasets import DatasetError
+from experiments.helpers.cap import is_want_of_memory
+from experiments.helpers.display import make_console, say
+from experiments.helpers.errors import ExperimentError, UsageError
+from experiments.helpers.kept import Kept, hold_folder
+from experiments.helpers.origin import origin
+from experiments.helpers.ranks import rank
+from experiments.helpers.summary import dataset_name
+from experiments.helpers.values import parse_bits, parse_count, parse_device, parse_path
+
+_DOES_NOT_FIT = 3
+_INTERRUPTED = 130  # as shells report a process that Ctrl-C ended
+
+Flag = tuple[str, dict[str, Any]]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises :class:`UsageError` instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        # argparse would print its usage, many lines long, and end the process.
+        raise UsageError(message)
+
+
+def flag(
+    name: str, parse: Callable[[str], Any] = str, default: Any = None, text: str = "", **more: Any
+) -> Flag:
+    """Describe a flag; its help ends in its default, where it has one."""
+    shown = text if default is None else f"{text} (default: {default})".strip()
+    return name, {"type": parse, "default": default, "help": shown, **more}
+
+
+def number(name: str, default: int | None = None, text: str = "") -> Flag:
+    """Describe a flag that takes a whole number of at least 1."""
+    return flag(name, parse_count, default, text, metavar="N")
+
+
+def several(name: str, parse: Callable[[str], Any], default: str, text: str = "") -> Flag:
+    """Describe a flag that takes values separated by commas; each counts once."""
+
+    def values(typed: str) -> list[Any]:
+        return [parse(part) for part in dict.fromkeys(typed.split(","))]
+
+    return flag(name, values, default, text, metavar="N,N")
+
+
+def names(name: str, known: Iterable[str], default: str | None = None) -> Flag:
+    """Describe a flag that takes names separated by commas, by default all of ``known``."""
+    known = tuple(known)
+    usual = ",".join(known) if default is None else default
+    return flag(name, functools.partial(choose, name, known=known), usual, f"of {', '.join(known)}")
+
+
+def switch(name: str, text: str) -> Flag:
+    """Describe a flag without a value."""
+    return name, {"action": "store_true", "help": text}
+
+
+def choose(flag: str, text: str, known: Iterable[str]) -> list[str]:
+    """Read names separated by commas; each counts once.
+
+    Raises:
+        UsageError: If one of them is not known.
+    """
+    chosen = list(dict.fromkeys(text.split(",")))
+    for name in chosen:
+        if name not in known:
+            raise UsageError(f"Expected {flag} of {', '.join(known)} (got {name!r})")
+    return chosen
+
+
+DATASET = flag(
+    "--dataset", default="digits", text="a name, FILE.npz or synthetic:NAME", metavar="D"
+)
+DATA_ROOT = flag("--data-root", parse_path, "data", "where named data sets lie", metavar="DIR")
+DEVICE = flag("--device", parse_device, "auto", "cpu, cuda or cuda:N; auto prefers cuda")
+GRAPH = (DATASET, DATA_ROOT, DEVICE)
+BITS = flag("--bits", parse_bits, 4, "of the levels that quantize", metavar="B")
+SIZES = (number("--hidden", text="in place of the model's"), number("--layers", text="the same"))
+NO_TIMES = switch("--no-times", "leave times out: the machine does other work")
+OUT = flag("--out", parse_path, text="results; the same command goes on", metavar="DIR")
+OUT_NEEDED = (OUT[0], OUT[1] | {"required": True})
+OUT_FILE = flag("--out", parse_path, text="results; the same command goes on", metavar="FILE.json")
+
+
+def keep(
+    args: argparse.Namespace,
+    file: str | None,
+    *settings: str,
+    derive: Callable[[dict[str, Any]], dict[str, Any]] = lambda content: {},
+    **more: Any,
+) -> Kept:
+    """Return the results from which a command goes on.
+
+    Args:
+        args: The flags, see :class:`Command`.
+        file: Its name, in the folder of ``--out``; None where ``--out`` is the file.
+        *settings: Flags on which the results depend. The graph, the device and the number of
+            threads are settings of every command that has them.
+        derive: See :class:`experiments.helpers.kept.Kept`.
+        **more: Further settings.
+    """
+    head: dict[str, Any] = {"threads": torch.get_num_threads()}
+    if hasattr(args, "dataset"):
+        head["dataset"] = dataset_name(args.dataset)
+    if hasattr(args, "device"):
+        head["device"] = str(args.device)
+    head |= {name: getattr(args, name) for name in settings} | more
+    path = args.out if file is None or args.out is None else args.out / file
+    return Kept(path, head, args.origin, derive)
+
+
+class Command:
+    """One ``python -m experiments.NAME``.
+
+    A command whose ``--out`` is a folder works in it alone; of the processes of ``torchrun`` the
+    first has the folder.
+
+    Args:
+        name: The module's.
+        text: The module's docstring; its first line is the description.
+        run: Does the work. Its argument holds the parsed flags, ``console``, ``origin`` (see
+            :func:`experiments.helpers.origin.origin`) and ``argv``.
+        flags: Made by :func:`flag` and its like.
+    """
+
+    def __init__(
+        self, name: str, text: str, run: Callable[[argparse.Namespace], None], *flags: Flag
+    ) -> None:
+        self._name, self._text, self._run, self._flags = name, text, run, flags
+
+    def __call__(self, argv: list[str] | None = None) -> int:
+        """Return the exit code: 0, 1 (data, files), 2 (flags), 3 (no budget fits), 130 (Ctrl-C)."""
+        argv = sys.argv[1:] if argv is None else argv
+        args = argparse.Namespace(out=None)
+
+        def work() -> None:
+            self.parse(argv, args)
+            args.argv, args.origin = argv, origin(self._name, argv)
+            args.console = make_console(quiet=rank() > 0)
+            if rank() > 0:
+                args.out = None
+            with self._held(args):
+                self._run(args)
+
+        return exit_code(self._name, work, lambda: args.out)
+
+    def parse(
+        self, argv: list[str] | None = None, into: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Read flags.
+
+        Raises:
+            UsageError: For any fault in them, in one line.
+            SystemExit: After ``--help``.
+        """
+        for text in argv or ():
+            # Reports quote the command line.
+            if "\0" in text or text.encode(errors="replace").decode() != text:
+                raise UsageError(f"Expected every argument to be UTF-8 text (got {text!a})")
+        parser = Parser(
+            prog=f"python -m experiments.{self._name}",
+            description=self._text.splitlines()[0],
+            allow_abbrev=False,
+        )
+        for name, options in self._flags:
+            parser.add_argument(name, **options)
+        return parser.parse_args(argv, into)
+
+    def _held(self, args: argparse.Namespace) -> Any:
+        if args.out is None or not any(flag in (OUT, OUT_NEEDED) for flag in self._flags):
+            return nullcontext()
+        return hold_folder(args.out, functools.partial(say, args.console))
+
+
+def exit_code(
+    program: str, work: Callable[[], None], out: Callable[[], Path | None] = lambda: None
+) -> int:
+    """Do the work; print one line on what went wrong and return the exit code."""
+    try:
+        work()
+    except KeyboardInterrupt:
+        kept = "nothing is kept without --out"
+        if out() is not None:
+            kept = f"finished results are in {out()}, and the same command goes on from there"
+        print(f"Interrupted: {kept}.", file=sys.stderr)
+        return _INTERRUPTED
+    except (ExperimentError, DatasetError, gact_graph.MemoryBudgetError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        if isinstance(error, gact_graph.MemoryBudgetError):
+            return _DOES_NOT_FIT
+        return getattr(error, "exit_code", 1)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, torch.OutOfMemoryError) and not is_want_of_memory(error):
+            raise
+        print(
+            f"{program}: the device's memory is full: take a smaller graph, fewer --bits, --level "
+            "CB2, or smaller --hidden, --heads or --layers",
+            file=sys.stderr,
+        )
+        return 1
+    return 0

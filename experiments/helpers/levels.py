@@ -1,0 +1,74 @@
+"""The library's levels, and the one place where measurements wrap a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+import gact_graph
+from experiments.helpers.labels import EXACT_LEVELS
+from experiments.helpers.values import FP32_BITS
+
+
+@dataclass(frozen=True)
+class Level:
+    """A level of the library.
+
+    Attributes:
+        level: As :func:`gact_graph.wrap` takes it.
+        blocks: The same.
+        bits: Of an element; None takes those of the case.
+        adaptive: Whether bits are spent by sensitivity; None takes that of the case.
+        prefetch: Whether ``L2`` brings tensors back before they are needed.
+    """
+
+    level: str
+    blocks: str | int | bool = False
+    bits: int | None = None
+    adaptive: bool | None = None
+    prefetch: bool = True
+
+    def wrap(
+        self,
+        model: nn.Module,
+        bits: int = 4,
+        adaptive: bool = False,
+        pin: Mapping[str, int] | None = None,
+        **more: Any,
+    ) -> nn.Module:
+        """Wrap a model, small tensors included; the first three are for levels that quantize."""
+        exact = self.level in EXACT_LEVELS
+        gact_graph.wrap(
+            model,
+            bits=FP32_BITS if exact else self.bits or bits,
+            level=self.level,
+            adaptive=(adaptive if self.adaptive is None else self.adaptive) and not exact,
+            pin=pin,
+            blocks=self.blocks,
+            min_bytes=0,
+            **more,
+        )
+        if not self.prefetch:
+            swapping = vars(model)["forward"].controller.swapping
+            if swapping is not None:
+                swapping.prefetch = False
+        return model
+
+
+LEVELS_BY_NAME = {
+    "lossless": Level("lossless"),
+    "lossless+blocks": Level("lossless", "auto"),
+    "L1": Level("L1"),
+    "L1+blocks": Level("L1", "auto"),
+    "L1-4+blocks": Level("L1", "auto", 4),
+    "L1-2+blocks": Level("L1", "auto", 2),
+    "L2": Level("L2"),
+    "L2-no-prefetch": Level("L2", prefetch=False),
+    "CB1": Level("CB1"),
+    "CB2": Level("CB2", "auto"),
+}
+"""The library's levels, with blocks or without, by the names of
+:data:`experiments.helpers.strategies.STRATEGIES`."""

@@ -1,0 +1,241 @@
+"""Steps of a network, timed, with meters around each of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+import gact_graph
+from experiments.helpers.cap import set_cap
+from experiments.helpers.ranks import summed
+from experiments.helpers.train import synchronize, take_step
+from gact_graph.support.peak import PeakMeter
+
+
+@dataclass
+class Trainee:
+    """A network that is ready to train.
+
+    Attributes:
+        model: The network.
+        loss: Runs forward on the next batch and returns the loss.
+        device: Where it trains.
+        saved_bytes: Counts the bytes that a forward saves for backward, on the device.
+        wrapped: Whether the library has wrapped the model.
+        part: The part of the graph, where several processes share one.
+    """
+
+    model: nn.Module
+    loss: Callable[[], Tensor]
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    saved_bytes: Callable[[], int] = lambda: 0
+    wrapped: bool = False
+    part: Data | None = None
+
+
+@dataclass
+class Steps:
+    """Each step's loss and seconds, by the clock and of this process; and the peak over the start.
+
+    The medians leave out the first step, in which kernels load and caches fill.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    process_seconds: list[float] = field(default_factory=list)
+    peak_bytes: int | None = None
+
+    @property
+    def medians(self) -> dict[str, float]:
+        """``step_seconds`` and ``step_process_seconds``."""
+        clocks = self.seconds, self.process_seconds
+        wall, process = (statistics.median(clock[1:] or clock) for clock in clocks)
+        return {"step_seconds": wall, "step_process_seconds": process}
+
+
+def train(
+    trainee: Trainee,
+    steps: int,
+    lr: float,
+    meters: Sequence[Meter] = (),
+    cap_bytes: int | None = None,
+    compiles: bool = False,
+) -> Steps:
+    """Train with Adam.
+
+    Args:
+        trainee: The network.
+        steps: How many.
+        lr: The learning rate.
+        meters: Measure each step.
+        cap_bytes: A limit on memory, see :func:`experiments.helpers.cap.set_cap`.
+        compiles: Whether the first step compiles, whose peak is the compiler's.
+    """
+    trainee.model.train()
+    optimizer = torch.optim.Adam(trainee.model.parameters(), lr=lr)
+    taken = Steps()
+
+    def after_forward() -> None:
+        for meter in meters:
+            meter.after_forward()
+
+    def step() -> None:
+        with ExitStack() as stack:
+            for meter in meters:
+                stack.enter_context(meter.step())
+            start = time.perf_counter(), time.process_time()
+            is_part = trainee.part is not None
+            loss = take_step(trainee.model, optimizer, trainee.loss, after_forward, is_part)
+            synchronize(trainee.device)
+            taken.seconds.append(time.perf_counter() - start[0])
+            taken.process_seconds.append(time.process_time() - start[1])
+        taken.losses.append((summed(loss) if is_part else loss).item())
+
+    if compiles:
+        step()
+    before = _allocated(trainee.device)  # the meter counts the graph and the model too
+    with PeakMeter(trainee.device) as meter:
+        if cap_bytes is not None:
+            set_cap(trainee.device, cap_bytes)
+        for _ in range(steps - compiles):
+            step()
+        peak = meter.peak_bytes
+    taken.peak_bytes = None if peak is None else peak - before
+    return taken
+
+
+def load_kernels(device: torch.device) -> None:
+    """Load what stays in a process after its first compressed step, whatever the graph."""
+    model = gact_graph.wrap(nn.Linear(64, 64).to(device), bits=4, adaptive=False, min_bytes=0)
+    model(torch.ones(1024, 64, device=device) * 1).square().sum().backward()
+
+
+class Meter:
+    """Measures steps beside their time; does nothing by itself."""
+
+    def __init__(self, trainee: Trainee) -> None:
+        self.trainee = trainee
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Surround a step."""
+        yield
+
+    def after_forward(self) -> None:
+        """Measure between forward and backward."""
+
+    def result(self) -> dict[str, Any]:
+        """Return what the steps took."""
+        return {}
+
+
+class Saved(Meter):
+    """``saved_bytes`` for backward on the device and, of the library's, ``raw_bytes``."""
+
+    def result(self) -> dict[str, Any]:
+        trainee = self.trainee
+        raw = gact_graph.report(trainee.model).raw_bytes if trainee.wrapped else None
+        return {"saved_bytes": trainee.saved_bytes(), "raw_bytes": raw}
+
+
+class OnDevice(Meter):
+    """``held_bytes`` from forward to backward, ``host_bytes`` in host memory, ``reserved_bytes``.
+
+    All are None where they cannot be known: those of the device on a CPU, and those of host memory
+    without the library.
+    """
+
+    held: int | None = None
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        self._before = _allocated(self.trainee.device)
+        yield
+
+    def after_forward(self) -> None:
+        device = self.trainee.device
+        if device.type == "cuda":
+            synchronize(device)
+            # Only when it is asked for memory does the allocator look which copies are done.
+            torch.empty(1, device=device)
+            self.held = _allocated(device) - self._before
+
+    def result(self) -> dict[str, Any]:
+        model, device = self.trainee.model, self.trainee.device
+        report = gact_graph.report(model) if self.trainee.wrapped else None
+        reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
+        host = None if report is None else report.host_bytes
+        return {"held_bytes": self.held, "host_bytes": host, "reserved_bytes": reserved}
+
+
+EXCHANGES = ("exchange_seconds", "exchange_process_seconds")
+
+
+class Halo(Meter):
+    """The size of a part of the graph, and the bytes that it sends to others in a step.
+
+    ``nodes``, ``edges`` and ``halo`` of the part; ``sends``, the rows that it sends to each layer;
+    ``forward_bytes`` and ``sent_bytes`` of a forward and of a whole step; ``exchanges`` of a step
+    and the seconds in them, waiting for others included.
+    """
+
+    def __init__(self, trainee: Trainee) -> None:
+        super().__init__(trainee)
+        self._seconds: list[tuple[float, ...]] = []
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        waits: list[tuple[float, float]] = []
+        exchange = dist.all_to_all_single
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter(), time.process_time()
+            result = exchange(*args, **kwargs)
+            waits.append((time.perf_counter() - start[0], time.process_time() - start[1]))
+            return result
+
+        dist.all_to_all_single = timed
+        try:
+            yield
+        finally:
+            dist.all_to_all_single = exchange
+        self._exchanges = len(waits)
+        self._seconds.append(tuple(sum(clock) for clock in zip((0.0, 0.0), *waits, strict=True)))
+
+    def after_forward(self) -> None:
+        self._forward = gact_graph.report(self.trainee.model).halo_bytes or 0
+
+    def result(self) -> dict[str, Any]:
+        part: Any = self.trainee.part
+        clocks = zip(*(self._seconds[1:] or self._seconds), strict=True)
+        return {
+            "nodes": len(part.nodes),
+            "edges": part.edge_index.size(1),
+            "halo": len(part.halo),
+            "sends": len(part.send),
+            "forward_bytes": self._forward,
+            "sent_bytes": gact_graph.report(self.trainee.model).halo_bytes or 0,
+            "exchanges": self._exchanges,
+            **dict(zip(EXCHANGES, map(statistics.median, clocks), strict=True)),
+        }
+
+
+METERS: dict[str, Callable[[Trainee], Meter]] = {
+    "saved": Saved,
+    "device": OnDevice,
+    "halo": Halo,
+}
+
+
+def _allocated(device: torch.device) -> int:
+    """Bytes on a CUDA device; 0 on a CPU. The host counts them: nothing is waited for."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

@@ -1,0 +1,102 @@
+"""Measurement of a training: a few steps of a case in a process of its own, under meters.
+
+:class:`experiments.helpers.case.Case` describes the training, and
+:data:`experiments.helpers.meters.METERS` the measurements beside time, peak and loss.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from datasets import load
+from experiments.helpers.allocators import HEAP, environment
+from experiments.helpers.case import Case
+from experiments.helpers.errors import ExperimentError
+from experiments.helpers.meters import METERS, load_kernels, train
+from experiments.helpers.process import call_together
+from experiments.helpers.strategies import STRATEGIES
+from experiments.helpers.subjects import SUBJECTS
+from experiments.helpers.values import parse_device
+
+
+def run(case: Case, meters: Sequence[str] = ("saved",)) -> dict[str, Any]:
+    """Return what :func:`measure` gave, or ``reason``, why it gave nothing."""
+    return run_parts(case, meters)[0]
+
+
+def run_parts(case: Case, meters: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The same for each process of a case with several parts."""
+    missing = STRATEGIES[case.strategy].missing(parse_device(case.device))
+    if missing is not None:
+        return [{"reason": missing}]
+    try:
+        variables = environment(case.allocator)
+    except ExperimentError as error:
+        return [{"reason": f"failed: {error}"}]
+    if case.cap_bytes is not None:
+        variables.setdefault(*HEAP)
+    if case.threads is not None:
+        variables["OMP_NUM_THREADS"] = str(case.threads)
+    if case.parts:
+        variables["WORLD_SIZE"] = str(case.parts)
+    with tempfile.TemporaryDirectory() as folder:
+        calls = [
+            (asdict(case) | {"rank": rank}, list(meters), str(Path(folder) / "store"))
+            for rank in range(max(1, case.parts))
+        ]
+        return call_together("experiments.helpers.runner:measure_apart", calls, variables)
+
+
+def measure_apart(case: dict[str, Any], meters: Sequence[str], store: str) -> dict[str, Any]:
+    """In a process of its own: join the processes of the other parts, and measure."""
+    world = case["parts"]
+    if world <= 1:
+        return measure(Case(**case), meters)
+    address = f"file://{store}"
+    dist.init_process_group("gloo", init_method=address, rank=case["rank"], world_size=world)
+    try:
+        results = measure(Case(**case), meters)
+        dist.barrier()
+        return results
+    finally:
+        dist.destroy_process_group()
+
+
+def measure(case: Case, meters: Sequence[str] = ("saved",)) -> dict[str, Any]:
+    """Train, and return the time, the memory and the losses.
+
+    Args:
+        case: What to train.
+        meters: Names of :data:`experiments.helpers.meters.METERS`.
+
+    Returns:
+        ``peak_bytes``, ``step_seconds`` and ``step_process_seconds`` (see
+        :class:`experiments.helpers.meters.Steps`); ``compile_seconds``, by how much the first step
+        was longer than the others (None where nothing compiles); ``first_loss`` and ``loss``, of
+        the first and the last step; and the results of the meters.
+    """
+    device = parse_device(case.device)
+    strategy = STRATEGIES[case.strategy]
+    if strategy.ours:
+        load_kernels(device)
+    trainee = strategy.start(case, load(case.dataset, case.data_root), device)
+    chosen = [METERS[name](trainee) for name in meters]
+    lr = SUBJECTS[case.model].lr
+    steps = train(trainee, case.steps, lr, chosen, case.cap_bytes, strategy.compiles)
+    compile_seconds = steps.seconds[0] - steps.medians["step_seconds"]
+    results = {
+        "peak_bytes": steps.peak_bytes,
+        **steps.medians,
+        "compile_seconds": compile_seconds if strategy.compiles else None,
+        "first_loss": steps.losses[0],
+        "loss": steps.losses[-1],
+    }
+    for meter in chosen:
+        results |= meter.result()
+    return results

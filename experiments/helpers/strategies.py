@@ -1,0 +1,245 @@
+"""Ways to train one network in less memory: the library's levels, and their peers.
+
+Each starts from the same weights and drops the same elements, so that all begin with one loss; only
+bfloat16 rounds already in forward.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.nn import MessagePassing
+
+import gact_graph
+from datasets import Graph
+from experiments.helpers.case import Case
+from experiments.helpers.data import NodeTask, prepare
+from experiments.helpers.levels import LEVELS_BY_NAME, Level
+from experiments.helpers.meters import Trainee
+from experiments.helpers.peers import dgl_layers
+from experiments.helpers.peers.codecs import RunningRange, WithoutGraphs
+from experiments.helpers.peers.counting import saved_bytes
+from experiments.helpers.peers.exact import Exact
+from experiments.helpers.shares import share_of
+from experiments.helpers.subjects import SUBJECTS, make
+from experiments.helpers.train import training_loss
+from gact_graph.codecs import Drop, register
+from gact_graph.ops import cpu
+from gact_graph.support import cpu_memory
+from gact_graph.support.storage import tensors_in
+
+_WITHOUT_MESSAGES = {"gcn-edge_index": "gcn"}
+"""The same network on a sparse matrix, for schemes that are written for sparse products."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to train.
+
+    Attributes:
+        label: Its name in tables.
+        start: Makes a trainee of a case, its graph and a device.
+        ours: Whether it is the library's.
+        missing: Says why it cannot run on a device, or nothing.
+        compiles: Whether its first step compiles, which is then no part of its peak.
+        rounds_forward: Whether its forward differs from stock's by more than the order of sums.
+    """
+
+    label: str
+    start: Callable[[Case, Graph, torch.device], Trainee]
+    ours: bool = False
+    missing: Callable[[torch.device], str | None] = lambda device: None
+    compiles: bool = False
+    rounds_forward: bool = False
+
+
+def _trainee(model: nn.Module, task: NodeTask, context: Callable[[], Any] = nullcontext) -> Trainee:
+    """A trainee with each forward inside a context of its own."""
+
+    def forward() -> Tensor:
+        with context():
+            output: Tensor = model(task.x, task.adjacency)
+        return output.float()
+
+    inputs = [*tensors_in((task.x, task.adjacency))]
+    return _of_forward(model, task, forward, inputs)
+
+
+def _of_forward(
+    model: nn.Module, task: NodeTask, forward: Callable[[], Tensor], inputs: list[Tensor]
+) -> Trainee:
+    return Trainee(
+        model,
+        lambda: training_loss(forward(), task),
+        task.x.device,
+        lambda: saved_bytes(forward, model, inputs),
+        part=task.part,
+    )
+
+
+def _make(
+    case: Case, graph: Graph, device: torch.device, name: str | None = None
+) -> tuple[nn.Module, NodeTask]:
+    subject = SUBJECTS[name or case.model]
+    task = prepare(graph, subject.layout, device=device)
+    return make(subject, task, **case.sizes), task
+
+
+def _stock(*start: Any) -> Trainee:
+    return _trainee(*_make(*start))
+
+
+def _stock_keeping(*start: Any) -> Trainee:
+    """With the memory of freed tensors kept, as for wrapped models."""
+    cpu.load()
+    model, task = _make(*start)
+
+    def step() -> AbstractContextManager[None]:
+        cpu_memory.start_step(model)
+        return nullcontext()
+
+    return _trainee(model, task, step)
+
+
+def _compiled(*start: Any) -> Trainee:
+    # Otherwise a compiled network drops other elements than the stock one.
+    torch._inductor.config.fallback_random = True
+    # Code that an earlier round compiled would be no part of the time.
+    torch.compiler.config.force_disable_caches = True
+    model, task = _make(*start)
+    model.compile()
+    return _trainee(model, task)
+
+
+def _checkpoint(*start: Any) -> Trainee:
+    model, task = _make(*start)
+    for module in model.modules():
+        if isinstance(module, MessagePassing):
+            module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
+    return _trainee(model, task)
+
+
+def _save_on_cpu(*start: Any) -> Trainee:
+    trainee = _trainee(*_make(*start), lambda: save_on_cpu(pin_memory=True))
+    trainee.saved_bytes = lambda: 0
+    return trainee
+
+
+def _autocast(*start: Any) -> Trainee:
+    model, task = _make(*start)
+    return _trainee(model, task, lambda: torch.autocast(task.x.device.type, torch.bfloat16))
+
+
+def _exact(block: int, case: Case, graph: Graph, device: torch.device) -> Trainee:
+    name = _WITHOUT_MESSAGES.get(case.model, case.model)
+    model, task = _make(case, graph, device, name)
+    mode = Exact(task.x.device, block)
+    return _trainee(model, task, lambda: mode)
+
+
+def _dgl(case: Case, graph: Graph, device: torch.device) -> Trainee:
+    model, task = _make(case, graph, device)
+    edges = prepare(graph, "edge_index").adjacency
+    loops = dgl_layers.needs_loops(model)
+    adjacency = dgl_layers.make_graph(edges, graph.num_nodes, loops).to(device)
+    with torch.random.fork_rng():  # its layers draw weights before they get these
+        dgl_layers.replace_layers(model)
+
+    def forward() -> Tensor:
+        output: Tensor = model(task.x, adjacency)
+        return output
+
+    return _of_forward(model, task, forward, [task.x])
+
+
+def _wrapped(
+    level: Level, codec: type[Any] | None, case: Case, graph: Graph, device: torch.device
+) -> Trainee:
+    if codec is not None:
+        register(codec(), before=Drop)
+    more: dict[str, Any] = {}
+    model, task = _make(case, graph, device)
+    if case.parts:
+        task = share_of(task, case.cut, case.rank, case.parts)
+        more = {"partition": task.part, "halo_bits": case.halo_bits}
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0  # so that the losses of any number of parts can be compared
+    level.wrap(model, case.bits, case.adaptive, **more)
+    trainee = _trainee(model, task)
+    trainee.wrapped, trainee.saved_bytes = True, lambda: gact_graph.report(model).stored_bytes
+    return trainee
+
+
+def _needs_cuda(device: torch.device) -> str | None:
+    return None if device.type == "cuda" else "needs CUDA"
+
+
+def _needs_cpu(device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return "torch does so on CUDA"
+    return None if cpu.load() is not None else "needs a C++ compiler"
+
+
+def _needs_compiler(device: torch.device) -> str | None:
+    if device.type != "cpu" or any(shutil.which(name) for name in ("g++", "clang++", "c++")):
+        return None
+    return "needs a C++ compiler"
+
+
+def _needs_dgl(device: torch.device) -> str | None:
+    if importlib.util.find_spec("dgl") is None:
+        return f"needs DGL: pip install dgl=={dgl_layers.VERSION}"
+    return None
+
+
+_LABELS = {
+    "L1-4+blocks": "`L1` 4 bit, blocks",
+    "L1-2+blocks": "`L1` 2 bit, blocks",
+    "L2-no-prefetch": "`L2` without prefetch",
+    "CB2": "`CB2` 4 bit",
+}
+
+
+def _paper(label: str, level: Level, codec: type[Any]) -> Strategy:
+    """A scheme that compresses whatever autograd saves, as a codec of the library."""
+    return Strategy(label, functools.partial(_wrapped, level, codec))
+
+
+def _ours(name: str, level: Level) -> Strategy:
+    usual = f"`{level.level}`" + (", blocks" if level.blocks else "")
+    start = functools.partial(_wrapped, level, None)
+    return Strategy(_LABELS.get(name, usual), start, ours=True)
+
+
+STRATEGIES = {
+    "stock": Strategy("stock PyG", _stock),
+    "stock-kept": Strategy("stock PyG, freed memory kept", _stock_keeping, missing=_needs_cpu),
+    "compiled": Strategy("torch.compile", _compiled, missing=_needs_compiler, compiles=True),
+    "checkpoint": Strategy("torch's checkpoint, each conv", _checkpoint),
+    "save_on_cpu": Strategy("torch's save_on_cpu", _save_on_cpu, missing=_needs_cuda),
+    "bf16": Strategy("bfloat16 autocast", _autocast, rounds_forward=True),
+    "dgl": Strategy(f"DGL {dgl_layers.VERSION}", _dgl, missing=_needs_dgl),
+    "exact": Strategy("EXACT, 1/8 and 2 bit", functools.partial(_exact, 1)),
+    "exact-blocks": Strategy("EXACT, blocks of 64 rows", functools.partial(_exact, 64)),
+    "mesa": _paper("Mesa, 8 bit", Level("L1", bits=8, adaptive=False), RunningRange),
+    "gact": _paper("GACT, 4 bit", Level("L1", bits=4), WithoutGraphs),
+    **{name: _ours(name, level) for name, level in LEVELS_BY_NAME.items()},
+}
+
+PEERS = (
+    *("stock", "stock-kept", "compiled", "checkpoint", "save_on_cpu", "bf16", "dgl", "exact"),
+    *("exact-blocks", "mesa", "gact", "lossless", "lossless+blocks", "L1-4+blocks"),
+    *("L1-2+blocks", "CB2"),
+)
+"""Of ``experiments.peers``, in the order of its table."""
