@@ -134,7 +134,7 @@ class TestCodec:
         form = by_channel(scaled(), (64, 1))
         moved = form.moved(*(t.clone() for t in form.movable()))
         assert torch.equal(moved.decode(), form.decode()) and moved.bits == form.bits
-        assert torch.equal(moved.alone().decode(), form.min_variance().decode())
+        assert torch.equal(moved.min_variance().decode(), form.min_variance().decode())
 
 
 def error_of(make, *inputs: Tensor, **options: object) -> float:
