@@ -1,5 +1,5 @@
 // The noise of stochastic rounding: a pure function of (seed, element index), the same on every
-// backend. The global generators are never drawn from, so quantizing changes no dropout mask.
+// backend. It leaves the global generators alone, so quantizing changes no dropout mask.
 #pragma once
 
 #ifdef __CUDACC_RTC__  // NVRTC has no headers of its own
@@ -30,8 +30,8 @@ inline NoiseKey noise_key(uint64_t seed, uint64_t index) {
   return {static_cast<uint32_t>(z), static_cast<uint32_t>(z >> 32)};
 }
 
-// One hash serves two elements, 16 bits each: of every 32 consecutive elements, element j takes
-// the low half and element j + 16 the high half of the hash of counter j. The vector kernels load
+// One hash gives two elements 16 bits each: of every 32 consecutive elements, element j takes the
+// low half and element j + 16 the high half of the hash of counter j. The vector kernels load
 // 16 floats at a time, so a pair of loads shares one hash.
 inline uint32_t noise_counter(uint32_t index) { return index & ~16u; }
 

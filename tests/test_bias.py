@@ -103,5 +103,5 @@ def test_who_reads_what() -> None:
         saved = Saved(Context(leave(Quantized(packed))))
         assert torch.equal(saved.tensor(), packed.unpack())
         saved.context.gathered = True
-        assert torch.equal(saved.tensor(), packed.reread().unpack())
+        assert torch.equal(saved.tensor(), packed.decorrelated().unpack())
         assert torch.equal(saved.source(), packed.unpack())

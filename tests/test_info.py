@@ -24,7 +24,7 @@ def test_it_looks_and_builds_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(info.cpu, "compile_library", None)
     assert info.facts()["CPU kernels"].startswith("not built yet: the first step runs ")
     assert not [*tmp_path.iterdir()]
-    name = cpu._name(compiler.commands()[0], [*cpu._FLAGS, *cpu._vector_flags()])
+    name = cpu._name(compiler.commands()[0], cpu._flags(cpu._vector_flags()))
     path = cache.keep(f"{name}.so", b"what an earlier process has built")
     assert info.facts()["CPU kernels"] == f"built: {path}"
 

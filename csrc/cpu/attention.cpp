@@ -9,30 +9,30 @@
 namespace gact_graph {
 namespace {
 
-// LeakyReLU of the sum of what the nodes at both ends have and, if there are terms, of what the
-// edge adds.
+// LeakyReLU of the sum of the scores of source, destination and, if there are terms, edge.
 template <typename scalar_t, typename index_t>
 struct SumScore {
-  SumScore(const Attended& given, const std::optional<at::Tensor>& terms, int64_t rows,
+  SumScore(const AttentionInputs& inputs, const std::optional<at::Tensor>& terms, int64_t rows,
            double slope)
-      : heads(given.heads),
-        count(given.all.count),
+      : heads(inputs.heads),
+        count(inputs.all.count),
         slope(static_cast<scalar_t>(slope)),
-        place("weight_places", given.all.of_weights, rows),
+        place("weight_places", inputs.all.of_weights, rows),
         terms(terms ? terms->const_data_ptr<scalar_t>() : nullptr) {}
 
-  void read(scalar_t* to, const scalar_t* source, const scalar_t* destination, int64_t edge) const {
+  void forward(scalar_t* to, const scalar_t* source, const scalar_t* destination,
+               int64_t edge) const {
     if (terms != nullptr && edge + kAhead < count) prefetch(term_of(edge + kAhead), heads);
     const scalar_t* term = term_of(edge);
     for (int64_t head = 0; head < heads; ++head) {
-      const scalar_t found = sum(source, destination, term, head);
-      to[head] = found > 0 ? found : found * slope;
+      const scalar_t x = sum(source, destination, term, head);
+      to[head] = x > 0 ? x : x * slope;
     }
   }
 
-  // Leaves the gradient of the sum.
-  void go_back(scalar_t* of_score, const scalar_t* source, const scalar_t* destination,
-               int64_t edge, scalar_t* of_destination) const {
+  // Replaces the gradient of the score by that of the sum.
+  void backward(scalar_t* of_score, const scalar_t* source, const scalar_t* destination,
+                int64_t edge, scalar_t* of_destination) const {
     const scalar_t* term = term_of(edge);
     for (int64_t head = 0; head < heads; ++head) {
       if (!(sum(source, destination, term, head) > 0)) of_score[head] *= slope;
@@ -40,7 +40,7 @@ struct SumScore {
     }
   }
 
-  void end_row(scalar_t*) const {}
+  void finish_row(scalar_t*) const {}
 
   const scalar_t* term_of(int64_t edge) const {
     return terms == nullptr ? nullptr : terms + place[edge] * heads;
@@ -48,8 +48,8 @@ struct SumScore {
 
   static scalar_t sum(const scalar_t* source, const scalar_t* destination, const scalar_t* term,
                       int64_t head) {
-    const scalar_t of_ends = source[head] + destination[head];
-    return term == nullptr ? of_ends : of_ends + term[head];
+    const scalar_t ends = source[head] + destination[head];
+    return term == nullptr ? ends : ends + term[head];
   }
 
   int64_t heads;
@@ -59,9 +59,10 @@ struct SumScore {
   const scalar_t* terms;
 };
 
-// Checks what the edges add, beside a tensor of the weights that has so many rows.
-void check_terms(const std::optional<at::Tensor>& terms, const Attended& given, int64_t rows) {
-  if (terms) check_tensor("terms", *terms, given.source.scalar_type(), {rows, given.heads});
+// Checks the terms of edges; `rows` is the number of rows of the weights.
+void check_terms(const std::optional<at::Tensor>& terms, const AttentionInputs& inputs,
+                 int64_t rows) {
+  if (terms) check_tensor("terms", *terms, inputs.source.scalar_type(), {rows, inputs.heads});
 }
 
 void attention(at::Tensor& out, const at::Tensor& source, const at::Tensor& destination,
@@ -69,17 +70,17 @@ void attention(at::Tensor& out, const at::Tensor& source, const at::Tensor& dest
                const std::optional<at::Tensor>& weight_places, const at::Tensor& starts,
                double slope, double dropout, int64_t seed) {
   check_matrix("source", source);
-  const Attended given(source, destination, source.size(1), places, weight_places, starts);
-  const Dropout kept(dropout, seed);
-  const int64_t rows = given.check_weights("out", out);
-  check_terms(terms, given, rows);
+  const AttentionInputs inputs(source, destination, source.size(1), places, weight_places, starts);
+  const Dropout dropout_factor(dropout, seed);
+  const int64_t rows = inputs.check_weights("out", out);
+  check_terms(terms, inputs, rows);
   at::assert_no_overlap(out, source);
   at::assert_no_overlap(out, destination);
   if (terms) at::assert_no_overlap(out, *terms);
   AT_DISPATCH_FLOATING_TYPES(source.scalar_type(), "attention", [&] {
-    AT_DISPATCH_INDEX_TYPES(given.all.kind, "attention", [&] {
-      const SumScore<scalar_t, index_t> score(given, terms, rows, slope);
-      attend<scalar_t, index_t>(out, given, kept, score);
+    AT_DISPATCH_INDEX_TYPES(inputs.all.kind, "attention", [&] {
+      const SumScore<scalar_t, index_t> score(inputs, terms, rows, slope);
+      attend<scalar_t, index_t>(out, inputs, dropout_factor, score);
     });
   });
 }
@@ -91,22 +92,25 @@ void attention_backward(at::Tensor& of_score, at::Tensor& of_destination,
                         const at::Tensor& starts, double slope, double dropout, int64_t seed) {
   check_matrix("source", source);
   const int64_t heads = source.size(1);
-  const Attended given(source, destination, heads, places, weight_places, starts);
-  const Dropout kept(dropout, seed);
-  const int64_t rows = given.check_weights("gradient", gradient);
-  check_terms(terms, given, rows);
+  const AttentionInputs inputs(source, destination, heads, places, weight_places, starts);
+  const Dropout dropout_factor(dropout, seed);
+  const int64_t rows = inputs.check_weights("gradient", gradient);
+  check_terms(terms, inputs, rows);
   check_tensor("of_score", of_score, source.scalar_type(), {rows, heads});
-  check_tensor("of_destination", of_destination, source.scalar_type(), {given.edges.rows, heads});
+  check_tensor("of_destination", of_destination, source.scalar_type(), {inputs.edges.rows, heads});
   for (at::Tensor* to : {&of_score, &of_destination}) {
-    for (const at::Tensor& one : {gradient, source, destination}) at::assert_no_overlap(*to, one);
+    for (const at::Tensor& from : {gradient, source, destination}) {
+      at::assert_no_overlap(*to, from);
+    }
     if (terms) at::assert_no_overlap(*to, *terms);
   }
   at::assert_no_overlap(of_score, of_destination);
   AT_DISPATCH_FLOATING_TYPES(source.scalar_type(), "attention_backward", [&] {
-    AT_DISPATCH_INDEX_TYPES(given.all.kind, "attention_backward", [&] {
-      const SumScore<scalar_t, index_t> score(given, terms, rows, slope);
+    AT_DISPATCH_INDEX_TYPES(inputs.all.kind, "attention_backward", [&] {
+      const SumScore<scalar_t, index_t> score(inputs, terms, rows, slope);
       const auto score_of = [&](int64_t) { return score; };
-      attend_backward<scalar_t, index_t>(of_score, of_destination, gradient, given, kept, score_of);
+      attend_backward<scalar_t, index_t>(of_score, of_destination, gradient, inputs, dropout_factor,
+                                         score_of);
     });
   });
 }
@@ -126,8 +130,8 @@ void segment_sum(at::Tensor& out, const at::Tensor& x, const at::Tensor& places,
       const auto add = [&](scalar_t* sum, int64_t, int64_t first, int64_t last) {
         for (int64_t edge = first; edge < last; ++edge) {
           if (edge + kAhead < all.count) prefetch(from + place[edge + kAhead] * width, width);
-          const scalar_t* own = from + place[edge] * width;
-          for (int64_t i = 0; i < width; ++i) sum[i] += own[i];
+          const scalar_t* row = from + place[edge] * width;
+          for (int64_t i = 0; i < width; ++i) sum[i] += row[i];
         }
       };
       sum_rows(out.mutable_data_ptr<scalar_t>(), width, edges, add);
@@ -137,18 +141,10 @@ void segment_sum(at::Tensor& out, const at::Tensor& x, const at::Tensor& places,
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(GACT_LIBRARY, library) {
-  library.def(
-      "attention(Tensor(a!) out, Tensor source, Tensor destination, Tensor? terms, Tensor places,"
-      " Tensor? weight_places, Tensor starts, float slope, float dropout, int seed) -> ()",
-      &attention);
-  library.def(
-      "attention_backward(Tensor(a!) of_score, Tensor(b!) of_destination, Tensor gradient,"
-      " Tensor source, Tensor destination, Tensor? terms, Tensor places, Tensor? weight_places,"
-      " Tensor starts, float slope, float dropout, int seed) -> ()",
-      &attention_backward);
-  library.def("segment_sum(Tensor(a!) out, Tensor x, Tensor places, Tensor starts) -> ()",
-              &segment_sum);
+TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
+  library.impl("attention", &attention);
+  library.impl("attention_backward", &attention_backward);
+  library.impl("segment_sum", &segment_sum);
 }
 
 }  // namespace gact_graph

@@ -1,5 +1,5 @@
-// Attention on the CPU, whatever the scores of edges are: their softmax over the edges of a row,
-// dropout, and the way back. The scores of edges live no longer than their row is worked on.
+// Attention on the CPU for any score of edges: the softmax over the edges of a row, dropout, and
+// their gradients. The scores of edges live only while their row is processed.
 #pragma once
 
 #include <ATen/MemoryOverlap.h>
@@ -15,20 +15,20 @@
 
 namespace gact_graph {
 
-// What dropout multiplies weights by: a pure function of the seed and the place of a weight.
+// The factor of dropout: a pure function of the seed and the index of a weight.
 struct Dropout {
-  Dropout(double share, int64_t seed) : seed(static_cast<uint64_t>(seed)) {
-    TORCH_CHECK_VALUE(0 <= share && share < 1, "Expected dropout from 0 to less than 1 (got ",
-                      share, ")");
-    // In steps of 2^-16. What is left is scaled by the share that is left, so that nothing is lost
-    // on average.
-    dropped = static_cast<uint32_t>(std::min(std::lrint(share * 65536), 65535L));
+  Dropout(double probability, int64_t seed) : seed(static_cast<uint64_t>(seed)) {
+    TORCH_CHECK_VALUE(0 <= probability && probability < 1,
+                      "Expected dropout from 0 to less than 1 (got ", probability, ")");
+    // In steps of 2^-16. The scale is the reciprocal of the rounded probability of keeping a
+    // weight, so the expectation is 1.
+    dropped = static_cast<uint32_t>(std::min(std::lrint(probability * 65536), 65535L));
     scale = 65536.0 / (65536 - dropped);
   }
 
-  double operator()(int64_t place) const {
+  double operator()(int64_t i) const {
     if (dropped == 0) return 1;
-    const auto index = static_cast<uint64_t>(place);
+    const auto index = static_cast<uint64_t>(i);
     const uint32_t noise = noise16(static_cast<uint32_t>(index), noise_key(seed, index));
     return noise < dropped ? 0 : scale;
   }
@@ -38,11 +38,11 @@ struct Dropout {
   double scale;
 };
 
-// The rows at both ends of edges, and where the weights of edges lie.
-struct Attended {
-  Attended(const at::Tensor& source, const at::Tensor& destination, int64_t heads,
-           const at::Tensor& places, const std::optional<at::Tensor>& weight_places,
-           const at::Tensor& starts)
+// The rows of sources and destinations, the edges, and the places of their weights.
+struct AttentionInputs {
+  AttentionInputs(const at::Tensor& source, const at::Tensor& destination, int64_t heads,
+                  const at::Tensor& places, const std::optional<at::Tensor>& weight_places,
+                  const at::Tensor& starts)
       : source(source),
         destination(destination),
         all(places, 0, weight_places),
@@ -52,7 +52,7 @@ struct Attended {
     check_tensor("destination", destination, source.scalar_type(), {edges.rows, width});
   }
 
-  // That a tensor has weights; returns of how many edges.
+  // Checks a tensor of weights; returns its number of rows.
   int64_t check_weights(const char* name, const at::Tensor& x) const {
     check_dim(name, x, 2);
     const int64_t rows = all.of_weights ? x.size(0) : all.count;
@@ -68,26 +68,26 @@ struct Attended {
   int64_t width;
 };
 
-// The attention of the edges of one row, before dropout.
+// The attention weights of a row's edges, before dropout.
 template <typename scalar_t, typename index_t>
-struct Row {
-  explicit Row(const Attended& given)
-      : edges(given.edges),
-        place("places", given.all.of_rows, given.source.size(0)),
-        source(given.source.const_data_ptr<scalar_t>()),
-        destination(given.destination.const_data_ptr<scalar_t>()),
-        heads(given.heads),
-        width(given.width),
+struct RowSoftmax {
+  explicit RowSoftmax(const AttentionInputs& inputs)
+      : edges(inputs.edges),
+        place("places", inputs.all.of_rows, inputs.source.size(0)),
+        source(inputs.source.const_data_ptr<scalar_t>()),
+        destination(inputs.destination.const_data_ptr<scalar_t>()),
+        heads(inputs.heads),
+        width(inputs.width),
         most(heads),
         sum(heads) {}
 
   const scalar_t* source_of(int64_t edge) const { return source + place[edge] * width; }
   const scalar_t* destination_of(int64_t row) const { return destination + row * width; }
 
-  // Fills `weight` [edges, heads]; score.read(to, source, destination, edge) writes the scores of
-  // an edge.
+  // Computes `weight` [edges, heads]; score.forward(to, source, destination, edge) writes the
+  // scores of an edge.
   template <typename Score>
-  void find(int64_t row, const Score& score) {
+  void compute(int64_t row, const Score& score) {
     const int64_t first = edges.begin(row), last = edges.begin(row + 1);
     weight.resize((last - first) * heads);
     most.assign(heads, -std::numeric_limits<scalar_t>::infinity());
@@ -95,7 +95,7 @@ struct Row {
     scalar_t* to = weight.data();
     for (int64_t edge = first; edge < last; ++edge, to += heads) {
       if (edge + kAhead < edges.count()) prefetch(source_of(edge + kAhead), width);
-      score.read(to, source_of(edge), destination_of(row), edge);
+      score.forward(to, source_of(edge), destination_of(row), edge);
       for (int64_t head = 0; head < heads; ++head) most[head] = std::max(most[head], to[head]);
     }
     to = weight.data();
@@ -107,7 +107,7 @@ struct Row {
     }
     to = weight.data();
     // As in PyG's softmax.
-    for (scalar_t& one : sum) one += static_cast<scalar_t>(1e-16);
+    for (scalar_t& total : sum) total += static_cast<scalar_t>(1e-16);
     for (int64_t edge = first; edge < last; ++edge) {
       for (int64_t head = 0; head < heads; ++head) *to++ /= sum[head];
     }
@@ -124,75 +124,77 @@ struct Row {
 
 // Writes the weights of all edges.
 template <typename scalar_t, typename index_t, typename Score>
-void attend(at::Tensor& out, const Attended& given, const Dropout& kept, const Score& score) {
-  const int64_t heads = given.heads;
-  const Places<index_t> weight_place("weight_places", given.all.of_weights, out.size(0));
+void attend(at::Tensor& out, const AttentionInputs& inputs, const Dropout& dropout_factor,
+            const Score& score) {
+  const int64_t heads = inputs.heads;
+  const Places<index_t> weight_place("weight_places", inputs.all.of_weights, out.size(0));
   scalar_t* to = out.mutable_data_ptr<scalar_t>();
-  for_each_part(given.edges.parts(), [&](int64_t part) {
-    Row<scalar_t, index_t> own(given);
-    given.edges.for_each_row(part, [&](int64_t row) {
-      own.find(row, score);
-      const scalar_t* weight = own.weight.data();
-      for (int64_t edge = given.edges.begin(row); edge < given.edges.begin(row + 1); ++edge) {
-        if (edge + kAhead < given.edges.count()) {
+  for_each_part(inputs.edges.parts(), [&](int64_t part) {
+    RowSoftmax<scalar_t, index_t> softmax(inputs);
+    inputs.edges.for_each_row(part, [&](int64_t row) {
+      softmax.compute(row, score);
+      const scalar_t* weight = softmax.weight.data();
+      for (int64_t edge = inputs.edges.begin(row); edge < inputs.edges.begin(row + 1); ++edge) {
+        if (edge + kAhead < inputs.edges.count()) {
           __builtin_prefetch(to + weight_place[edge + kAhead] * heads, 1);
         }
         const int64_t at = weight_place[edge] * heads;
         for (int64_t head = 0; head < heads; ++head) {
-          to[at + head] = *weight++ * static_cast<scalar_t>(kept(at + head));
+          to[at + head] = *weight++ * static_cast<scalar_t>(dropout_factor(at + head));
         }
       }
     });
   });
 }
 
-// Writes what the scores make of their gradients: score_of(part) is the score in a part of the
-// edges. Its go_back(of_score, source, destination, edge, of_destination) gets each edge, with the
-// gradients of its scores, which it may change; end_row(of_destination) follows the edges of a row
-// that has some.
+// Writes the gradients of the scores and of the destinations. score_of(part) is the score for a
+// part of the edges: its backward(of_score, source, destination, edge, of_destination) is called
+// for each edge with the gradients of its scores, which it may change, and
+// finish_row(of_destination) after the last edge of each row.
 template <typename scalar_t, typename index_t, typename ScoreOf>
 void attend_backward(at::Tensor& of_score, at::Tensor& of_destination, const at::Tensor& gradient,
-                     const Attended& given, const Dropout& kept, const ScoreOf& score_of) {
-  const int64_t heads = given.heads, width = given.width;
-  const Places<index_t> weight_place("weight_places", given.all.of_weights, gradient.size(0));
+                     const AttentionInputs& inputs, const Dropout& dropout_factor,
+                     const ScoreOf& score_of) {
+  const int64_t heads = inputs.heads, width = inputs.width;
+  const Places<index_t> weight_place("weight_places", inputs.all.of_weights, gradient.size(0));
   const scalar_t* from = gradient.const_data_ptr<scalar_t>();
   scalar_t* to = of_score.mutable_data_ptr<scalar_t>();
   scalar_t* to_rows = of_destination.mutable_data_ptr<scalar_t>();
-  for_each_part(given.edges.parts(), [&](int64_t part) {
-    Row<scalar_t, index_t> own(given);
+  for_each_part(inputs.edges.parts(), [&](int64_t part) {
+    RowSoftmax<scalar_t, index_t> softmax(inputs);
     auto score = score_of(part);
     std::vector<scalar_t> mean(heads), of_weight;
-    given.edges.for_each_row(part, [&](int64_t row) {
-      own.find(row, score);
-      const int64_t first = given.edges.begin(row), last = given.edges.begin(row + 1);
+    inputs.edges.for_each_row(part, [&](int64_t row) {
+      softmax.compute(row, score);
+      const int64_t first = inputs.edges.begin(row), last = inputs.edges.begin(row + 1);
       mean.assign(heads, 0);
-      of_weight.resize(own.weight.size());
-      const scalar_t* weight = own.weight.data();
-      scalar_t* found = of_weight.data();
+      of_weight.resize(softmax.weight.size());
+      const scalar_t* weight = softmax.weight.data();
+      scalar_t* own = of_weight.data();
       for (int64_t edge = first; edge < last; ++edge) {
-        if (edge + kAhead < given.edges.count()) {
+        if (edge + kAhead < inputs.edges.count()) {
           const int64_t ahead = weight_place[edge + kAhead] * heads;
           __builtin_prefetch(from + ahead);
           __builtin_prefetch(to + ahead, 1);
         }
         const int64_t at = weight_place[edge] * heads;
         for (int64_t head = 0; head < heads; ++head) {
-          *found = from[at + head] * static_cast<scalar_t>(kept(at + head));
-          mean[head] += *weight++ * *found++;
+          *own = from[at + head] * static_cast<scalar_t>(dropout_factor(at + head));
+          mean[head] += *weight++ * *own++;
         }
       }
       scalar_t* sum = to_rows + row * width;
       std::fill(sum, sum + width, scalar_t(0));
-      weight = own.weight.data();
-      found = of_weight.data();
+      weight = softmax.weight.data();
+      own = of_weight.data();
       for (int64_t edge = first; edge < last; ++edge) {
         const int64_t at = weight_place[edge] * heads;
         for (int64_t head = 0; head < heads; ++head) {
-          to[at + head] = *weight++ * (*found++ - mean[head]);
+          to[at + head] = *weight++ * (*own++ - mean[head]);
         }
-        score.go_back(to + at, own.source_of(edge), own.destination_of(row), edge, sum);
+        score.backward(to + at, softmax.source_of(edge), softmax.destination_of(row), edge, sum);
       }
-      if (first < last) score.end_row(sum);
+      if (first < last) score.finish_row(sum);
     });
   });
 }

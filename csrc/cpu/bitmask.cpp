@@ -1,4 +1,4 @@
-// One bit an element on the CPU: see gact_graph/bitmask.py for the format.
+// Bit masks on the CPU: see gact_graph/ops/bitmask.py for the format.
 
 #include <ATen/Dispatch.h>
 #include <ATen/core/Tensor.h>
@@ -26,7 +26,7 @@ constexpr int64_t kWordsPerTask = 512;
 
 int64_t words_of(int64_t count) { return ceil_div(count, kTile); }
 
-// The tests. Each tells of one element, and where the machine can, of a vector of them at once.
+// The tests of an element and, with AVX-512, of a vector of elements.
 
 struct Nonzero {
   template <typename T>
@@ -80,7 +80,7 @@ constexpr bool kHasLanes = std::is_same_v<T, float> || std::is_same_v<T, at::Hal
                            std::is_same_v<T, at::BFloat16> || std::is_same_v<T, uint32_t>;
 #endif
 
-// The types narrower than float32 are compared as such.
+// Types narrower than float32 are compared in float32.
 template <typename T>
 using Compared = std::conditional_t<(sizeof(T) == 2 && !std::is_integral_v<T>), float, T>;
 
@@ -99,7 +99,7 @@ uint64_t whole_word(const T* x, const Test& test) {
     return word;
   }
 #endif
-  // By way of bytes, which compilers make with vectors: bit after bit takes several times as long.
+  // Through bytes, which compilers vectorize: bit after bit takes several times as long.
   uint8_t passed[kTile];
   for (int i = 0; i < kTile; ++i) passed[i] = test(static_cast<Compared<T>>(x[i]));
   uint64_t word = 0;
@@ -141,7 +141,7 @@ at::Tensor pack(const at::Tensor& x, const Test& test) {
 }
 
 at::Tensor pack_nonzero(const at::Tensor& input) {
-  // A bool is read as its byte: one that was made by a view may hold another than 0 and 1.
+  // A bool is read as a byte: a view of another dtype may hold other values than 0 and 1.
   if (input.scalar_type() == at::kBool) return pack<uint8_t>(input.contiguous(), Nonzero{});
   if (input.scalar_type() == at::kFloat) return pack<float>(input.contiguous(), Nonzero{});
   return pack<uint8_t>(at::ne(input, 0).contiguous(), Nonzero{});
@@ -160,7 +160,7 @@ at::Tensor pack_bits(const at::Tensor& input, int64_t test, double threshold) {
   const at::Tensor x = input.contiguous();
   at::Tensor words;
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "pack_bits", [&] {
-    // As torch's own thresholds: types narrower than float32 are compared in float32.
+    // As in torch's threshold, types narrower than float32 are compared in float32.
     using T = Compared<scalar_t>;
     const T bound = static_cast<T>(threshold);
     words = test == 1 ? pack<scalar_t>(x, Above<T>{bound}) : pack<scalar_t>(x, NotAtMost<T>{bound});
@@ -182,7 +182,7 @@ void with_integer_of_size(int64_t size, const F& f) {
   }
 }
 
-// Two numbers as torch itself converts them to a type, so that it may be any.
+// The bits of two numbers, converted to any dtype by torch.
 template <typename Raw>
 struct Pair {
   Raw values[2];
@@ -208,22 +208,22 @@ std::tuple<at::Tensor, at::Tensor> pack_pair(const at::Tensor& input, double low
     const Is<Raw> is_low{pair.values[0]}, is_high{pair.values[1]};
     const Raw* from = static_cast<const Raw*>(x.const_data_ptr());
     for_each_range(words_of(n), kWordsPerTask, [&](int64_t begin, int64_t end) {
-      uint64_t strangers = 0;
+      uint64_t unmatched = 0;
       for (int64_t w = begin; w < end; ++w) {
         const Raw* p = from + w * kTile;
         const int64_t count = n - w * kTile;
         const uint64_t used = count >= kTile ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
         to[w] = word_of(p, count, is_high);
-        strangers |= used & ~(to[w] | word_of(p, count, is_low));
+        unmatched |= used & ~(to[w] | word_of(p, count, is_low));
       }
-      if (strangers) all = false;
+      if (unmatched) all = false;
     });
   });
   *matched.data_ptr<bool>() = all;
   return {words, matched};
 }
 
-// The values are no references: a store to x could change them then, and nothing became a vector.
+// Values are passed by value: a store to x could change references, which prevents vectorization.
 template <typename Raw>
 void spread(uint64_t word, Raw low, Raw high, Raw* x) {
 #if GACT_AVX512
@@ -267,15 +267,15 @@ void spread(uint64_t word, Raw low, Raw high, Raw* x) {
     }
     return;
   } else if constexpr (sizeof(Raw) == 4) {
-    const __m256i own = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i lane_bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     for (int i = 0; i < kTile; i += kLanes) {
-      const __m256i found = _mm256_and_si256(set1(static_cast<uint32_t>(word >> i)), own);
-      store(x + i, set1(low), set1(high), _mm256_cmpeq_epi32(found, own));
+      const __m256i bits = _mm256_and_si256(set1(static_cast<uint32_t>(word >> i)), lane_bit);
+      store(x + i, set1(low), set1(high), _mm256_cmpeq_epi32(bits, lane_bit));
     }
     return;
   }
 #endif
-  // Eight at a time: their bits are constants then, and compilers make vectors of them.
+  // Eight at a time, so that bits are constants and compilers vectorize the loop.
   for (int i = 0; i < kTile; i += 8) {
     const Raw eight = static_cast<Raw>(word >> i & 0xFF);
     for (int j = 0; j < 8; ++j) x[i + j] = eight & Raw(1 << j) ? high : low;
@@ -288,7 +288,6 @@ at::Tensor unpack_bits(const at::Tensor& input, at::IntArrayRef shape, double lo
   TORCH_CHECK_TYPE(!at::isComplexType(dtype), "Expected a real dtype (got ", dtype, ")");
   check_readable("words", input);
   const at::Tensor words = input.contiguous();
-  // Words read past their end would be a silent error, or a crash.
   check_tensor("words", words, at::kLong, {words_of(n)});
   at::Tensor x = at::empty(shape, words.options().dtype(dtype));
   advise_huge_pages(x);
@@ -296,13 +295,13 @@ at::Tensor unpack_bits(const at::Tensor& input, at::IntArrayRef shape, double lo
   with_integer_of_size(x.element_size(), [&](auto integer) {
     using Raw = decltype(integer);
     const Pair<Raw> pair(low, high, dtype);
-    const Raw zero = pair.values[0], one = pair.values[1];
+    const Raw low_bits = pair.values[0], high_bits = pair.values[1];
     Raw* to = static_cast<Raw*>(x.mutable_data_ptr());
     for_each_range(n / kTile, kWordsPerTask, [&](int64_t begin, int64_t end) {
-      for (int64_t w = begin; w < end; ++w) spread(from[w], zero, one, to + w * kTile);
+      for (int64_t w = begin; w < end; ++w) spread(from[w], low_bits, high_bits, to + w * kTile);
     });
     for (int64_t i = n / kTile * kTile; i < n; ++i) {
-      to[i] = from[i / kTile] >> (i % kTile) & 1 ? one : zero;
+      to[i] = from[i / kTile] >> (i % kTile) & 1 ? high_bits : low_bits;
     }
   });
   return x;
@@ -310,12 +309,10 @@ at::Tensor unpack_bits(const at::Tensor& input, at::IntArrayRef shape, double lo
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(GACT_LIBRARY, library) {
-  library.def("pack_bits(Tensor x, int test, float threshold) -> Tensor", &pack_bits);
-  library.def("pack_pair(Tensor x, float low, float high) -> (Tensor, Tensor)", &pack_pair);
-  library.def(
-      "unpack_bits(Tensor words, int[] shape, float low, float high, ScalarType dtype) -> Tensor",
-      &unpack_bits);
+TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
+  library.impl("pack_bits", &pack_bits);
+  library.impl("pack_pair", &pack_pair);
+  library.impl("unpack_bits", &unpack_bits);
 }
 
 }  // namespace gact_graph

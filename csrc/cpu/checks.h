@@ -1,5 +1,5 @@
-// What the operators require of their arguments. They may be called directly, with anything: what
-// is let through here is read and written without a further look.
+// Checks of the arguments of operators, which may be called directly with any arguments: kernels
+// read and write memory without further checks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,14 +11,14 @@ namespace gact_graph {
 
 inline int64_t ceil_div(int64_t count, int64_t by) { return count / by + (count % by != 0); }
 
-// That the elements lie in memory which the processor can read.
+// Checks that a tensor is strided, on the CPU, and inside its storage.
 inline void check_readable(const char* name, const at::Tensor& x) {
   TORCH_CHECK_TYPE(x.defined(), "Expected ", name, " to be a tensor (got none)");
   TORCH_CHECK_TYPE(x.layout() == at::kStrided, "Expected ", name, " to be a strided tensor (got ",
                    x.layout(), ")");
   TORCH_CHECK_VALUE(x.device().is_cpu(), "Expected ", name, " on the CPU (got ", x.device(), ")");
   if (x.numel() == 0) return;
-  // A storage may have been resized under its tensors.
+  // untyped_storage().resize_() shrinks a storage without regard to its tensors.
   const int64_t held = static_cast<int64_t>(x.storage().nbytes() / x.element_size());
   int64_t last = x.storage_offset();
   for (int64_t i = 0; i < x.dim(); ++i) last += x.stride(i) * (x.size(i) - 1);
@@ -26,7 +26,7 @@ inline void check_readable(const char* name, const at::Tensor& x) {
                     " elements of storage)");
 }
 
-// That it is of this dtype and shape, contiguous, and that its elements can be read.
+// Checks that a tensor is readable and contiguous and has a dtype and shape.
 inline void check_tensor(const char* name, const at::Tensor& x, at::ScalarType dtype,
                          std::initializer_list<int64_t> shape) {
   check_readable(name, x);
@@ -37,7 +37,7 @@ inline void check_tensor(const char* name, const at::Tensor& x, at::ScalarType d
                     x.is_contiguous() ? ")" : ", not contiguous)");
 }
 
-// That it has this many dimensions; their lengths are for the caller.
+// Checks that a tensor is readable and contiguous and has a number of dimensions.
 inline void check_dim(const char* name, const at::Tensor& x, int64_t dim) {
   check_readable(name, x);
   TORCH_CHECK_VALUE(x.dim() == dim && x.is_contiguous(), "Expected ", name, " of ", dim,
@@ -55,7 +55,7 @@ inline void check_coded(const char* name, at::ScalarType dtype) {
                    " of float16, bfloat16, float32 or float64 (got ", dtype, ")");
 }
 
-// The number of elements of a shape.
+// Returns the number of elements of a shape.
 inline int64_t checked_numel(at::IntArrayRef shape) {
   int64_t numel = 1;
   bool overflow = false;

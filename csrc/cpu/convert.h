@@ -1,4 +1,4 @@
-// A tile of another type as float32, and back, as plain loops.
+// Conversion of a tile to and from float32, as plain loops.
 #pragma once
 
 #include "tile.h"

@@ -9,14 +9,16 @@
 namespace gact_graph {
 namespace {
 
-// The scaled dot product, for each head, of the rows at both ends, to which edges may add terms.
+// The scaled dot product, for each head, of the rows of source and destination, plus the edge's
+// term.
 template <typename scalar_t>
 struct DotScore {
-  void read(scalar_t* to, const scalar_t* source, const scalar_t* destination, int64_t edge) const {
+  void forward(scalar_t* to, const scalar_t* source, const scalar_t* destination,
+               int64_t edge) const {
     for (int64_t head = 0; head < heads; ++head) {
-      scalar_t found = dot(source + head * each, destination + head * each, each);
-      if (terms != nullptr) found += terms[edge * heads + head];
-      to[head] = found * scale;
+      scalar_t product = dot(source + head * each, destination + head * each, each);
+      if (terms != nullptr) product += terms[edge * heads + head];
+      to[head] = product * scale;
     }
   }
 
@@ -33,20 +35,20 @@ void dot_attention(at::Tensor& out, const at::Tensor& source, const at::Tensor& 
   check_matrix("source", source);
   check_dim("out", out, 2);
   const Heads shared(source, out.size(1));
-  const Attended given(source, destination, shared.heads, places, weight_places, starts);
-  given.check_weights("out", out);
+  const AttentionInputs inputs(source, destination, shared.heads, places, weight_places, starts);
+  inputs.check_weights("out", out);
   at::assert_no_overlap(out, source);
   at::assert_no_overlap(out, destination);
   if (terms) {
-    check_tensor("terms", *terms, source.scalar_type(), {given.all.count, shared.heads});
+    check_tensor("terms", *terms, source.scalar_type(), {inputs.all.count, shared.heads});
     at::assert_no_overlap(out, *terms);
   }
   AT_DISPATCH_FLOATING_TYPES(source.scalar_type(), "dot_attention", [&] {
-    AT_DISPATCH_INDEX_TYPES(given.all.kind, "dot_attention", [&] {
+    AT_DISPATCH_INDEX_TYPES(inputs.all.kind, "dot_attention", [&] {
       const scalar_t* added = terms ? terms->const_data_ptr<scalar_t>() : nullptr;
       const auto factor = static_cast<scalar_t>(scale);
       const DotScore<scalar_t> score{shared.heads, shared.each, factor, added};
-      attend<scalar_t, index_t>(out, given, Dropout(0, 0), score);
+      attend<scalar_t, index_t>(out, inputs, Dropout(0, 0), score);
     });
   });
 }
@@ -92,27 +94,21 @@ void dot_attention_backward(at::Tensor& gradient, const at::Tensor& weight,
 void drop_weights(at::Tensor& weight, double dropout, int64_t seed) {
   check_matrix("weight", weight);
   check_tensor("weight", weight, weight.scalar_type(), {weight.size(0), weight.size(1)});
-  const Dropout kept(dropout, seed);
+  const Dropout dropout_factor(dropout, seed);
   AT_DISPATCH_FLOATING_TYPES(weight.scalar_type(), "drop_weights", [&] {
     scalar_t* to = weight.mutable_data_ptr<scalar_t>();
     for_each_range(weight.numel(), kGrain, [&](int64_t from, int64_t end) {
-      for (int64_t i = from; i < end; ++i) to[i] *= static_cast<scalar_t>(kept(i));
+      for (int64_t i = from; i < end; ++i) to[i] *= static_cast<scalar_t>(dropout_factor(i));
     });
   });
 }
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(GACT_LIBRARY, library) {
-  library.def(
-      "dot_attention(Tensor(a!) out, Tensor source, Tensor destination, Tensor? terms,"
-      " Tensor places, Tensor? weight_places, Tensor starts, float scale) -> ()",
-      &dot_attention);
-  library.def(
-      "dot_attention_backward(Tensor(a!) gradient, Tensor weight, Tensor? places,"
-      " Tensor starts, float scale) -> ()",
-      &dot_attention_backward);
-  library.def("drop_weights(Tensor(a!) weight, float dropout, int seed) -> ()", &drop_weights);
+TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
+  library.impl("dot_attention", &dot_attention);
+  library.impl("dot_attention_backward", &dot_attention_backward);
+  library.impl("drop_weights", &drop_weights);
 }
 
 }  // namespace gact_graph

@@ -1,4 +1,4 @@
-// The edges of rows, shared out among threads so that no result depends on how many there are.
+// The edges of rows, divided among threads so that results do not depend on their number.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,10 +12,10 @@
 
 namespace gact_graph {
 
-// Edges whose rows are fetched ahead: they lie anywhere.
+// The distance, in edges, at which rows are prefetched.
 constexpr int64_t kAhead = 8;
 
-// The fewest edges of a part of the work.
+// The least number of edges in a part of the work.
 constexpr int64_t kGrain = 512;
 
 template <typename scalar_t>
@@ -31,16 +31,16 @@ void add_scaled(scalar_t* to, const scalar_t* from, scalar_t by, int64_t count) 
 }
 
 template <typename scalar_t>
-scalar_t dot(const scalar_t* one, const scalar_t* other, int64_t count) {
-  scalar_t found = 0;
-#pragma omp simd reduction(+ : found)
-  for (int64_t i = 0; i < count; ++i) found += one[i] * other[i];
-  return found;
+scalar_t dot(const scalar_t* a, const scalar_t* b, int64_t count) {
+  scalar_t product = 0;
+#pragma omp simd reduction(+ : product)
+  for (int64_t i = 0; i < count; ++i) product += a[i] * b[i];
+  return product;
 }
 
 // The edges of rows: those of row r are starts[r] - starts[0] to starts[r + 1] - starts[0].
 struct Edges {
-  // Of so many edges in all.
+  // Checks that the starts of rows span `edges` edges.
   Edges(const at::Tensor& of_rows, int64_t edges) {
     check_dim("starts", of_rows, 1);
     rows = of_rows.size(0) - 1;
@@ -58,17 +58,17 @@ struct Edges {
   int64_t begin(int64_t row) const { return starts[row] - starts[0]; }
   int64_t count() const { return begin(rows); }
 
-  // The first row that begins at this edge or after it.
+  // The first row that begins at an edge or after it.
   int64_t row_at(int64_t edge) const {
     return std::lower_bound(starts, starts + rows, starts[0] + edge) - starts;
   }
 
-  // The row that this edge is of.
+  // The row of an edge.
   int64_t row_of(int64_t edge) const {
     return std::upper_bound(starts, starts + rows, starts[0] + edge) - starts - 1;
   }
 
-  // Parts of the edges, equally large. They depend on the edges alone, so that results do not
+  // The number of equal parts of the edges. It is a function of the edges, so that results do not
   // depend on the number of threads.
   int64_t parts() const { return std::clamp<int64_t>(count() / kGrain, 1, kMostParts); }
   int64_t part_begin(int64_t part) const { return count() * part / parts(); }
@@ -84,8 +84,8 @@ struct Edges {
   int64_t rows = 0;
 };
 
-// Writes the sum of each row: add(sum, row, from, to) adds the edges of a row from one to another.
-// A row whose edges lie in several parts gets the sums of its parts in their order.
+// Writes the sum of each row: add(sum, row, first, last) adds the edges [first, last) of a row. A
+// row whose edges lie in several parts gets the sums of its parts in order.
 template <typename scalar_t, typename Add>
 void sum_rows(scalar_t* out, int64_t width, const Edges& edges, const Add& add) {
   const int64_t parts = edges.parts();
@@ -115,7 +115,7 @@ inline void check_matrix(const char* name, const at::Tensor& x) {
                    name, " of float32 or float64 (got ", x.scalar_type(), ")");
 }
 
-// What the rows of a matrix and the weights of edges agree on.
+// The heads of weights, which share the columns of a matrix.
 struct Heads {
   Heads(const at::Tensor& x, int64_t heads) : heads(heads), width(x.size(1)) {
     TORCH_CHECK_VALUE(heads > 0 && width % heads == 0, "Expected heads that share ", width,
@@ -128,11 +128,10 @@ struct Heads {
   int64_t each = 0;
 };
 
-// Where something of each edge lies: at a place, or in the order of edges where there are no
-// places.
+// The row of each edge in a tensor: a place, or the number of the edge if there are no places.
 template <typename index_t>
 struct Places {
-  // Among so many.
+  // Places in a tensor of `most` rows.
   Places(const char* name, const std::optional<at::Tensor>& places, int64_t most)
       : name(name), places(places ? places->const_data_ptr<index_t>() : nullptr), most(most) {}
 
@@ -156,7 +155,7 @@ inline at::ScalarType check_places(const char* name, const at::Tensor& places) {
   return kind;
 }
 
-// The places of rows and of weights, where there are any, and the number of edges that have them.
+// The optional places of rows and of weights, and the number of edges.
 struct AllPlaces {
   AllPlaces(const std::optional<at::Tensor>& of_rows, int64_t rows,
             const std::optional<at::Tensor>& of_weights = std::nullopt)
@@ -164,8 +163,8 @@ struct AllPlaces {
     if (of_rows) kind = check_places("places", *of_rows);
     count = of_rows ? of_rows->size(0) : rows;
     if (!of_weights) return;
-    const at::ScalarType own = check_places("weight_places", *of_weights);
-    if (!of_rows) kind = own;
+    const at::ScalarType dtype = check_places("weight_places", *of_weights);
+    if (!of_rows) kind = dtype;
     check_tensor("weight_places", *of_weights, kind, {count});
   }
 

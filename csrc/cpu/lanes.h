@@ -1,5 +1,5 @@
-// What quantize.cpp does with a tile of 64 floats, with AVX-512, with AVX2 or as plain loops.
-// All give the same bits: single IEEE operations, rounding to nearest even, nothing contracted.
+// The operations on a tile of 64 floats, with AVX-512, with AVX2 or as plain loops. All give the
+// same bits: single IEEE operations, rounded to nearest even, without contraction.
 #pragma once
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)

@@ -20,7 +20,7 @@ inline __m256i ramp_from(uint32_t first) {
   return _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), set1(first));
 }
 
-// The least and the greatest of the tiles added, and whether all were finite.
+// The minimum and maximum of the added tiles, and whether all elements are finite.
 class Extent {
  public:
   void add(const float* tile) {
@@ -28,7 +28,7 @@ class Extent {
       const __m256 x = _mm256_loadu_ps(tile + i);
       low_ = _mm256_min_ps(low_, x);
       high_ = _mm256_max_ps(high_, x);
-      // Zero times Inf or NaN is NaN, and stays so in the sum: cheaper than a look at each.
+      // Zero times Inf or NaN is NaN, which a sum keeps: cheaper than a test of each element.
       poison_ = _mm256_add_ps(_mm256_mul_ps(x, _mm256_setzero_ps()), poison_);
     }
   }
@@ -99,8 +99,8 @@ inline void encode_tile(const float* x, float low, float scale, uint32_t index, 
     __m256i noise[4], low_bytes[4], high_bytes[4];
     noise_of<kBits>(index + half * kHalf, key, noise);
     for (int i = 0; i < 4; ++i) {
-      const __m256 given = _mm256_loadu_ps(x + half * kHalf + i * kLanes);
-      const __m256 shifted = _mm256_sub_ps(given, _mm256_set1_ps(low));
+      const __m256 values = _mm256_loadu_ps(x + half * kHalf + i * kLanes);
+      const __m256 shifted = _mm256_sub_ps(values, _mm256_set1_ps(low));
       const __m256i fine = _mm256_cvtps_epi32(_mm256_mul_ps(shifted, _mm256_set1_ps(scale)));
       __m256i code = _mm256_srli_epi32(_mm256_add_epi32(fine, noise[i]), kFraction);
       code = _mm256_min_epi32(code, set1(top_code(kBits)));
@@ -131,12 +131,12 @@ inline __m256i bytes_where(uint32_t mask) {
   const __m256i places =
       _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
   const __m256i own = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201u));
-  const __m256i found = _mm256_and_si256(_mm256_shuffle_epi8(set1(mask), places), own);
-  return _mm256_cmpeq_epi8(found, own);
+  const __m256i bits = _mm256_and_si256(_mm256_shuffle_epi8(set1(mask), places), own);
+  return _mm256_cmpeq_epi8(bits, own);
 }
 
-// Clamps to the range of the type: a step that was rounded up must not turn a finite value into
-// infinity. The operand order lets NaN through.
+// Clamps to the range of the type: the step is rounded up, and must not turn a finite value into
+// infinity. The operand order keeps NaN.
 inline __m256 decode(__m256 level, float low, float step, float limit) {
   __m256 x = _mm256_mul_ps(level, _mm256_set1_ps(step));
   x = _mm256_add_ps(x, _mm256_set1_ps(low));
@@ -144,8 +144,8 @@ inline __m256 decode(__m256 level, float low, float step, float limit) {
   return _mm256_max_ps(_mm256_set1_ps(-limit), x);
 }
 
-// The index and the key are for the second reading.
-template <int kBits, bool kSecond>
+// The index and the key are used by the decorrelated decoding.
+template <int kBits, bool kDecorrelated>
 inline void decode_tile(const uint64_t* words, float low, float step, float limit, uint32_t index,
                         NoiseKey key, float* x) {
   constexpr int kFraction = fraction_bits(kBits);
@@ -159,20 +159,20 @@ inline void decode_tile(const uint64_t* words, float low, float step, float limi
       to = _mm256_or_si256(to, _mm256_and_si256(bytes_where(mask), bit));
     }
     __m256i noise[4];
-    if constexpr (kSecond) noise_of<kBits>(index + half * kHalf, key, noise);
+    if constexpr (kDecorrelated) noise_of<kBits>(index + half * kHalf, key, noise);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       __m256i code = numbers_of(bytes, i);
       if constexpr (kBits > 8) {
         code = _mm256_or_si256(code, _mm256_slli_epi32(numbers_of(upper, i), 8));
       }
-      if constexpr (kSecond) {
+      if constexpr (kDecorrelated) {
         const __m256i most =
             _mm256_add_epi32(_mm256_slli_epi32(code, kFraction), set1((1u << kFraction) - 1));
         code = _mm256_sub_epi32(most, _mm256_slli_epi32(noise[i], 1));
       }
       __m256 level = _mm256_cvtepi32_ps(code);
-      if constexpr (kSecond) level = _mm256_mul_ps(level, _mm256_set1_ps(grain(kBits)));
+      if constexpr (kDecorrelated) level = _mm256_mul_ps(level, _mm256_set1_ps(grain(kBits)));
       _mm256_storeu_ps(x + half * kHalf + i * kLanes, decode(level, low, step, limit));
     }
   }

@@ -56,7 +56,7 @@ inline void narrow_tile(const float* from, T* to) {
   for (int i = 0; i < kTile; i += kLanes) write(to + i, read(from + i));
 }
 
-// The least and the greatest of the tiles added, and whether all were finite.
+// The minimum and maximum of the added tiles, and whether all elements are finite.
 class Extent {
  public:
   void add(const float* tile) {
@@ -64,7 +64,7 @@ class Extent {
       const __m512 x = read(tile + i);
       low_ = _mm512_min_ps(low_, x);
       high_ = _mm512_max_ps(high_, x);
-      // Zero times Inf or NaN is NaN, and stays so in the sum: cheaper than a look at each.
+      // Zero times Inf or NaN is NaN, which a sum keeps: cheaper than a test of each element.
       poison_ = _mm512_fmadd_ps(x, _mm512_setzero_ps(), poison_);
     }
   }
@@ -137,8 +137,8 @@ inline void encode_tile(const float* x, float low, float scale, uint32_t index, 
   }
 }
 
-// Clamps to the range of the type: a step that was rounded up must not turn a finite value into
-// infinity. The operand order lets NaN through.
+// Clamps to the range of the type: the step is rounded up, and must not turn a finite value into
+// infinity. The operand order keeps NaN.
 inline __m512 decode(__m512 level, float low, float step, float limit) {
   __m512 x = _mm512_mul_ps(level, _mm512_set1_ps(step));
   x = _mm512_add_ps(x, _mm512_set1_ps(low));
@@ -147,11 +147,11 @@ inline __m512 decode(__m512 level, float low, float step, float limit) {
 }
 
 // 32 elements, of which those of the two vectors of codes share a hash each.
-template <int kBits, bool kSecond>
+template <int kBits, bool kDecorrelated>
 inline void decode_pair(__m512i first, __m512i second, float low, float step, float limit,
                         uint32_t index, NoiseKey key, float* x) {
   __m512 levels[2] = {_mm512_cvtepi32_ps(first), _mm512_cvtepi32_ps(second)};
-  if constexpr (kSecond) {
+  if constexpr (kDecorrelated) {
     constexpr int kFraction = fraction_bits(kBits);
     const __m512i ramp = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512i h = noise_hash(_mm512_add_epi32(ramp, set1(index)), key);
@@ -169,8 +169,8 @@ inline void decode_pair(__m512i first, __m512i second, float low, float step, fl
   _mm512_storeu_ps(x + kLanes, decode(levels[1], low, step, limit));
 }
 
-// The index and the key are for the second reading.
-template <int kBits, bool kSecond>
+// The index and the key are used by the decorrelated decoding.
+template <int kBits, bool kDecorrelated>
 inline void decode_tile(const uint64_t* words, float low, float step, float limit, uint32_t index,
                         NoiseKey key, float* x) {
   if constexpr (kBits <= 8) {
@@ -187,8 +187,8 @@ inline void decode_tile(const uint64_t* words, float low, float step, float limi
     for (int i = 0; i < 4; i += 2) {
       const __m512i first = _mm512_cvtepu8_epi32(quarter[i]);
       const __m512i second = _mm512_cvtepu8_epi32(quarter[i + 1]);
-      decode_pair<kBits, kSecond>(first, second, low, step, limit, index + i * kLanes, key,
-                                  x + i * kLanes);
+      decode_pair<kBits, kDecorrelated>(first, second, low, step, limit, index + i * kLanes, key,
+                                        x + i * kLanes);
     }
   } else {
 #pragma GCC unroll 2
@@ -203,7 +203,7 @@ inline void decode_tile(const uint64_t* words, float low, float step, float limi
       const __m512i first = _mm512_cvtepu16_epi32(_mm512_castsi512_si256(shorts));
       const __m512i second = _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(shorts, 1));
       const int at = 2 * half * kLanes;
-      decode_pair<kBits, kSecond>(first, second, low, step, limit, index + at, key, x + at);
+      decode_pair<kBits, kDecorrelated>(first, second, low, step, limit, index + at, key, x + at);
     }
   }
 }

@@ -11,7 +11,7 @@
 
 namespace gact_graph {
 
-// The least and the greatest of the tiles added, and whether all were finite.
+// The minimum and maximum of the added tiles, and whether all elements are finite.
 class Extent {
  public:
   Extent() {
@@ -25,7 +25,7 @@ class Extent {
         const float x = tile[t + i];
         low_[i] = x < low_[i] ? x : low_[i];
         high_[i] = x > high_[i] ? x : high_[i];
-        // Zero times Inf or NaN is NaN, and stays so in the sum.
+        // Zero times Inf or NaN is NaN, which a sum keeps.
         poison_[i] += x * 0.f;
       }
     }
@@ -68,17 +68,17 @@ inline void encode_tile(const float* x, float low, float scale, uint32_t index, 
   }
 }
 
-// Clamps to the range of the type: a step that was rounded up must not turn a finite value into
-// infinity. NaN fails both comparisons and stays.
-template <int kBits, bool kSecond>
+// Clamps to the range of the type: the step is rounded up, and must not turn a finite value into
+// infinity. NaN fails both comparisons and is kept.
+template <int kBits, bool kDecorrelated>
 inline void decode_tile(const uint64_t* words, float low, float step, float limit, uint32_t index,
                         NoiseKey key, float* x) {
-  constexpr float kUnit = kSecond ? grain(kBits) : 1.f;
+  constexpr float kUnit = kDecorrelated ? grain(kBits) : 1.f;
   uint32_t code[kTile] = {};
   for (int p = 0; p < kBits; ++p) {
     for (int i = 0; i < kTile; ++i) code[i] |= static_cast<uint32_t>((words[p] >> i) & 1u) << p;
   }
-  if constexpr (kSecond) {
+  if constexpr (kDecorrelated) {
     constexpr int kFraction = fraction_bits(kBits);
     for (int pair = 0; pair < kTile; pair += 32) {
       for (int i = 0; i < 16; ++i) {

@@ -9,9 +9,9 @@
 namespace gact_graph {
 namespace {
 
-// The heads of a vector that weighs the columns of rows [N, heads * each].
-struct Vector {
-  Vector(const at::Tensor& att, const at::Tensor& source) {
+// The shape of the vector att, which weighs the columns of rows [N, heads * each].
+struct AttShape {
+  AttShape(const at::Tensor& att, const at::Tensor& source) {
     check_matrix("source", source);
     check_dim("att", att, 2);
     heads = att.size(0), each = att.size(1), width = source.size(1);
@@ -27,39 +27,39 @@ struct Vector {
 
 // The dot product of a vector and LeakyReLU of the sum of two others.
 template <typename scalar_t>
-scalar_t leaky_dot(const scalar_t* vector, const scalar_t* one, const scalar_t* other,
-                   scalar_t slope, int64_t count) {
-  scalar_t found = 0;
-#pragma omp simd reduction(+ : found)
+scalar_t leaky_dot(const scalar_t* vector, const scalar_t* a, const scalar_t* b, scalar_t slope,
+                   int64_t count) {
+  scalar_t product = 0;
+#pragma omp simd reduction(+ : product)
   for (int64_t i = 0; i < count; ++i) {
-    const scalar_t sum = one[i] + other[i];
+    const scalar_t sum = a[i] + b[i];
     const scalar_t low = sum * slope;
-    found += (sum > 0 ? sum : low) * vector[i];
+    product += (sum > 0 ? sum : low) * vector[i];
   }
-  return found;
+  return product;
 }
 
-// The dot product, for each head, of a vector and LeakyReLU of the sum of the rows at both ends.
+// The dot product, for each head, of att and LeakyReLU of the sum of the rows of source and
+// destination.
 template <typename scalar_t>
 struct LeakyScore {
-  LeakyScore(const Vector& vector, const at::Tensor& att, double slope)
-      : heads(vector.heads),
-        each(vector.each),
-        width(vector.width),
+  LeakyScore(const AttShape& shape, const at::Tensor& att, double slope)
+      : heads(shape.heads),
+        each(shape.each),
+        width(shape.width),
         att(att.const_data_ptr<scalar_t>()),
         slope(static_cast<scalar_t>(slope)) {}
 
-  void read(scalar_t* to, const scalar_t* source, const scalar_t* destination, int64_t) const {
+  void forward(scalar_t* to, const scalar_t* source, const scalar_t* destination, int64_t) const {
     for (int64_t head = 0; head < heads; ++head) {
-      const scalar_t* one = source + head * each;
-      const scalar_t* other = destination + head * each;
-      to[head] = leaky_dot(att + head * each, one, other, slope, each);
+      const int64_t at = head * each;
+      to[head] = leaky_dot(att + at, source + at, destination + at, slope, each);
     }
   }
 
-  // Adds to `of_row` the gradient of the rows' sum, but for the factor att.
-  void add_back(scalar_t* of_row, const scalar_t* of_score, const scalar_t* source,
-                const scalar_t* destination) const {
+  // Adds the gradient of the rows' sum, without the factor att, to `of_row`.
+  void add_backward(scalar_t* of_row, const scalar_t* of_score, const scalar_t* source,
+                    const scalar_t* destination) const {
     for (int64_t head = 0; head < heads; ++head) {
       const int64_t at = head * each;
       const scalar_t above = of_score[head], below = above * slope;
@@ -82,14 +82,14 @@ struct LeakyScore {
   scalar_t slope;
 };
 
-// The same, which adds up the gradient of att.
+// The score with its gradient, which accumulates the gradient of att.
 template <typename scalar_t>
 struct LeakyScoreBackward : LeakyScore<scalar_t> {
   LeakyScoreBackward(const LeakyScore<scalar_t>& score, scalar_t* of_att)
       : LeakyScore<scalar_t>(score), of_att(of_att), of_row(score.width) {}
 
-  void go_back(scalar_t* of_score, const scalar_t* source, const scalar_t* destination, int64_t,
-               scalar_t* of_destination) {
+  void backward(scalar_t* of_score, const scalar_t* source, const scalar_t* destination, int64_t,
+                scalar_t* of_destination) {
     for (int64_t head = 0; head < this->heads; ++head) {
       const int64_t at = head * this->each;
       const scalar_t above = of_score[head], below = above * this->slope;
@@ -97,15 +97,15 @@ struct LeakyScoreBackward : LeakyScore<scalar_t> {
 #pragma omp simd
       for (int64_t i = at; i < at + this->each; ++i) {
         const scalar_t sum = source[i] + destination[i];
-        const scalar_t found = sum > 0 ? above : below;
-        of_destination[i] += found;
-        own[i] += found * sum;
+        const scalar_t of_sum = sum > 0 ? above : below;
+        of_destination[i] += of_sum;
+        own[i] += of_sum * sum;
       }
     }
   }
 
-  // The sums of a row first, so that errors do not grow with the number of edges.
-  void end_row(scalar_t* of_destination) {
+  // Summed row by row, so that rounding errors do not grow with the number of edges.
+  void finish_row(scalar_t* of_destination) {
     this->times_att(of_destination);
     add_scaled(of_att, of_row.data(), scalar_t(1), this->width);
     std::fill(of_row.begin(), of_row.end(), scalar_t(0));
@@ -119,15 +119,15 @@ void leaky_attention(at::Tensor& out, const at::Tensor& source, const at::Tensor
                      const at::Tensor& att, const at::Tensor& places,
                      const std::optional<at::Tensor>& weight_places, const at::Tensor& starts,
                      double slope, double dropout, int64_t seed) {
-  const Vector vector(att, source);
-  const Attended given(source, destination, vector.heads, places, weight_places, starts);
-  const Dropout kept(dropout, seed);
-  given.check_weights("out", out);
-  for (const at::Tensor& one : {source, destination, att}) at::assert_no_overlap(out, one);
+  const AttShape shape(att, source);
+  const AttentionInputs inputs(source, destination, shape.heads, places, weight_places, starts);
+  const Dropout dropout_factor(dropout, seed);
+  inputs.check_weights("out", out);
+  for (const at::Tensor& from : {source, destination, att}) at::assert_no_overlap(out, from);
   AT_DISPATCH_FLOATING_TYPES(source.scalar_type(), "leaky_attention", [&] {
-    AT_DISPATCH_INDEX_TYPES(given.all.kind, "leaky_attention", [&] {
-      const LeakyScore<scalar_t> score(vector, att, slope);
-      attend<scalar_t, index_t>(out, given, kept, score);
+    AT_DISPATCH_INDEX_TYPES(inputs.all.kind, "leaky_attention", [&] {
+      const LeakyScore<scalar_t> score(shape, att, slope);
+      attend<scalar_t, index_t>(out, inputs, dropout_factor, score);
     });
   });
 }
@@ -139,29 +139,30 @@ void leaky_attention_backward(at::Tensor& of_score, at::Tensor& of_destination, 
                               const std::optional<at::Tensor>& weight_places,
                               const at::Tensor& starts, double slope, double dropout,
                               int64_t seed) {
-  const Vector vector(att, source);
-  const Attended given(source, destination, vector.heads, places, weight_places, starts);
-  const Dropout kept(dropout, seed);
-  const int64_t rows = given.check_weights("gradient", gradient), width = vector.width;
+  const AttShape shape(att, source);
+  const AttentionInputs inputs(source, destination, shape.heads, places, weight_places, starts);
+  const Dropout dropout_factor(dropout, seed);
+  const int64_t rows = inputs.check_weights("gradient", gradient), width = shape.width;
   const at::ScalarType kind = source.scalar_type();
-  check_tensor("of_score", of_score, kind, {rows, vector.heads});
-  check_tensor("of_destination", of_destination, kind, {given.edges.rows, width});
-  check_tensor("of_att", of_att, kind, {vector.heads, vector.each});
-  for (const at::Tensor& one : {gradient, source, destination, att}) {
-    for (const at::Tensor& to : {of_score, of_destination, of_att}) at::assert_no_overlap(to, one);
+  check_tensor("of_score", of_score, kind, {rows, shape.heads});
+  check_tensor("of_destination", of_destination, kind, {inputs.edges.rows, width});
+  check_tensor("of_att", of_att, kind, {shape.heads, shape.each});
+  for (const at::Tensor& from : {gradient, source, destination, att}) {
+    for (const at::Tensor& to : {of_score, of_destination, of_att}) at::assert_no_overlap(to, from);
   }
   at::assert_no_overlap(of_score, of_destination);
   at::assert_no_overlap(of_score, of_att);
   at::assert_no_overlap(of_destination, of_att);
   AT_DISPATCH_FLOATING_TYPES(kind, "leaky_attention_backward", [&] {
-    AT_DISPATCH_INDEX_TYPES(given.all.kind, "leaky_attention_backward", [&] {
-      const LeakyScore<scalar_t> score(vector, att, slope);
-      const int64_t parts = given.edges.parts();
+    AT_DISPATCH_INDEX_TYPES(inputs.all.kind, "leaky_attention_backward", [&] {
+      const LeakyScore<scalar_t> score(shape, att, slope);
+      const int64_t parts = inputs.edges.parts();
       std::vector<scalar_t> of_parts(parts * width);
       const auto score_of = [&](int64_t part) {
         return LeakyScoreBackward<scalar_t>(score, of_parts.data() + part * width);
       };
-      attend_backward<scalar_t, index_t>(of_score, of_destination, gradient, given, kept, score_of);
+      attend_backward<scalar_t, index_t>(of_score, of_destination, gradient, inputs, dropout_factor,
+                                         score_of);
       scalar_t* to = of_att.mutable_data_ptr<scalar_t>();
       std::fill(to, to + width, scalar_t(0));
       for (int64_t part = 0; part < parts; ++part) {
@@ -176,8 +177,8 @@ void leaky_attention_source(at::Tensor& of_source, const at::Tensor& of_score,
                             const at::Tensor& att, const at::Tensor& places,
                             const at::Tensor& weight_places, const at::Tensor& starts,
                             double slope) {
-  const Vector vector(att, source);
-  const int64_t heads = vector.heads, width = vector.width;
+  const AttShape shape(att, source);
+  const int64_t heads = shape.heads, width = shape.width;
   const AllPlaces all(places, 0, weight_places);
   const Edges edges(starts, all.count);
   const at::ScalarType kind = source.scalar_type();
@@ -187,14 +188,14 @@ void leaky_attention_source(at::Tensor& of_source, const at::Tensor& of_score,
   check_tensor("destination", destination, kind, {destination.size(0), width});
   check_tensor("source", source, kind, {edges.rows, width});
   check_tensor("of_source", of_source, kind, {edges.rows, width});
-  for (const at::Tensor& one : {of_score, source, destination, att}) {
-    at::assert_no_overlap(of_source, one);
+  for (const at::Tensor& from : {of_score, source, destination, att}) {
+    at::assert_no_overlap(of_source, from);
   }
   AT_DISPATCH_FLOATING_TYPES(kind, "leaky_attention_source", [&] {
     AT_DISPATCH_INDEX_TYPES(all.kind, "leaky_attention_source", [&] {
       const Places<index_t> place("places", all.of_rows, destination.size(0));
       const Places<index_t> score_place("weight_places", all.of_weights, of_score.size(0));
-      const LeakyScore<scalar_t> score(vector, att, slope);
+      const LeakyScore<scalar_t> score(shape, att, slope);
       const scalar_t* of_scores = of_score.const_data_ptr<scalar_t>();
       const scalar_t* rows = source.const_data_ptr<scalar_t>();
       const scalar_t* others = destination.const_data_ptr<scalar_t>();
@@ -204,8 +205,8 @@ void leaky_attention_source(at::Tensor& of_source, const at::Tensor& of_score,
             prefetch(others + place[edge + kAhead] * width, width);
             __builtin_prefetch(of_scores + score_place[edge + kAhead] * heads);
           }
-          const scalar_t* given = of_scores + score_place[edge] * heads;
-          score.add_back(sum, given, rows + row * width, others + place[edge] * width);
+          const scalar_t* of_edge = of_scores + score_place[edge] * heads;
+          score.add_backward(sum, of_edge, rows + row * width, others + place[edge] * width);
         }
         if (first < last) score.times_att(sum);
       };
@@ -216,22 +217,10 @@ void leaky_attention_source(at::Tensor& of_source, const at::Tensor& of_score,
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(GACT_LIBRARY, library) {
-  library.def(
-      "leaky_attention(Tensor(a!) out, Tensor source, Tensor destination, Tensor att,"
-      " Tensor places, Tensor? weight_places, Tensor starts, float slope, float dropout, int seed)"
-      " -> ()",
-      &leaky_attention);
-  library.def(
-      "leaky_attention_backward(Tensor(a!) of_score, Tensor(b!) of_destination, Tensor(c!) of_att,"
-      " Tensor gradient, Tensor source, Tensor destination, Tensor att, Tensor places,"
-      " Tensor? weight_places, Tensor starts, float slope, float dropout, int seed) -> ()",
-      &leaky_attention_backward);
-  library.def(
-      "leaky_attention_source(Tensor(a!) of_source, Tensor of_score, Tensor source,"
-      " Tensor destination, Tensor att, Tensor places, Tensor weight_places, Tensor starts,"
-      " float slope) -> ()",
-      &leaky_attention_source);
+TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
+  library.impl("leaky_attention", &leaky_attention);
+  library.impl("leaky_attention_backward", &leaky_attention_backward);
+  library.impl("leaky_attention_source", &leaky_attention_source);
 }
 
 }  // namespace gact_graph

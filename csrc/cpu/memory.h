@@ -1,5 +1,4 @@
-// Memory of large results.
-
+// Huge pages for large results.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,8 +12,8 @@
 
 namespace gact_graph {
 
-// Fresh memory costs a page fault for every 4 KiB, which takes longer than decoding it. Large
-// results ask for huge pages; where the system has none the advice changes nothing.
+// Asks for huge pages for a large result: fresh memory costs a page fault for every 4 KiB, which
+// takes longer than decoding it. A system without huge pages ignores the advice.
 inline void advise_huge_pages(const at::Tensor& x) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   const size_t size = x.nbytes();

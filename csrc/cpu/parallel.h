@@ -1,7 +1,7 @@
-// Work that threads share: one that is done with a part takes the next.
+// Dynamic scheduling: a thread that has finished a part takes the next.
 //
-// There are more parts than threads, because what else a processor does may hold a thread up, and
-// the others would wait for it.
+// There are more parts than threads, so that the other threads do not wait for one that the system
+// has suspended.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -23,7 +23,7 @@ void for_each_part(int64_t parts, const Work& work) {
   });
 }
 
-// Calls work(begin, end) for ranges that make up 0 to count, each of `least` or more.
+// Calls work(begin, end) for ranges of at least `least` that partition [0, count).
 template <typename Work>
 void for_each_range(int64_t count, int64_t least, const Work& work) {
   const int64_t parts = std::clamp<int64_t>(count / least, 1, kMostParts);

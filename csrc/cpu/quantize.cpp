@@ -1,5 +1,5 @@
-// pack and unpack on the CPU: see gact_graph/quantizer.py for the format.
-// Work goes by tiles of 64 elements: b words of 64 bits, one for each bit of the code.
+// The quantizer on the CPU: see gact_graph/ops/quantize.py for the format. The unit of work is a
+// tile of 64 elements: b words of 64 bits, one for each bit of the code.
 
 #include <ATen/Dispatch.h>
 #include <ATen/core/Tensor.h>
@@ -48,26 +48,27 @@ struct Stats {
   float step;
 };
 
-// The smallest step, 2^-110: its reciprocal, times the noise's 2^16 grains, is in float32's range.
+// The smallest step whose reciprocal, times the 2^16 grains of the noise, is in float32's range:
+// 2^-110.
 constexpr float kSmallestStep = 7.70371977754894341e-34f;
 
 Stats stats_of(const Extent& extent, int top) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   if (!extent.finite()) return {nan, nan};
-  const float low = round_down_to_bf16(extent.min() + 0.f);  // -0 counts as +0
+  const float low = round_down_to_bf16(extent.min() + 0.f);  // -0 becomes +0
   if (extent.min() == extent.max()) return {low, 0.f};
   const float step = round_up_to_bf16((extent.max() - low) / static_cast<float>(top));
   if (!std::isfinite(step)) return {nan, nan};
   return {low, std::max(step, kSmallestStep)};
 }
 
-// What depends on the width, behind pointers: one copy of it serves all element types.
+// The functions for one width, behind pointers, so that all element types share one instance.
 struct Coder {
   void (*encode)(const float* x, int64_t tiles, Stats stats, uint64_t index, uint64_t seed,
                  uint64_t* words);
   void (*decode)(const uint64_t* words, int64_t tiles, Stats stats, float limit, uint64_t index,
                  uint64_t seed, float* x);
-  decltype(decode) decode_again;
+  decltype(decode) decode_decorrelated;
 };
 
 template <int kBits>
@@ -81,17 +82,17 @@ void encode_tiles(const float* x, int64_t tiles, Stats stats, uint64_t index, ui
   }
 }
 
-template <int kBits, bool kSecond>
+template <int kBits, bool kDecorrelated>
 void decode_tiles(const uint64_t* words, int64_t tiles, Stats stats, float limit, uint64_t index,
                   uint64_t seed, float* x) {
   NoiseKey key = {};
-  if constexpr (kSecond) key = noise_key(seed, index);
+  if constexpr (kDecorrelated) key = noise_key(seed, index);
   for (int64_t t = 0; t < tiles; ++t, words += kBits, x += kTile, index += kTile) {
-    if constexpr (kSecond) {
+    if constexpr (kDecorrelated) {
       if (static_cast<uint32_t>(index) == 0) key = noise_key(seed, index);
     }
-    decode_tile<kBits, kSecond>(words, stats.low, stats.step, limit, static_cast<uint32_t>(index),
-                                key, x);
+    decode_tile<kBits, kDecorrelated>(words, stats.low, stats.step, limit,
+                                      static_cast<uint32_t>(index), key, x);
   }
 }
 
@@ -112,12 +113,13 @@ float limit_of() {
                        : static_cast<float>(std::numeric_limits<T>::max());
 }
 
-// One of the two readings of codes, for elements of type T: the second one takes the noise's seed.
+// A decoding of codes for elements of type T: the decorrelated one if there is a seed, else the
+// plain one.
 template <typename T>
-class Reading {
+class Decoder {
  public:
-  Reading(int64_t bits, std::optional<int64_t> seed)
-      : decode_(seed ? coder_of(bits).decode_again : coder_of(bits).decode),
+  Decoder(int64_t bits, std::optional<int64_t> seed)
+      : decode_(seed ? coder_of(bits).decode_decorrelated : coder_of(bits).decode),
         seed_(static_cast<uint64_t>(seed.value_or(0))) {}
   void operator()(const uint64_t* words, int64_t tiles, Stats stats, int64_t index,
                   float* x) const {
@@ -130,11 +132,11 @@ class Reading {
   uint64_t seed_;
 };
 
-// Elements that are worked on at once: a buffer of them stays in the fastest cache.
+// Elements of a buffer, which stays in the fastest cache.
 constexpr int64_t kBlock = 4 * kTile;
 
-// The elements as float32 in whole tiles. A last one is filled up with its own last element, which
-// widens no range. Nothing is copied where they are that already.
+// Returns the elements as float32 in whole tiles. The last tile is padded with its last element,
+// which widens no range. Whole tiles of float32 are not copied.
 template <typename T>
 const float* as_tiles(const T* x, int64_t count, float* buffer) {
   if constexpr (std::is_same_v<T, float>) {
@@ -182,7 +184,7 @@ void pack_group(const T* x, int64_t count, uint64_t index, uint64_t seed, int64_
 
 template <typename T>
 void unpack_group(const uint64_t* words, Stats stats, int64_t start, int64_t count, int64_t bits,
-                  const Reading<T>& read, T* x) {
+                  const Decoder<T>& decode, T* x) {
   constexpr bool kIsFloat = std::is_same_v<T, float>;
   if (stats.step == 0.f) {
     double value;
@@ -195,45 +197,45 @@ void unpack_group(const uint64_t* words, Stats stats, int64_t start, int64_t cou
     const int64_t n = std::min(kBlock, count - t);
     const int64_t whole = n / kTile * kTile;
     if constexpr (kIsFloat) {
-      read(words, whole / kTile, stats, start + t, x + t);
+      decode(words, whole / kTile, stats, start + t, x + t);
       if (whole == n) continue;
-      read(words + whole / kTile * bits, 1, stats, start + t + whole, buffer + whole);
+      decode(words + whole / kTile * bits, 1, stats, start + t + whole, buffer + whole);
     } else {
-      read(words, tiles_of(n), stats, start + t, buffer);
+      decode(words, tiles_of(n), stats, start + t, buffer);
       for (int64_t i = 0; i < whole; i += kTile) narrow_tile(buffer + i, x + t + i);
     }
     for (int64_t i = whole; i < n; ++i) x[t + i] = static_cast<T>(buffer[i]);
   }
 }
 
-// The elements of groups that the codes cannot tell: rows of `width`, by ascending group.
+// The elements of exact groups: rows of `width`, by ascending group.
 template <typename T>
-struct Kept {
+struct ExactGroups {
   const int64_t* groups = nullptr;
   const T* values = nullptr;
   int64_t count = 0;
   int64_t width = 0;
 
-  // Those of a group, or null where it is not among them.
+  // Returns the elements of a group, or null if it is not exact.
   const T* find(int64_t group, Stats stats) const {
     if (!std::isnan(stats.step)) return nullptr;
-    const int64_t* found = std::lower_bound(groups, groups + count, group);
-    if (found == groups + count || *found != group) return nullptr;
-    return values + (found - groups) * width;
+    const int64_t* at = std::lower_bound(groups, groups + count, group);
+    if (at == groups + count || *at != group) return nullptr;
+    return values + (at - groups) * width;
   }
 };
 
-// Elements from `start` on of a tensor whose words and stats these are.
+// Decodes `count` elements of a tensor from `start` on.
 template <typename T>
 void unpack_span(const uint64_t* words, const at::BFloat16* pairs, int64_t start, int64_t count,
-                 int64_t bits, int64_t group_size, const Reading<T>& read, const Kept<T>& kept,
-                 T* x) {
+                 int64_t bits, int64_t group_size, const Decoder<T>& decode,
+                 const ExactGroups<T>& exact, T* x) {
   float buffer[kBlock];
   for (int64_t at = start, end; at < start + count; x += end - at, at = end) {
     const int64_t g = at / group_size, first = at / kTile * kTile;
     end = std::min({start + count, (g + 1) * group_size, first + kBlock});
     const Stats s = {static_cast<float>(pairs[2 * g]), static_cast<float>(pairs[2 * g + 1])};
-    if (const T* own = kept.find(g, s)) {
+    if (const T* own = exact.find(g, s)) {
       std::copy_n(own + (at - g * group_size), end - at, x);
       continue;
     }
@@ -246,11 +248,11 @@ void unpack_span(const uint64_t* words, const at::BFloat16* pairs, int64_t start
     const uint64_t* tiles = words + first / kTile * bits;
     if constexpr (std::is_same_v<T, float>) {
       if (at == first && (end - at) % kTile == 0) {
-        read(tiles, (end - at) / kTile, s, first, x);
+        decode(tiles, (end - at) / kTile, s, first, x);
         continue;
       }
     }
-    read(tiles, tiles_of(end - first), s, first, buffer);
+    decode(tiles, tiles_of(end - first), s, first, buffer);
     for (int64_t i = at; i < end; ++i) x[i - at] = static_cast<T>(buffer[i - first]);
   }
 }
@@ -267,16 +269,16 @@ void check(int64_t bits, int64_t group_size) {
                     group_size, ")");
 }
 
-// Words read past their end would be a silent error, or a crash.
-void check_record(const at::Tensor& codes, const at::Tensor& stats, int64_t n, int64_t bits,
-                  int64_t group_size) {
+void check_codes(const at::Tensor& codes, const at::Tensor& stats, int64_t n, int64_t bits,
+                 int64_t group_size) {
   check_tensor("codes", codes, at::kLong, {tiles_of(n), bits});
   check_tensor("stats", stats, at::kBFloat16, {ceil_div(n, group_size), 2});
 }
 
 template <typename T>
-Kept<T> kept_of(const std::optional<at::Tensor>& groups, const std::optional<at::Tensor>& values,
-                int64_t n, int64_t group_size) {
+ExactGroups<T> exact_groups_of(const std::optional<at::Tensor>& groups,
+                               const std::optional<at::Tensor>& values, int64_t n,
+                               int64_t group_size) {
   TORCH_CHECK_VALUE(groups.has_value() == values.has_value(),
                     "Expected groups and values, or none of both (got one)");
   if (!groups) return {};
@@ -315,7 +317,8 @@ std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& input, int64_t bits, i
   return {codes, stats};
 }
 
-// Groups without stats, and their elements; the last group is filled up with its own last element.
+// Returns the groups without stats and their elements; the last group is padded with its last
+// element.
 std::tuple<at::Tensor, at::Tensor> exact_groups(const at::Tensor& input, const at::Tensor& stats,
                                                 int64_t group_size) {
   check(1, group_size);
@@ -324,20 +327,20 @@ std::tuple<at::Tensor, at::Tensor> exact_groups(const at::Tensor& input, const a
   const int64_t n = input.numel(), width = std::min(group_size, n);
   check_tensor("stats", stats, at::kBFloat16, {ceil_div(n, group_size), 2});
   const auto* pairs = stats.const_data_ptr<at::BFloat16>();
-  std::vector<int64_t> found;
+  std::vector<int64_t> without;
   for (int64_t g = 0; g < stats.size(0); ++g) {
-    if (std::isnan(static_cast<float>(pairs[2 * g + 1]))) found.push_back(g);
+    if (std::isnan(static_cast<float>(pairs[2 * g + 1]))) without.push_back(g);
   }
-  const auto count = static_cast<int64_t>(found.size());
+  const auto count = static_cast<int64_t>(without.size());
   at::Tensor groups = at::empty({count}, stats.options().dtype(at::kLong));
   at::Tensor values = at::empty({count, width}, input.options());
-  if (found.empty()) return {groups, values};
-  std::copy(found.begin(), found.end(), groups.mutable_data_ptr<int64_t>());
+  if (without.empty()) return {groups, values};
+  std::copy(without.begin(), without.end(), groups.mutable_data_ptr<int64_t>());
   const at::Tensor x = input.contiguous();
   const auto size = static_cast<int64_t>(x.element_size());
   const char* from = static_cast<const char*>(x.const_data_ptr());
   char* to = static_cast<char*>(values.mutable_data_ptr());
-  for (const int64_t g : found) {
+  for (const int64_t g : without) {
     const int64_t start = g * group_size, own = std::min(width, n - start);
     std::memcpy(to, from + start * size, own * size);
     for (int64_t i = own; i < width; ++i) std::memcpy(to + i * size, from + (n - 1) * size, size);
@@ -354,23 +357,23 @@ at::Tensor unpack(const at::Tensor& codes, const at::Tensor& stats, at::IntArray
   check_coded("a dtype", dtype);
   const int64_t n = checked_numel(shape);
   const int64_t groups = ceil_div(n, group_size);
-  check_record(codes, stats, n, bits, group_size);
+  check_codes(codes, stats, n, bits, group_size);
   at::Tensor x = at::empty(shape, codes.options().dtype(dtype));
   advise_huge_pages(x);
   const auto* words = reinterpret_cast<const uint64_t*>(codes.const_data_ptr<int64_t>());
   const auto* pairs = stats.const_data_ptr<at::BFloat16>();
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "unpack", [&] {
-    const auto kept = kept_of<scalar_t>(kept_groups, kept_values, n, group_size);
-    const Reading<scalar_t> read(bits, seed);
+    const auto exact = exact_groups_of<scalar_t>(kept_groups, kept_values, n, group_size);
+    const Decoder<scalar_t> decode(bits, seed);
     scalar_t* to = x.mutable_data_ptr<scalar_t>();
     for_each_range(groups, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
       for (int64_t g = begin; g < end; ++g) {
         const int64_t start = g * group_size, count = std::min(group_size, n - start);
         const Stats s = {static_cast<float>(pairs[2 * g]), static_cast<float>(pairs[2 * g + 1])};
-        if (const scalar_t* own = kept.find(g, s)) {
+        if (const scalar_t* own = exact.find(g, s)) {
           std::copy_n(own, count, to + start);
         } else {
-          unpack_group(words + start / kTile * bits, s, start, count, bits, read, to + start);
+          unpack_group(words + start / kTile * bits, s, start, count, bits, decode, to + start);
         }
       }
     });
@@ -388,7 +391,7 @@ at::Tensor unpack_rows(const at::Tensor& codes, const at::Tensor& stats, const a
   check_coded("a dtype", dtype);
   TORCH_CHECK_VALUE(numel >= 0, "Expected numel from 0 on (got ", numel, ")");
   TORCH_CHECK_VALUE(width > 0, "Expected rows of 1 element or more (got ", width, ")");
-  check_record(codes, stats, numel, bits, group_size);
+  check_codes(codes, stats, numel, bits, group_size);
   check_readable("rows", rows);
   TORCH_CHECK_TYPE(rows.scalar_type() == at::kLong, "Expected rows of ", at::kLong, " (got ",
                    rows.scalar_type(), ")");
@@ -396,7 +399,7 @@ at::Tensor unpack_rows(const at::Tensor& codes, const at::Tensor& stats, const a
   const at::Tensor wanted = rows.contiguous();
   const int64_t* numbers = wanted.const_data_ptr<int64_t>();
   const int64_t last = numel / width - 1;
-  // Before anything of that size is made, and before a product of them might overflow.
+  // Before an allocation of that size, and before a product of row numbers could overflow.
   for (int64_t i = 0; i < wanted.size(0); ++i) {
     TORCH_CHECK_INDEX(0 <= numbers[i] && numbers[i] <= last, "Expected rows from 0 to ", last,
                       " (got ", numbers[i], ")");
@@ -412,15 +415,14 @@ at::Tensor unpack_rows(const at::Tensor& codes, const at::Tensor& stats, const a
     __builtin_prefetch(pairs + 2 * (start / group_size));
   };
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "unpack_rows", [&] {
-    const auto kept = kept_of<scalar_t>(kept_groups, kept_values, numel, group_size);
-    const Reading<scalar_t> read(bits, seed);
+    const auto exact = exact_groups_of<scalar_t>(kept_groups, kept_values, numel, group_size);
+    const Decoder<scalar_t> decode(bits, seed);
     scalar_t* to = x.mutable_data_ptr<scalar_t>();
     const int64_t task = std::max<int64_t>(1, (int64_t{1} << 15) / width);
     for_each_range(wanted.size(0), task, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        // Rows lie anywhere: fetched ahead, they need not be waited for.
         if (i + kAhead < end) prefetch(numbers[i + kAhead] * width, width);
-        unpack_span(words, pairs, numbers[i] * width, width, bits, group_size, read, kept,
+        unpack_span(words, pairs, numbers[i] * width, width, bits, group_size, decode, exact,
                     to + i * width);
       }
     });
@@ -430,19 +432,11 @@ at::Tensor unpack_rows(const at::Tensor& codes, const at::Tensor& stats, const a
 
 }  // namespace
 
-TORCH_LIBRARY(GACT_LIBRARY, library) {
-  library.def("pack(Tensor x, int bits, int group_size, int seed) -> (Tensor, Tensor)", &pack);
-  library.def("exact_groups(Tensor x, Tensor stats, int group_size) -> (Tensor, Tensor)",
-              &exact_groups);
-  library.def(
-      "unpack(Tensor codes, Tensor stats, int[] shape, int bits, int group_size, ScalarType dtype,"
-      " Tensor? groups=None, Tensor? values=None, int? seed=None) -> Tensor",
-      &unpack);
-  library.def(
-      "unpack_rows(Tensor codes, Tensor stats, Tensor rows, int numel, int width, int bits,"
-      " int group_size, ScalarType dtype, Tensor? groups=None, Tensor? values=None,"
-      " int? seed=None) -> Tensor",
-      &unpack_rows);
+TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
+  library.impl("pack", &pack);
+  library.impl("exact_groups", &exact_groups);
+  library.impl("unpack", &unpack);
+  library.impl("unpack_rows", &unpack_rows);
 }
 
 }  // namespace gact_graph

@@ -1,4 +1,4 @@
-// A tile of 64 elements, and what the widths of codes have in common.
+// A tile of 64 elements, and constants of the widths of codes.
 #pragma once
 
 #include "../noise.h"
@@ -7,7 +7,7 @@ namespace gact_graph {
 
 constexpr int kTile = 64;
 
-// A float32 has 24 bits of significand: what the code leaves of them, at most 16, is for the noise.
+// Bits of noise below the code: the rest of a float32's 24 bits of significand, at most 16.
 constexpr int fraction_bits(int bits) { return bits <= 8 ? 16 : 24 - bits; }
 constexpr float grain(int bits) { return 1.f / static_cast<float>(1 << fraction_bits(bits)); }
 constexpr int top_code(int bits) { return (1 << bits) - 1; }

@@ -1,5 +1,5 @@
 // Sums of weighted rows on the CPU, and their gradients: see gact_graph/ops/weighted_sum.py.
-// No row of a message is ever written: it is used as soon as it is known.
+// No message is materialized.
 
 #include <ATen/Dispatch.h>
 #include <ATen/MemoryOverlap.h>
@@ -14,20 +14,20 @@
 namespace gact_graph {
 namespace {
 
-// Both at once, with one look at what is added; returns the dot product of that and another row.
+// Adds a scaled row and returns its dot product with another row, in one pass.
 template <typename scalar_t>
 scalar_t add_scaled_and_dot(scalar_t* to, const scalar_t* from, scalar_t by, const scalar_t* other,
                             int64_t count) {
-  scalar_t found = 0;
-#pragma omp simd reduction(+ : found)
+  scalar_t product = 0;
+#pragma omp simd reduction(+ : product)
   for (int64_t i = 0; i < count; ++i) {
     to[i] += by * from[i];
-    found += from[i] * other[i];
+    product += from[i] * other[i];
   }
-  return found;
+  return product;
 }
 
-// The heads of weights, which are those of all edges, or of those that have a place.
+// Checks the weights and returns their number of heads.
 int64_t check_weight(const at::Tensor& weight, const AllPlaces& places, at::ScalarType dtype) {
   check_dim("weight", weight, 2);
   const int64_t rows = places.of_weights ? weight.size(0) : places.count;
@@ -79,13 +79,13 @@ at::Tensor weighted_sum_weights(const at::Tensor& gradient, const at::Tensor& x,
   const AllPlaces all(places, x.size(0));
   const Edges edges(starts, all.count);
   check_tensor("gradient", gradient, x.scalar_type(), {edges.rows, width});
-  at::Tensor found = at::empty({all.count, heads}, x.options());
+  at::Tensor of_weight = at::empty({all.count, heads}, x.options());
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "weighted_sum_weights", [&] {
     AT_DISPATCH_INDEX_TYPES(all.kind, "weighted_sum_weights", [&] {
       const Places<index_t> place("places", places, x.size(0));
       const scalar_t* of_sum = gradient.const_data_ptr<scalar_t>();
       const scalar_t* from = x.const_data_ptr<scalar_t>();
-      scalar_t* to = found.mutable_data_ptr<scalar_t>();
+      scalar_t* to = of_weight.mutable_data_ptr<scalar_t>();
       for_each_part(edges.parts(), [&](int64_t part) {
         const int64_t last = edges.part_begin(part + 1);
         int64_t edge = edges.part_begin(part);
@@ -102,7 +102,7 @@ at::Tensor weighted_sum_weights(const at::Tensor& gradient, const at::Tensor& x,
       });
     });
   });
-  return found;
+  return of_weight;
 }
 
 void weighted_sum_backward(at::Tensor& of_x, at::Tensor& of_weight, const at::Tensor& gradient,
@@ -119,9 +119,9 @@ void weighted_sum_backward(at::Tensor& of_x, at::Tensor& of_weight, const at::Te
   check_tensor("x", x, x.scalar_type(), {edges.rows, width});
   check_tensor("of_x", of_x, x.scalar_type(), {edges.rows, width});
   check_tensor("of_weight", of_weight, x.scalar_type(), {weight.size(0), heads});
-  for (const at::Tensor& given : {gradient, x, weight}) {
-    at::assert_no_overlap(of_x, given);
-    at::assert_no_overlap(of_weight, given);
+  for (const at::Tensor& from : {gradient, x, weight}) {
+    at::assert_no_overlap(of_x, from);
+    at::assert_no_overlap(of_weight, from);
   }
   at::assert_no_overlap(of_x, of_weight);
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "weighted_sum_backward", [&] {
@@ -155,19 +155,10 @@ void weighted_sum_backward(at::Tensor& of_x, at::Tensor& of_weight, const at::Te
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(GACT_LIBRARY, library) {
-  library.def(
-      "weighted_sum(Tensor(a!) out, Tensor x, Tensor? places, Tensor weight,"
-      " Tensor? weight_places, Tensor starts) -> ()",
-      &weighted_sum);
-  library.def(
-      "weighted_sum_weights(Tensor gradient, Tensor x, Tensor? places, Tensor starts, int heads)"
-      " -> Tensor",
-      &weighted_sum_weights);
-  library.def(
-      "weighted_sum_backward(Tensor(a!) of_x, Tensor(b!) of_weight, Tensor gradient, Tensor x,"
-      " Tensor places, Tensor weight, Tensor weight_places, Tensor starts) -> ()",
-      &weighted_sum_backward);
+TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
+  library.impl("weighted_sum", &weighted_sum);
+  library.impl("weighted_sum_weights", &weighted_sum_weights);
+  library.impl("weighted_sum_backward", &weighted_sum_backward);
 }
 
 }  // namespace gact_graph

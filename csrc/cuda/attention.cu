@@ -1,10 +1,9 @@
-// Attention weights on the GPU, whatever the scores of edges are, and their gradients: see
+// Attention weights on the GPU for any score of edges, and their gradients: see
 // gact_graph/ops/attention.py, leaky_attention.py and dot_attention.py, and csrc/cpu/attention.h
 // for the same on the CPU.
 //
-// Scores lie where the weights are to be, and are overwritten by them. Beside them there are
-// numbers for each row and head alone: the greatest score and the sum of the exponentials, and in
-// backward the mean of what the weights get.
+// Weights overwrite the scores. Further memory is only a few numbers for each row and head: the
+// maximum score and the sum of exponentials, and in backward the weighted mean of the gradients.
 
 #include "segments.h"
 
@@ -12,50 +11,50 @@ namespace gact_graph {
 
 inline float exp_of(float x) { return expf(x); }
 inline double exp_of(double x) { return exp(x); }
-inline float greater(float one, float other) { return fmaxf(one, other); }
-inline double greater(double one, double other) { return fmax(one, other); }
+inline float greater(float a, float b) { return fmaxf(a, b); }
+inline double greater(double a, double b) { return fmax(a, b); }
 
 template <typename T>
 T leaky(T x, T slope) {
   return x > 0 ? x : x * slope;
 }
 
-// What dropout multiplies weights by: a pure function of the seed and the place of a weight, the
-// same on every backend.
+// The factor of dropout: a pure function of the seed and the index of a weight, the same on every
+// backend.
 struct Dropout {
   int64_t dropped;  // of 65536
   double scale;
   int64_t seed;
 
   template <typename T>
-  T kept(int64_t place) const {
+  T factor(int64_t i) const {
     if (dropped == 0) return 1;
-    const auto index = static_cast<uint64_t>(place);
+    const auto index = static_cast<uint64_t>(i);
     const NoiseKey key = noise_key(static_cast<uint64_t>(seed), index);
     return noise16(static_cast<uint32_t>(index), key) < dropped ? T(0) : static_cast<T>(scale);
   }
 };
 
-// Of the scores of a row: the greatest, and the sum of the exponentials of what they lack of it.
+// The maximum score of a row, and the sum of the exponentials of scores minus the maximum.
 template <typename T>
 struct Softmax {
   using State = Vector<T, 2>;
-  using Given = T;
+  using Input = T;
 
   void take(int64_t unit) { head = unit; }
   State none() const { return {{-static_cast<T>(__uint_as_float(0x7F800000u)), 0}}; }
-  Given read(int64_t, int64_t edge) const { return scores[places[edge] * units + head] * scale; }
-  void add(State& state, Given score) const { state = merge(state, {{score, 1}}); }
-  State merge(const State& one, const State& other) const {
-    const T most = greater(one.at[0], other.at[0]);
-    return {{most, weighed(one, most) + weighed(other, most)}};
+  Input read(int64_t, int64_t edge) const { return scores[places[edge] * units + head] * scale; }
+  void add(State& state, Input score) const { state = merge(state, {{score, 1}}); }
+  State merge(const State& a, const State& b) const {
+    const T maximum = greater(a.at[0], b.at[0]);
+    return {{maximum, rescaled(a, maximum) + rescaled(b, maximum)}};
   }
   State result(const State& state) const { return state; }
 
-  // NaN stays NaN, since no comparison with it holds; the greatest of two leaves it out.
-  T weighed(const State& state, T most) const {
-    const bool nothing = state.at[0] < -static_cast<T>(kFloatMax) && state.at[0] == most;
-    return nothing ? state.at[1] : state.at[1] * exp_of(state.at[0] - most);
+  // Keeps NaN, since no comparison with it holds; fmax ignores it.
+  T rescaled(const State& state, T maximum) const {
+    const bool empty = state.at[0] < -static_cast<T>(kFloatMax) && state.at[0] == maximum;
+    return empty ? state.at[1] : state.at[1] * exp_of(state.at[0] - maximum);
   }
 
   int64_t units;
@@ -65,23 +64,23 @@ struct Softmax {
   int64_t head = 0;
 };
 
-// Of a row, the mean of what its weights get, each by its weight.
+// The mean of the gradients of a row's weights, weighted by the weights.
 template <typename T>
 struct Mean {
   using State = Vector<T, 1>;
-  struct Given {
+  struct Input {
     T weight;
     T gradient;
   };
 
   void take(int64_t unit) { head = unit; }
   State none() const { return {}; }
-  Given read(int64_t, int64_t edge) const {
+  Input read(int64_t, int64_t edge) const {
     const int64_t at = places[edge] * units + head;
-    return {weight[at], gradient[at] * dropout.template kept<T>(at)};
+    return {weight[at], gradient[at] * dropout.template factor<T>(at)};
   }
-  void add(State& state, const Given& given) const { state.at[0] += given.weight * given.gradient; }
-  State merge(const State& one, const State& other) const { return plus(one, other); }
+  void add(State& state, const Input& edge) const { state.at[0] += edge.weight * edge.gradient; }
+  State merge(const State& a, const State& b) const { return plus(a, b); }
   State result(const State& state) const { return state; }
 
   int64_t units;
@@ -92,12 +91,12 @@ struct Mean {
   int64_t head = 0;
 };
 
-// The gradient of the sum of an edge's rows, which LeakyReLU and the product with a vector make a
-// score of: summed for the rows, or times that sum, which gives the gradient of the vector.
+// The gradient of the sum of an edge's rows, whose LeakyReLU times a vector is the score. It is
+// added up for the rows, or multiplied by LeakyReLU's input for the gradient of the vector.
 template <typename T, int kEach, bool kOfVector>
 struct LeakyRows {
   using State = Vector<T, kEach>;
-  struct Given {
+  struct Input {
     State sum;
     T of_score;
   };
@@ -107,20 +106,20 @@ struct LeakyRows {
     head = column / each;
   }
   State none() const { return {}; }
-  Given read(int64_t row, int64_t edge) const {
+  Input read(int64_t row, int64_t edge) const {
     const int64_t width = units * kEach;
-    const auto one = *reinterpret_cast<const State*>(rows + row * width + column);
-    const auto other = *reinterpret_cast<const State*>(others + places[edge] * width + column);
-    return {plus(one, other), of_score[score_places[edge] * heads + head]};
+    const auto a = *reinterpret_cast<const State*>(rows + row * width + column);
+    const auto b = *reinterpret_cast<const State*>(others + places[edge] * width + column);
+    return {plus(a, b), of_score[score_places[edge] * heads + head]};
   }
-  void add(State& state, const Given& given) const {
+  void add(State& state, const Input& edge) const {
     for (int i = 0; i < kEach; ++i) {
-      const T sum = given.sum.at[i];
-      const T found = sum > 0 ? given.of_score : given.of_score * slope;
-      state.at[i] += kOfVector ? found * sum : found;
+      const T sum = edge.sum.at[i];
+      const T of_sum = sum > 0 ? edge.of_score : edge.of_score * slope;
+      state.at[i] += kOfVector ? of_sum * sum : of_sum;
     }
   }
-  State merge(const State& one, const State& other) const { return plus(one, other); }
+  State merge(const State& a, const State& b) const { return plus(a, b); }
   State result(State state) const {
     if (!kOfVector) {
       for (int i = 0; i < kEach; ++i) state.at[i] *= vector[column + i];
@@ -142,11 +141,11 @@ struct LeakyRows {
   int64_t head = 0;
 };
 
-// The sum of what the nodes at both ends have and, if there are terms, of what the edge adds.
+// The sum of the scores of source, destination and, if there are terms, edge.
 template <typename T>
 T sum_of(T source, T destination, const T* terms, int64_t at) {
-  const T of_ends = source + destination;
-  return terms == nullptr ? of_ends : of_ends + terms[at];
+  const T ends = source + destination;
+  return terms == nullptr ? ends : ends + terms[at];
 }
 
 template <typename T>
@@ -154,9 +153,9 @@ void sum_scores(const T* source, const Places& places, const T* destination, con
                 T slope, const Edges& edges, int64_t heads, T* out, const Places& out_places) {
   for_each_head(edges, heads, Layout(1), [&](int64_t row, int64_t edge, int64_t head, bool within) {
     if (!within) return;
-    const T one = source[places[edge] * heads + head], other = destination[row * heads + head];
+    const T a = source[places[edge] * heads + head], b = destination[row * heads + head];
     const int64_t at = out_places[edge] * heads + head;
-    out[at] = leaky(sum_of(one, other, terms, at), slope);
+    out[at] = leaky(sum_of(a, b, terms, at), slope);
   });
 }
 
@@ -167,19 +166,19 @@ void leaky_scores(const T* source, const Places& places, const T* destination, c
   using Columns = Vector<T, kEach>;
   const int64_t width = heads * each;
   const auto term = [&](int64_t row, int64_t edge, int64_t column) {
-    const auto one = *reinterpret_cast<const Columns*>(source + places[edge] * width + column);
-    const auto other = *reinterpret_cast<const Columns*>(destination + row * width + column);
+    const auto a = *reinterpret_cast<const Columns*>(source + places[edge] * width + column);
+    const auto b = *reinterpret_cast<const Columns*>(destination + row * width + column);
     const auto by = *reinterpret_cast<const Columns*>(vector + column);
-    T found = 0;
-    for (int i = 0; i < kEach; ++i) found += leaky(one.at[i] + other.at[i], slope) * by.at[i];
-    return found;
+    T score = 0;
+    for (int i = 0; i < kEach; ++i) score += leaky(a.at[i] + b.at[i], slope) * by.at[i];
+    return score;
   };
-  sum_heads<T, kEach>(edges, heads, each, term, [&](int64_t, int64_t edge, int64_t head, T found) {
-    out[out_places[edge] * heads + head] = found;
+  sum_heads<T, kEach>(edges, heads, each, term, [&](int64_t, int64_t edge, int64_t head, T score) {
+    out[out_places[edge] * heads + head] = score;
   });
 }
 
-// Makes weights of scores.
+// Replaces scores by weights.
 template <typename T>
 void weigh(T* weight, const Places& places, T scale, const T* softmax, const Dropout& dropout,
            const Edges& edges, int64_t heads) {
@@ -188,26 +187,26 @@ void weigh(T* weight, const Places& places, T scale, const T* softmax, const Dro
     const int64_t at = places[edge] * heads + head;
     const T* of_row = softmax + (row * heads + head) * 2;
     // As in PyG's softmax.
-    const T found = exp_of(weight[at] * scale - of_row[0]) / (of_row[1] + static_cast<T>(1e-16));
-    weight[at] = found * dropout.kept<T>(at);
+    const T w = exp_of(weight[at] * scale - of_row[0]) / (of_row[1] + static_cast<T>(1e-16));
+    weight[at] = w * dropout.factor<T>(at);
   });
 }
 
-// Makes gradients of scores from those of weights: of the products in the score, which are scaled,
-// or, with a source, of the sums that LeakyReLU makes a score of.
+// Writes the gradients of scores, times `scale`; with a source, the gradients of LeakyReLU's
+// inputs.
 template <typename T>
-void go_back(T* out, const T* weight, const T* gradient, const Places& places, const T* mean,
-             T scale, const Dropout& dropout, const T* source, const Places& source_places,
-             const T* destination, const T* terms, T slope, const Edges& edges, int64_t heads) {
+void backward(T* out, const T* weight, const T* gradient, const Places& places, const T* mean,
+              T scale, const Dropout& dropout, const T* source, const Places& source_places,
+              const T* destination, const T* terms, T slope, const Edges& edges, int64_t heads) {
   for_each_head(edges, heads, Layout(1), [&](int64_t row, int64_t edge, int64_t head, bool within) {
     if (!within) return;
     const int64_t at = places[edge] * heads + head, of_row = row * heads + head;
-    T found = weight[at] * (gradient[at] * dropout.kept<T>(at) - mean[of_row]) * scale;
+    T of_score = weight[at] * (gradient[at] * dropout.factor<T>(at) - mean[of_row]) * scale;
     if (source != nullptr) {
-      const T one = source[source_places[edge] * heads + head];
-      if (!(sum_of(one, destination[of_row], terms, at) > 0)) found *= slope;
+      const T a = source[source_places[edge] * heads + head];
+      if (!(sum_of(a, destination[of_row], terms, at) > 0)) of_score *= slope;
     }
-    out[at] = found;
+    out[at] = of_score;
   });
 }
 
@@ -215,14 +214,14 @@ template <typename T>
 void drop(T* weight, int64_t count, const Dropout& dropout) {
   for (int64_t i = warp_of_thread() * kLanes + lane_of_thread(); i < count;
        i += warps_of_grid() * kLanes) {
-    weight[i] *= dropout.kept<T>(i);
+    weight[i] *= dropout.factor<T>(i);
   }
 }
 
 }  // namespace gact_graph
 
-// Places come as a pointer, whether they are int64, and how many rows there are to choose from.
-// Where two pointers may be the same tensor's, neither is __restrict__.
+// Places are three arguments: a pointer, whether they are int64, and the number of rows they index.
+// Pointers that may belong to the same tensor are not __restrict__.
 #define GACT_ATTENTION(name, T)                                                                    \
   extern "C" __global__ void sum_scores_##name(                                                    \
       const T* __restrict__ source, const void* __restrict__ places, int64_t wide, int64_t nodes,  \
@@ -272,17 +271,17 @@ void drop(T* weight, int64_t count, const Dropout& dropout) {
                             reinterpret_cast<Mean::State*>(out),                                   \
                             reinterpret_cast<Mean::State*>(carry));                                \
   }                                                                                                \
-  extern "C" __global__ void go_back_##name(                                                       \
+  extern "C" __global__ void backward_##name(                                                      \
       T* out, const T* weight, const T* gradient, const void* __restrict__ places, int64_t wide,   \
       int64_t weights, const T* __restrict__ mean, double scale, int64_t dropped, double kept,     \
       int64_t seed, const T* __restrict__ source, const void* __restrict__ source_places,          \
       int64_t source_wide, int64_t nodes, const T* __restrict__ destination,                       \
       const T* __restrict__ terms, double slope, const int64_t* __restrict__ starts, int64_t rows, \
       int64_t count, int64_t length, int64_t heads) {                                              \
-    gact_graph::go_back<T>(out, weight, gradient, {places, wide, weights}, mean,                   \
-                           static_cast<T>(scale), {dropped, kept, seed}, source,                   \
-                           {source_places, source_wide, nodes}, destination, terms,                \
-                           static_cast<T>(slope), {starts, rows, count, length}, heads);           \
+    gact_graph::backward<T>(out, weight, gradient, {places, wide, weights}, mean,                  \
+                            static_cast<T>(scale), {dropped, kept, seed}, source,                  \
+                            {source_places, source_wide, nodes}, destination, terms,               \
+                            static_cast<T>(slope), {starts, rows, count, length}, heads);          \
   }                                                                                                \
   extern "C" __global__ void drop_##name(T* __restrict__ weight, int64_t count, int64_t dropped,   \
                                          double kept, int64_t seed) {                              \

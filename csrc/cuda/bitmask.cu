@@ -1,7 +1,7 @@
-// One bit an element on the GPU: see gact_graph/bitmask.py for the format.
+// Bit masks on the GPU: see gact_graph/ops/bitmask.py for the format.
 //
-// A lane works on 16 bytes of elements at a time. Its bits and those of its neighbours come
-// together to halves of words by shuffles.
+// A lane processes 16 bytes of elements at a time. Shuffles combine the bits of adjacent lanes to
+// halves of words.
 
 #include "element.h"
 #include "warp.h"
@@ -10,7 +10,7 @@ namespace gact_graph {
 
 constexpr int kHalf = kTile / 2;
 
-// The types narrower than float32 are compared as such.
+// Types narrower than float32 are compared in float32.
 template <typename T>
 struct Compared {
   using Type = float;
@@ -45,8 +45,8 @@ struct NotAtMost {
   bool operator()(T x) const { return !(compared(x) <= threshold); }
 };
 
-// Calls f(elements, count, half) for each lane's 16 bytes of x: its elements, how many of them
-// there are, and the half word that their bits belong to. All lanes of a warp come along.
+// Calls f(elements, count, half) for each lane's 16 bytes of x: the elements, their number, and the
+// half word of their bits. All lanes of a warp take part.
 template <typename T, typename F>
 void for_each_vector(const T* x, int64_t n, F f) {
   constexpr int kEach = 16 / sizeof(T);
@@ -59,7 +59,7 @@ void for_each_vector(const T* x, int64_t n, F f) {
     if (count == kEach) {
       elements = *reinterpret_cast<const Vector<T, kEach>*>(x + start);
     } else {
-      // Not up to `count`: what is indexed by a number that varies would go to memory.
+      // Not up to `count`: an array indexed by a variable would live in memory.
       for (int i = 0; i < kEach; ++i) {
         if (i < count) elements.at[i] = x[start + i];
       }
@@ -68,7 +68,7 @@ void for_each_vector(const T* x, int64_t n, F f) {
   }
 }
 
-// The bits of as many lanes as a half word takes; the first of these has all of them.
+// Combines the bits of the lanes of a half word; the first of these lanes has the result.
 template <int kEach>
 uint32_t join(uint32_t bits) {
   constexpr int kTogether = kHalf / kEach;
@@ -84,7 +84,7 @@ bool is_first() {
 template <typename T, typename Test>
 void pack(const T* x, int64_t n, Test test, uint32_t* words) {
   constexpr int kEach = 16 / sizeof(T);
-  // Of the last word both halves, also where the second has no elements.
+  // Both halves of the last word, even if the second has no elements.
   const int64_t halves = (n + kTile - 1) / kTile * 2;
   for_each_vector(x, n, [&](const Vector<T, kEach>& elements, int count, int64_t half) {
     uint32_t bits = 0;
@@ -101,7 +101,7 @@ void pack_pair(const Raw* x, int64_t n, Raw low, Raw high, uint32_t* words, uint
   pack(
       x, n,
       [&](Raw element) {
-        // Whoever finds a stranger writes the same: no order is needed.
+        // All lanes that find another value write the same, so their order is irrelevant.
         if (element != low && element != high) *matched = 0;
         return element == high;
       },
@@ -135,7 +135,7 @@ void unpack(const uint32_t* words, int64_t n, Raw low, Raw high, Raw* x) {
                                             uint32_t* __restrict__ words) {     \
     gact_graph::pack(x, n, gact_graph::Nonzero{}, words);                       \
   }
-// Integers by their size. A bool is read as its byte: one that was made by a view may hold another
+// Integers by their size. A bool is read as a byte: a view of another dtype may hold other values
 // than 0 and 1.
 GACT_NONZERO(1, uint8_t)
 GACT_NONZERO(2, uint16_t)

@@ -1,4 +1,4 @@
-// The element types on the GPU, without CUDA's headers: NVRTC alone compiles this.
+// The element types on the GPU, for NVRTC, without CUDA's headers.
 #pragma once
 
 #include "../noise.h"
@@ -12,7 +12,7 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-// Several elements that are loaded or stored by one instruction.
+// Elements that one instruction loads or stores.
 template <typename T, int kCount>
 struct alignas(sizeof(T) * kCount <= 16 ? sizeof(T) * kCount : 16) Vector {
   T at[kCount];
@@ -44,7 +44,7 @@ inline double to_double(T x) {
 
 constexpr float kFloatMax = 3.40282346638528859812e+38f;
 
-// What a type adds to float: the greatest number that it holds, and the way to it.
+// The largest number of an element type, and the conversion to it.
 template <typename T>
 struct Element {
   static constexpr float kMax = kFloatMax;
@@ -65,7 +65,7 @@ struct Element<BFloat16> {
   }
 };
 
-// Without the way through double, which a GPU has few units for.
+// The conversion from float without double, for which a GPU has few units.
 template <typename T>
 inline T from_float(float x) {
   if constexpr (sizeof(T) == 2) {

@@ -1,8 +1,8 @@
-// pack and unpack on the GPU: see gact_graph/quantizer.py for the format, and csrc/cpu/quantize.cpp
-// for the same on the CPU. Compiled for one width, GACT_BITS, and without contraction, which would
-// round once where the other backends round twice.
+// The quantizer on the GPU: see gact_graph/ops/quantize.py for the format, and
+// csrc/cpu/quantize.cpp for the same on the CPU. Compiled for one width, GACT_BITS, and without
+// contraction, which would round once where the other backends round twice.
 //
-// A warp works on one group after another, 256 elements at a time. Of every 32 elements four lanes
+// A warp processes one group after another, 256 elements at a time. Of every 32 elements four lanes
 // hold eight each: lane j of them 4j to 4j + 3 and, 16 further on, the four that share a hash with
 // those. So loads and stores are of 16 bytes, each hash is computed once, and what four lanes hold
 // of a plane's 32 bits comes together by two shuffles.
@@ -14,7 +14,7 @@ namespace gact_graph {
 
 constexpr int kBits = GACT_BITS;
 constexpr int kTop = (1 << kBits) - 1;
-// A float32 has 24 bits of significand: what the code leaves of them, at most 16, is for the noise.
+// Bits of noise below the code: the rest of a float32's 24 bits of significand, at most 16.
 constexpr int kFraction = kBits <= 8 ? 16 : 24 - kBits;
 constexpr int kChunk = 256;                 // elements of a warp at a time
 constexpr int kQuads = (kBits + 3) / 4;     // planes, four at a time
@@ -25,7 +25,7 @@ struct Stats {
   float step;
 };
 
-// Where a lane's elements lie in the chunk, which of every four planes it stores, and whose words.
+// The position of a lane's elements in the chunk, and the plane, tile and half of its words.
 struct Place {
   int first;  // of the four elements; the other four begin 16 further on
   int plane;  // of every four
@@ -40,8 +40,7 @@ struct Place {
   }
 };
 
-// Eight elements from the chunk at x. Behind the last element there is only that one again, which
-// widens no range.
+// Loads eight elements from the chunk at x. The last element pads the chunk, which widens no range.
 template <typename T>
 void load(const T* x, int64_t count, Place place, float (&values)[8]) {
   if (count >= kChunk) {
@@ -72,7 +71,7 @@ void store(const T (&values)[8], int64_t count, Place place, T* x) {
   }
 }
 
-// The least and the greatest of what a lane saw, and whether all was finite.
+// The minimum and maximum of a lane's elements, and whether all are finite.
 struct Extent {
   float least = __uint_as_float(0x7F800000u);
   float greatest = __uint_as_float(0xFF800000u);
@@ -81,7 +80,7 @@ struct Extent {
     for (int i = 0; i < 8; ++i) {
       least = fminf(least, values[i]);
       greatest = fmaxf(greatest, values[i]);
-      // Zero times Inf or NaN is NaN, and stays so in the sum: cheaper than a look at each.
+      // Zero times Inf or NaN is NaN, which a sum keeps: cheaper than a test of each element.
       poison = fmaf(values[i], 0.f, poison);
     }
   }
@@ -102,7 +101,7 @@ Stats stats_of(const Extent& extent) {
   const float least = least_of_warp(extent.least);
   const float greatest = greatest_of_warp(extent.greatest);
   if (!finite) return {nan, nan};
-  const float low = round_down_to_bf16(least + 0.f);  // -0 counts as +0
+  const float low = round_down_to_bf16(least + 0.f);  // -0 becomes +0
   if (least == greatest) return {low, 0.f};
   const float step = round_up_to_bf16((greatest - low) / static_cast<float>(kTop));
   if (!(step <= kFloatMax)) return {nan, nan};
@@ -115,7 +114,7 @@ uint32_t code_of(float x, Stats stats, float scale, uint32_t noise) {
   return code < kTop ? code : kTop;
 }
 
-// The codes of both fours of elements, the second four in the upper halves.
+// Encodes eight elements, the second four in the upper halves of the codes.
 void encode(const float (&values)[8], Stats stats, uint32_t index, NoiseKey key,
             uint32_t (&codes)[4]) {
   const float scale = (1.f / stats.step) * static_cast<float>(1 << kFraction);
@@ -126,8 +125,8 @@ void encode(const float (&values)[8], Stats stats, uint32_t index, NoiseKey key,
   }
 }
 
-// The codes behind the last element are 0.
-void cut(int64_t count, Place place, uint32_t (&codes)[4]) {
+// Clears the codes after the last element.
+void clear_tail(int64_t count, Place place, uint32_t (&codes)[4]) {
   for (int i = 0; i < 4; ++i) {
     if (place.element(i) >= count) codes[i] &= 0xFFFF0000u;
     if (place.element(i + 4) >= count) codes[i] &= 0x0000FFFFu;
@@ -155,7 +154,7 @@ void pack(const T* x, int64_t n, int64_t group_size, int64_t seed, uint32_t* wor
       stats[g] = __float_as_uint(s.low) >> 16 | (__float_as_uint(s.step) & 0xFFFF0000u);
     }
     for (int64_t t = 0; t < count; t += kChunk) {
-      // A group of one chunk is in the registers still.
+      // A group of one chunk is still in registers.
       if (count > kChunk) load(x + start + t, count - t, place, values);
       uint32_t codes[4] = {};
       if (s.step > 0.f) {
@@ -165,7 +164,7 @@ void pack(const T* x, int64_t n, int64_t group_size, int64_t seed, uint32_t* wor
           key = noise_key(seed, index);
         }
         encode(values, s, static_cast<uint32_t>(index), key, codes);
-        if (count - t < kChunk) cut(count - t, place, codes);
+        if (count - t < kChunk) clear_tail(count - t, place, codes);
       }
       uint32_t* out = words + (start + t) / kTile * kBits * 2;
       for (int quad = 0; quad < kQuads; ++quad) {
@@ -174,7 +173,7 @@ void pack(const T* x, int64_t n, int64_t group_size, int64_t seed, uint32_t* wor
         const uint32_t plane = transpose_lanes(transpose_bits(nibbles), lane_of_thread());
         if (place.has(quad, count - t)) out[place.word(quad)] = plane;
       }
-      // A group of equal elements keeps its value in the word that this lane has just cleared.
+      // A group of equal elements has its value in the word that this lane has just cleared.
       if (s.step == 0.f && t == 0 && place.tile == 0 && place.plane == 0) {
         const auto value = static_cast<uint64_t>(__double_as_longlong(to_double(x[start])));
         out[place.half] = static_cast<uint32_t>(place.half ? value >> 32 : value);
@@ -183,8 +182,8 @@ void pack(const T* x, int64_t n, int64_t group_size, int64_t seed, uint32_t* wor
   }
 }
 
-// Steps above low in the second reading, whose noise is another function of the same 16 bits.
-float second_level(uint32_t code, uint32_t noise) {
+// The level of a code in steps above low, in the decorrelated decoding.
+float decorrelated_level(uint32_t code, uint32_t noise) {
   constexpr uint32_t kGrains = 1u << kFraction;
   const uint32_t grains = code * kGrains + kGrains - 1 - 2 * (noise >> (16 - kFraction));
   return static_cast<float>(static_cast<int>(grains)) * (1.f / kGrains);
@@ -194,27 +193,26 @@ template <typename T>
 T value_of(float level, Stats stats) {
   if (stats.step != stats.step) return from_float<T>(__uint_as_float(0x7FC00000u));
   const float value = level * stats.step + stats.low;
-  // A step that was rounded up must not turn a finite value into infinity.
+  // The step is rounded up, and must not turn a finite value into infinity.
   return from_float<T>(fminf(fmaxf(value, -Element<T>::kMax), Element<T>::kMax));
 }
 
-// What a group of equal elements keeps in its first word.
+// The value of a group of equal elements, from its first word.
 template <typename T>
-T kept_value(const uint32_t* word) {
+T equal_value(const uint32_t* word) {
   const uint64_t value = static_cast<uint64_t>(word[1]) << 32 | word[0];
   return Element<T>::of(__longlong_as_double(static_cast<int64_t>(value)));
 }
 
-// The elements of `count` groups that the codes cannot tell: rows of the tensor's length or a
-// group's, by ascending group.
+// The elements of exact groups: rows of `width`, by ascending group.
 template <typename T>
-struct Kept {
+struct ExactGroups {
   const int64_t* groups;
   const T* values;
   int64_t count;
   int64_t width;
 
-  // Those of a group, or null where it is not among them.
+  // Returns the elements of a group, or null if it is not exact.
   const T* find(int64_t group, Stats stats) const {
     if (stats.step == stats.step) return nullptr;
     int64_t first = 0, last = count;
@@ -230,23 +228,24 @@ struct Kept {
   }
 };
 
-// The seed is for the second reading.
-template <bool kSecond, typename T>
-void unpack(const uint32_t* words, const uint32_t* stats, const int64_t* kept_groups,
-            const T* kept_values, int64_t kept_count, int64_t n, int64_t group_size, int64_t seed,
+// The seed is used by the decorrelated decoding.
+template <bool kDecorrelated, typename T>
+void unpack(const uint32_t* words, const uint32_t* stats, const int64_t* exact_groups,
+            const T* exact_values, int64_t exact_count, int64_t n, int64_t group_size, int64_t seed,
             T* x) {
-  const Kept<T> kept = {kept_groups, kept_values, kept_count, group_size < n ? group_size : n};
+  const ExactGroups<T> exact = {exact_groups, exact_values, exact_count,
+                                group_size < n ? group_size : n};
   const Place place(lane_of_thread());
   for (int64_t g = warp_of_thread(); g * group_size < n; g += warps_of_grid()) {
     const int64_t start = g * group_size;
     const int64_t count = group_size < n - start ? group_size : n - start;
     const Stats s = {__uint_as_float(stats[g] << 16), __uint_as_float(stats[g] & 0xFFFF0000u)};
-    if (const T* own = kept.find(g, s)) {
+    if (const T* own = exact.find(g, s)) {
       for (int64_t c = lane_of_thread(); c < count; c += kLanes) x[start + c] = own[c];
       continue;
     }
     const uint32_t* in = words + start / kTile * kBits * 2;
-    const T same = s.step == 0.f ? kept_value<T>(in) : T{};
+    const T same = s.step == 0.f ? equal_value<T>(in) : T{};
     for (int64_t t = 0; t < count; t += kChunk, in += kChunk / kTile * kBits * 2) {
       uint32_t codes[4] = {};
       for (int quad = 0; quad < kQuads; ++quad) {
@@ -255,7 +254,7 @@ void unpack(const uint32_t* words, const uint32_t* stats, const int64_t* kept_gr
         for (int i = 0; i < 4; ++i) codes[i] |= (nibbles >> 4 * i & 0x000F000Fu) << 4 * quad;
       }
       uint32_t hashes[4] = {};
-      if constexpr (kSecond) {
+      if constexpr (kDecorrelated) {
         const uint64_t index = static_cast<uint64_t>(start + t) + place.first;
         const NoiseKey key = noise_key(seed, index);
         for (int i = 0; i < 4; ++i) {
@@ -266,8 +265,8 @@ void unpack(const uint32_t* words, const uint32_t* stats, const int64_t* kept_gr
       for (int i = 0; i < 8; ++i) {
         const uint32_t code = i < 4 ? codes[i] & 0xFFFFu : codes[i - 4] >> 16;
         float level = static_cast<float>(code);
-        if constexpr (kSecond) {
-          level = second_level(code, i < 4 ? hashes[i] & 0xFFFFu : hashes[i - 4] >> 16);
+        if constexpr (kDecorrelated) {
+          level = decorrelated_level(code, i < 4 ? hashes[i] & 0xFFFFu : hashes[i - 4] >> 16);
         }
         values[i] = s.step == 0.f ? same : value_of<T>(level, s);
       }
@@ -276,18 +275,18 @@ void unpack(const uint32_t* words, const uint32_t* stats, const int64_t* kept_gr
   }
 }
 
-// A warp a row, a lane an element: rows begin anywhere in a tile, and what 32 lanes read of a plane
-// is a word or two.
-template <bool kSecond, typename T>
-void unpack_rows(const uint32_t* words, const uint32_t* stats, const int64_t* kept_groups,
-                 const T* kept_values, int64_t kept_count, const int64_t* rows, int64_t count,
+// A warp per row, a lane per element: rows begin anywhere in a tile, and 32 lanes read a word or
+// two of a plane.
+template <bool kDecorrelated, typename T>
+void unpack_rows(const uint32_t* words, const uint32_t* stats, const int64_t* exact_groups,
+                 const T* exact_values, int64_t exact_count, const int64_t* rows, int64_t count,
                  int64_t numel, int64_t width, int64_t group_size, int64_t seed, T* x) {
   const int64_t longest = group_size < numel ? group_size : numel;
-  const Kept<T> kept = {kept_groups, kept_values, kept_count, longest};
+  const ExactGroups<T> exact = {exact_groups, exact_values, exact_count, longest};
   const int64_t of_rows = numel / width;
   const uint32_t tiles_of_group = static_cast<uint32_t>(group_size / kTile);
   for (int64_t r = warp_of_thread(); r < count; r += warps_of_grid()) {
-    // As index_select: a wrong row is an error of the device.
+    // As in index_select, an index out of range is a device error.
     if (rows[r] < 0 || rows[r] >= of_rows) __trap();
     const int64_t start = rows[r] * width;
     for (int64_t c = lane_of_thread(); c < width; c += kLanes) {
@@ -296,7 +295,7 @@ void unpack_rows(const uint32_t* words, const uint32_t* stats, const int64_t* ke
       const uint32_t group = tile / tiles_of_group;
       const Stats s = {__uint_as_float(stats[group] << 16),
                        __uint_as_float(stats[group] & 0xFFFF0000u)};
-      if (const T* own = kept.find(group, s)) {
+      if (const T* own = exact.find(group, s)) {
         x[r * width + c] = own[start + c - group * group_size];
         continue;
       }
@@ -305,13 +304,13 @@ void unpack_rows(const uint32_t* words, const uint32_t* stats, const int64_t* ke
       for (int p = 0; p < kBits; ++p) code |= (in[p * 2] >> element % 32 & 1) << p;
       if (s.step == 0.f) {
         x[r * width + c] =
-            kept_value<T>(words + static_cast<int64_t>(group) * tiles_of_group * kBits * 2);
+            equal_value<T>(words + static_cast<int64_t>(group) * tiles_of_group * kBits * 2);
       } else {
         float level = static_cast<float>(code);
-        if constexpr (kSecond) {
+        if constexpr (kDecorrelated) {
           const auto index = static_cast<uint64_t>(start + c);
           const NoiseKey key = noise_key(seed, index);
-          level = second_level(code, noise16(static_cast<uint32_t>(index), key));
+          level = decorrelated_level(code, noise16(static_cast<uint32_t>(index), key));
         }
         x[r * width + c] = value_of<T>(level, s);
       }
@@ -321,21 +320,21 @@ void unpack_rows(const uint32_t* words, const uint32_t* stats, const int64_t* ke
 
 }  // namespace gact_graph
 
-#define GACT_UNPACK(name, T, kSecond)                                                              \
-  extern "C" __global__ void unpack##name(                                                         \
-      const uint32_t* __restrict__ words, const uint32_t* __restrict__ stats,                      \
-      const int64_t* __restrict__ kept_groups, const T* __restrict__ kept_values,                  \
-      int64_t kept_count, int64_t n, int64_t group_size, int64_t seed, T* __restrict__ x) {        \
-    gact_graph::unpack<kSecond>(words, stats, kept_groups, kept_values, kept_count, n, group_size, \
-                                seed, x);                                                          \
-  }                                                                                                \
-  extern "C" __global__ void unpack_rows##name(                                                    \
-      const uint32_t* __restrict__ words, const uint32_t* __restrict__ stats,                      \
-      const int64_t* __restrict__ kept_groups, const T* __restrict__ kept_values,                  \
-      int64_t kept_count, const int64_t* __restrict__ rows, int64_t count, int64_t numel,          \
-      int64_t width, int64_t group_size, int64_t seed, T* __restrict__ x) {                        \
-    gact_graph::unpack_rows<kSecond>(words, stats, kept_groups, kept_values, kept_count, rows,     \
-                                     count, numel, width, group_size, seed, x);                    \
+#define GACT_UNPACK(name, T, kDecorrelated)                                                       \
+  extern "C" __global__ void unpack##name(                                                        \
+      const uint32_t* __restrict__ words, const uint32_t* __restrict__ stats,                     \
+      const int64_t* __restrict__ exact_groups, const T* __restrict__ exact_values,               \
+      int64_t exact_count, int64_t n, int64_t group_size, int64_t seed, T* __restrict__ x) {      \
+    gact_graph::unpack<kDecorrelated>(words, stats, exact_groups, exact_values, exact_count, n,   \
+                                      group_size, seed, x);                                       \
+  }                                                                                               \
+  extern "C" __global__ void unpack_rows##name(                                                   \
+      const uint32_t* __restrict__ words, const uint32_t* __restrict__ stats,                     \
+      const int64_t* __restrict__ exact_groups, const T* __restrict__ exact_values,               \
+      int64_t exact_count, const int64_t* __restrict__ rows, int64_t count, int64_t numel,        \
+      int64_t width, int64_t group_size, int64_t seed, T* __restrict__ x) {                       \
+    gact_graph::unpack_rows<kDecorrelated>(words, stats, exact_groups, exact_values, exact_count, \
+                                           rows, count, numel, width, group_size, seed, x);       \
   }
 
 #define GACT_KERNELS(name, T)                                                                    \
@@ -345,7 +344,7 @@ void unpack_rows(const uint32_t* words, const uint32_t* stats, const int64_t* ke
     gact_graph::pack(x, n, group_size, seed, words, stats);                                      \
   }                                                                                              \
   GACT_UNPACK(_##name, T, false)                                                                 \
-  GACT_UNPACK(_again_##name, T, true)
+  GACT_UNPACK(_decorrelated_##name, T, true)
 
 GACT_KERNELS(float32, float)
 GACT_KERNELS(float64, double)

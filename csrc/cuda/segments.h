@@ -1,10 +1,10 @@
-// The edges of rows, shared out among warps so that no result depends on how many there are.
+// The edges of rows, divided among warps so that results do not depend on their number.
 //
-// Edges and the ends of rows make one list, each row's end behind its edges, and a segment is an
-// equal part of that list (Merrill and Garland, "Merge-based Parallel Sparse Matrix-Vector
-// Multiplication", SC 2016): neither a row of most edges nor many rows of none make a warp late. A
-// row that ends in a later segment than it begins leaves what each segment found, its carry, and a
-// second kernel puts these together in their order. Nothing is added by atomics.
+// Edges and row ends form a list, each row's end after its edges, and a segment is an equal part of
+// that list (Merrill and Garland, "Merge-based Parallel Sparse Matrix-Vector Multiplication", SC
+// 2016), so neither a row with most edges nor many rows without edges delay a warp. A row that ends
+// in a later segment than it begins leaves a partial result in each, its carry, and a second kernel
+// merges the carries in order. There are no atomic additions.
 #pragma once
 
 #include "element.h"
@@ -12,13 +12,13 @@
 
 namespace gact_graph {
 
-// Edges that a lane reads before it uses the first of them: their rows lie anywhere.
+// Edges that a lane reads before it uses the first of them, to overlap their latencies.
 constexpr int kFlight = 4;
 
-// Where something of each edge lies: at a place, or in the order of edges where there are none.
+// The row of each edge in a tensor: a place, or the number of the edge if there are no places.
 struct Places {
   const void* places;
-  int64_t wide;  // whether they are int64, not int32: less to read than a template for each is
+  int64_t wide;  // whether they are int64 or int32: at run time, to halve the number of kernels
   int64_t most;
 
   int64_t operator[](int64_t edge) const {
@@ -27,13 +27,13 @@ struct Places {
       place =
           wide ? static_cast<const int64_t*>(places)[edge] : static_cast<const int*>(places)[edge];
     }
-    // As index_select: a wrong place is an error of the device.
+    // As in index_select, an index out of range is a device error.
     if (place < 0 || place >= most) __trap();
     return place;
   }
 };
 
-// A place in the list of edges and ends: so many rows have ended, and so many edges lie before it.
+// A position in the list of edges and row ends: the numbers of row ends and of edges before it.
 struct Cut {
   int64_t row;
   int64_t edge;
@@ -53,7 +53,7 @@ struct Edges {
   }
   int64_t segments() const { return (rows + count + length - 1) / length; }
 
-  // Where a segment begins.
+  // The position where a segment begins.
   Cut cut(int64_t segment) const {
     int64_t item = segment * length;
     if (item > rows + count) item = rows + count;
@@ -73,7 +73,7 @@ struct Edges {
   int64_t end_of(int64_t row) const { return (begin(row + 1) + row) / length; }
 };
 
-// How lanes share rows of so many units: some lie side by side, the others take further edges.
+// The division of lanes among the units of a row (`across` adjacent lanes) and edges (groups).
 struct Layout {
   explicit Layout(int64_t units) {
     while (across < units && across < kLanes) across *= 2;
@@ -84,7 +84,7 @@ struct Layout {
   int groups() const { return kLanes / across; }
 
   int across = 1;
-  int64_t chunks;  // of a row, each for a warp of its own
+  int64_t chunks;  // parts of a row, each for another warp
 };
 
 template <typename T, int kCount>
@@ -94,30 +94,30 @@ Vector<T, kCount> from_lane(Vector<T, kCount> x, int far) {
 }
 
 template <typename T, int kCount>
-Vector<T, kCount> plus(Vector<T, kCount> one, Vector<T, kCount> other) {
-  for (int i = 0; i < kCount; ++i) one.at[i] += other.at[i];
-  return one;
+Vector<T, kCount> plus(Vector<T, kCount> a, Vector<T, kCount> b) {
+  for (int i = 0; i < kCount; ++i) a.at[i] += b.at[i];
+  return a;
 }
 
-// Adds the edges from one to another, as many as fall to this lane, to a state.
+// Adds this lane's edges of [first, last) to a state.
 //
-// A reduction has the types State, a Vector, and Given, what it reads of an edge; `units` states a
-// row; take(unit) says which is meant; none() is the state of no edges; merge(one, other) is that
-// of both, the same in either order.
+// A reduction has the types State, a Vector, and Input, which is read for each edge. A row has
+// `units` states; take(unit) selects one; none() is the state of no edges; merge(a, b) combines two
+// states and is commutative.
 template <typename Reduction>
 void reduce(const Reduction& own, const Layout& layout, int64_t row, int64_t first, int64_t last,
             typename Reduction::State& state) {
   const int groups = layout.groups();
   int64_t edge = first + layout.group();
   for (; edge + (kFlight - 1) * groups < last; edge += kFlight * groups) {
-    typename Reduction::Given given[kFlight];
-    for (int i = 0; i < kFlight; ++i) given[i] = own.read(row, edge + i * groups);
-    for (int i = 0; i < kFlight; ++i) own.add(state, given[i]);
+    typename Reduction::Input inputs[kFlight];
+    for (int i = 0; i < kFlight; ++i) inputs[i] = own.read(row, edge + i * groups);
+    for (int i = 0; i < kFlight; ++i) own.add(state, inputs[i]);
   }
   for (; edge < last; edge += groups) own.add(state, own.read(row, edge));
 }
 
-// What all groups of lanes found.
+// Merges the states of all groups of lanes.
 template <typename Reduction>
 void merge_groups(const Reduction& own, const Layout& layout, typename Reduction::State& state) {
   for (int far = layout.across; far < kLanes; far *= 2) {
@@ -126,7 +126,7 @@ void merge_groups(const Reduction& own, const Layout& layout, typename Reduction
 }
 
 // Calls work(segment, reduction, layout, unit, mine) for each segment and each unit of a row, by
-// all lanes of a warp; a lane without a unit of its own goes along with another one's.
+// all lanes of a warp; a lane without a unit takes part with the last unit and writes nothing.
 template <typename Reduction, typename Work>
 void for_each_segment(const Reduction& reduction, int64_t segments, const Work& work) {
   const Layout layout(reduction.units);
@@ -153,8 +153,8 @@ void for_each_row(const Edges& edges, int64_t segment, const Work& work) {
   if (edge < to.edge) work(to.row, edge, to.edge, false);
 }
 
-// Writes the state of each row that ends in the segment that it ends in, and all carries
-// [segments, units]: for merge_carries().
+// Writes the state of each row's edges in the segment in which the row ends, and all carries
+// [segments, units], for merge_carries().
 template <typename Reduction>
 void reduce_rows(const Reduction& reduction, const Edges& edges,
                  typename Reduction::State* __restrict__ out,
@@ -174,7 +174,7 @@ void reduce_rows(const Reduction& reduction, const Edges& edges,
       });
 }
 
-// Writes the state of all edges of each segment [segments, units], whatever their rows.
+// Writes the state of all edges of each segment [segments, units], over all rows.
 template <typename Reduction>
 void reduce_segments(const Reduction& reduction, const Edges& edges,
                      typename Reduction::State* __restrict__ out) {
@@ -190,21 +190,21 @@ void reduce_segments(const Reduction& reduction, const Edges& edges,
       });
 }
 
-// The carries of one row as if they were its edges.
+// A reduction over the carries of a row in place of its edges.
 template <typename Reduction>
 struct Carries : Reduction {
   using State = typename Reduction::State;
-  using Given = State;
+  using Input = State;
 
   void take(int64_t own) { unit = own; }
-  Given read(int64_t, int64_t segment) const { return carry[segment * this->units + unit]; }
-  void add(State& state, const Given& given) const { state = this->merge(state, given); }
+  Input read(int64_t, int64_t segment) const { return carry[segment * this->units + unit]; }
+  void add(State& state, const Input& carried) const { state = this->merge(state, carried); }
 
   const State* carry;
   int64_t unit = 0;
 };
 
-// Merges the carries of each row that has some with what the segment found in which it ends.
+// Merges the carries of each row with its state in the segment in which it ends.
 template <typename Reduction>
 void merge_carries(const Reduction& reduction, const Edges& edges,
                    typename Reduction::State* __restrict__ out,
@@ -216,7 +216,7 @@ void merge_carries(const Reduction& reduction, const Edges& edges,
                      const Cut from = edges.cut(segment), to = edges.cut(segment + 1);
                      if (to.row == edges.rows) return;
                      const int64_t first = edges.begin(to.row);
-                     // The segment that has the row's first edge, and not its end.
+                     // Only the segment with the row's first edge but not its end.
                      if (first < from.edge || first >= to.edge) return;
                      auto state = own.none();
                      reduce(own, layout, to.row, segment, edges.end_of(to.row), state);
@@ -226,15 +226,15 @@ void merge_carries(const Reduction& reduction, const Edges& edges,
                    });
 }
 
-// Calls work(row, edge, head, within) for each edge and head. `across` lanes that lie side by side
-// get the same of both; all lanes of a warp come along, also those for which nothing is left.
+// Calls work(row, edge, head, within) for each edge and head. `across` adjacent lanes get the same
+// edge and head; all lanes of a warp take part, those without work with `within` false.
 template <typename Work>
 void for_each_head(const Edges& edges, int64_t heads, const Layout& layout, const Work& work) {
   const auto divisor = static_cast<uint32_t>(heads);
   const int64_t segments = edges.segments();
   for (int64_t segment = warp_of_thread(); segment < segments; segment += warps_of_grid()) {
     for_each_row(edges, segment, [&](int64_t row, int64_t first, int64_t last, bool) {
-      // Of a segment, so that 32 bits count them.
+      // The edges of a segment fit in 32 bits.
       const auto count = static_cast<uint32_t>((last - first) * heads);
       for (uint32_t base = 0; base < count; base += layout.groups()) {
         const uint32_t pair = base + layout.group();
@@ -246,21 +246,21 @@ void for_each_head(const Edges& edges, int64_t heads, const Layout& layout, cons
   }
 }
 
-// Calls store(row, edge, head, sum) once for each edge and head, with the sum of what
-// term(row, edge, column) gives for every kEach columns of the head's `each`.
+// Calls store(row, edge, head, sum) once for each edge and head, with the sum of
+// term(row, edge, column) over the head's `each` columns, kEach at a time.
 template <typename T, int kEach, typename Term, typename Store>
 void sum_heads(const Edges& edges, int64_t heads, int64_t each, const Term& term,
                const Store& store) {
   const Layout layout(each / kEach);
   for_each_head(edges, heads, layout, [&](int64_t row, int64_t edge, int64_t head, bool within) {
-    T found = 0;
+    T sum = 0;
     for (int64_t c = layout.beside() * kEach; c < each; c += layout.across * kEach) {
-      found += term(row, edge, head * each + c);
+      sum += term(row, edge, head * each + c);
     }
     for (int far = 1; far < layout.across; far *= 2) {
-      found += __shfl_xor_sync(kAllLanes, found, far);
+      sum += __shfl_xor_sync(kAllLanes, sum, far);
     }
-    if (within && layout.beside() == 0) store(row, edge, head, found);
+    if (within && layout.beside() == 0) store(row, edge, head, sum);
   });
 }
 

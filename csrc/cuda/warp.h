@@ -1,4 +1,4 @@
-// What 32 lanes do together. All of them must call these at once.
+// Operations of the 32 lanes of a warp, which all lanes must call together.
 #pragma once
 
 #include "../noise.h"

@@ -1,8 +1,8 @@
 // Sums of weighted rows on the GPU, and the gradients of weights: see
-// gact_graph/ops/weighted_sum.py, and csrc/cpu/weighted.cpp for the same on the CPU. No row of a
-// message is ever written. The gradient of rows is a sum of the same kind, by source.
+// gact_graph/ops/weighted_sum.py, and csrc/cpu/weighted.cpp for the same on the CPU. No message
+// is materialized. The gradient of rows is a sum of the same kind, by source.
 //
-// A lane holds `kEach` neighbouring columns of one head.
+// A lane holds `kEach` adjacent columns of a head.
 
 #include "segments.h"
 
@@ -11,7 +11,7 @@ namespace gact_graph {
 template <typename T, int kEach>
 struct RowSum {
   using State = Vector<T, kEach>;
-  struct Given {
+  struct Input {
     State row;
     T weight;
   };
@@ -22,15 +22,15 @@ struct RowSum {
     head = column / each;
   }
   State none() const { return {}; }
-  Given read(int64_t, int64_t edge) const {
+  Input read(int64_t, int64_t edge) const {
     const T* row = x + places[edge] * units * kEach + column;
     const T by = weight == nullptr ? T(1) : weight[weight_places[edge] * heads + head];
     return {*reinterpret_cast<const State*>(row), by};
   }
-  void add(State& state, const Given& given) const {
-    for (int i = 0; i < kEach; ++i) state.at[i] += given.weight * given.row.at[i];
+  void add(State& state, const Input& edge) const {
+    for (int i = 0; i < kEach; ++i) state.at[i] += edge.weight * edge.row.at[i];
   }
-  State merge(const State& one, const State& other) const { return plus(one, other); }
+  State merge(const State& a, const State& b) const { return plus(a, b); }
   State result(const State& state) const { return state; }
 
   int64_t units;
@@ -44,12 +44,12 @@ struct RowSum {
   int64_t head = 0;
 };
 
-// What merge_carries() needs of a sum.
+// A sum, as far as merge_carries() needs it.
 template <typename T>
 struct Plain {
   using State = Vector<T, 1>;
   State none() const { return {}; }
-  State merge(const State& one, const State& other) const { return plus(one, other); }
+  State merge(const State& a, const State& b) const { return plus(a, b); }
   int64_t units;
 };
 
@@ -60,20 +60,21 @@ void dots(const T* of_sum, const T* x, const Places& places, T* out, const Place
   using Columns = Vector<T, kEach>;
   const int64_t width = heads * each;
   const auto term = [&](int64_t row, int64_t edge, int64_t column) {
-    const auto one = *reinterpret_cast<const Columns*>(of_sum + row * width + column);
-    const auto other = *reinterpret_cast<const Columns*>(x + places[edge] * width + column);
-    T found = 0;
-    for (int i = 0; i < kEach; ++i) found += one.at[i] * other.at[i];
-    return found;
+    const auto a = *reinterpret_cast<const Columns*>(of_sum + row * width + column);
+    const auto b = *reinterpret_cast<const Columns*>(x + places[edge] * width + column);
+    T product = 0;
+    for (int i = 0; i < kEach; ++i) product += a.at[i] * b.at[i];
+    return product;
   };
-  sum_heads<T, kEach>(edges, heads, each, term, [&](int64_t, int64_t edge, int64_t head, T found) {
-    out[out_places[edge] * heads + head] = found;
-  });
+  sum_heads<T, kEach>(edges, heads, each, term,
+                      [&](int64_t, int64_t edge, int64_t head, T product) {
+                        out[out_places[edge] * heads + head] = product;
+                      });
 }
 
 }  // namespace gact_graph
 
-// Places come as a pointer, whether they are int64, and how many rows there are to choose from.
+// Places are three arguments: a pointer, whether they are int64, and the number of rows they index.
 #define GACT_SUMS(name, T, kEach)                                                                \
   extern "C" __global__ void sum_##name##_##kEach(                                               \
       const T* __restrict__ x, const void* __restrict__ places, int64_t wide, int64_t nodes,     \
@@ -102,7 +103,7 @@ void dots(const T* of_sum, const T* x, const Places& places, T* out, const Place
                                {starts, rows, count, length});                                   \
   }
 
-// The second kernel of any sum of rows of `width` numbers.
+// The second kernel of each sum of rows of `width` numbers.
 #define GACT_CARRIES(name, T)                                                          \
   extern "C" __global__ void add_carries_##name(                                       \
       const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length, \

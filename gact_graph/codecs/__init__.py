@@ -1,10 +1,10 @@
-"""How a saved tensor is kept until backward: the codecs, and where a user adds one.
+"""Codecs: the forms in which saved tensors are stored until backward.
 
-Here: one file for each codec, the list in which they are asked, what a backward may read of a saved
+Here: one file for each codec, their registry, the descriptions of what backward reads of a saved
 tensor (:mod:`gact_graph.codecs.reads`), and ``offload``. Not here: which operation saved a tensor,
 and how many bits it gets.
 
-:func:`register` shows how to write a codec.
+See :func:`register` for how to write a codec.
 """
 
 from gact_graph.codecs.base import Codec, Context, Encoded, Request, Saved

@@ -1,4 +1,4 @@
-"""What a codec is: it takes a tensor that autograd saves and gives a smaller form that decodes."""
+"""The interface of codecs: a codec encodes a tensor that autograd saves into a smaller form."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from gact_graph.support.storage import Layout
 
 
 class Encoded(ABC):
-    """The form in which a codec keeps one tensor. Each codec has a subclass of its own.
+    """The encoded form of one tensor. Each codec has its own subclass.
 
     It may hold tensors, but none with an autograd graph, and never the tensor of the request
-    itself: the model may change that in place.
+    itself, which the model may change in place.
 
     Attributes:
-        codec: The name that the report shows.
-        bits: Bits an element, where the adaptive scheme decided them; None for all other forms.
-        exact: Whether it decodes to the very values of the tensor. If so, it also serves other
+        codec: The codec's name in the report.
+        bits: Bits per element, if the adaptive scheme decides them; otherwise None.
+        exact: Whether it decodes to exactly the values of the tensor. If so, it also serves other
             operations that save the same tensor, whatever their backward reads of it.
-        lossy: Whether backward gets inexact values from it. The codec that made it says so.
+        lossy: Whether backward gets inexact values from it. :func:`encode` sets it.
     """
 
     codec: str
@@ -37,61 +37,61 @@ class Encoded(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of memory that this form alone keeps alive."""
+        """The bytes of memory that only this form keeps alive."""
 
     @property
     def host_bytes(self) -> int:
-        """How many of :attr:`nbytes` were swapped to host memory."""
+        """The part of :attr:`nbytes` that was swapped to host memory."""
         return 0
 
     @abstractmethod
     def decode(self) -> Tensor:
-        """The values, with the shape [numel] and the dtype of the request's tensor.
+        """Return the values, with shape [numel] and the dtype of the request's tensor.
 
-        Backward calls it any number of times, in any order, on any thread.
+        Backward may call it any number of times, in any order, on any thread.
         """
 
-    def reread(self) -> Encoded:
-        """The same tensors, decoded with noise that has no covariance with this one's.
+    def decorrelated(self) -> Encoded:
+        """Return a form that decodes the same tensors with uncorrelated noise.
 
-        Itself, unless a codec says otherwise.
+        The default is the form itself.
         """
         return self
 
-    def alone(self) -> Encoded:
-        """The same tensors, decoded with less noise, for whoever reads no other form of them.
+    def min_variance(self) -> Encoded:
+        """Return a form that decodes the same tensors with the least noise.
 
-        Itself, unless a codec says otherwise.
+        Its noise is correlated with that of all other forms. The default is the form itself.
         """
         return self
 
     def restore(self, layout: Layout) -> Tensor:
-        """The decoded values with the shape and strides of the tensor that autograd saved."""
+        """Return the decoded values with the shape and strides of the saved tensor."""
         return layout.restore(self.decode())
 
     def movable(self) -> tuple[Tensor, ...]:
-        """The tensors that level ``L2`` may move to host memory: its own, all on one device.
+        """Return the tensors that level ``L2`` may move to host memory, all on one device.
 
-        None unless a subclass says otherwise. Whoever moves them decodes what :meth:`moved` gives.
+        :meth:`moved` then replaces them. The default is no tensors.
         """
         return ()
 
     def moved(self, *tensors: Tensor) -> Encoded:
-        """The same form with other tensors in place of those of :meth:`movable`, in that order."""
-        assert not tensors  # it named none
+        """Return a copy with other tensors in place of those of :meth:`movable`, in that order."""
+        assert not tensors
         return self
 
     def fingerprint(self) -> Hashable:
-        """A value that two forms with equal contents share; None for one that is never compared."""
+        """Return a value that forms with equal contents share; None to compare it with no form."""
         return None
 
     def equals(self, other: Encoded) -> bool:
-        """Whether another form with the same fingerprint decodes to the very same values."""
+        """Return whether another form with the same fingerprint decodes to equal values."""
         return False
 
 
 class Form(NamedTuple):
-    """What the report says of an encoded tensor; see :class:`Encoded`."""
+    """The attributes of an encoded tensor in the report; see :class:`Encoded`."""
 
     codec: str
     bits: int | None
@@ -100,7 +100,7 @@ class Form(NamedTuple):
 
 
 def form_of(encoded: Encoded) -> Form:
-    """The form of an encoded tensor."""
+    """Return the attributes of an encoded tensor."""
     return Form(encoded.codec, encoded.bits, encoded.nbytes, encoded.host_bytes)
 
 
@@ -114,11 +114,11 @@ class Reading(Protocol):
 
 
 class Context:
-    """One encoded tensor, shared by all saved tensors that show the same elements.
+    """An encoded tensor, shared by all saved tensors that view the same elements.
 
     Attributes:
-        gathered: Whether other contexts are rows of it.
-        reading: Sees who decodes it; None where nobody asks.
+        gathered: Whether other contexts gather rows of it.
+        reading: A callback for each decoding; None for none.
     """
 
     gathered = False
@@ -129,21 +129,21 @@ class Context:
 
     @property
     def form(self) -> Form:
-        """The form in which training keeps the tensor."""
+        """The attributes of the form that training stores."""
         return form_of(self.encoded)
 
     def move(self, leave: Callable[[Encoded], Encoded]) -> None:
-        """Replaces the encoded form by the same one elsewhere."""
+        """Replace the encoded form by a copy in other memory."""
         self.encoded = leave(self.encoded)
 
 
 class Saved:
-    """What autograd holds in place of a tensor: a context, and the tensor's layout over it.
+    """The object that autograd holds in place of a saved tensor: a context and a layout.
 
     Attributes:
-        slot: The slot of the tensor; its context may be that of another one.
-        advise: Tells what to do where backward runs out of memory; None where nobody knows.
-        gives_back: Whether memory that is freed in backward goes back to the system now and then.
+        slot: The slot of the tensor; its context may belong to another slot.
+        advise: The advice for backward that runs out of memory; None for none.
+        gives_back: Whether memory that backward frees is returned to the system at intervals.
     """
 
     __slots__ = ("advise", "context", "gives_back", "layout", "slot")
@@ -158,21 +158,23 @@ class Saved:
         self.gives_back = True
 
     def tensor(self) -> Tensor:
-        """The tensor that was saved, with its values, dtype, shape and strides.
+        """Return the saved tensor, with its values, dtype, shape and strides.
 
-        Attention makes its scores and its messages from one tensor, and the gradient of the scores'
-        parameters is a product of both: of one reading it would hold the noise squared. So where
-        messages are gathered anew from the first reading, this is the second one.
+        Attention computes scores and messages from one tensor, and the gradient of the scores'
+        parameters is a product of both, which would contain the square of the noise of a single
+        decoding. So if messages are gathered again from the plain decoding, the tensor itself is
+        the decorrelated one.
         """
         encoded = self.encoded()
-        return self._restored(encoded.reread() if self.context.gathered else encoded.alone())
+        gathered = self.context.gathered
+        return self._restored(encoded.decorrelated() if gathered else encoded.min_variance())
 
     def source(self) -> Tensor:
-        """The same for those that gather from it: always the first reading."""
+        """Return the source for gathering: the saved tensor in the plain decoding."""
         return self._restored(self.encoded())
 
     def encoded(self) -> Encoded:
-        """The form of the tensor, for somebody who is about to decode it."""
+        """Return the encoded form of the tensor, and report the decoding that follows."""
         if self.context.reading is not None:
             self.context.reading(self.slot)
         return self.context.encoded
@@ -182,14 +184,14 @@ class Saved:
 
 
 class GatherOperation(Protocol):
-    """An operation that gathers, with all its arguments but the source and the index."""
+    """An operation that gathers, with all arguments except the source and the index."""
 
     def gather(self, source: Tensor, index: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """How a tensor was gathered: from which source, by which index, with which operation.
+    """The source, index and operation of a gathered tensor.
 
     ``version``, ``dtype`` and ``numel`` are those of the gathered tensor.
     """
@@ -205,19 +207,20 @@ class Gathered:
 
 @dataclass(frozen=True)
 class Request:
-    """One tensor for a codec to encode.
+    """A tensor for a codec to encode.
 
     Args:
-        tensor: Its elements, detached and flat [numel].
+        tensor: The elements, detached and flat [numel].
         slot: The stable name of the saved tensor, such as ``convs.1/lin/linear.input``.
         operation: The name of the operation that saves it, such as ``linear``.
-        reads: What the backward of that operation reads of it; see :mod:`gact_graph.codecs.reads`.
-        gathered: How to rebuild the tensor from another one, if it was gathered.
-        keep: Saves the tensor that the encoded form refers to, such as the source of a gather. That
-            tensor is encoded once, whoever else saves it.
-        bits: Bits an element that the scheme gives to the slot; 32 asks for no loss of precision.
-        group_size: Elements that share a minimum and a step where the tensor is quantized.
-        seed: Seed of the quantization noise for this tensor.
+        reads: The part of the tensor that the operation's backward reads; see
+            :mod:`gact_graph.codecs.reads`.
+        gathered: The source of the tensor, if it was gathered from another tensor.
+        keep: A function that saves a tensor to which the encoded form refers, such as the source of
+            a gather. Each tensor is encoded once, even if other operations save it too.
+        bits: Bits per element of the slot in the scheme; 32 for no loss of precision.
+        group_size: Elements that share a minimum and a step in quantization.
+        seed: The seed of this tensor's quantization noise.
     """
 
     tensor: Tensor
@@ -232,15 +235,15 @@ class Request:
 
 
 class Codec(ABC):
-    """A way to keep saved tensors. It holds no state: one instance serves all models.
+    """The base class of codecs. A codec is stateless: one instance serves all models.
 
     Attributes:
-        lossless: Whether gradients are bit-identical with it. The level ``lossless`` asks only such
-            codecs; the levels from ``L1`` on ask all of them.
+        lossless: Whether gradients stay bit-identical. The level ``lossless`` asks only lossless
+            codecs; the levels from ``L1`` on ask all codecs.
     """
 
     lossless: ClassVar[bool] = False
 
     @abstractmethod
     def encode(self, request: Request) -> Encoded | None:
-        """The tensor in this codec's form, or None to leave it to the next codec."""
+        """Return the encoded tensor, or None to leave the tensor to the next codec."""

@@ -1,4 +1,4 @@
-"""A context in two widths: what the narrow one does to the gradient shows beside the fine one."""
+"""A context in two widths, to measure the effect of the narrow one on the gradient."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from torch import Tensor
 from gact_graph.codecs.base import Context, Encoded, Form, Request, Saved, form_of
 
 FINER = 2
-"""Bits above its own that a slot's error is measured against. The narrow width is made of the fine
-one, so its error beside that is its whole error, and the fine one costs little more than training.
-"""
+"""Bits that the fine width has more than the narrow one. The narrow form is encoded from the fine
+one, so the difference is its whole error, and the fine form costs little more than training."""
 
 _OTHER_NOISE = 0x9E3779B97F4A7C15
-"""The narrow width rounds what the fine one rounded: with the same noise, the first would decide
-where the second goes."""
+"""A mask for the seed of the narrow width. It rounds values that the fine width has rounded: with
+the same noise, the first rounding would decide the second."""
 
 
 @dataclass
 class Widths:
-    """Which width is decoded in a step that is measured.
+    """The widths that a measuring step decodes.
 
     Attributes:
-        narrow: The slot that is decoded in the width of training; all others are in the fine one.
-        read: The slots that were decoded since somebody cleared the set.
-        slots: Bits of the narrow width of each slot.
+        narrow: The slot that is decoded in the width of training; all others use the fine width.
+        read: The slots that were decoded since the set was cleared.
+        slots: The bits of each slot's narrow width.
     """
 
     narrow: str | None = None
@@ -36,14 +35,14 @@ class Widths:
 
 
 class Compared(Context):
-    """One context in a fine width, of which the width of training is made when it is read.
+    """A context in a fine width, from which the width of training is encoded on demand.
 
     Args:
-        request: For the width of training. Its tensor is let go.
-        narrow: The tensor in that width, for the report.
+        request: The request for the width of training. Its tensor is released.
+        narrow: The tensor in the width of training, for the report.
         fine: The tensor in the fine width.
-        encode: Encodes a request.
-        widths: Tells which of both :attr:`encoded` is.
+        encode: A function that encodes a request.
+        widths: Selects the width of :attr:`encoded`.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Compared(Context):
     ) -> None:
         self._fine = fine
         self._form = form_of(narrow)
-        # Without all that holds a tensor. What is quantized refers to no other one.
+        # Without references to tensors. A quantized form refers to no other tensor.
         self._narrow: Request | None = dataclasses.replace(
             request,
             tensor=request.tensor.new_empty(0),
@@ -99,18 +98,18 @@ def _keep_nothing(tensor: Tensor) -> Saved:
 def in_two_widths(
     request: Request, narrow: Encoded, encode: Callable[[Request], Encoded], widths: Widths
 ) -> Context | None:
-    """A context that is decoded as ``widths`` says; None where no finer width takes memory.
+    """Return a context with both widths, or None if the tensor has no finer width.
 
     Args:
-        request: For the width of training.
-        narrow: The tensor in that width.
-        encode: Encodes a request.
-        widths: Gets to know the slot.
+        request: The request for the width of training.
+        narrow: The tensor in the width of training.
+        encode: A function that encodes a request.
+        widths: Selects the width; the slot is added to it.
     """
     if narrow.bits is None:
         return None
     fine = encode(dataclasses.replace(request, bits=min(16, narrow.bits + FINER)))
-    # An operation may ask for that many bits anyway.
+    # The operation may require that many bits in both.
     if fine.bits is not None and fine.bits <= narrow.bits:
         return None
     widths.slots[request.slot] = narrow.bits

@@ -1,4 +1,4 @@
-"""``drop``: what an operation saves and its backward never reads."""
+"""``drop``: tensors that backward never reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gact_graph.support.storage import Layout
 
 
 class Dropped(Encoded):
-    """No values, but one NaN that stands for all, so that a reader would be found out."""
+    """A single NaN in place of the values, so that an unexpected reader is noticed."""
 
     codec = "drop"
     nbytes = 0
@@ -28,7 +28,7 @@ class Dropped(Encoded):
 
 
 class Drop(Codec):
-    """Takes floating-point tensors of which backward reads nothing."""
+    """Encodes floating-point tensors of which backward reads nothing."""
 
     lossless = True
 

@@ -1,7 +1,7 @@
-"""``gather``: a gathered tensor is kept as its source and the index.
+"""``gather``: gathered tensors, stored as their source and index.
 
 A message-passing layer saves ``x_j`` [E, C], which it gathered from a node tensor [N, C]. The node
-tensor is kept once, by whichever codec takes it, and backward gathers again.
+tensor is encoded once, by any codec, and backward gathers again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gact_graph.codecs.base import Codec, Encoded, Gathered, Request, Saved
 
 
 class Regathered(Encoded):
-    """The source and the index, each a context of its own, and the operation that gathers."""
+    """The source and the index, both saved tensors, and the operation that gathers."""
 
     codec = "gather"
     nbytes = 0
@@ -30,7 +30,7 @@ class Regathered(Encoded):
 
 
 class Gather(Codec):
-    """Takes tensors that were gathered from one that is no larger."""
+    """Encodes tensors that were gathered from a tensor that is no larger."""
 
     lossless = True
 

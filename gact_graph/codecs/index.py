@@ -1,4 +1,4 @@
-"""``index``: an integer tensor in the narrowest type that holds it."""
+"""``index``: integer tensors in the narrowest type that holds their values."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _NARROW = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
 
 class Narrowed(Encoded):
-    """The same integers in a narrower type.
+    """Integers in a narrower type.
 
     They stay on the device: all layers share the edges, and each reads them several times.
 
     Args:
         values: The integers.
-        dtype: What they are decoded to.
-        mark: What equal ones share, as of :func:`gact_graph.support.content.mark_of`.
+        dtype: The dtype of the decoded tensor.
+        mark: The fingerprint from :func:`gact_graph.support.content.mark_of`.
     """
 
     codec = "index"
@@ -48,7 +48,7 @@ class Narrowed(Encoded):
 
 
 class Index(Codec):
-    """Takes integers that a narrower type can hold."""
+    """Encodes integers that a narrower type can hold."""
 
     lossless = True
 
@@ -56,7 +56,7 @@ class Index(Codec):
         x = request.tensor
         if x.dtype not in (torch.int64, torch.int32, torch.int16) or not x.numel():
             return None
-        # One wait for the device.
+        # Waits for the device once.
         least, most, *mark = torch.cat([torch.stack(x.aminmax()), mark_of(x)]).tolist()
         for dtype in _NARROW:
             info = torch.iinfo(dtype)

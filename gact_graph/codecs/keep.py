@@ -1,4 +1,4 @@
-"""``keep``: the tensor itself, by reference, guarded against in-place changes."""
+"""``keep``: the tensor itself, by reference, with a check for in-place changes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gact_graph.support.storage import is_plain, parts_of, version_of
 
 
 class Kept(Encoded):
-    """A reference to a tensor, and the version that it had."""
+    """A reference to a tensor, and its version."""
 
     codec = "keep"
     exact = True
 
     def __init__(self, tensor: Tensor, slot: str) -> None:
-        # A subclass (PyG's EdgeIndex) would come out of detach as a plain tensor.
+        # detach() would turn a subclass (PyG's EdgeIndex) into a plain tensor.
         self.tensor = tensor.detach() if tensor.requires_grad else tensor
         self.version = version_of(tensor)
         self.slot = slot
@@ -28,8 +28,8 @@ class Kept(Encoded):
         return sum(part.untyped_storage().nbytes() for part in parts_of(self.tensor))
 
     def decode(self) -> Tensor:
-        # Autograd makes this check for what it saves itself, and leaves it to us for what passes
-        # through hooks: without it an in-place change gives a wrong gradient without a word.
+        # Autograd checks the version of tensors that it saves itself, but not of those that pass
+        # through hooks: without a check, an in-place change would silently give a wrong gradient.
         now = version_of(self.tensor)
         if now != self.version:
             kind, shape = self.tensor.type(), list(self.tensor.shape)

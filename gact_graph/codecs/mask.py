@@ -1,7 +1,8 @@
-"""``mask``: one bit for each element of a tensor of two values, or of which backward reads a side.
+"""``mask``: one bit per element, for tensors of two values or of which backward reads a comparison.
 
-A bool tensor has two values, and so has the noise of dropout on the CPU, a float tensor. Of what
-``relu``, ``clamp`` and the like save, backward reads on which side of a bound each element lies.
+Bool tensors have two values, and so have the float tensors that dropout saves on the CPU. Of the
+tensors that ``relu``, ``clamp`` and similar operations save, backward reads on which side of a
+bound each element lies.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gact_graph.support.storage import sample_of
 
 
 class Masked(Encoded):
-    """One bit an element, and the two values that the bits stand for."""
+    """One bit per element, and the values of both bits."""
 
     codec = "mask"
 
@@ -47,7 +48,7 @@ class Masked(Encoded):
 
 
 class Signs(Encoded):
-    """Two bits an element: whether it is positive, and whether it is negative."""
+    """Two bits per element: whether it is positive, and whether it is negative."""
 
     codec = "mask"
 
@@ -76,7 +77,7 @@ class Signs(Encoded):
 
 
 class Mask(Codec):
-    """Takes bool tensors, float tensors of two values, and those read as a side or a sign."""
+    """Encodes bool tensors, float tensors of two values, and those read as a side or a sign."""
 
     lossless = True
 
@@ -95,15 +96,15 @@ class Mask(Codec):
 
 def _of_two_values(request: Request) -> Masked | None:
     x = request.tensor
-    # A few elements tell that nearly all tensors have more than two values. On a GPU even reading
-    # those waits for the device, which only dropout is worth.
+    # A few elements suffice to rule out nearly all tensors. On a GPU, reading them waits for the
+    # device, which only dropout is worth.
     on_cpu = x.device.type == "cpu"
     if not (on_cpu or "dropout" in request.operation) or not x.numel():
         return None
-    if on_cpu and len({*x[:: -(-x.numel() // 8)].tolist()}) > 2:  # in most cases eight are enough
+    if on_cpu and len({*x[:: -(-x.numel() // 8)].tolist()}) > 2:  # eight are mostly enough
         return None
     if len({*sample_of(x, 64)}) > 2:
         return None
-    low, high = torch.stack(x.aminmax()).tolist()  # one wait for the device
+    low, high = torch.stack(x.aminmax()).tolist()  # waits for the device once
     words, matched = pack_pair(x, low, high)
     return Masked(words, x, low, high, exact=True) if matched else None

@@ -1,4 +1,4 @@
-"""``quantize``: each element as a code of b bits, by unbiased rounding."""
+"""``quantize``: a code of b bits for each element, by unbiased rounding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gact_graph.ops.quantize import DTYPES, Packed, pack
 
 
 class Quantized(Encoded):
-    """The codes of a tensor, and the statistics of its groups."""
+    """The codes of a tensor and the statistics of its groups."""
 
     codec = "quantize"
 
@@ -27,8 +27,8 @@ class Quantized(Encoded):
     def decode(self) -> Tensor:
         return self.packed.unpack()
 
-    def reread(self) -> Encoded:
-        return Quantized(self.packed.reread())
+    def decorrelated(self) -> Encoded:
+        return Quantized(self.packed.decorrelated())
 
     def movable(self) -> tuple[Tensor, ...]:
         return self.packed.tensors
@@ -38,7 +38,7 @@ class Quantized(Encoded):
 
 
 class QuantizedWithSign(Quantized):
-    """The same, and one more bit for each element: whether it is positive."""
+    """Codes and statistics, and one more bit per element: whether it is positive."""
 
     def __init__(self, packed: Packed, words: Tensor) -> None:
         super().__init__(packed)
@@ -54,8 +54,8 @@ class QuantizedWithSign(Quantized):
         least = torch.finfo(x.dtype).tiny
         return torch.where(positive, x.clamp(min=least), x.clamp(max=0.0))
 
-    def reread(self) -> Encoded:
-        return self  # what is clamped is not right on average in either reading
+    def decorrelated(self) -> Encoded:
+        return self  # clamped values are unbiased in neither decoding
 
     def movable(self) -> tuple[Tensor, ...]:
         return *super().movable(), self.words
@@ -66,7 +66,7 @@ class QuantizedWithSign(Quantized):
 
 
 class Quantize(Codec):
-    """Takes floating-point tensors that may carry noise, where so many bits save memory."""
+    """Encodes floating-point tensors that may carry noise, if the bits save memory."""
 
     def encode(self, request: Request) -> Quantized | None:
         x, reads = request.tensor, request.reads
@@ -77,5 +77,5 @@ class Quantize(Codec):
             return None
         packed = pack(x, bits, group_size=request.group_size, seed=request.seed)
         if packed.groups is not None and packed.nbytes >= x.nbytes:
-            return None  # so many groups hold NaN or Inf that their elements take all the room
+            return None  # the elements of groups with NaN or Inf take more memory than is saved
         return QuantizedWithSign(packed, pack_bits(x, "above")) if reads.sign else Quantized(packed)

@@ -1,4 +1,4 @@
-"""What backward reads of a saved tensor. A codec has to preserve that, and nothing else."""
+"""Descriptions of what backward reads of a saved tensor, which is all that a codec preserves."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Slices = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Values:
-    """The values, which may carry noise that is zero on average.
+    """The values, with noise of mean zero.
 
     Args:
-        least_bits: The width below which the noise would add too much.
+        least_bits: The least number of bits whose noise is acceptable.
         sign: Whether the noise must not move an element across zero.
-        relative: Whether the error must be small beside each element, not beside the largest ones.
-        slices: The shape of the values, contiguous, and the dimensions of it that a slice spans:
-            backward brings each slice to one scale.
+        relative: Whether the error must be small relative to each element rather than the largest.
+        slices: The shape of the values, contiguous, and the dimensions that a slice spans, if
+            backward normalizes each slice.
     """
 
     least_bits: int = 1
@@ -32,24 +32,24 @@ class Values:
 
 @dataclass(frozen=True)
 class Exact:
-    """The exact values: they are compared or exponentiated, or their use is not known."""
+    """The exact values: they are compared or exponentiated, or their use is unknown."""
 
 
 @dataclass(frozen=True)
 class Nothing:
-    """Nothing: backward never reads the tensor."""
+    """Nothing: backward does not read the tensor."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """For each element, whether it passes a test.
+    """Whether each element passes a test.
 
     Args:
         test: ``above`` (x > bound), ``not_at_most`` (not x <= bound, so also NaN), ``within`` (both
             bounds included) or ``strictly_within``.
         bounds: One number, or two.
-        low: A value that fails the test; all elements that fail it are decoded to this value.
-        high: A value that passes it; all elements that pass it are decoded to this value.
+        low: The decoded value of elements that fail the test; it fails the test.
+        high: The decoded value of elements that pass the test; it passes the test.
     """
 
     test: str
@@ -58,7 +58,7 @@ class Side:
     high: float
 
     def words(self, x: Tensor) -> Tensor:
-        """One bit an element, packed as in :func:`gact_graph.ops.bitmask.pack_bits`."""
+        """Return one bit per element, packed by :func:`gact_graph.ops.bitmask.pack_bits`."""
         if self.test in ("above", "not_at_most"):
             return pack_bits(x, self.test, self.bounds[0])
         low, high = self.bounds

@@ -1,4 +1,4 @@
-"""The codecs in the order in which they are asked; a user adds one with :func:`register`."""
+"""The registry of codecs, in the order in which they are asked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gact_graph.codecs.quantize import Quantize
 from gact_graph.codecs.round import Round
 from gact_graph.codecs.slices import QuantizeBySlice
 
-# Replaced as a whole, never changed: another thread may be going through it.
+# Replaced, never changed in place: another thread may be iterating over it.
 _codecs: tuple[Codec, ...] = (
     Drop(),
     Gather(),
@@ -25,20 +25,20 @@ _codecs: tuple[Codec, ...] = (
 
 
 def registered() -> tuple[Codec, ...]:
-    """The codecs, in the order in which they are asked."""
+    """Return the codecs in the order in which they are asked."""
     return _codecs
 
 
 def register(codec: Codec, *, before: type[Codec] = Round) -> None:
-    """Adds a codec: from the next forward on, every wrapped model asks it too.
+    """Add a codec that every wrapped model asks from its next forward on.
 
-    A codec takes a tensor that autograd saves and keeps it in a smaller form. The codecs are asked
-    one after another, and the first that does not answer None keeps the tensor; where all answer
-    None, the tensor is kept as it is. The built-in order is ``Drop``, ``Gather``, ``Mask``,
-    ``Index``, ``Round``, ``QuantizeBySlice``, ``Quantize``. The default place is behind the four
-    that lose nothing backward needs, and before the three that lose precision.
+    A codec encodes a tensor that autograd saves into a smaller form. Codecs are asked in order, and
+    the first that does not return None stores the tensor; if all return None, the tensor is kept by
+    reference. The built-in order is ``Drop``, ``Gather``, ``Mask``, ``Index``, ``Round``,
+    ``QuantizeBySlice``, ``Quantize``. The default position is after the four lossless codecs and
+    before the three that lose precision.
 
-    This codec keeps float32 tensors as bfloat16 where backward is content with inexact values:
+    This codec stores float32 tensors as bfloat16 if backward accepts inexact values:
 
     ```python
     import torch
@@ -68,12 +68,12 @@ def register(codec: Codec, *, before: type[Codec] = Round) -> None:
 
     Args:
         codec: An instance of a subclass of `gact_graph.codecs.Codec`.
-        before: The class of the registered codec that is to be asked right after this one, such as
-            ``Drop`` for a codec that is to be asked first of all.
+        before: The class of the registered codec that is asked right after this codec, such as
+            ``Drop`` to ask this codec first.
 
     Raises:
-        TypeError: ``codec`` is no instance of a codec.
-        ValueError: ``codec`` is registered already, or no codec of the class ``before`` is.
+        TypeError: If ``codec`` is not an instance of a codec.
+        ValueError: If ``codec`` is already registered, or no codec of class ``before`` is.
     """
     global _codecs
     if not isinstance(codec, Codec):
@@ -97,15 +97,15 @@ def register(codec: Codec, *, before: type[Codec] = Round) -> None:
 
 
 def unregister(codec: Codec) -> None:
-    """Removes a codec: from the next forward on it is not asked.
+    """Remove a codec, which is not asked from the next forward on.
 
-    What it has encoded can still be decoded.
+    Tensors that it has encoded can still be decoded.
 
     Args:
-        codec: The instance that was registered, or one of `gact_graph.codecs.registered()`.
+        codec: The registered instance; `gact_graph.codecs.registered()` returns all instances.
 
     Raises:
-        ValueError: ``codec`` is not registered.
+        ValueError: If ``codec`` is not registered.
     """
     global _codecs
     others = tuple(other for other in _codecs if other is not codec)
@@ -117,12 +117,12 @@ def unregister(codec: Codec) -> None:
 
 
 def encode(request: Request, lossless: bool, lossy: bool) -> Encoded:
-    """The tensor in the form of the first codec that takes it, else a reference to it.
+    """Encode a tensor with the first codec that accepts it, or else keep a reference.
 
     Args:
-        request: The tensor and what is known of it.
-        lossless: Whether codecs are asked with which gradients stay bit-identical.
-        lossy: Whether the others are.
+        request: The tensor and its attributes.
+        lossless: Whether lossless codecs are asked.
+        lossy: Whether other codecs are asked.
     """
     for codec in _codecs:
         if lossless if codec.lossless else lossy:

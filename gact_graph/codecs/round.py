@@ -1,8 +1,8 @@
-"""``round``: shorter floating-point numbers, whose error is relative to each element.
+"""``round``: shorter floating-point numbers, with an error relative to each element.
 
-The error of ``quantize`` is relative to the largest element of a group. Where backward divides by
-elements or takes their exponential, that is too much for the small ones, even at 16 bits: a common
-scale of 16 bits for numbers from 1e-15 to 1 cannot tell apart those below 1e-5.
+The error of ``quantize`` is relative to the largest element of a group. If backward divides by
+elements or takes their exponential, that is too large for small elements even at 16 bits: a common
+scale of 16 bits for numbers from 1e-15 to 1 does not distinguish those below 1e-5.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from gact_graph.codecs.reads import Values
 
 
 class Rounded(Encoded):
-    """float32 as bfloat16, float64 as its upper half.
+    """float32 as bfloat16, float64 as its upper 32 bits.
 
-    The relative error is at most 2^-8 and 2^-20. Zero, infinity and NaN are what they were.
+    The relative error is at most 2^-8 and 2^-20. Zero, infinity and NaN are preserved.
     """
 
     codec = "round"
@@ -45,7 +45,7 @@ class Rounded(Encoded):
 
 
 class Round(Codec):
-    """Takes tensors that backward needs with a small relative error."""
+    """Encodes tensors that backward needs with a small relative error."""
 
     def encode(self, request: Request) -> Rounded | None:
         x, reads = request.tensor, request.reads
@@ -54,13 +54,13 @@ class Round(Codec):
         if x.dtype == torch.float32:
             return Rounded(_bfloat16(x), x.dtype)
         if x.dtype == torch.float64:
-            # float32 would do for most, but turns 1e-50 into 0.
+            # float32 would turn 1e-50 into 0.
             return Rounded(x.view(torch.int64).bitwise_right_shift(32).int(), x.dtype)
         return None
 
 
 def _bfloat16(x: Tensor) -> Tensor:
-    # Without this the largest float32 would become infinity.
+    # The conversion turns the largest float32 numbers into infinity.
     most = torch.finfo(torch.bfloat16).max
     short = x.to(torch.bfloat16)
     return torch.where(short.isinf() & x.isfinite(), short.sign() * most, short)

@@ -1,9 +1,9 @@
-"""``quantize`` by slice: codes of (x - mean) / deviation, as normalisation reads a context.
+"""``quantize`` by slice: codes of (x - mean) / deviation, for tensors that backward normalizes.
 
-Batch norm brings each channel to variance 1, layer norm each row. It multiplies noise by as much:
-relative to the largest channels, noise would drown those that are a hundred times smaller. Here it
-is relative to each slice, and sums to zero in each. What is normalised lies all over the range of
-its group, where the mean of both readings has half the noise of one.
+Batch norm brings each channel to variance 1, and layer norm each row, which scales the noise too:
+noise relative to the largest channels would exceed channels that are a hundred times smaller. Here
+noise is relative to each slice, and sums to zero in each. Normalized elements are spread over the
+range of their group, where the minimum-variance decoding has half the noise of the plain one.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from gact_graph.codecs.reads import Values
 from gact_graph.ops.quantize import DTYPES, Packed, pack
 
 _FEW = 8
-"""Elements of a slice below which its statistics take more room than its codes."""
+"""The least elements of a slice: the statistics of smaller ones take more memory than codes."""
 
 
 class QuantizedBySlice(Encoded):
-    """The codes of a tensor whose slices were brought to variance 1, and their scales.
+    """The codes of a tensor whose slices were normalized, with the mean and deviation of each.
 
     Args:
         packed: The codes.
-        mean: Of each slice, float32, in the context's shape with 1 for what is in one slice.
-        deviation: The same, bfloat16.
-        shape: Of the context.
-        dtype: Of the context.
-        share: Of the second reading, in the mean that :meth:`alone` decodes; float32, on the device
-            where the codes were made.
-        both: Whether that mean is decoded.
+        mean: The mean of each slice, float32, in the shape of the tensor with 1 for the dimensions
+            of a slice.
+        deviation: The standard deviation of each slice, bfloat16, in the same shape.
+        shape: The shape of the tensor.
+        dtype: The dtype of the tensor.
+        weight: The weight of the minimum-variance decoding, float32, on the device that encoded.
+        min_variance: Whether to decode with the least variance.
     """
 
     codec = "quantize"
@@ -44,8 +44,8 @@ class QuantizedBySlice(Encoded):
         deviation: Tensor,
         shape: torch.Size,
         dtype: torch.dtype,
-        share: Tensor,
-        both: bool = False,
+        weight: Tensor,
+        min_variance: bool = False,
     ) -> None:
         self.packed = packed
         self.mean = mean
@@ -53,27 +53,28 @@ class QuantizedBySlice(Encoded):
         self.shape = shape
         self.dtype = dtype
         self.bits = packed.bits
-        self._share = share
-        self._both = both
+        self._weight = weight
+        self._min_variance = min_variance
 
     @property
     def nbytes(self) -> int:
-        parts = self.mean, self.deviation, self._share
+        parts = self.mean, self.deviation, self._weight
         return self.packed.nbytes + sum(part.nbytes for part in parts)
 
     def decode(self) -> Tensor:
-        packed = self.packed
-        x = (packed.unpack_both(self._share) if self._both else packed.unpack()).view(self.shape)
-        # What is normalised has a mean of 0. So backward hands on gradients that sum to 0 in each
-        # slice, and the means of what comes before, however large, cancel. So does their noise.
+        packed, weight = self.packed, self._weight
+        x = packed.unpack_min_variance(weight) if self._min_variance else packed.unpack()
+        x = x.view(self.shape)
+        # Normalized slices have mean 0, so gradients that backward passes on sum to 0 in each slice
+        # and large means of earlier tensors cancel. So does the noise without its mean.
         x -= x.sum_to_size(self.mean.shape) / (x.numel() // self.mean.numel())
         return torch.addcmul(self.mean, x, self.deviation.float(), out=x).view(-1).to(self.dtype)
 
-    def reread(self) -> Encoded:
-        return self._with(self.packed.reread(), self.mean, self.deviation)
+    def decorrelated(self) -> Encoded:
+        return self._with(self.packed.decorrelated(), self.mean, self.deviation)
 
-    def alone(self) -> Encoded:
-        return self._with(self.packed, self.mean, self.deviation, both=True)
+    def min_variance(self) -> Encoded:
+        return self._with(self.packed, self.mean, self.deviation, min_variance=True)
 
     def movable(self) -> tuple[Tensor, ...]:
         return *self.packed.tensors, self.mean, self.deviation
@@ -83,14 +84,14 @@ class QuantizedBySlice(Encoded):
         return self._with(self.packed.moved(*packed), mean, deviation)
 
     def _with(
-        self, packed: Packed, mean: Tensor, deviation: Tensor, both: bool = False
+        self, packed: Packed, mean: Tensor, deviation: Tensor, min_variance: bool = False
     ) -> QuantizedBySlice:
-        shape, dtype, share = self.shape, self.dtype, self._share
-        return QuantizedBySlice(packed, mean, deviation, shape, dtype, share, both)
+        others = self.shape, self.dtype, self._weight, min_variance
+        return QuantizedBySlice(packed, mean, deviation, *others)
 
 
 class QuantizeBySlice(Codec):
-    """Takes floating-point tensors that backward normalises slice by slice."""
+    """Encodes floating-point tensors that backward normalizes slice by slice."""
 
     def encode(self, request: Request) -> QuantizedBySlice | None:
         x, reads = request.tensor, request.reads
@@ -105,19 +106,19 @@ class QuantizeBySlice(Codec):
         rows = x.view(shape).float()
         mean = rows.sum(dims, keepdim=True) / math.prod(shape[d] for d in dims)
         centered = rows - mean
-        # A slice of equal elements has a deviation of 0, and comes back as its mean.
+        # A slice of equal elements has deviation 0 and decodes to its mean.
         deviation = _root_mean_square(centered, dims).bfloat16()
         scaled = centered.div_(deviation.masked_fill(deviation == 0, 1))
         packed = pack(scaled, bits, group_size=request.group_size, seed=request.seed)
-        share = packed.share_of_second(scaled)
-        return QuantizedBySlice(packed, mean, deviation, rows.shape, x.dtype, share)
+        weight = packed.min_variance_weight(scaled)
+        return QuantizedBySlice(packed, mean, deviation, rows.shape, x.dtype, weight)
 
 
 def _root_mean_square(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Of each slice of mean 0, in the shape of ``x`` with 1 for what is in one slice."""
+    """Return the root mean square of each slice of mean 0, keeping dimensions."""
     of_columns = dims[0] == 0 and all(x.size(d) == 1 for d in dims[1:])
     if of_columns and x.device.type == "cpu":
-        # Ten times as fast as the norm there.
+        # Ten times as fast as the norm on the CPU.
         _, variance = torch.batch_norm_update_stats(x.view(len(x), -1), None, None, 0.0)
         return variance.sqrt_().view(x[:1].shape)
     count = math.prod(x.size(d) for d in dims)

@@ -1,6 +1,12 @@
-"""Operators on tensors: the quantizer, bit masks, and sums of weighted rows.
+"""Operators on tensors: the quantizer, bit masks, sums over edges and attention weights.
 
-Here: one file an operator, and beside them the backends (pure torch in ``reference``, ``cpu``,
-``cuda``) and what builds and keeps kernels (``kernels``). Not here: anything that knows a model, a
-graph network or autograd.
+Here: ``reference``, where a function in pure torch declares each operator; the typed front of each
+operator; the CPU and CUDA backends; and ``kernels``, which compiles and caches them. Not here:
+models, graph networks and autograd.
+
+Importing this package registers every operator.
 """
+
+from gact_graph.ops import cuda, cuda_edges
+
+__all__ = ["cuda", "cuda_edges"]

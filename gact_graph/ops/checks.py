@@ -1,6 +1,7 @@
-"""What the operators require of their arguments, where no C++ checks them (``csrc/cpu/checks.h``).
+"""Checks of the arguments of operators in Python; ``csrc/cpu/checks.h`` has those in C++.
 
-They may be called directly, with anything: what is let through here is read without a further look.
+Operators may be called directly with any arguments, and kernels read and write memory without
+further checks.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import torch
 from torch import Tensor
 
 TILE = 64
-"""Elements a tile: one 64-bit word for each bit of the code."""
+"""Elements of a tile, of which each bit plane is one 64-bit word."""
 
 MOST_BITS = 16
-CODED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""The dtypes that the quantizer encodes."""
 
 
 def check_quantization(bits: int, group_size: int) -> None:
@@ -27,25 +30,26 @@ def check_quantization(bits: int, group_size: int) -> None:
         )
 
 
-def used_size(group_size: int, n: int) -> int:
-    """A group size that gives the same bytes of n elements, and is little longer than they are."""
+def clamp_group_size(group_size: int, n: int) -> int:
+    """Return the smallest group size that gives n elements the same bytes, for small buffers."""
     return min(group_size, max(1, -(-n // TILE)) * TILE)
 
 
 def check_coded(name: str, dtype: torch.dtype) -> None:
-    if dtype not in CODED:
+    if dtype not in DTYPES:
         raise TypeError(
             f"Expected {name} of float16, bfloat16, float32 or float64 (got {_name(dtype)})"
         )
 
 
 def check_strided(name: str, x: Tensor, device: torch.device) -> None:
+    """Raise an error unless a tensor is strided, on a device, and inside its storage."""
     if x.layout != torch.strided:
         raise TypeError(f"Expected {name} to be a strided tensor (got {x.layout})")
     if x.device != device:
         raise ValueError(f"Expected {name} on {device} (got {x.device})")
     if x.numel() and not x.is_meta:
-        # A storage may have been resized under its tensors.
+        # untyped_storage().resize_() shrinks a storage without regard to its tensors.
         sizes = zip(x.stride(), x.shape, strict=True)
         last = x.storage_offset() + sum(step * (size - 1) for step, size in sizes)
         held = x.untyped_storage().nbytes() // x.element_size()
@@ -56,7 +60,7 @@ def check_strided(name: str, x: Tensor, device: torch.device) -> None:
 def check_tensor(
     name: str, x: Tensor, dtype: torch.dtype, shape: Sequence[int], device: torch.device
 ) -> None:
-    """That it is of this dtype, shape and device, and contiguous."""
+    """Raise an error unless a tensor is contiguous and has a dtype, shape and device."""
     check_strided(name, x, device)
     if x.dtype != dtype:
         raise TypeError(f"Expected {name} of {_name(dtype)} (got {_name(x.dtype)})")
@@ -65,13 +69,13 @@ def check_tensor(
         raise ValueError(f"Expected {name} of {[*shape]}, contiguous (got {[*x.shape]}{how})")
 
 
-def check_record(codes: Tensor, stats: Tensor, n: int, bits: int, group_size: int) -> None:
-    """Words read past their end would be a silent error, or a crash."""
+def check_codes(codes: Tensor, stats: Tensor, n: int, bits: int, group_size: int) -> None:
+    """Raise an error unless codes and statistics are those of n elements."""
     check_tensor("codes", codes, torch.int64, [-(-n // TILE), bits], codes.device)
     check_tensor("stats", stats, torch.bfloat16, [-(-n // group_size), 2], codes.device)
 
 
-def check_exact(
+def check_exact_groups(
     groups: Tensor | None,
     values: Tensor | None,
     n: int,
@@ -79,7 +83,7 @@ def check_exact(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """That there are both or none, the values of as many groups as there are numbers."""
+    """Raise an error unless there are values for each exact group, or neither is given."""
     if groups is None or values is None:
         if groups is not values:
             raise ValueError("Expected groups and values, or none of both (got one)")
@@ -98,15 +102,15 @@ def check_packed(
     groups: Tensor | None,
     values: Tensor | None,
 ) -> None:
-    """All that decoding n elements requires of what was packed, for the whole and for rows."""
+    """Raise an error unless the arguments are n quantized elements."""
     check_quantization(bits, group_size)
     check_coded("a dtype", dtype)
-    check_record(codes, stats, n, bits, group_size)
-    check_exact(groups, values, n, group_size, dtype, codes.device)
+    check_codes(codes, stats, n, bits, group_size)
+    check_exact_groups(groups, values, n, group_size, dtype, codes.device)
 
 
 def checked_numel(shape: Sequence[int]) -> int:
-    """The number of elements of a shape."""
+    """Return the number of elements of a shape; raise an error for an invalid shape."""
     if any(size < 0 for size in shape):
         raise ValueError(f"Expected a shape of sizes from 0 on (got {[*shape]})")
     numel = math.prod(shape)
@@ -128,7 +132,10 @@ def check_rows(rows: Tensor, numel: int, width: int, device: torch.device) -> No
 
 
 def check_range(name: str, x: Tensor, last: int) -> None:
-    """That all are from 0 to ``last``; of tensors in host memory alone, to wait for no device."""
+    """Raise an error unless all elements are from 0 to ``last``.
+
+    Tensors of other devices than the CPU are not read: that would wait for the device.
+    """
     if x.device.type != "cpu" or not x.numel():
         return
     for wrong in x[(x < 0) | (x > last)][:1].tolist():
@@ -136,7 +143,11 @@ def check_range(name: str, x: Tensor, last: int) -> None:
 
 
 def check_edges(places: Tensor | None, starts: Tensor, edges: int, device: torch.device) -> int:
-    """That each of the edges has a place, and a row; returns the number of rows."""
+    """Raise an error unless each edge has a place and a row.
+
+    Returns:
+        The number of rows.
+    """
     if places is not None:
         check_places("places", places, edges, device)
     check_strided("starts", starts, device)
@@ -153,7 +164,7 @@ def check_edges(places: Tensor | None, starts: Tensor, edges: int, device: torch
 
 
 def check_places(name: str, places: Tensor, edges: int, device: torch.device) -> None:
-    """That there is an index for each edge."""
+    """Raise an error unless a tensor has an index for each edge."""
     check_strided(name, places, device)
     if places.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"Expected {name} of int32 or int64 (got {_name(places.dtype)})")
@@ -161,7 +172,11 @@ def check_places(name: str, places: Tensor, edges: int, device: torch.device) ->
 
 
 def check_matrix(name: str, x: Tensor, heads: int | None, device: torch.device) -> None:
-    """That it has rows of float32 or float64, which the heads share evenly."""
+    """Raise an error unless a tensor is a contiguous float32 or float64 matrix.
+
+    Args:
+        heads: A number that divides the columns; None for any number of columns.
+    """
     check_strided(name, x, device)
     if x.dim() != 2 or not x.is_contiguous():
         how = "" if x.is_contiguous() else ", not contiguous"

@@ -1,4 +1,4 @@
-"""The quantizer and bit masks on CUDA tensors: what is checked, allocated and handed to kernels."""
+"""The quantizer and bit masks on CUDA tensors: checks, allocations and kernel launches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gact_graph.ops.checks import (
     check_rows,
     check_strided,
     checked_numel,
-    used_size,
+    clamp_group_size,
 )
 from gact_graph.ops.kernels import fallback, nvrtc
 from gact_graph.ops.kernels.nvrtc import Kernel
@@ -24,41 +24,41 @@ from gact_graph.ops.kernels.once import once
 from gact_graph.ops.reference import bitmask as bits_reference
 from gact_graph.ops.reference import quantize as reference
 from gact_graph.ops.reference.bitmask import (
+    TESTS,
     check_mask_test,
     check_pair,
     check_words,
     raw_pair,
 )
+from gact_graph.ops.registration import implement
 from gact_graph.support.progress import telling
 
 Launch = Callable[..., None]
-"""As :func:`gact_graph.ops.kernels.nvrtc.launch`; the tests hand over another."""
+"""The type of :func:`gact_graph.ops.kernels.nvrtc.launch`; tests pass an emulator."""
 
 _LANES = 32
-_VECTOR = 16  # bytes that a lane loads at a time, and what addresses must be a multiple of
+_VECTOR = 16  # bytes that a lane loads at a time, and the alignment of addresses
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _PLAIN_INTEGERS = (
     *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     *(torch.int8, torch.int16, torch.int32, torch.int64),
 )
-_TESTS = ("nonzero", "above", "not_at_most")
 
 
 class Kernels:
-    """The compiled kernels, with the signatures of the operators.
+    """The operators on CUDA tensors, as methods with the signatures of the references.
 
-    Everything is queued on the current stream; nothing waits for the device. A tensor that is not
-    contiguous, or does not begin at a multiple of 16 bytes, is copied first.
+    All work is queued on the current stream; nothing waits for the device. A tensor that is not
+    contiguous, or is not aligned to 16 bytes, is copied first.
 
     Args:
-        launch: Starts a kernel.
+        launch: A function that launches a kernel.
     """
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
 
     def pack(self, x: Tensor, bits: int, group_size: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Codes [ceil(numel / 64), bits] (int64) and stats [ceil(numel / group_size), 2]."""
         check_quantization(bits, group_size)
         check_strided("x", x, x.device)
         check_coded("x", x.dtype)
@@ -68,9 +68,9 @@ class Kernels:
         stats = x.new_empty((groups, 2), dtype=torch.bfloat16)
         if n:
             kernel = _quantizer("pack", bits, x.dtype)
-            ends = codes.data_ptr(), stats.data_ptr()
-            size = used_size(group_size, n)
-            self._launch(kernel, x.device, groups, x.data_ptr(), n, size, seed, *ends)
+            outputs = codes.data_ptr(), stats.data_ptr()
+            size = clamp_group_size(group_size, n)
+            self._launch(kernel, x.device, groups, x.data_ptr(), n, size, seed, *outputs)
         return codes, stats
 
     def unpack(
@@ -85,16 +85,15 @@ class Kernels:
         values: Tensor | None = None,
         seed: int | None = None,
     ) -> Tensor:
-        """The decoded tensor of ``shape`` and ``dtype``, contiguous."""
         n = checked_numel(shape)
         check_packed(codes, stats, n, bits, group_size, dtype, groups, values)
         x = codes.new_empty(shape, dtype=dtype)
         if n:
-            kernel = _quantizer(_reading("unpack", seed), bits, dtype)
-            starts = codes.data_ptr(), stats.data_ptr(), *_exact(groups, values)
-            of_groups = -(-n // group_size)
-            size = used_size(group_size, n)
-            self._launch(kernel, x.device, of_groups, *starts, n, size, seed or 0, x.data_ptr())
+            kernel = _quantizer(_decoder("unpack", seed), bits, dtype)
+            inputs = codes.data_ptr(), stats.data_ptr(), *_exact(groups, values)
+            warps = -(-n // group_size)
+            size = clamp_group_size(group_size, n)
+            self._launch(kernel, x.device, warps, *inputs, n, size, seed or 0, x.data_ptr())
         return x
 
     def unpack_rows(
@@ -111,20 +110,18 @@ class Kernels:
         values: Tensor | None = None,
         seed: int | None = None,
     ) -> Tensor:
-        """Rows [len(rows), width] of the decoded tensor seen as [numel / width, width]."""
         check_rows(rows, numel, width, codes.device)
         check_packed(codes, stats, numel, bits, group_size, dtype, groups, values)
         rows = rows.contiguous()
         x = codes.new_empty((len(rows), width), dtype=dtype)
         if len(rows):
-            kernel = _quantizer(_reading("unpack_rows", seed), bits, dtype)
-            starts = codes.data_ptr(), stats.data_ptr(), *_exact(groups, values), rows.data_ptr()
-            sizes = len(rows), numel, width, used_size(group_size, numel)
-            self._launch(kernel, x.device, len(rows), *starts, *sizes, seed or 0, x.data_ptr())
+            kernel = _quantizer(_decoder("unpack_rows", seed), bits, dtype)
+            inputs = codes.data_ptr(), stats.data_ptr(), *_exact(groups, values), rows.data_ptr()
+            sizes = len(rows), numel, width, clamp_group_size(group_size, numel)
+            self._launch(kernel, x.device, len(rows), *inputs, *sizes, seed or 0, x.data_ptr())
         return x
 
     def pack_bits(self, x: Tensor, test: int, threshold: float) -> Tensor:
-        """Words [ceil(numel / 64)] int64. Tests: 0 nonzero, 1 above, 2 not at most."""
         check_mask_test(x, test)
         kind = _name(x.dtype)
         if x.dtype in _PLAIN_INTEGERS:
@@ -134,7 +131,7 @@ class Kernels:
         x = _aligned(x)
         words = _words_for(x)
         if x.numel():
-            kernel = Kernel("cuda/bitmask.cu", f"{_TESTS[test]}_{kind}")
+            kernel = Kernel("cuda/bitmask.cu", f"{TESTS[test]}_{kind}")
             args = (threshold,) if test else ()
             self._launch(
                 kernel, x.device, _warps(x), x.data_ptr(), x.numel(), *args, words.data_ptr()
@@ -142,21 +139,19 @@ class Kernels:
         return words
 
     def pack_pair(self, x: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-        """Words, and a bool tensor [] that tells whether all elements were one of both."""
         check_pair(x)
         x = _aligned(x)
         words, matched = _words_for(x), x.new_ones((), dtype=torch.bool)
         if x.numel():
             kernel = Kernel("cuda/bitmask.cu", f"pack_pair_{x.element_size()}")
-            ends = words.data_ptr(), matched.data_ptr()
+            outputs = words.data_ptr(), matched.data_ptr()
             pair = raw_pair(low, high, x.dtype)
-            self._launch(kernel, x.device, _warps(x), x.data_ptr(), x.numel(), *pair, *ends)
+            self._launch(kernel, x.device, _warps(x), x.data_ptr(), x.numel(), *pair, *outputs)
         return words, matched
 
     def unpack_bits(
         self, words: Tensor, shape: list[int], low: float, high: float, dtype: torch.dtype
     ) -> Tensor:
-        """The tensor of ``shape`` and ``dtype``, contiguous."""
         check_words(words, shape, dtype)
         x = words.new_empty(shape, dtype=dtype)
         words = words.contiguous()
@@ -170,8 +165,16 @@ class Kernels:
 
 
 def load(device: torch.device) -> Kernels | None:
-    """The kernels for a CUDA device, or None with one warning where there are none for it."""
+    """Return the kernels for a CUDA device, or None with one warning if they cannot be used."""
     return _load(device)
+
+
+implement(
+    "cuda",
+    lambda device: load(device),
+    *(reference.pack, reference.unpack, reference.unpack_rows),
+    *(bits_reference.pack_bits, bits_reference.pack_pair, bits_reference.unpack_bits),
+)
 
 
 @once
@@ -181,20 +184,20 @@ def _load(device: torch.device) -> Kernels | None:
 
 
 def serves(trial: Callable[[], None], what: str) -> bool:
-    """Whether kernels pass a trial, which compiles them; gives one warning where they do not.
+    """Return whether kernels pass a trial, which compiles them; warn once if they do not.
 
     Args:
-        trial: Waits for the device; raises where something is wrong.
-        what: The kernels, as the warning names them.
+        trial: A function that waits for the device and raises an exception for an error.
+        what: The name of the kernels in the warning.
 
     Raises:
-        RuntimeError: A CUDA graph is being captured.
+        RuntimeError: If a CUDA graph is being captured.
     """
     nvrtc.check_not_capturing()
     try:
         with telling("compiling kernels for CUDA"):
             trial()
-    except Exception as error:  # whatever a toolchain or driver may raise: the reference serves
+    except Exception as error:  # of any type that a toolchain or driver raises: use the reference
         remedy = f"`{_package()}` and a driver that is no older than that CUDA"
         fallback.warn(f"make {what}", remedy, error)
         return False
@@ -202,29 +205,29 @@ def serves(trial: Callable[[], None], what: str) -> bool:
 
 
 def verify(kernels: Kernels, device: torch.device) -> None:
-    """Runs kernels of each source on a group, for what compiles may yet not start, or not work.
+    """Run kernels of each source on one group and compare with the reference.
 
-    Waits for the device.
+    A kernel that compiles may still fail to start or to work. Waits for the device.
 
     Raises:
-        RuntimeError: They did not give the reference's bytes.
-        Exception: Whatever the driver says.
+        RuntimeError: If the bytes differ from the reference's.
+        Exception: If the driver raises it.
     """
     x = torch.linspace(-1, 1, 256, device="cpu")
-    given = x.to(device)
-    packed, expected = kernels.pack(given, 4, 256, 1), reference.pack(x, 4, 256, 1)
+    moved = x.to(device)
+    packed, expected = kernels.pack(moved, 4, 256, 1), reference.pack(x, 4, 256, 1)
     unpacked = kernels.unpack(*packed, [256], 4, 256, x.dtype)
     pairs = [
         *zip(packed, expected, strict=True),
         (unpacked, reference.unpack(*expected, [256], 4, 256, x.dtype)),
-        (kernels.pack_bits(given, 1, 0.0), bits_reference.pack_bits(x, 1, 0.0)),
+        (kernels.pack_bits(moved, 1, 0.0), bits_reference.pack_bits(x, 1, 0.0)),
     ]
-    if not all(torch.equal(found.cpu(), wanted) for found, wanted in pairs):
+    if not all(torch.equal(actual.cpu(), wanted) for actual, wanted in pairs):
         raise RuntimeError(f"Expected the bytes of the reference from {device} (got others)")
 
 
 def _package() -> str:
-    """What pip installs for the CUDA that torch was built with."""
+    """Return the pip command for the CUDA version that torch was built with."""
     major = (torch.version.cuda or "13").split(".")[0]
     return f"pip install 'cuda-core[cu{major}]'"
 
@@ -238,8 +241,8 @@ def _quantizer(name: str, bits: int, dtype: torch.dtype) -> Kernel:
     return Kernel("cuda/quantize.cu", f"{name}_{_name(dtype)}", bits)
 
 
-def _reading(name: str, seed: int | None) -> str:
-    return name if seed is None else f"{name}_again"
+def _decoder(name: str, seed: int | None) -> str:
+    return name if seed is None else f"{name}_decorrelated"
 
 
 def _aligned(x: Tensor) -> Tensor:
@@ -256,7 +259,7 @@ def _warps(x: Tensor) -> int:
 
 
 def _exact(groups: Tensor | None, values: Tensor | None) -> tuple[int, int, int]:
-    """Where the groups and their elements lie that the codes cannot tell, and how many they are."""
+    """Return the addresses of the exact groups and their elements, and their number."""
     if groups is None or values is None:
         return 0, 0, 0
     return groups.data_ptr(), values.data_ptr(), len(groups)

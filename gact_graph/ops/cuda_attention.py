@@ -1,4 +1,4 @@
-"""Attention on CUDA tensors: what is checked, allocated and handed to the kernels."""
+"""Attention on CUDA tensors: checks, allocations and kernel launches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gact_graph.ops.cuda_sums import Segments, SumKernels, at, chunks, columns_of_lane, kernel_of
+from gact_graph.ops.cuda_sums import (
+    Segments,
+    SumKernels,
+    chunks,
+    columns_of_lane,
+    kernel_of,
+    places_args,
+)
 from gact_graph.ops.kernels.nvrtc import Kernel
 from gact_graph.ops.reference.attention import check_attention, check_attention_backward
 from gact_graph.ops.reference.dot_attention import (
@@ -27,13 +34,13 @@ _LANES = 32
 
 @dataclass(frozen=True)
 class _Dropout:
-    share: float
+    probability: float
     seed: int
 
     @property
     def args(self) -> tuple[int, float, int]:
-        """As kernels take it: how many of 65536, what scales the others, and the seed."""
-        dropped = dropped_of(self.share)
+        """The arguments of kernels: the threshold of 65536, the scale of kept weights, the seed."""
+        dropped = dropped_of(self.probability)
         return dropped, GRAINS / (GRAINS - dropped), self.seed
 
 
@@ -42,7 +49,7 @@ _NONE = _Dropout(0.0, 0)
 
 @dataclass(frozen=True)
 class _Sums:
-    """Scores that are LeakyReLU of the sum of what both ends have, and the edge at its weight."""
+    """Scores that are LeakyReLU of the sum of the scores of source, destination and edge."""
 
     source: Tensor
     places: Tensor
@@ -52,9 +59,9 @@ class _Sums:
 
 
 class EdgeKernels(SumKernels):
-    """The compiled kernels for edges: sums and attention, with the signatures of the operators.
+    """The operators for sums and attention on CUDA tensors.
 
-    Between its kernels attention keeps numbers for each row and head alone.
+    Between kernels, attention stores numbers for each row and head, none for each edge.
     """
 
     def attention(
@@ -93,14 +100,14 @@ class EdgeKernels(SumKernels):
         seed: int,
     ) -> None:
         edges = places, weight_places, starts
-        given = gradient, source, destination, terms, *edges, dropout
-        check_attention_backward(of_score, of_destination, *given)
+        inputs = gradient, source, destination, terms, *edges, dropout
+        check_attention_backward(of_score, of_destination, *inputs)
         segments = Segments(starts, places.numel())
         sums = _Sums(source, places, destination, terms, slope)
         self._sum_scores(of_score, weight_places, sums, segments)
         self._weigh(of_score, weight_places, segments, 1.0, _NONE)
         settings = 1.0, _Dropout(dropout, seed), sums
-        self._go_back(of_score, of_score, gradient, weight_places, segments, *settings)
+        self._backward(of_score, of_score, gradient, weight_places, segments, *settings)
         self._sum(of_destination, of_score, weight_places, None, None, segments)
 
     def leaky_attention(
@@ -139,16 +146,16 @@ class EdgeKernels(SumKernels):
         seed: int,
     ) -> None:
         rows, edges = (source, destination, att), (places, weight_places, starts)
-        found = of_score, of_destination, of_att
-        check_leaky_attention_backward(*found, gradient, *rows, *edges, dropout)
+        outputs = of_score, of_destination, of_att
+        check_leaky_attention_backward(*outputs, gradient, *rows, *edges, dropout)
         segments = Segments(starts, places.numel())
         self._leaky_scores(of_score, *rows, places, weight_places, segments, slope)
         self._weigh(of_score, weight_places, segments, 1.0, _NONE)
         settings = 1.0, _Dropout(dropout, seed)
-        self._go_back(of_score, of_score, gradient, weight_places, segments, *settings)
-        given = of_score, weight_places, destination, source, places, att, slope, segments
-        self._leaky_rows(of_destination, *given)
-        self._leaky_vector(of_att, *given)
+        self._backward(of_score, of_score, gradient, weight_places, segments, *settings)
+        inputs = of_score, weight_places, destination, source, places, att, slope, segments
+        self._leaky_rows(of_destination, *inputs)
+        self._leaky_vector(of_att, *inputs)
 
     def leaky_attention_source(
         self,
@@ -165,8 +172,8 @@ class EdgeKernels(SumKernels):
         rows, edges = (source, destination, att), (places, weight_places, starts)
         check_leaky_attention_source(of_source, of_score, *rows, *edges)
         segments = Segments(starts, places.numel())
-        given = of_score, weight_places, source, destination, places, att, slope, segments
-        self._leaky_rows(of_source, *given)
+        inputs = of_score, weight_places, source, destination, places, att, slope, segments
+        self._leaky_rows(of_source, *inputs)
 
     def dot_attention(
         self,
@@ -183,9 +190,9 @@ class EdgeKernels(SumKernels):
         segments = Segments(starts, places.numel())
         self._dots(out, weight_places, destination, source, places, segments)
         if terms is not None:
-            # No two edges have the same place.
-            at_weights = slice(None) if weight_places is None else weight_places.long()
-            out[at_weights] += terms
+            # Places have no duplicates.
+            rows = slice(None) if weight_places is None else weight_places.long()
+            out[rows] += terms
         self._weigh(out, weight_places, segments, scale, _NONE)
 
     def dot_attention_backward(
@@ -198,14 +205,14 @@ class EdgeKernels(SumKernels):
     ) -> None:
         edges = check_dot_attention_backward(gradient, weight, places, starts)
         segments = Segments(starts, edges)
-        self._go_back(gradient, weight, gradient, places, segments, scale, _NONE)
+        self._backward(gradient, weight, gradient, places, segments, scale, _NONE)
 
     def drop_weights(self, weight: Tensor, dropout: float, seed: int) -> None:
         check_drop_weights(weight, dropout)
         if weight.numel():
             warps = -(-weight.numel() // _LANES)
-            given = weight.data_ptr(), weight.numel(), *_Dropout(dropout, seed).args
-            self._launch(_kernel("drop", weight), weight.device, warps, *given)
+            args = weight.data_ptr(), weight.numel(), *_Dropout(dropout, seed).args
+            self._launch(_kernel("drop", weight), weight.device, warps, *args)
 
     def _sum_scores(
         self, out: Tensor, out_places: Tensor | None, sums: _Sums, segments: Segments
@@ -215,9 +222,13 @@ class EdgeKernels(SumKernels):
         self._launch(
             _kernel("sum_scores", out),
             *(out.device, segments.count),
-            *(sums.source.data_ptr(), *at(sums.places, sums.source), sums.destination.data_ptr()),
+            *(
+                sums.source.data_ptr(),
+                *places_args(sums.places, sums.source),
+                sums.destination.data_ptr(),
+            ),
             *(_address(sums.terms), float(sums.slope), *segments.args, out.size(1)),
-            *(out.data_ptr(), *at(out_places, out)),
+            *(out.data_ptr(), *places_args(out_places, out)),
         )
 
     def _leaky_scores(
@@ -238,8 +249,20 @@ class EdgeKernels(SumKernels):
         self._launch(
             _kernel("leaky_scores", out, columns),
             *(out.device, segments.count),
-            *(source.data_ptr(), *at(places, source), destination.data_ptr(), att.data_ptr()),
-            *(float(slope), *segments.args, heads, each, out.data_ptr(), *at(out_places, out)),
+            *(
+                source.data_ptr(),
+                *places_args(places, source),
+                destination.data_ptr(),
+                att.data_ptr(),
+            ),
+            *(
+                float(slope),
+                *segments.args,
+                heads,
+                each,
+                out.data_ptr(),
+                *places_args(out_places, out),
+            ),
         )
 
     def _weigh(
@@ -250,23 +273,23 @@ class EdgeKernels(SumKernels):
         scale: float,
         dropout: _Dropout,
     ) -> None:
-        """Makes weights of scores, in place."""
+        """Replace scores by weights."""
         if not segments.edges or not weight.numel():
             return
         heads = weight.size(1)
         softmax = weight.new_empty((segments.rows, heads, 2))
         carry = weight.new_empty((segments.count, heads, 2))
-        ends = softmax.data_ptr(), carry.data_ptr()
-        given = weight.data_ptr(), *at(places, weight), float(scale)
+        outputs = softmax.data_ptr(), carry.data_ptr()
+        inputs = weight.data_ptr(), *places_args(places, weight), float(scale)
         edges, warps = (*segments.args, heads), segments.count * chunks(heads)
         device = weight.device
-        self._launch(_kernel("softmax", weight), device, warps, *given, *edges, *ends)
+        self._launch(_kernel("softmax", weight), device, warps, *inputs, *edges, *outputs)
         if segments.count > 1:
-            self._launch(_kernel("softmax_carries", weight), device, warps, *edges, *ends)
+            self._launch(_kernel("softmax_carries", weight), device, warps, *edges, *outputs)
         rest = softmax.data_ptr(), *dropout.args, *edges
-        self._launch(_kernel("weigh", weight), device, segments.count, *given, *rest)
+        self._launch(_kernel("weigh", weight), device, segments.count, *inputs, *rest)
 
-    def _go_back(
+    def _backward(
         self,
         out: Tensor,
         weight: Tensor,
@@ -277,24 +300,24 @@ class EdgeKernels(SumKernels):
         dropout: _Dropout,
         sums: _Sums | None = None,
     ) -> None:
-        """Makes gradients of scores from those of weights; ``out`` may be either of both."""
+        """Write the gradients of scores; ``out`` may be ``weight`` or ``gradient``."""
         if not segments.edges or not out.numel():
             return
         heads, device = out.size(1), out.device
         mean, carry = out.new_empty((segments.rows, heads)), out.new_empty((segments.count, heads))
         edges, warps = (*segments.args, heads), segments.count * chunks(heads)
-        given = weight.data_ptr(), gradient.data_ptr(), *at(places, out)
-        ends = mean.data_ptr(), carry.data_ptr()
-        self._launch(_kernel("mean", out), device, warps, *given, *dropout.args, *edges, *ends)
+        inputs = weight.data_ptr(), gradient.data_ptr(), *places_args(places, out)
+        outputs = mean.data_ptr(), carry.data_ptr()
+        self._launch(_kernel("mean", out), device, warps, *inputs, *dropout.args, *edges, *outputs)
         self._add_carries(mean, carry, segments)
         leaky: tuple[int | float, ...] = (0, 0, 0, 0, 0, 0, 0.0)
         if sums is not None:
-            of_source = sums.source.data_ptr(), *at(sums.places, sums.source)
+            of_source = sums.source.data_ptr(), *places_args(sums.places, sums.source)
             of_others = sums.destination.data_ptr(), _address(sums.terms)
             leaky = *of_source, *of_others, float(sums.slope)
         rest = mean.data_ptr(), float(scale), *dropout.args, *leaky, *edges
-        kernel = _kernel("go_back", out)
-        self._launch(kernel, device, segments.count, out.data_ptr(), *given, *rest)
+        kernel = _kernel("backward", out)
+        self._launch(kernel, device, segments.count, out.data_ptr(), *inputs, *rest)
 
     def _leaky_rows(
         self,
@@ -308,7 +331,7 @@ class EdgeKernels(SumKernels):
         slope: float,
         segments: Segments,
     ) -> None:
-        """The gradients of rows, from those of the scores of their edges with others."""
+        """Write the gradients of ``rows``, whose edges lead to ``others``."""
         if not out.numel():
             return
         heads, each = att.shape
@@ -317,8 +340,8 @@ class EdgeKernels(SumKernels):
         self._launch(
             _kernel("leaky_rows", out, columns),
             *(out.device, segments.count * chunks(heads * each // columns)),
-            *(of_score.data_ptr(), *at(score_places, of_score), rows.data_ptr()),
-            *(others.data_ptr(), *at(places, others), att.data_ptr(), float(slope)),
+            *(of_score.data_ptr(), *places_args(score_places, of_score), rows.data_ptr()),
+            *(others.data_ptr(), *places_args(places, others), att.data_ptr(), float(slope)),
             *(*segments.args, heads, each, out.data_ptr(), carry.data_ptr()),
         )
         self._add_carries(out, carry, segments)
@@ -335,7 +358,7 @@ class EdgeKernels(SumKernels):
         slope: float,
         segments: Segments,
     ) -> None:
-        """The gradient of the vector that weighs columns: a sum over all edges."""
+        """Write the gradient of ``att``, a sum over all edges."""
         if not segments.edges or not out.numel():
             out.zero_()
             return
@@ -345,8 +368,8 @@ class EdgeKernels(SumKernels):
         self._launch(
             _kernel("leaky_vector", out, columns),
             *(out.device, segments.count * chunks(heads * each // columns)),
-            *(of_score.data_ptr(), *at(score_places, of_score), rows.data_ptr()),
-            *(others.data_ptr(), *at(places, others), float(slope)),
+            *(of_score.data_ptr(), *places_args(score_places, of_score), rows.data_ptr()),
+            *(others.data_ptr(), *places_args(places, others), float(slope)),
             *(*segments.args, heads, each, parts.data_ptr()),
         )
         out.copy_(parts.sum(0))

@@ -1,4 +1,4 @@
-"""The kernels for edges, sums and attention, for a CUDA device, tried out before they serve."""
+"""The kernels for sums and attention on CUDA devices, verified before their first use."""
 
 from __future__ import annotations
 
@@ -12,18 +12,30 @@ from gact_graph.ops import cuda
 from gact_graph.ops.cuda_attention import EdgeKernels
 from gact_graph.ops.kernels import nvrtc
 from gact_graph.ops.kernels.once import once
-from gact_graph.ops.reference import leaky_attention as attention_reference
-from gact_graph.ops.reference import weighted_sum as reference
+from gact_graph.ops.reference import attention, dot_attention, leaky_attention, weighted_sum
+from gact_graph.ops.registration import implement
 
 
 def load(device: torch.device) -> EdgeKernels | None:
-    """The kernels for a CUDA device, or None with one warning where there are none for it."""
+    """Return the kernels for a CUDA device, or None with one warning if they cannot be used."""
     return _load(device)
+
+
+implement(
+    "cuda",
+    lambda device: load(device),
+    *(weighted_sum.weighted_sum, weighted_sum.weighted_sum_weights),
+    *(weighted_sum.weighted_sum_backward, attention.segment_sum),
+    *(attention.attention, attention.attention_backward),
+    *(leaky_attention.leaky_attention, leaky_attention.leaky_attention_backward),
+    *(leaky_attention.leaky_attention_source, dot_attention.drop_weights),
+    *(dot_attention.dot_attention, dot_attention.dot_attention_backward),
+)
 
 
 @once
 def _load(device: torch.device) -> EdgeKernels | None:
-    if cuda.load(device) is None:  # which has said why
+    if cuda.load(device) is None:  # after a warning
         return None
     kernels = EdgeKernels(nvrtc.launch)
     trial = cuda.serves(lambda: verify(kernels, device), "its CUDA kernels for edges")
@@ -31,20 +43,18 @@ def _load(device: torch.device) -> EdgeKernels | None:
 
 
 def verify(kernels: EdgeKernels, device: torch.device) -> None:
-    """Runs the kernels on a small graph, for what compiles may yet not start, or not work.
-
-    Waits for the device.
+    """Run the kernels on a small graph and compare with the reference. Waits for the device.
 
     Raises:
-        RuntimeError: They did not give what the reference gives, up to the order of additions.
-        Exception: Whatever the driver says.
+        RuntimeError: If the results differ from the reference's by more than rounding.
+        Exception: If the driver raises it.
     """
     cpu = torch.device("cpu")
 
     def line(first: float, last: float, rows: int, columns: int) -> Tensor:
         return torch.linspace(first, last, rows * columns, device=cpu).view(rows, columns)
 
-    # A row of several segments, and one of none.
+    # One row spans several segments, one has no edges.
     starts = torch.tensor([0, 3, 3, 903, 1000], device=cpu)
     places = torch.arange(1000, device=cpu) * 7 % 50
     weight_places = torch.arange(999, -1, -1, device=cpu)
@@ -53,20 +63,20 @@ def verify(kernels: EdgeKernels, device: torch.device) -> None:
     of_x, of_weight = torch.empty_like(gradient), torch.empty_like(weight)
     attended = torch.empty_like(weight)
     sums = of_x, of_weight, x, gradient, places, weight, weight_places, starts
-    attention = attended, x, gradient, att, places, weight_places, starts, 0.2, 0.5, 7
-    # Before the reference writes its results into the same tensors.
-    sums_found, attention_found = _moved(sums, device), _moved(attention, device)
-    reference.weighted_sum_backward(*sums)
-    attention_reference.leaky_attention(*attention)
-    kernels.weighted_sum_backward(*sums_found)
-    kernels.leaky_attention(*attention_found)
-    pairs = (*sums_found[:2], attention_found[0]), (of_x, of_weight, attended)
-    for found, expected in zip(*pairs, strict=True):
-        # 900 additions, in another order: their rounding, several times over.
+    weights = attended, x, gradient, att, places, weight_places, starts, 0.2, 0.5, 7
+    # Copied before the references write their results into the same tensors.
+    moved_sums, moved_weights = _moved(sums, device), _moved(weights, device)
+    weighted_sum.weighted_sum_backward(*sums)
+    leaky_attention.leaky_attention(*weights)
+    kernels.weighted_sum_backward(*moved_sums)
+    kernels.leaky_attention(*moved_weights)
+    pairs = (*moved_sums[:2], moved_weights[0]), (of_x, of_weight, attended)
+    for actual, expected in zip(*pairs, strict=True):
+        # Several times the rounding error of 900 additions in another order.
         atol = 1e-5 * float(expected.abs().max())
-        if not torch.allclose(found.cpu(), expected, rtol=1e-4, atol=atol):
+        if not torch.allclose(actual.cpu(), expected, rtol=1e-4, atol=atol):
             raise RuntimeError(f"Expected the sums of the reference from {device} (got others)")
 
 
-def _moved(given: Iterable[Any], device: torch.device) -> list[Any]:
-    return [x.to(device, copy=True) if isinstance(x, Tensor) else x for x in given]
+def _moved(args: Iterable[Any], device: torch.device) -> list[Any]:
+    return [x.to(device, copy=True) if isinstance(x, Tensor) else x for x in args]

@@ -1,4 +1,4 @@
-"""Sums over edges on CUDA tensors: what is checked, allocated and handed to the kernels."""
+"""Sums over edges on CUDA tensors: checks, allocations and kernel launches."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gact_graph.ops.reference.weighted_sum import check_backward, check_sum, che
 _LANES = 32
 _VECTOR = 16  # bytes that a lane loads at a time, at most
 
-# Edges and ends of rows a segment at least, and segments at most: each may leave a row of carries,
-# which are to be few beside the rows themselves.
+# The least number of edges and row ends in a segment, and the most segments. Each segment may write
+# a row of carries, and these must be few beside the rows themselves.
 _SEGMENT = 256
 _MOST_SEGMENTS = 1 << 15
 
 
 @dataclass(frozen=True)
 class Segments:
-    """How the edges of rows are shared out: by their numbers alone, whatever the device."""
+    """The partition of edges into segments: a function of their number, not of the device."""
 
     starts: Tensor
     edges: int
@@ -34,7 +34,7 @@ class Segments:
 
     @property
     def length(self) -> int:
-        """Edges and ends of rows in each."""
+        """The number of edges and row ends in each segment."""
         return max(_SEGMENT, -(-(self.rows + self.edges) // _MOST_SEGMENTS))
 
     @property
@@ -43,18 +43,18 @@ class Segments:
 
     @property
     def args(self) -> tuple[int, int, int, int]:
-        """As kernels take them."""
+        """The arguments of kernels."""
         return self.starts.data_ptr(), self.rows, self.edges, self.length
 
 
 class SumKernels:
-    """The compiled kernels, with the signatures of the operators.
+    """The operators on CUDA tensors, as methods with the signatures of the references.
 
-    Everything is queued on the current stream; nothing waits for the device. Results do not depend
-    on how many warps run: none is added by an atomic operation.
+    All work is queued on the current stream; nothing waits for the device. Kernels use no atomic
+    additions, so results do not depend on the number of warps.
 
     Args:
-        launch: Starts a kernel.
+        launch: A function that launches a kernel.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -109,7 +109,7 @@ class SumKernels:
         weight_places: Tensor | None,
         segments: Segments,
     ) -> None:
-        """The sums of rows; with ``weight`` None each weight is 1."""
+        """Sum rows; if ``weight`` is None, each weight is 1."""
         if not out.numel():
             return
         heads = 1 if weight is None else weight.size(1)
@@ -117,23 +117,32 @@ class SumKernels:
         columns = columns_of_lane(width // heads, heads, x, out)
         carry = x.new_empty((segments.count, width))
         weights = (
-            (0, 0, 0, 0) if weight is None else (weight.data_ptr(), *at(weight_places, weight))
+            (0, 0, 0, 0)
+            if weight is None
+            else (weight.data_ptr(), *places_args(weight_places, weight))
         )
         self._launch(
             kernel_of("sum", x.dtype, columns),
             *(x.device, segments.count * chunks(width // columns)),
-            *(x.data_ptr(), *at(places, x), *weights, *segments.args, heads, width // heads),
+            *(
+                x.data_ptr(),
+                *places_args(places, x),
+                *weights,
+                *segments.args,
+                heads,
+                width // heads,
+            ),
             *(out.data_ptr(), carry.data_ptr()),
         )
         self._add_carries(out, carry, segments)
 
     def _add_carries(self, out: Tensor, carry: Tensor, segments: Segments) -> None:
-        """The second kernel of a sum: of what rows left in segments that they do not end in."""
+        """Add the carries: the partial sums of rows in segments before their last one."""
         if segments.count > 1:
-            ends = out.data_ptr(), carry.data_ptr()
+            outputs = out.data_ptr(), carry.data_ptr()
             warps = segments.count * chunks(carry.size(1))
             kernel = kernel_of("add_carries", out.dtype)
-            self._launch(kernel, out.device, warps, *segments.args, carry.size(1), *ends)
+            self._launch(kernel, out.device, warps, *segments.args, carry.size(1), *outputs)
 
     def _dots(
         self,
@@ -144,7 +153,7 @@ class SumKernels:
         places: Tensor | None,
         segments: Segments,
     ) -> None:
-        """The dot products of both rows of each edge, for each head, at their places in ``out``."""
+        """Write the dot product of both rows of each edge, for each head, to its row of ``out``."""
         if not segments.edges:
             return
         heads = out.size(1)
@@ -156,8 +165,15 @@ class SumKernels:
         self._launch(
             kernel_of("dots", x.dtype, columns),
             *(x.device, segments.count),
-            *(of_sum.data_ptr(), x.data_ptr(), *at(places, x), *segments.args, heads, each),
-            *(out.data_ptr(), *at(out_places, out)),
+            *(
+                of_sum.data_ptr(),
+                x.data_ptr(),
+                *places_args(places, x),
+                *segments.args,
+                heads,
+                each,
+            ),
+            *(out.data_ptr(), *places_args(out_places, out)),
         )
 
 
@@ -167,45 +183,45 @@ def kernel_of(
     columns: int | None = None,
     source: str = "cuda/weighted_sum.cu",
 ) -> Kernel:
-    """The kernel of a name for a dtype and, where there are several, columns of a lane."""
+    """Return the kernel of a name for a dtype and, if it has variants, for the columns per lane."""
     suffix = "" if columns is None else f"_{columns}"
     name = f"{name}_{str(dtype).removeprefix('torch.')}{suffix}"
     return Kernel(source, name)
 
 
-def at(places: Tensor | None, of: Tensor) -> tuple[int, int, int]:
-    """Places in the rows of a tensor, as kernels take them."""
+def places_args(places: Tensor | None, x: Tensor) -> tuple[int, int, int]:
+    """Return the arguments of kernels for places in the rows of x."""
     if places is None:
-        return 0, 0, of.size(0)
-    return places.data_ptr(), int(places.dtype == torch.int64), of.size(0)
+        return 0, 0, x.size(0)
+    return places.data_ptr(), int(places.dtype == torch.int64), x.size(0)
 
 
 def chunks(units: int) -> int:
-    """How many warps share a row of so many units."""
+    """Return the number of warps that share a row."""
     return -(-units // _LANES)
 
 
 def columns_of_lane(each: int, heads: int, *tensors: Tensor) -> int:
-    """How many neighbouring columns a lane holds: what leaves fewest lanes idle, and then the most.
+    """Return the adjacent columns per lane: the most of those that leave the fewest lanes idle.
 
     Args:
-        each: Columns of a head, of which a lane must not hold those of two.
-        heads: How many lie side by side in what lanes share.
-        tensors: Those that are read and written by so many columns at a time.
+        each: Columns per head. A lane holds columns of one head only.
+        heads: Heads that share the lanes.
+        tensors: The tensors that are read or written by so many columns at a time.
     """
     size = tensors[0].element_size()
-    found, least = 1, None
+    best, least = 1, None
     for columns in (4, 2, 1):
         aligned = all(t.data_ptr() % (columns * size) == 0 for t in tensors)
         if columns * size > _VECTOR or each % columns or not aligned:
             continue
         idle = _idle(each * heads // columns)
         if least is None or idle < least:
-            found, least = columns, idle
-    return found
+            best, least = columns, idle
+    return best
 
 
 def _idle(units: int) -> float:
-    """The share of lanes without a unit."""
+    """Return the share of lanes without a unit."""
     beside = min(_LANES, 1 << (units - 1).bit_length())
     return 1 - units / (-(-units // beside) * beside)

@@ -1,4 +1,4 @@
-r"""The quantizer: a floating-point tensor as a few bits an element, unbiased.
+r"""The quantizer: an unbiased encoding of a floating-point tensor in a few bits per element.
 
 For each group of ``group_size`` consecutive elements (the last may be short) with minimum
 :math:`m` and maximum :math:`M`, and for a width of :math:`b` bits,
@@ -12,195 +12,90 @@ with :math:`lo = m` rounded down to bfloat16, :math:`step` rounded up to bfloat1
 :math:`u` uniform in [0, 1): stochastic rounding, so :math:`E[\hat{x}] = x` and
 :math:`\mathrm{Var}[\hat{x}] \le step^2 / 4` (GACT, ICML 2022, section 3.2, assumptions B1 and B2).
 
-The same codes have a second reading, for which the noise is made anew from its seed:
+**Decorrelated decoding.** The same codes have a second decoding, which generates the noise again
+from its seed:
 
 .. math::
     \hat{x}' = lo + step \cdot (\mathrm{code} + 1 - 2u), \qquad
     E[\hat{x}'] = x, \qquad E[\hat{x} \hat{x}'] = x^2.
 
-With f the fraction that rounding decides on, the product of two first readings is
-:math:`step^2 f (1 - f)` too large on average, and :math:`2u` takes just that away. The variance of
-the second reading is :math:`step^2 (1/3 - f (1 - f))`: on average over all f as large as that of
-the first one. So where backward multiplies what it reads of a tensor in two places, each takes a
-reading of its own, and the gradient is right on average, at no memory.
+Let f be the fraction that rounding decides on. The product of two plain decodings is
+:math:`step^2 f (1 - f)` too large on average, and the term :math:`2u` cancels that. The variance of
+the decorrelated decoding is :math:`step^2 (1/3 - f (1 - f))`, on average over all f that of the
+plain one. If backward multiplies two values of one tensor, each takes another decoding, so the
+gradient is unbiased at no memory.
 
-A reader who is alone takes a mean of both, of which the second has a share a. As their noises have
-no covariance, its variance is least where a is the first one's part of both variances:
+**Minimum-variance decoding.** If backward reads a tensor once, it takes a weighted mean of both
+decodings, which have no covariance. The variance is least where the weight a of the decorrelated
+decoding is the plain one's part of both variances:
 
 .. math::
     \hat{x} + a (\hat{x}' - \hat{x}), \qquad a = 3 E[f (1 - f)], \qquad
     \mathrm{Var} = step^2 a (1 - a) / 3.
 
-That is half the variance of the first reading where f is uniform, and less gain where many elements
-are the minimum of their group, whose first reading is exact.
+That is half the variance of the plain decoding where f is uniform. It gains less where many
+elements are the minimum of their group, whose plain decoding is exact.
 
-Format: ``codes`` [ceil(numel / 64), bits] int64 holds, for each tile of 64 elements, one word a
-bit plane (bit i of word p is bit p of element i's code); ``stats`` [ceil(numel / group_size), 2]
-bfloat16 holds lo and step of each group. A group of equal elements has step 0 and keeps its value,
-as a float64, in its first word: it comes back exactly. A step below 2^-110 is raised to it. float64
-is coded through float32.
+**Format.** ``codes`` [ceil(numel / 64), bits] int64 holds one word per bit plane for each tile of
+64 elements: bit i of word p is bit p of element i's code. ``stats`` [ceil(numel / group_size), 2]
+bfloat16 holds lo and step of each group. A group of equal elements has step 0 and its value, as a
+float64, in its first word, so it decodes exactly. A step below 2^-110 is raised to it. float64 is
+encoded through float32.
 
-A group that holds NaN or Inf (a float64 beyond the largest float32 counts as Inf), or whose lo or
-step is beyond the largest bfloat16, has NaN for both, and its elements are kept as they are:
-``groups`` [K] int64 holds the numbers of such groups, ascending, and ``values``
-[K, min(group_size, numel)], of the tensor's dtype, their elements; the last group is filled up with
-the tensor's last element. A tensor without such a group has neither. On CUDA their number could be
-known only by waiting for the device: there each tensor has room for :func:`room_of` of them, free
-places hold the number of all groups, and what finds no room comes back as NaN, never as a number.
+**Exact groups.** A group that holds NaN or Inf (a float64 beyond the largest float32 counts as
+Inf), or whose lo or step is beyond the largest bfloat16, has NaN for both, and its elements are
+kept unencoded: ``groups`` [K] int64 holds the numbers of such groups in ascending order, and
+``values`` [K, min(group_size, numel)], of the tensor's dtype, their elements; the last group is
+padded with the tensor's last element. A tensor without such a group has neither. On CUDA, counting
+the groups would wait for the device, so K is fixed
+(:func:`gact_graph.ops.reference.quantize.exact_group_capacity`): unused entries hold the number of
+all groups, and groups beyond K decode to NaN, never to a number.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
-from gact_graph.ops import cpu, cuda
-from gact_graph.ops.checks import TILE, check_quantization
+from gact_graph.ops.checks import DTYPES as DTYPES
+from gact_graph.ops.checks import TILE
 from gact_graph.ops.reference import quantize as reference
+from gact_graph.ops.registration import dispatched
 
 WIDTHS = (*range(1, 17), 32)
-"""Bits an element that can be asked for. 32 keeps the tensor as it is."""
+"""The supported numbers of bits per element. 32 keeps the tensor itself."""
 
 _SAMPLED = 64
-"""Groups by which the share of the second reading is chosen: with 256 elements each, the share is
-off by less than a hundredth, and the variance by far less, as it is least there."""
+"""Groups that are sampled for the weight of the decorrelated decoding. With 256 elements each, the
+weight is off by less than a hundredth, and the variance, which is at its minimum, by far less."""
 
 MOST_IN_GROUP = 2**20
-"""Elements of the largest group. Its statistics are nothing beside its codes long before that."""
+"""Elements of the largest group. The size of statistics is negligible long before that."""
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-torch.library.define(
-    "gact_graph::pack", "(Tensor x, int bits, int group_size, int seed) -> (Tensor, Tensor)"
-)
-torch.library.define(
-    "gact_graph::exact_groups", "(Tensor x, Tensor stats, int group_size) -> (Tensor, Tensor)"
-)
-torch.library.define(
-    "gact_graph::unpack",
-    "(Tensor codes, Tensor stats, int[] shape, int bits, int group_size, ScalarType dtype,"
-    " Tensor? groups=None, Tensor? values=None, int? seed=None) -> Tensor",
-)
-torch.library.define(
-    "gact_graph::unpack_rows",
-    "(Tensor codes, Tensor stats, Tensor rows, int numel, int width, int bits, int group_size,"
-    " ScalarType dtype, Tensor? groups=None, Tensor? values=None, int? seed=None) -> Tensor",
-)
-torch.library.impl("gact_graph::pack", "default", reference.pack)
-torch.library.impl("gact_graph::exact_groups", "default", reference.exact_groups)
-torch.library.impl("gact_graph::unpack", "default", reference.unpack)
-torch.library.impl("gact_graph::unpack_rows", "default", reference.unpack_rows)
-
-
-@torch.library.impl("gact_graph::pack", "cpu")
-def _pack_cpu(*args: Any) -> tuple[Tensor, Tensor]:
-    return (cpu.load() or reference).pack(*args)
-
-
-@torch.library.impl("gact_graph::exact_groups", "cpu")
-def _exact_groups_cpu(*args: Any) -> tuple[Tensor, Tensor]:
-    return (cpu.load() or reference).exact_groups(*args)
-
-
-@torch.library.impl("gact_graph::unpack", "cpu")
-def _unpack_cpu(*args: Any) -> Tensor:
-    return (cpu.load() or reference).unpack(*args)
-
-
-@torch.library.impl("gact_graph::unpack_rows", "cpu")
-def _unpack_rows_cpu(*args: Any) -> Tensor:
-    return (cpu.load() or reference).unpack_rows(*args)
-
-
-@torch.library.impl("gact_graph::pack", "cuda")
-def _pack_cuda(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    return (cuda.load(x.device) or reference).pack(x, *args)
-
-
-@torch.library.impl("gact_graph::exact_groups", "cuda")
-def _exact_groups_cuda(x: Tensor, stats: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    return reference.exact_groups(x, stats, group_size, room_of(stats.size(0)))
-
-
-@torch.library.impl("gact_graph::unpack", "cuda")
-def _unpack_cuda(codes: Tensor, *args: Any) -> Tensor:
-    return (cuda.load(codes.device) or reference).unpack(codes, *args)
-
-
-@torch.library.impl("gact_graph::unpack_rows", "cuda")
-def _unpack_rows_cuda(codes: Tensor, *args: Any) -> Tensor:
-    return (cuda.load(codes.device) or reference).unpack_rows(codes, *args)
-
-
-@torch.library.register_fake("gact_graph::pack")
-def _pack_fake(x: Tensor, bits: int, group_size: int, seed: int) -> tuple[Tensor, Tensor]:
-    check_quantization(bits, group_size)
-    n = x.numel()
-    codes = x.new_empty((n + TILE - 1) // TILE, bits, dtype=torch.int64)
-    return codes, x.new_empty((n + group_size - 1) // group_size, 2, dtype=torch.bfloat16)
-
-
-@torch.library.register_fake("gact_graph::exact_groups")
-def _exact_groups_fake(x: Tensor, stats: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    count: Any = 0
-    if not x.is_meta:  # a size can be left open for fake tensors alone
-        with contextlib.suppress(DynamicOutputShapeException):
-            count = torch.library.get_ctx().new_dynamic_size()
-    return x.new_empty(count, dtype=torch.int64), x.new_empty(count, min(group_size, x.numel()))
-
-
-@torch.library.register_fake("gact_graph::unpack")
-def _unpack_fake(
-    codes: Tensor,
-    stats: Tensor,
-    shape: list[int],
-    bits: int,
-    group_size: int,
-    dtype: torch.dtype,
-    groups: Tensor | None = None,
-    values: Tensor | None = None,
-    seed: int | None = None,
-) -> Tensor:
-    return codes.new_empty(shape, dtype=dtype)
-
-
-@torch.library.register_fake("gact_graph::unpack_rows")
-def _unpack_rows_fake(
-    codes: Tensor,
-    stats: Tensor,
-    rows: Tensor,
-    numel: int,
-    width: int,
-    bits: int,
-    group_size: int,
-    dtype: torch.dtype,
-    groups: Tensor | None = None,
-    values: Tensor | None = None,
-    seed: int | None = None,
-) -> Tensor:
-    return codes.new_empty((rows.size(0), width), dtype=dtype)
-
-
-def room_of(groups: int) -> int:
-    """How many of so many groups a tensor on CUDA has room for that the codes cannot tell.
-
-    A thousandth of them: with groups of 256 float32 numbers that is 1/32 bit an element.
-    """
-    return min(groups, 4 + groups // 1024)
+_pack = dispatched(reference.pack)
+_exact_groups = dispatched(reference.exact_groups)
+_unpack = dispatched(reference.unpack)
+_unpack_rows = dispatched(reference.unpack_rows)
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A quantized tensor. ``stats`` is None where the tensor was kept as it is, in ``codes``.
+    """A quantized tensor.
 
-    ``seed`` is that of the noise, and ``second`` tells which reading :meth:`unpack` and
-    :meth:`unpack_rows` give.
+    Attributes:
+        codes: The codes; the tensor itself if it was kept unencoded.
+        stats: The statistics of groups; None if the tensor was kept unencoded.
+        shape: The shape of the tensor.
+        dtype: The dtype of the tensor.
+        bits: Bits per element.
+        group_size: Elements per group.
+        groups: The numbers of the exact groups; None if there are none.
+        values: The elements of the exact groups; None if there are none.
+        seed: The seed of the noise.
+        decorrelate: Whether :meth:`unpack` and :meth:`unpack_rows` give the decorrelated decoding.
     """
 
     codes: Tensor
@@ -212,24 +107,27 @@ class Packed:
     groups: Tensor | None = None
     values: Tensor | None = None
     seed: int | None = None
-    second: bool = False
+    decorrelate: bool = False
 
-    def reread(self) -> Packed:
-        """The same tensors, decoded in the second reading."""
-        return dataclasses.replace(self, second=True)
+    def decorrelated(self) -> Packed:
+        """Return the same tensors with the decorrelated decoding."""
+        return dataclasses.replace(self, decorrelate=True)
 
-    def share_of_second(self, x: Tensor) -> Tensor:
-        """The second reading's share of the mean of both that has the least variance, [] float32.
+    def min_variance_weight(self, x: Tensor) -> Tensor:
+        """Return the weight of the decorrelated decoding in :meth:`unpack_min_variance`.
 
         Args:
-            x: What was packed, contiguous.
+            x: The packed tensor, contiguous.
+
+        Returns:
+            A float32 tensor [].
         """
         assert self.stats is not None
         size = min(self.group_size, x.numel())
         whole = x.numel() // size
         every = -(-whole // _SAMPLED)
         values = x.view(-1)[: whole * size].view(whole, size)[::every].float()
-        # Equal elements have a step of 0, and groups that are kept as they are have none.
+        # Groups of equal elements have a step of 0, and exact groups have none.
         low, step = self.stats[:whole:every].float().nan_to_num_(0.0).unbind(1)
         fraction = ((values - low[:, None]) / step[:, None]).nan_to_num_(0.0, 0.0, 0.0).frac_()
         square = (step / step.amax()).square()
@@ -238,81 +136,75 @@ class Packed:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that it holds."""
-        held = self.codes, self.stats, self.groups, self.values
-        return tuple(tensor for tensor in held if tensor is not None)
+        """The codes and, where present, the stats, groups and values."""
+        tensors = self.codes, self.stats, self.groups, self.values
+        return tuple(tensor for tensor in tensors if tensor is not None)
 
     def moved(self, *tensors: Tensor) -> Packed:
-        """The same with others in the place of :attr:`tensors`, in that order."""
+        """Return a copy with other tensors in place of :attr:`tensors`, in that order."""
         codes, stats, groups, values = (*tensors, None, None, None)[:4]
         assert codes is not None
         return dataclasses.replace(self, codes=codes, stats=stats, groups=groups, values=values)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that its tensors hold."""
+        """The bytes of :attr:`tensors`."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def unpack(self) -> Tensor:
-        """The decoded tensor, of the shape, dtype and device that was packed.
+        """Return the decoded tensor, of the original shape, dtype and device.
 
-        It is new and contiguous, except where the tensor was kept: then it is that one.
+        It is new and contiguous, unless the tensor was kept unencoded.
         """
         if self.stats is None:
             return self.codes
-        operators = cpu.operators_for(self.codes)
-        unpacked: Tensor = operators.unpack(self.codes, self.stats, self.shape, *self._format)
-        return unpacked
+        return _unpack(self.codes, self.stats, [*self.shape], *self._format)
 
-    def unpack_both(self, share: Tensor) -> Tensor:
-        """The mean of both readings, new and contiguous, of a tensor that was not kept.
+    def unpack_min_variance(self, weight: Tensor) -> Tensor:
+        """Return the minimum-variance decoding, new and contiguous.
 
         Args:
-            share: Of the second one, as :meth:`share_of_second` gives it.
+            weight: The weight from :meth:`min_variance_weight`.
         """
-        first = dataclasses.replace(self, second=False).unpack()
-        return first.lerp_(self.reread().unpack(), share.to(first.dtype))
+        plain = dataclasses.replace(self, decorrelate=False).unpack()
+        return plain.lerp_(self.decorrelated().unpack(), weight.to(plain.dtype))
 
     def unpack_rows(self, rows: Tensor, width: int) -> Tensor:
-        """Some rows of the decoded tensor seen as [numel / width, width], without the others.
+        """Return some rows of the decoded tensor seen as [numel / width, width].
 
         Args:
-            rows: Their numbers [R], int64, from 0 on; any order, any of them several times.
-            width: Elements a row.
+            rows: The row numbers [R], int64, in any order, duplicates allowed.
+            width: Elements per row.
 
         Returns:
-            [R, width], new and contiguous, of the dtype and device that was packed; where the
-            tensor was kept, rows of that one.
+            The rows [R, width], new and contiguous, of the original dtype and device.
         """
         if self.stats is None:
             return self.codes.reshape(-1, width)[rows]
-        unpacked: Tensor = cpu.operators_for(self.codes).unpack_rows(
-            self.codes, self.stats, rows, self.shape.numel(), width, *self._format
-        )
-        return unpacked
+        return _unpack_rows(self.codes, self.stats, rows, self.shape.numel(), width, *self._format)
 
     @property
     def _format(self) -> tuple[int, int, torch.dtype, Tensor | None, Tensor | None, int | None]:
-        """How to read the codes: the last arguments of both operators that decode them."""
-        seed = self.seed if self.second else None
+        """The last arguments of both operators that decode."""
+        seed = self.seed if self.decorrelate else None
         return self.bits, self.group_size, self.dtype, self.groups, self.values, seed
 
 
 def check_int(name: str, value: object) -> None:
-    """Raises TypeError unless ``value`` is an int; a bool is none."""
+    """Raise TypeError unless ``value`` is an int and not a bool."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"Expected {name} to be an int (got {type(value).__name__})")
 
 
 def check_bits(bits: int) -> None:
-    """Raises TypeError or ValueError unless ``bits`` is one of :data:`WIDTHS`."""
+    """Raise TypeError or ValueError unless ``bits`` is one of :data:`WIDTHS`."""
     check_int("bits", bits)
     if bits not in WIDTHS:
         raise ValueError(f"Expected bits to be 1 to 16, or 32 for no quantization (got {bits})")
 
 
 def check_group_size(group_size: int) -> None:
-    """Raises TypeError or ValueError unless ``group_size`` is a multiple of a tile in range."""
+    """Raise TypeError or ValueError unless ``group_size`` is a multiple of a tile in range."""
     check_int("group_size", group_size)
     if not 0 < group_size <= MOST_IN_GROUP or group_size % TILE:
         raise ValueError(
@@ -322,20 +214,19 @@ def check_group_size(group_size: int) -> None:
 
 
 def pack(x: Tensor, bits: int, *, group_size: int = 256, seed: int = 0) -> Packed:
-    """Quantizes ``x`` to ``bits`` an element.
+    """Quantize ``x`` to ``bits`` per element.
 
     Args:
-        x: Floating-point tensor of any shape and strides: float16, bfloat16, float32 or float64.
-            One that is not contiguous is copied first. It is not changed.
-        bits: 1 to 16, or 32. A width that is no narrower than the element itself keeps the tensor.
+        x: A tensor of float16, bfloat16, float32 or float64, of any shape and strides. A tensor
+            that is not contiguous is copied first.
+        bits: 1 to 16, or 32. A width no narrower than the element keeps the tensor unencoded.
         group_size: Elements that share lo and step; a multiple of 64, at most 2^20.
-        seed: Any int; it counts modulo 2^64. The noise is a function of it and the element's index
-            alone.
+        seed: Any int, modulo 2^64. The noise is a function of the seed and the element's index.
 
     Raises:
-        TypeError: ``x`` is no dense floating-point tensor, or ``bits``, ``group_size`` or ``seed``
-            no int.
-        ValueError: ``bits`` or ``group_size`` is out of range.
+        TypeError: If ``x`` is not a dense floating-point tensor, or ``bits``, ``group_size`` or
+            ``seed`` is not an int.
+        ValueError: If ``bits`` or ``group_size`` is out of range.
     """
     check_bits(bits)
     check_group_size(group_size)
@@ -351,8 +242,7 @@ def pack(x: Tensor, bits: int, *, group_size: int = 256, seed: int = 0) -> Packe
         return Packed(x, None, x.shape, x.dtype, bits, group_size)
     # The operators take a signed 64-bit number.
     signed = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
-    operators = cpu.operators_for(x)
-    codes, stats = operators.pack(x, bits, group_size, signed)
+    codes, stats = _pack(x, bits, group_size, signed)
     packed = Packed(codes, stats, x.shape, x.dtype, bits, group_size, seed=signed)
-    groups, values = operators.exact_groups(x, stats, group_size)
+    groups, values = _exact_groups(x, stats, group_size)
     return packed if not len(groups) else dataclasses.replace(packed, groups=groups, values=values)

@@ -85,7 +85,7 @@ class TestCodec:
     def test_read_alone_it_has_half_the_noise(self):
         x = scaled()
         form = by_channel(x, (64, 1))
-        readings = (form, form.alone(), form.reread())
+        readings = (form, form.min_variance(), form.decorrelated())
         first, alone, second = (
             float(((one.decode().view(500, 64) - x) / x.std(0)).square().mean()) for one in readings
         )
@@ -98,9 +98,9 @@ class TestCodec:
         form = by_channel(scaled(), (64, 1))
         for leave in (lambda encoded: encoded, Swap(Swapping(Simulated(), least=0)).leave):
             saved = Saved(Context(leave(form)))
-            assert torch.equal(saved.tensor(), form.alone().decode())
+            assert torch.equal(saved.tensor(), form.min_variance().decode())
             saved.context.gathered = True
-            assert torch.equal(saved.tensor(), form.reread().decode())
+            assert torch.equal(saved.tensor(), form.decorrelated().decode())
             assert torch.equal(saved.source(), form.decode())
 
     def test_elements_that_lie_together(self):
@@ -134,7 +134,7 @@ class TestCodec:
         form = by_channel(scaled(), (64, 1))
         moved = form.moved(*(t.clone() for t in form.movable()))
         assert torch.equal(moved.decode(), form.decode()) and moved.bits == form.bits
-        assert torch.equal(moved.alone().decode(), form.alone().decode())
+        assert torch.equal(moved.min_variance().decode(), form.min_variance().decode())
 
 
 def error_of(make, *inputs: Tensor, **options: object) -> float:

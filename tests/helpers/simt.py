@@ -17,8 +17,8 @@ from gact_graph.ops.kernels.nvrtc import WARPS, Kernel
 from gact_graph.ops.kernels.sources import csrc, digest
 
 _TYPES = ("float16", "bfloat16", "float32", "float64")
-_WAYS = ("pack", "unpack", "unpack_rows", "unpack_again", "unpack_rows_again")
-_ATTENTION = ("sum_scores", "softmax", "softmax_carries", "weigh", "mean", "go_back", "drop")
+_WAYS = ("pack", "unpack", "unpack_rows", "unpack_decorrelated", "unpack_rows_decorrelated")
+_ATTENTION = ("sum_scores", "softmax", "softmax_carries", "weigh", "mean", "backward", "drop")
 _LEAKY = ("scores", "rows", "vector")
 NAMES = {
     "cuda/quantize.cu": [f"{way}_{t}" for way in _WAYS for t in _TYPES],

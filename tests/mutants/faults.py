@@ -180,7 +180,7 @@ CODECS = [
     Fault(
         "a rebuilt tensor reads the first noise of its source",
         "gact_graph/codecs/base.py",
-        "encoded.reread() if self.context.gathered else encoded.alone()",
+        "encoded.decorrelated() if self.context.gathered else encoded.min_variance()",
         "encoded.alone()",
         ("test_bias.py",),
     ),

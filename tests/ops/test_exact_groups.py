@@ -19,7 +19,7 @@ import gact_graph
 from gact_graph.codecs.base import Request
 from gact_graph.codecs.quantize import Quantize, Quantized, QuantizedWithSign
 from gact_graph.codecs.reads import Values
-from gact_graph.ops.quantize import Packed, pack, room_of
+from gact_graph.ops.quantize import Packed, pack
 from gact_graph.ops.reference import quantize as reference
 
 _WIDTHS = (1, 2, 3, 4, 8, 11, 16)
@@ -129,7 +129,7 @@ def test_every_backend_decodes_them(bad: str, dtype: torch.dtype, kernels: Any) 
         assert same_bytes(whole, torch.where(plain.isnan(), x.view(11, 100), plain))
         some = kernels.unpack_rows(codes, stats, rows, 1100, 100, *how)
         assert same_bytes(some, whole[rows])
-        # What finds no room stays NaN.
+        # What finds no place stays NaN.
         few = groups[:1].contiguous(), values[:1].contiguous()
         part = kernels.unpack(codes, stats, [1100], *how[:3], *few)
         first = stats[:, 1].isnan().nonzero()[0].item() * group_size
@@ -137,23 +137,30 @@ def test_every_backend_decodes_them(bad: str, dtype: torch.dtype, kernels: Any) 
         assert same_bytes(part[first + group_size :], plain.view(-1)[first + group_size :])
 
 
-@pytest.mark.parametrize("room", [0, 1, 2, 3, 10])
-def test_with_room_for_so_many_as_on_cuda(room: int) -> None:
+@pytest.mark.parametrize("capacity", [0, 1, 2, 3, 10])
+def test_a_fixed_capacity_as_on_cuda(capacity: int) -> None:
     """Nothing waits for the device: the record has a fixed size, whatever there is to keep."""
     x = _sample(1100, torch.float32, {5: -math.inf, 600: math.nan, 1099: math.inf})
     codes, stats = reference.pack(x, 2, 256, 0)
-    groups, values = reference.exact_groups(x, stats, 256, room)
-    assert groups.shape == (room,) and values.shape == (room, 256)
-    assert groups.tolist() == ([0, 2, 4] + [5] * room)[:room]
+    groups, values = reference.gather_exact_groups(x, stats, 256, capacity)
+    assert groups.shape == (capacity,) and values.shape == (capacity, 256)
+    assert groups.tolist() == ([0, 2, 4] + [5] * capacity)[:capacity]
     for backend in (reference, simt.KERNELS):
         y = backend.unpack(codes, stats, [1100], 2, 256, x.dtype, groups, values)
         for place, group in enumerate((0, 2, 4)):
             part = slice(256 * group, 256 * (group + 1))
-            assert same_bytes(y[part], x[part]) if place < room else y[part].isnan().all()
+            assert same_bytes(y[part], x[part]) if place < capacity else y[part].isnan().all()
 
 
-def test_the_room_on_cuda_is_a_thousandth() -> None:
-    assert [room_of(groups) for groups in (0, 1, 4, 5, 1024, 10**6)] == [0, 1, 4, 4, 5, 980]
+def test_the_capacity_on_cuda_is_a_thousandth() -> None:
+    assert [reference.exact_group_capacity(groups) for groups in (0, 1, 4, 5, 1024, 10**6)] == [
+        0,
+        1,
+        4,
+        4,
+        5,
+        980,
+    ]
 
 
 def test_a_context_that_moves_takes_them_along() -> None:

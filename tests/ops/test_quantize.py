@@ -133,11 +133,11 @@ def test_nbytes_is_what_the_format_says(n: int, group_size: int) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("seed", [0, -1, 2**64 - 2])
-def test_a_second_reading(device: str, seed: int) -> None:
+def test_the_decorrelated_decoding(device: str, seed: int) -> None:
     x = _normal(30_000, device)
     x[300] = torch.nan
     packed = pack(x, 2, seed=seed)
-    again = packed.reread()
+    again = packed.decorrelated()
     first, second = packed.unpack(), again.unpack()
     assert again.nbytes == packed.nbytes and again.tensors == packed.tensors
     assert not torch.equal(first, second) and torch.equal(
@@ -150,7 +150,7 @@ def test_a_second_reading(device: str, seed: int) -> None:
     square = noise.square().mean()
     assert other.square().mean() == pytest.approx(square.item(), rel=0.1)
     assert abs((noise * other).mean()) < 0.05 * square
-    kept = pack(x, 32).reread()
+    kept = pack(x, 32).decorrelated()
     assert kept.unpack().data_ptr() == x.data_ptr()
 
 
@@ -164,14 +164,21 @@ def _with_zeros(kept: float, device: str) -> Tensor:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kept", [1.0, 0.5, 0.2])
 @pytest.mark.parametrize("bits", [1, 2, 4])
-def test_the_mean_of_both_readings_has_the_least_noise(bits: int, kept: float, device: str) -> None:
+def test_the_minimum_variance_decoding_has_the_least_noise(
+    bits: int, kept: float, device: str
+) -> None:
     x = _with_zeros(kept, device)
     packed = pack(x, bits, seed=5)
-    share = packed.share_of_second(x)
+    share = packed.min_variance_weight(x)
     assert packed.stats is not None
     square = steps_of(packed.stats.cpu(), x.numel()).square().mean()
     variance = {
-        a: float((packed.unpack_both(torch.tensor(a, device=device)) - x).double().square().mean())
+        a: float(
+            (packed.unpack_min_variance(torch.tensor(a, device=device)) - x)
+            .double()
+            .square()
+            .mean()
+        )
         for a in (0.0, float(share), 1.0)
     }
     # Means of 100,000 squares of numbers below two steps; the share is that of 16,384 elements.
@@ -181,14 +188,14 @@ def test_the_mean_of_both_readings_has_the_least_noise(bits: int, kept: float, d
     assert variance[float(share)] < min(variance[0.0], variance[1.0])
     if kept == 1 and bits > 1:
         assert variance[float(share)] == pytest.approx(variance[0.0] / 2, rel=0.05)
-    assert torch.equal(packed.unpack_both(torch.zeros_like(share)), packed.unpack())
+    assert torch.equal(packed.unpack_min_variance(torch.zeros_like(share)), packed.unpack())
 
 
-def test_the_mean_of_both_readings_is_right_on_average() -> None:
+def test_the_minimum_variance_decoding_is_unbiased() -> None:
     x = _normal(600)
     records = [pack(x, 2, seed=seed) for seed in range(400)]
-    share = records[0].share_of_second(x)
-    mean = torch.stack([record.unpack_both(share) for record in records]).mean(0)
+    share = records[0].min_variance_weight(x)
+    mean = torch.stack([record.unpack_min_variance(share) for record in records]).mean(0)
     assert records[0].stats is not None
     # A reading's deviation is below half a step: five deviations of the mean.
     assert ((mean - x).abs() < 5 * 0.5 * steps_of(records[0].stats, 600) / 400**0.5).all()
@@ -199,12 +206,12 @@ def test_the_mean_of_both_readings_is_right_on_average() -> None:
     [torch.full((300,), 3.0), torch.arange(7.0), _normal(700) * 1e37, _normal(700) * 1e-37],
     ids=["equal", "short", "huge", "tiny"],
 )
-def test_the_share_of_the_second_reading_is_a_number(x: Tensor) -> None:
+def test_the_minimum_variance_weight_is_a_number(x: Tensor) -> None:
     for one in (x, torch.cat([torch.full((256,), torch.nan), x])):
         packed = pack(one, 2)
-        share = packed.share_of_second(one)
+        share = packed.min_variance_weight(one)
         assert 0 <= share <= 0.75
-        assert torch.equal(packed.unpack_both(share).isnan(), one.isnan())
+        assert torch.equal(packed.unpack_min_variance(share).isnan(), one.isnan())
     if (x == x[0]).all():
         assert share == 0
 

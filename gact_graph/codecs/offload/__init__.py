@@ -1,5 +1,5 @@
-"""Level ``L2``: encoded contexts wait for backward in host memory.
+"""Level ``L2``: encoded contexts are stored in host memory until backward.
 
-Here: the swap in both directions, the pinned memory that it uses, and the streams that it runs on.
-Not here: what is encoded, and how.
+Here: the swap in both directions, its pinned memory, and its streams. Not here: which tensors are
+encoded, and how.
 """

@@ -1,4 +1,4 @@
-"""Pinned host memory, used again and again: to pin it takes milliseconds and stops the device."""
+"""Reused pinned host memory: pinning takes milliseconds and stops the device."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 from torch import Tensor
 
-# Tensors start in a buffer at multiples of this many bytes: views of any dtype can.
+# The alignment of tensors in a buffer, in bytes, which suits views of any dtype.
 _ALIGNMENT = 64
 
 
 class Buffer:
     """Pinned memory [nbytes] uint8.
 
-    ``last`` is the event of the last copy from or to it, None before the first. Whoever copies next
-    lets their stream wait for it: so a buffer changes hands while a copy is still under way.
+    ``last`` is the event of the last copy from or to it, None before the first. The stream of the
+    next copy waits for it, so a buffer is reused while a copy is still in progress.
     """
 
     def __init__(self, memory: Tensor) -> None:
@@ -29,7 +29,7 @@ class Buffer:
         return self.memory.nbytes
 
     def like(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Views of the memory, one after the other, with the shapes and dtypes of ``tensors``."""
+        """Return consecutive views of the memory with the shapes and dtypes of ``tensors``."""
         views, start = [], 0
         for tensor in tensors:
             part = self.memory[start : start + tensor.nbytes]
@@ -39,14 +39,14 @@ class Buffer:
 
 
 class Pool:
-    """Buffers by size, a power of two as in torch's own allocator of pinned memory.
+    """A pool of buffers whose sizes are powers of two, as in torch's allocator of pinned memory.
 
-    In use and free ones together never hold more bytes than were in use at once: one step's worth.
-    What is beyond, because sizes change, goes back to torch, the longest unused first; torch keeps
-    it for whatever is pinned next, until ``torch.accelerator.memory.empty_host_cache()``.
+    Used and free buffers together never exceed the most bytes that were in use at once: those of
+    one step. Excess buffers, which remain when sizes change, return to torch, the least recently
+    used first; torch keeps them until ``torch.accelerator.memory.empty_host_cache()``.
 
     Args:
-        make: Pins that many bytes.
+        make: A function that pins a number of bytes.
     """
 
     def __init__(self, make: Callable[[int], Tensor]) -> None:
@@ -60,20 +60,20 @@ class Pool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers, in use or free."""
+        """The bytes of all buffers, used or free."""
         with self._lock:
             return self._used_bytes + self._free_bytes
 
     def take(self, nbytes: int) -> Buffer:
-        """A buffer of ``nbytes`` (1 or more) or up to twice that."""
+        """Return a buffer of at least ``nbytes`` (1 or more) and less than twice that."""
         size = 1 << (nbytes - 1).bit_length()
         with self._lock:
             self._sort_in()
-            found = next((i for i, b in enumerate(self._free) if b.nbytes == size), None)
-            if found is None:
+            place = next((i for i, b in enumerate(self._free) if b.nbytes == size), None)
+            if place is None:
                 buffer = Buffer(self._make(size))
             else:
-                buffer = self._free.pop(found)
+                buffer = self._free.pop(place)
                 self._free_bytes -= size
             self._used_bytes += size
             self._most_bytes = max(self._most_bytes, self._used_bytes)
@@ -82,10 +82,9 @@ class Pool:
         return buffer
 
     def give(self, buffer: Buffer) -> None:
-        """Takes a buffer back.
+        """Return a buffer to the pool.
 
-        The garbage collector calls this, on any thread and also while that thread holds the lock:
-        so it takes none.
+        The garbage collector may call this on a thread that holds the lock, so it takes no lock.
         """
         self._returned.append(buffer)
 
@@ -98,5 +97,5 @@ class Pool:
 
 
 def room_for(tensors: Sequence[Tensor]) -> int:
-    """The bytes that a buffer needs for these tensors."""
+    """Return the bytes of a buffer for these tensors."""
     return sum(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors)

@@ -1,7 +1,7 @@
-"""What swapping asks of a device: two streams of its own, events, and copies.
+"""The device operations of swapping: two side streams, events and copies.
 
-:class:`CudaStreams` is all of the library that calls CUDA for it. Each method is one such call, so
-that the order of the calls, which ``swap`` decides, can be tested without a GPU.
+Only :class:`CudaStreams` calls CUDA. Each method is one call, so that tests can verify the order of
+calls, which ``swap`` decides, without a GPU.
 """
 
 from __future__ import annotations
@@ -12,42 +12,42 @@ import torch
 from torch import Tensor
 
 OFFLOAD, PREFETCH = "offload", "prefetch"
-"""The streams on which contexts leave a device and come back to it."""
+"""The names of the streams that copy contexts to the host and back."""
 
 
 class Streams(Protocol):
-    """Streams and events are whatever the implementation gives; they are only handed back."""
+    """The device operations. Streams and events are opaque values of the implementation."""
 
     def serves(self, device: torch.device) -> bool:
-        """Whether contexts can leave this device."""
+        """Return whether contexts of this device can be offloaded."""
 
     def pinned(self, nbytes: int) -> Tensor:
-        """Host memory [nbytes] uint8 that copies reach without waiting for the host."""
+        """Return pinned host memory [nbytes] uint8."""
 
     def empty_like(self, host: Tensor, device: torch.device) -> Tensor:
-        """Memory of the device for a copy of ``host``, given by its current stream."""
+        """Return memory of the device for a copy of ``host``, allocated on its current stream."""
 
     def current(self, device: torch.device) -> Any:
-        """The stream that computes on the device now, in this thread."""
+        """Return the current stream of the device in this thread."""
 
     def side(self, device: torch.device, name: str) -> Any:
-        """The device's stream of this name, the same at each call."""
+        """Return the side stream of this name, the same at each call."""
 
     def record(self, stream: Any) -> Any:
-        """An event: all that the stream was asked so far is done."""
+        """Return an event that completes after all work queued on the stream so far."""
 
     def wait(self, stream: Any, event: Any) -> None:
-        """What the stream is asked from now on starts after the event. The host goes on."""
+        """Make later work of the stream wait for the event, without blocking the host."""
 
     def copy(self, target: Tensor, source: Tensor, stream: Any) -> None:
-        """Asks the stream for a copy. The host goes on."""
+        """Queue a copy on the stream, without blocking the host."""
 
     def lend(self, tensor: Tensor, stream: Any) -> None:
-        """Once the tensor is freed, its memory is reused only after what the stream was asked."""
+        """Delay the reuse of the tensor's memory until the stream's queued work completes."""
 
 
 class CudaStreams:
-    """Streams of CUDA, made at first use: one process may never need them."""
+    """CUDA streams, created at first use."""
 
     def __init__(self) -> None:
         self._sides: dict[tuple[torch.device, str], torch.cuda.Stream] = {}
@@ -56,7 +56,7 @@ class CudaStreams:
         return device.type == "cuda"
 
     def pinned(self, nbytes: int) -> Tensor:
-        # Named, because the user may have set another default device.
+        # Explicit, because the default device may be another one.
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def empty_like(self, host: Tensor, device: torch.device) -> Tensor:
@@ -66,7 +66,7 @@ class CudaStreams:
         return torch.cuda.current_stream(device)
 
     def side(self, device: torch.device, name: str) -> torch.cuda.Stream:
-        # Two threads may both make one; setdefault lets all use the first.
+        # Two threads may both create a stream; with setdefault, both use the first.
         key = device, name
         return self._sides.get(key) or self._sides.setdefault(key, torch.cuda.Stream(device))
 
@@ -81,9 +81,9 @@ class CudaStreams:
             target.copy_(source, non_blocking=True)
 
     def lend(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
-        # On the stream that gave the memory this does nothing.
+        # Does nothing on the stream that allocated the memory.
         tensor.record_stream(stream)
 
     def __reduce__(self) -> tuple[type[CudaStreams], tuple[()]]:
-        """A copy, pickled or deep-copied with its model, makes streams of its own."""
+        """Give a copy, pickled or deep-copied with its model, new streams."""
         return CudaStreams, ()

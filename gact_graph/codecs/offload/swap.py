@@ -1,18 +1,17 @@
-"""Level ``L2``: encoded contexts leave for host memory in forward and come back in backward.
+"""Level ``L2``: encoded contexts are offloaded to host memory in forward, prefetched in backward.
 
-The order of things on a device, by events alone; the host waits for none of it (only to pin a
-buffer for the first time):
+Events order the work on a device; the host waits only to pin a buffer for the first time:
 
-- The offload stream waits for the stream that encoded the context, and for the last copy that read
-  the host buffer. Then it copies.
-- The prefetch stream waits for the copy to the host, and for the computing stream, since that one
-  gives the memory for the copy back and may still use it. Then it copies.
+- The offload stream waits for the stream that encoded the context, and for the last copy from the
+  host buffer. Then it copies.
+- The prefetch stream waits for the copy to the host, and for the computing stream, which allocates
+  the memory of the copy back and may still use it. Then it copies.
 - The stream that decodes waits for that copy.
-- Memory of the device that a side stream used is let go after the stream that gave it has been told
-  to wait for the side stream. The allocator then reuses it in the order of that stream. With
-  ``record_stream`` instead it would have to see the copy done first, and as the host runs ahead of
-  the device, all contexts would be there at once after all. ``record_stream`` serves where waiting
-  would cost more (the end of forward) or another stream computes than at the start.
+- Device memory that a side stream used is freed after its allocating stream has been made to wait
+  for the side stream, so the allocator reuses it in stream order. ``record_stream`` would delay the
+  reuse until the host sees the copy complete, and since the host runs ahead of the device, all
+  contexts would be in device memory at once. ``record_stream`` is used where waiting would cost
+  more (the end of forward), or if another stream computes than at the start.
 """
 
 from __future__ import annotations
@@ -31,30 +30,30 @@ from gact_graph.codecs.offload.pinned import Buffer, Pool, room_for
 from gact_graph.codecs.offload.streams import OFFLOAD, PREFETCH, Streams
 
 LEAST_BYTES = 2**20
-"""A context whose encoded form is smaller stays: over PCIe its copy takes some 40 us, no more than
-the host needs to ask for the copies and events."""
+"""The least encoded bytes of a swapped context. Over PCIe their copy takes some 40 us, about as
+long as the host takes to enqueue copies and events."""
 
-# Bytes that may be leaving a device before its computing stream has to wait for the first of them:
-# a few milliseconds of copying, to even out operations that save more and such that save less.
+# Bytes that may be in flight to the host before the computing stream waits for the first of them: a
+# few milliseconds of copies, to even out operations that save more and less.
 _LEAVING_BYTES = 64 * 2**20
 
-# Contexts that may be on their way back at once, and their bytes where there are several: the bus
-# does not rest between small ones, and large ones do not fill the device.
+# Contexts that may be prefetched at once, and their bytes if there are several: the bus is not idle
+# between small contexts, and large ones do not fill the device.
 _COMING = 3
 _COMING_BYTES = 64 * 2**20
 
-# What is on its way back is given up once this many other contexts were read in its place.
+# Prefetched contexts are dropped after this many other contexts were read instead.
 _PATIENCE = 4
 
 
 class Swapping:
-    """What the forwards of one wrapped model share.
+    """The state that all forwards of a wrapped model share.
 
     Args:
-        streams: The device.
-        least: Contexts of fewer encoded bytes stay.
-        prefetch: Whether a context is brought back before it is asked for; False is for measuring
-            what that is worth, see ``experiments/swap.py``.
+        streams: The streams of the device.
+        least: The least encoded bytes of a swapped context.
+        prefetch: Whether contexts are copied back before they are read. False measures the gain;
+            see ``experiments/swap.py``.
     """
 
     def __init__(self, streams: Streams, least: int = LEAST_BYTES, prefetch: bool = True) -> None:
@@ -64,12 +63,12 @@ class Swapping:
         self.pool = Pool(streams.pinned)
 
     def __reduce__(self) -> tuple[type[Swapping], tuple[Streams, int, bool]]:
-        """A copy, pickled or deep-copied with its model, has buffers of its own."""
+        """Give a copy, pickled or deep-copied with its model, new buffers."""
         return Swapping, (self.streams, self.least, self.prefetch)
 
 
 class Swapped(Encoded):
-    """An encoded context whose tensors lie in host memory."""
+    """An encoded context whose tensors are in host memory."""
 
     def __init__(
         self, swap: Swap, number: int, host: Encoded, device: torch.device, buffer: Buffer
@@ -92,59 +91,59 @@ class Swapped(Encoded):
     def decode(self) -> Tensor:
         return self.fetched().decode()
 
-    def reread(self) -> Encoded:
-        return _Read(self, "reread")
+    def decorrelated(self) -> Encoded:
+        return _OtherDecoding(self, "decorrelated")
 
-    def alone(self) -> Encoded:
-        return _Read(self, "alone")
+    def min_variance(self) -> Encoded:
+        return _OtherDecoding(self, "min_variance")
 
     def fetched(self) -> Encoded:
-        """With its tensors on the device."""
+        """Return the encoded form with its tensors on the device."""
         return self._swap.read(self)
 
 
-class _Read(Encoded):
-    """A swapped context that is decoded in another reading: what this method of it gives."""
+class _OtherDecoding(Encoded):
+    """A swapped context with another decoding: the name of a method that returns it."""
 
-    def __init__(self, swapped: Swapped, reading: str) -> None:
+    def __init__(self, swapped: Swapped, decoding: str) -> None:
         self.codec, self.bits, self.exact = swapped.codec, swapped.bits, swapped.exact
         self._swapped = swapped
-        self._reading = reading
+        self._decoding = decoding
 
     @property
     def nbytes(self) -> int:
         return self._swapped.nbytes
 
     def decode(self) -> Tensor:
-        encoded: Encoded = getattr(self._swapped.fetched(), self._reading)()
+        encoded: Encoded = getattr(self._swapped.fetched(), self._decoding)()
         return encoded.decode()
 
 
 @dataclass(frozen=True)
 class _Leaving:
-    """Tensors of a device that are being copied to the host."""
+    """Device tensors that are being copied to the host."""
 
     tensors: tuple[Tensor, ...]
     nbytes: int
-    given_by: Any
-    read_by: Any
+    allocated_on: Any
+    copied_on: Any
     done: Any
 
 
 class _Coming:
-    """Tensors of a device that are being copied from the host."""
+    """Device tensors that are being copied from the host."""
 
     def __init__(
-        self, streams: Streams, swapped: Swapped, tensors: tuple[Tensor, ...], given_by: Any
+        self, streams: Streams, swapped: Swapped, tensors: tuple[Tensor, ...], allocated_on: Any
     ) -> None:
         self.nbytes = swapped.nbytes
         self.done = swapped.buffer.last
         self._streams = streams
         self._tensors = tensors
-        self._given_by = given_by
+        self._allocated_on = allocated_on
 
     def take(self, reader: Any) -> tuple[Tensor, ...]:
-        """The tensors, for what the stream ``reader`` is asked from now on."""
+        """Return the tensors for later work of the stream ``reader``."""
         tensors, self._tensors = self._tensors, ()
         self._streams.wait(reader, self.done)
         for tensor in tensors:
@@ -152,16 +151,16 @@ class _Coming:
         return tensors
 
     def __del__(self) -> None:
-        # Nobody took them: without this the memory would be reused while the copy fills it.
+        # Not taken: the memory must not be reused while the copy fills it.
         if self._tensors:
-            self._streams.wait(self._given_by, self.done)
+            self._streams.wait(self._allocated_on, self.done)
 
 
 class Swap:
-    """The contexts of one forward that were swapped, in the order in which they were packed.
+    """The swapped contexts of one forward, in the order in which they were packed.
 
-    Backward mostly reads them in the reverse order; that is a hint, and decides on nothing but
-    which one is brought back before it is asked for.
+    Backward mostly reads them in reverse order; that order only decides which contexts are
+    prefetched.
     """
 
     def __init__(self, shared: Swapping) -> None:
@@ -169,7 +168,7 @@ class Swap:
         self._pool = shared.pool
         self._least = shared.least
         self._prefetch = shared.prefetch
-        # Backward runs on a thread a device.
+        # Backward runs on one thread per device.
         self._lock = threading.Lock()
         self._packed: list[weakref.ref[Swapped]] = []
         self._leaving: deque[_Leaving] = deque()
@@ -178,7 +177,7 @@ class Swap:
         self._passed_over = 0
 
     def leave(self, encoded: Encoded) -> Encoded:
-        """What stands for a context that was just encoded: itself, or its swapped form."""
+        """Return the swapped form of an encoded context; the context itself if it is small."""
         streams, tensors = self._streams, encoded.movable()
         if not tensors or encoded.nbytes < self._least or not streams.serves(tensors[0].device):
             return encoded
@@ -189,29 +188,31 @@ class Swap:
             swapped = Swapped(self, len(self._packed), host, device, buffer)
             weakref.finalize(swapped, self._pool.give, buffer).atexit = False
             self._packed.append(weakref.ref(swapped))
-            giver, offload = streams.current(device), streams.side(device, OFFLOAD)
-            streams.wait(offload, streams.record(giver))
+            allocating, offload = streams.current(device), streams.side(device, OFFLOAD)
+            streams.wait(offload, streams.record(allocating))
             if buffer.last is not None:
                 streams.wait(offload, buffer.last)
             for piece, tensor in zip(host.movable(), tensors, strict=True):
                 streams.copy(piece, tensor, offload)
             buffer.last = streams.record(offload)
-            self._leaving.append(_Leaving(tensors, encoded.nbytes, giver, offload, buffer.last))
+            self._leaving.append(
+                _Leaving(tensors, encoded.nbytes, allocating, offload, buffer.last)
+            )
             while len(self._leaving) > 1 and sum(x.nbytes for x in self._leaving) > _LEAVING_BYTES:
                 first = self._leaving.popleft()
-                streams.wait(first.given_by, first.done)
+                streams.wait(first.allocated_on, first.done)
         return swapped
 
     def close(self) -> None:
-        """Lets go of what is still leaving, at the end of forward."""
+        """Release the tensors of unfinished copies, at the end of forward."""
         with self._lock:
             for leaving in self._leaving:
                 for tensor in leaving.tensors:
-                    self._streams.lend(tensor, leaving.read_by)
+                    self._streams.lend(tensor, leaving.copied_on)
             self._leaving.clear()
 
     def read(self, swapped: Swapped) -> Encoded:
-        """The encoded form with tensors on the device, for the stream that computes there now."""
+        """Return the encoded form with tensors on the device, for its current stream."""
         with self._lock:
             number = swapped.number
             coming = self._coming.pop(number, None)
@@ -226,17 +227,17 @@ class Swap:
     def _fetch(self, swapped: Swapped) -> _Coming:
         streams, device, buffer = self._streams, swapped.device, swapped.buffer
         pieces = swapped.host.movable()
-        giver, prefetch = streams.current(device), streams.side(device, PREFETCH)
+        allocating, prefetch = streams.current(device), streams.side(device, PREFETCH)
         tensors = tuple(streams.empty_like(piece, device) for piece in pieces)
-        streams.wait(prefetch, streams.record(giver))
+        streams.wait(prefetch, streams.record(allocating))
         streams.wait(prefetch, buffer.last)
         for tensor, piece in zip(tensors, pieces, strict=True):
             streams.copy(tensor, piece, prefetch)
         buffer.last = streams.record(prefetch)
-        return _Coming(streams, swapped, tensors, giver)
+        return _Coming(streams, swapped, tensors, allocating)
 
     def _fetch_ahead(self, number: int) -> None:
-        """Brings back the last ones packed before ``number`` that live and were not read just now.
+        """Prefetch the last live contexts before ``number`` that were not read recently.
 
         An operation that saved two contexts reads them in the order in which they were packed.
         """

@@ -1,1 +1,1 @@
-"""Kernels are compiled at first use and kept on disk: compilers, the cache, and the fallback."""
+"""Compilation of kernels at first use: compilers, the cache on disk, and warnings on failure."""

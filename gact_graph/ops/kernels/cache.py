@@ -1,9 +1,9 @@
-"""Compiled kernels on disk, between processes.
+"""The cache of compiled kernels on disk.
 
-A file is named by a hash of all that it was compiled from and by a hash of its content. So what a
-crash or a full disk cut short is never loaded, and one rename puts a file in place together with
-what it is checked by. A library is code that runs in the user's process, so a file counts only if
-it belongs to this user (or to root) and nobody else may write to it or to its folder.
+The name of a file holds a hash of everything that it was compiled from and a hash of its content.
+So a file that a crash or a full disk truncated is never loaded, and a single rename creates a file
+together with its checksum. A library is code that runs in the user's process, so a file is used
+only if it belongs to this user (or to root) and nobody else may write to it or to its folder.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pathlib import Path
 from gact_graph.ops.kernels import fallback
 
 BUILD = "build-"
-"""How folders and files begin that a process works in while it compiles."""
+"""The prefix of temporary files and folders of builds."""
 
-# Seconds after which such a folder is that of a process that was killed: no build takes as long.
+# Seconds after which the process of a temporary folder must be dead: no build takes as long.
 _STALE = 3600.0
 
 
 def folder() -> Path | None:
-    """``gact_graph`` in ``TORCH_EXTENSIONS_DIR``, or else in the user's cache; None without a home.
+    """Return the folder ``gact_graph`` in ``TORCH_EXTENSIONS_DIR`` or in the user's cache.
 
-    It need not exist yet. A variable that is empty or no absolute path does not count: a library
-    would be loaded from wherever the process happens to run.
+    The folder need not exist. A variable that is empty or not an absolute path is ignored: a
+    relative one would load a library from the current directory. None without a home directory.
     """
     roots = (
         os.environ.get("TORCH_EXTENSIONS_DIR"),
@@ -45,17 +45,17 @@ def folder() -> Path | None:
 
 
 def find(name: str) -> Path | None:
-    """The file of this name whose content is what its writer wrote; others of it are removed.
+    """Return the intact file of a name, or None; remove damaged ones.
 
     Args:
-        name: With a suffix, as of :func:`keep`.
+        name: The name that was given to :func:`keep`, with a suffix.
     """
-    place = folder()
-    if place is None or not _is_ours(place):
+    root = folder()
+    if root is None or not _is_ours(root):
         return None
-    _sweep(place)
+    _sweep(root)
     stem, suffix = os.path.splitext(name)
-    for path in sorted(place.glob(f"{stem}-*{suffix}")):
+    for path in sorted(root.glob(f"{stem}-*{suffix}")):
         content = _read(path)
         if content is not None and path.name == _full_name(name, content):
             return path
@@ -64,38 +64,38 @@ def find(name: str) -> Path | None:
 
 
 def keep(name: str, content: bytes) -> Path | None:
-    """Writes a file; returns where it is, or None with one warning where that cannot be done.
+    """Write a file and return its path, or None with one warning on failure.
 
     Args:
-        name: With a suffix. It must tell all that the content was made from.
-        content: What a later :func:`find` of the same name leads to.
+        name: A name with a suffix, which must identify everything that the content depends on.
+        content: The content, which a later :func:`find` of the same name returns.
     """
-    place = folder()
+    root = folder()
     try:
-        if place is None:
+        if root is None:
             raise OSError("there is no home directory")
-        _make(place)
-        return _write(place / _full_name(name, content), content)
+        _make(root)
+        return _write(root / _full_name(name, content), content)
     except OSError as error:
-        fallback.warn_of_no_cache(place, error)
+        fallback.warn_of_no_cache(root, error)
         return None
 
 
 def discard(path: Path) -> None:
-    """Removes a file that is of no use, where that can be done."""
+    """Remove a file, if possible."""
     with contextlib.suppress(OSError):
         path.unlink()
 
 
 def place_to_build() -> Path | None:
-    """A folder for temporary ones in which to compile; None where the system's own must serve."""
-    place = folder()
+    """Return a folder for temporary folders of builds, or None for the system's default."""
+    root = folder()
     try:
-        if place is None:
+        if root is None:
             return None
-        _make(place)
-        with tempfile.TemporaryFile(dir=place):
-            return place
+        _make(root)
+        with tempfile.TemporaryFile(dir=root):
+            return root
     except OSError:
         return None
 
@@ -105,49 +105,53 @@ def _full_name(name: str, content: bytes) -> str:
     return f"{stem}-{hashlib.sha256(content).hexdigest()[:32]}{suffix}"
 
 
-def _make(place: Path) -> None:
-    """Makes the folder, or raises OSError if it is somebody else's."""
-    place.parent.mkdir(parents=True, exist_ok=True)
+def _make(root: Path) -> None:
+    """Create the folder; raise OSError if it belongs to another user."""
+    root.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
-        place.mkdir(mode=0o755)
-    if not _is_ours(place):
-        raise PermissionError(f"{place} belongs to another user, or others may write to it")
+        root.mkdir(mode=0o755)
+    if not _is_ours(root):
+        raise PermissionError(f"{root} belongs to another user, or others may write to it")
 
 
-def _is_ours(place: Path) -> bool:
-    """Whether it is a folder that this user or root has, and that others cannot write to.
+def _is_ours(root: Path) -> bool:
+    """Return whether a folder belongs to this user or root and others cannot write to it.
 
-    An open one of this user's, made with a lax umask, is closed.
+    If this user's umask left it writable to others, that permission is removed.
     """
     try:
-        found = place.lstat()
-        if not stat.S_ISDIR(found.st_mode) or not _is_trusted_owner(found):
+        status = root.lstat()
+        if not stat.S_ISDIR(status.st_mode) or not _is_trusted_owner(status):
             return False
-        if _is_open(found):
-            place.chmod(stat.S_IMODE(found.st_mode) & ~0o022)
+        if _is_open(status):
+            root.chmod(stat.S_IMODE(status.st_mode) & ~0o022)
     except OSError:
         return False
     return True
 
 
 def _read(path: Path) -> bytes | None:
-    """The content of a file that this user or root alone could have written."""
+    """Return the content of a file that only this user or root could have written, or None."""
     try:
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0)), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or not _is_trusted_owner(found) or _is_open(found):
+            status = os.fstat(file.fileno())
+            if (
+                not stat.S_ISREG(status.st_mode)
+                or not _is_trusted_owner(status)
+                or _is_open(status)
+            ):
                 return None
             return file.read()
     except OSError:
         return None
 
 
-def _is_trusted_owner(found: os.stat_result) -> bool:
-    return not hasattr(os, "geteuid") or found.st_uid in (0, os.geteuid())
+def _is_trusted_owner(status: os.stat_result) -> bool:
+    return not hasattr(os, "geteuid") or status.st_uid in (0, os.geteuid())
 
 
-def _is_open(found: os.stat_result) -> bool:
-    return os.name == "posix" and bool(found.st_mode & 0o022)
+def _is_open(status: os.stat_result) -> bool:
+    return os.name == "posix" and bool(status.st_mode & 0o022)
 
 
 def _write(path: Path, content: bytes) -> Path:
@@ -171,9 +175,9 @@ def _write(path: Path, content: bytes) -> Path:
     return path
 
 
-def _sweep(place: Path) -> None:
-    """Removes what builds that were killed left behind."""
-    for path in place.glob(f"{BUILD}*"):
+def _sweep(root: Path) -> None:
+    """Remove the temporary files and folders of builds that were killed."""
+    for path in root.glob(f"{BUILD}*"):
         with contextlib.suppress(OSError):
             if time.time() - path.lstat().st_mtime > _STALE:
                 if path.is_dir() and not path.is_symlink():

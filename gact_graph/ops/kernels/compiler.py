@@ -1,4 +1,4 @@
-"""Compiles C++ sources against torch to a shared library, with nothing but a compiler."""
+"""Compilation of C++ sources against torch to a shared library, with only a compiler."""
 
 from __future__ import annotations
 
@@ -16,53 +16,53 @@ import torch
 _TORCH = Path(torch.__file__).resolve().parent
 _NAMES = ("c++", "g++", "clang++")
 
-# Lines of the compiler's output that an error quotes.
+# The last lines of the compiler's output that an error quotes.
 _QUOTED = 20
 
 
 def commands() -> list[list[str]]:
-    """The compilers to try: ``CXX``, which may have options, then the first of c++, g++, clang++.
+    """Return the compilers to try: ``CXX`` with its options, then the first of c++, g++, clang++.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: If there is none.
     """
-    given = shlex.split(os.environ.get("CXX", ""))
-    found = next(([name] for name in _NAMES if shutil.which(name)), [])
-    if not given and not found:
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    default = next(([name] for name in _NAMES if shutil.which(name)), [])
+    if not chosen and not default:
         raise FileNotFoundError(
             f"Expected a C++ compiler on PATH (found none of: {', '.join(_NAMES)})"
         )
-    return [words for words in (given, found) if words]
+    return [command for command in (chosen, default) if command]
 
 
 def version(command: Sequence[str]) -> str:
-    """The first line that a compiler says of itself.
+    """Return the first line of a compiler's ``--version``.
 
     Raises:
-        FileNotFoundError: It is not there, and ``CXX`` names it.
-        OSError: It does not start.
+        FileNotFoundError: If ``CXX`` names a compiler that is not on PATH.
+        OSError: If the compiler does not start.
     """
     if not shutil.which(command[0]):
         raise FileNotFoundError(f"Expected CXX to name a C++ compiler on PATH (got {command[0]!r})")
     words = [*command, "--version"]
-    said = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    return said.stdout.partition("\n")[0]
+    process = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return process.stdout.partition("\n")[0]
 
 
 def compile_library(
     command: Sequence[str], sources: Sequence[Path], flags: Sequence[str], folder: Path
 ) -> Path:
-    """The library of the sources, each compiled by a process of its own, at once.
+    """Compile sources in parallel processes and link them to a library.
 
     Args:
         command: The compiler.
-        sources: Files whose names differ.
-        flags: For each of them, and for the linker.
-        folder: An empty one for what is made.
+        sources: Files with different names.
+        flags: Options of the compiler and the linker.
+        folder: An empty folder for the output.
 
     Raises:
-        OSError: The compiler does not start.
-        RuntimeError: It failed; with the end of what it said.
+        OSError: If the compiler does not start.
+        RuntimeError: If the compiler fails; the message quotes its last lines.
     """
     compiler = [*command, *flags, "-fPIC", *_openmp()]
     includes = _TORCH / "include"
@@ -76,7 +76,7 @@ def compile_library(
         ]
     )
     library = folder / "library.so"
-    # The process that loads the library has loaded torch's own ones already.
+    # The process that loads the library has already loaded torch's libraries.
     libraries = [f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"]
     if platform.system() == "Darwin":
         libraries += ["-undefined", "dynamic_lookup"]
@@ -86,8 +86,8 @@ def compile_library(
 
 
 def _openmp() -> list[str]:
-    # torch's parallel_for is a header: without OpenMP it runs on one thread. Apple's clang has
-    # none.
+    # torch's parallel_for is a header: without OpenMP, which Apple's clang lacks, it runs on one
+    # thread.
     return [] if platform.system() == "Darwin" else ["-fopenmp"]
 
 
@@ -102,18 +102,18 @@ def _run_all(commands: Sequence[Sequence[str]]) -> None:
                     )
                 )
             codes = [process.wait() for process in running]
-        finally:  # also where the user interrupts
+        finally:  # also after an interrupt
             for process in running:
                 if process.poll() is None:
                     process.kill()
                     process.wait()
         if any(codes):
             output.seek(0)
-            said = output.read().decode(errors="replace").splitlines()[-_QUOTED:]
+            lines = output.read().decode(errors="replace").splitlines()[-_QUOTED:]
             failed = shlex.join(commands[next(i for i, code in enumerate(codes) if code)])
-            raise RuntimeError("\n".join([f"{_cause(said)} from `{failed}`", *said]))
+            raise RuntimeError("\n".join([f"{_cause(lines)} from `{failed}`", *lines]))
 
 
-def _cause(said: Sequence[str]) -> str:
-    """The first line that tells of an error."""
-    return next((line for line in said if "error" in line), "the compiler failed")
+def _cause(lines: Sequence[str]) -> str:
+    """Return the first line with an error."""
+    return next((line for line in lines if "error" in line), "the compiler failed")

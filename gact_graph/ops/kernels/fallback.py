@@ -1,4 +1,4 @@
-"""What is said where kernels cannot be had, or not be kept."""
+"""Warnings about kernels that cannot be built or cached."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gact_graph.support.warn import warn as warn_user
 
 
 def warn(failed: str, remedy: str, error: Exception) -> None:
-    """One RuntimeWarning: what could not be done, what to install, and the cause."""
+    """Warn once that kernels are missing, with the remedy and the cause."""
     warn_user(
         f"gact_graph could not {failed} and works with slower pure-torch code. "
         f"Install {remedy}; `python -m gact_graph.info` lists what is there ({_cause(error)})."
@@ -16,7 +16,7 @@ def warn(failed: str, remedy: str, error: Exception) -> None:
 
 
 def warn_of_compiler(failed: str, taken: str, error: Exception) -> None:
-    """One RuntimeWarning: the compiler that ``CXX`` names is of no use, and another is taken."""
+    """Warn once that the compiler in ``CXX`` fails and another compiler is used."""
     warn_user(
         f"gact_graph could not build its CPU kernels with CXX={failed!r} and takes {taken!r} "
         f"instead. Set CXX to a C++ compiler, or unset it ({_cause(error)})."
@@ -29,7 +29,7 @@ def _cause(error: Exception) -> str:
 
 
 def warn_of_no_cache(place: Path | None, error: OSError) -> None:
-    """One RuntimeWarning: kernels are compiled anew in each process."""
+    """Warn once that kernels cannot be cached and are compiled in each process."""
     warn_user(
         f"gact_graph cannot keep its compiled kernels in {place or '~/.cache/gact_graph'} and "
         "compiles them anew in each process. Set TORCH_EXTENSIONS_DIR to a folder that you alone "

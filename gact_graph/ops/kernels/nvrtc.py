@@ -1,7 +1,7 @@
-"""Compiles ``csrc/cuda`` with NVRTC at first use, and starts its kernels, through ``cuda.core``.
+"""Compilation of ``csrc/cuda`` with NVRTC at first use, and kernel launches, through ``cuda.core``.
 
-Neither nvcc nor a host compiler is needed: NVRTC comes with torch's CUDA build, and ``cuda.core``
-is NVIDIA's own package. Compiling needs no GPU.
+Neither nvcc nor a host compiler is needed: NVRTC is part of torch's CUDA build, and ``cuda.core``
+is a package by NVIDIA. Compilation needs no GPU.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from gact_graph.ops.kernels.once import once
 from gact_graph.ops.kernels.sources import csrc, digest
 
 WARPS = 8
-"""Warps a block."""
+"""Warps per block."""
 
-# Blocks a multiprocessor at most: more warps than run at once, and few enough that what each
-# prepares once is spread over many groups.
+# The most blocks per multiprocessor: more warps than run at once, and few enough to spread the
+# setup of each over many groups.
 _WAVES = 32
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel by name.
+    """The name of a kernel.
 
     Args:
-        source: Its file in ``csrc``.
-        name: Its name there.
-        bits: The width that it is compiled for; 0 where it has none.
+        source: The file in ``csrc``.
+        name: The name of the function.
+        bits: The width that it is compiled for; 0 for none.
     """
 
     source: str
@@ -42,14 +42,14 @@ class Kernel:
 
 
 def cubin(source: str, bits: int, architecture: str) -> bytes:
-    """Machine code of a source for an architecture such as ``sm_90``, compiled or from the cache.
+    """Return machine code for an architecture such as ``sm_90``, compiled or from the cache.
 
-    A file's name in the cache holds a hash of all that goes into it, the compiler too, so that none
-    is ever stale.
+    The name of a file in the cache holds a hash of its sources, options and compiler, so a stale
+    file is never used.
 
     Raises:
-        Exception: ``cuda.core`` is not installed, NVRTC is not found, or it does not know the
-            architecture; each of its own type.
+        Exception: If ``cuda.core`` is not installed, or NVRTC is not found or does not know the
+            architecture; of various types.
     """
     options = _options(bits, architecture)
     mark = digest("cuda", [source, repr(options), compiler()])
@@ -63,7 +63,7 @@ def cubin(source: str, bits: int, architecture: str) -> bytes:
 
 
 def _options(bits: int, architecture: str) -> dict[str, Any]:
-    """As ``cuda.core.ProgramOptions`` takes them."""
+    """Return the arguments of ``cuda.core.ProgramOptions``."""
     return {
         "arch": architecture,
         "std": "c++17",
@@ -76,7 +76,7 @@ def _options(bits: int, architecture: str) -> dict[str, Any]:
 
 @once
 def compiler() -> str:
-    """The versions of NVRTC and of what calls it."""
+    """Return the versions of NVRTC and ``cuda.core``."""
     import cuda.core
     from cuda.bindings import nvrtc
 
@@ -87,17 +87,17 @@ def compiler() -> str:
 def _compile(path: Path, options: dict[str, Any]) -> bytes:
     from cuda.core import Program, ProgramOptions
 
-    given = ProgramOptions(name=path.name, include_path=str(path.parent), **options)
-    code: bytes = Program(path.read_text(), "c++", given).compile("cubin").code
+    program_options = ProgramOptions(name=path.name, include_path=str(path.parent), **options)
+    code: bytes = Program(path.read_text(), "c++", program_options).compile("cubin").code
     return code
 
 
 @once
 def function(kernel: Kernel, architecture: str) -> Any:
-    """The kernel, loaded: a ``cuda.core.Kernel``. It serves all devices of its architecture.
+    """Load a kernel, as a ``cuda.core.Kernel`` for all devices of an architecture.
 
     Raises:
-        RuntimeError: A CUDA graph is being captured.
+        RuntimeError: If a CUDA graph is being captured.
     """
     check_not_capturing()
     return _module(kernel.source, kernel.bits, architecture).get_kernel(kernel.name)
@@ -111,10 +111,10 @@ def _module(source: str, bits: int, architecture: str) -> Any:
 
 
 def check_not_capturing() -> None:
-    """Refuses to compile and load while a CUDA graph is captured, which that would break.
+    """Raise an error during the capture of a CUDA graph, which compilation would invalidate.
 
     Raises:
-        RuntimeError: A CUDA graph is being captured.
+        RuntimeError: If a CUDA graph is being captured.
     """
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
@@ -125,18 +125,18 @@ def check_not_capturing() -> None:
 
 @functools.cache
 def architecture_of(index: int) -> str:
-    """The architecture of the CUDA device of this number, such as ``sm_90``."""
+    """Return the architecture of a CUDA device, such as ``sm_90``."""
     major, minor = torch.cuda.get_device_capability(index)
     return f"sm_{major}{minor}"
 
 
 def launch(kernel: Kernel, device: torch.device, warps: int, *args: int | float) -> None:
-    """Starts a kernel on the device's current stream, and does not wait.
+    """Launch a kernel on the device's current stream, without waiting.
 
     Args:
-        kernel: Which.
+        kernel: The kernel.
         device: A CUDA device with an index.
-        warps: How many warps there is work for.
+        warps: The number of warps that have work.
         args: The kernel's arguments: an int for a pointer or an int64, a float for a double.
     """
     index = device.index
@@ -151,11 +151,11 @@ def launch(kernel: Kernel, device: torch.device, warps: int, *args: int | float)
 
 
 def _make_current(index: int) -> None:
-    """Gives this thread the device's context, which torch does at its own first work there alone.
+    """Set the device's context in this thread.
 
-    torch's backward runs on threads of its own, and a decoding may be the first that one of them
-    has to do: the driver, which launches our kernels, then knows of no context, or of that of the
-    device before.
+    torch sets it only before its own first operation in a thread. Backward runs on other threads,
+    and decoding may be the first operation there, when the driver has no context or that of another
+    device.
     """
     if getattr(_thread, "device", None) != index:
         _set_current(index)
@@ -178,7 +178,7 @@ def _start() -> Any:
     return launch
 
 
-# What the driver calls the legacy default stream; torch calls it 0.
+# The driver's handle of the legacy default stream, which is 0 in torch.
 _LEGACY_STREAM = 1
 
 

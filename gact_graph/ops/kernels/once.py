@@ -1,4 +1,4 @@
-"""A function whose results are kept, and which threads that come at once do not run twice."""
+"""A cache of a function's results that runs the function once, even with concurrent calls."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ R = TypeVar("R")
 
 
 class once(Generic[R]):
-    """As :func:`functools.cache`, but a second thread waits for the first one's result.
+    """Cache results as :func:`functools.cache`, but let concurrent threads wait for the first.
 
-    With ``functools.cache`` both would run the function: two builds of one library, of which torch
-    refuses the second. An exception is not kept; the next call tries again.
+    With ``functools.cache``, both would run the function, and torch refuses to load a library
+    twice. Exceptions are not cached: the next call runs the function again.
     """
 
     def __init__(self, function: Callable[..., R]) -> None:
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
-        self._found: dict[tuple[Any, ...], R] = {}
+        self._results: dict[tuple[Any, ...], R] = {}
         self._renew()
         if hasattr(os, "register_at_fork"):
-            # A child of a process whose other thread holds the lock would wait for ever.
+            # A forked child would wait forever for a lock that another thread of its parent holds.
             os.register_at_fork(after_in_child=self._renew)
 
     def __call__(self, *args: Any) -> R:
         try:
-            return self._found[args]
+            return self._results[args]
         except KeyError:
             pass
         with self._lock:
-            if args not in self._found:
-                self._found[args] = self.__wrapped__(*args)
-            return self._found[args]
+            if args not in self._results:
+                self._results[args] = self.__wrapped__(*args)
+            return self._results[args]
 
     def clear(self) -> None:
-        """Forgets all results."""
-        self._found.clear()
+        """Discard all results."""
+        self._results.clear()
 
     def __len__(self) -> int:
-        """How many results are kept."""
-        return len(self._found)
+        """Return the number of cached results."""
+        return len(self._results)
 
     def _renew(self) -> None:
         self._lock = threading.RLock()

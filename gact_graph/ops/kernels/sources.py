@@ -1,4 +1,4 @@
-"""Where the sources of the kernels lie, and which files a compiler reads."""
+"""The location of the kernels' sources, and the hash of the files that a compiler reads."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SOURCES = ("*.h", "*.cpp", "*.cu")
 
 @functools.cache
 def csrc() -> Path:
-    """The folder ``csrc``: inside the package where a wheel is installed, else beside it.
+    """Return the folder ``csrc``: inside the package of a wheel, or beside it in a source tree.
 
     Raises:
-        FileNotFoundError: It is in neither place.
+        FileNotFoundError: If it is in neither place.
     """
     package = Path(__file__).resolve().parents[2]
     places = (package / "csrc", package.parent / "csrc")
@@ -26,17 +26,17 @@ def csrc() -> Path:
 
 
 def files_of(backend: str) -> list[Path]:
-    """Every file that a compiler may read for ``cpu`` or ``cuda``, in a stable order."""
+    """Return every file that a compiler may read for ``cpu`` or ``cuda``, in a stable order."""
     folders = (csrc(), csrc() / backend)
     return sorted(path for folder in folders for kind in _SOURCES for path in folder.glob(kind))
 
 
 def digest(backend: str, how: Iterable[str]) -> str:
-    """Names what a compiler makes of these files.
+    """Return a hash of the sources and of everything else that the compiled code depends on.
 
     Args:
         backend: ``cpu`` or ``cuda``.
-        how: All else that the result depends on: options, versions, the machine.
+        how: Options, versions and the machine.
     """
     mark = hashlib.sha256()
     for text in (*how, *(part for path in files_of(backend) for part in _named(path))):

@@ -1,4 +1,4 @@
-"""pack_bits, pack_pair and unpack_bits in pure torch: see :mod:`gact_graph.ops.bitmask`."""
+"""Bit masks in pure torch: see :mod:`gact_graph.ops.bitmask` for the format."""
 
 from __future__ import annotations
 
@@ -12,25 +12,36 @@ from gact_graph.ops.checks import (
     check_tensor,
     checked_numel,
 )
+from gact_graph.ops.registration import operator
 
-# Words are made in slices of about this many elements, so that their int64 temporaries stay small.
+TESTS = ("nonzero", "above", "not_at_most")
+"""The tests of an element x: x != 0, x > threshold, and not x <= threshold (which NaN passes)."""
+
+# Elements of a slice that is processed at a time, so that int64 temporaries stay small.
 _SLICE = 1 << 22
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+@operator()
 def pack_bits(x: Tensor, test: int, threshold: float) -> Tensor:
-    """Words [ceil(numel / 64)] int64. Tests: 0 nonzero, 1 above, 2 not at most."""
+    """Return words [ceil(numel / 64)], int64; ``test`` is an index into :data:`TESTS`."""
     check_mask_test(x, test)
     if test == 0:
         return _words(x if x.dtype == torch.bool else x != 0)
-    # As torch's own thresholds: types narrower than float32 are compared in float32.
+    # As in torch's threshold, types narrower than float32 are compared in float32.
     x = x if x.dtype == torch.float64 else x.float()
     return _words(x > threshold) if test == 1 else _words((x <= threshold).logical_not())
 
 
+@torch.library.register_fake("gact_graph::pack_bits")
+def _pack_bits_fake(x: Tensor, test: int, threshold: float) -> Tensor:
+    return x.new_empty((x.numel() + TILE - 1) // TILE, dtype=torch.int64)
+
+
+@operator()
 def pack_pair(x: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """Words, and a bool tensor [] that tells whether all elements were one of both."""
+    """Return words, and a bool tensor [] that is true if each element equals low or high."""
     check_pair(x)
     raw = x.contiguous().view(_INTEGERS[x.element_size()])
     raw_low, raw_high = raw_pair(low, high, x.dtype)
@@ -38,10 +49,16 @@ def pack_pair(x: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
     return _words(is_high), (is_high | (raw == raw_low)).all()
 
 
+@torch.library.register_fake("gact_graph::pack_pair")
+def _pack_pair_fake(x: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    return _pack_bits_fake(x, 0, 0.0), x.new_empty((), dtype=torch.bool)
+
+
+@operator()
 def unpack_bits(
     words: Tensor, shape: list[int], low: float, high: float, dtype: torch.dtype
 ) -> Tensor:
-    """The tensor of ``shape`` and ``dtype``, contiguous."""
+    """Return the tensor of ``shape`` and ``dtype``, contiguous."""
     check_words(words, shape, dtype)
     raw_low, raw_high = raw_pair(low, high, dtype)
     out = torch.full(shape, raw_low, dtype=_INTEGERS[dtype.itemsize], device=words.device)
@@ -54,10 +71,17 @@ def unpack_bits(
     return out.view(dtype)
 
 
+@torch.library.register_fake("gact_graph::unpack_bits")
+def _unpack_bits_fake(
+    words: Tensor, shape: list[int], low: float, high: float, dtype: torch.dtype
+) -> Tensor:
+    return words.new_empty(shape, dtype=dtype)
+
+
 def check_mask_test(x: Tensor, test: int) -> None:
-    """That this test can be made of such a tensor."""
+    """Raise an error unless a test applies to a tensor."""
     check_strided("x", x, x.device)
-    if not 0 <= test <= 2:
+    if not 0 <= test < len(TESTS):
         raise ValueError(f"Expected test from 0 to 2 (got {test})")
     if test:
         check_coded("x", x.dtype)
@@ -66,14 +90,14 @@ def check_mask_test(x: Tensor, test: int) -> None:
 
 
 def check_pair(x: Tensor) -> None:
-    """That it may be one of two numbers."""
+    """Raise an error unless a tensor is floating-point."""
     check_strided("x", x, x.device)
     if not x.dtype.is_floating_point:
         raise TypeError(f"Expected x to be floating-point (got {x.dtype})")
 
 
 def check_words(words: Tensor, shape: list[int], dtype: torch.dtype) -> None:
-    """That they are those of a real tensor of this shape."""
+    """Raise an error unless ``words`` are those of a tensor of this shape and a real dtype."""
     n = checked_numel(shape)
     if dtype.is_complex:
         raise TypeError(f"Expected a real dtype (got {dtype})")
@@ -81,9 +105,9 @@ def check_words(words: Tensor, shape: list[int], dtype: torch.dtype) -> None:
 
 
 def raw_pair(low: float, high: float, dtype: torch.dtype) -> list[int]:
-    """The bits of both in ``dtype``: every dtype can be filled and compared as integers.
+    """Return two numbers as the bits of ``dtype``: integers fill and compare any dtype.
 
-    They are computed on the CPU, whatever the default device: another one would be waited for.
+    The conversion runs on the CPU, whatever the default device, to wait for no other device.
     """
     pair = torch.tensor([low, high], dtype=torch.float64, device="cpu").to(dtype)
     return pair.view(_INTEGERS[dtype.itemsize]).tolist()

@@ -1,5 +1,4 @@
-"""Attention weights from dot products in plain torch: the oracle of the kernels, and what
-runs without them."""
+"""Attention weights from dot products, in pure torch: see :mod:`gact_graph.ops.dot_attention`."""
 
 from __future__ import annotations
 
@@ -9,15 +8,17 @@ from torch import Tensor
 from gact_graph.ops.checks import check_edges, check_matrix, check_range, check_tensor
 from gact_graph.ops.reference.edges import owners_of
 from gact_graph.ops.reference.softmax import (
-    check_attended,
+    check_attention_inputs,
     check_dropout,
-    kept,
+    dropout_factor,
     places_of,
     softmax,
     softmax_backward,
 )
+from gact_graph.ops.registration import operator
 
 
+@operator(mutates=("out",))
 def dot_attention(
     out: Tensor,
     source: Tensor,
@@ -28,6 +29,26 @@ def dot_attention(
     starts: Tensor,
     scale: float,
 ) -> None:
+    """Write the attention weights w into ``out``, and leave rows that belong to no edge unchanged.
+
+    Args:
+        out: The weights [K, H].
+        source: The rows a of the sources [N, H * C].
+        destination: The rows b of the destinations [R, H * C].
+        terms: The terms t of the edges [E, H], in the order of edges; None for none.
+        places: The source p of each edge, int32 or int64 [E].
+        weight_places: The row q of each edge's weight, of the same type [E]; None if edge e has
+            row e, and K is E.
+        starts: The first edge of each destination, int64 [R + 1].
+        scale: The factor of dot products and terms.
+
+    Raises:
+        TypeError: If a tensor has another dtype or layout.
+        ValueError: If a tensor has another shape or device, or is not contiguous; if the heads do
+            not share the columns evenly; or (on the CPU) if the starts decrease or do not span the
+            edges.
+        IndexError: If a place is out of range (on the CPU).
+    """
     check_dot_attention(out, source, destination, terms, places, weight_places, starts)
     product = source.index_select(0, places) * destination[owners_of(starts, places.numel())]
     score = product.view(len(product), out.size(1), source.size(1) // out.size(1)).sum(-1)
@@ -35,20 +56,46 @@ def dot_attention(
     out.index_copy_(0, places_of(weight_places, len(weight), weight.device), weight)
 
 
+@operator(mutates=("gradient",))
 def dot_attention_backward(
     gradient: Tensor, weight: Tensor, places: Tensor | None, starts: Tensor, scale: float
 ) -> None:
+    """Replace the gradient of the weights by the gradient of dot products and terms.
+
+    Args:
+        gradient: The gradient of w [K, H]; rows that belong to no edge are left unchanged.
+        weight: w [K, H].
+        places: The row q of each edge's weight, int32 or int64 [E], without duplicates; None if
+            edge e has row e, and K is E.
+        starts: The first edge of each destination, int64 [R + 1].
+        scale: As for :func:`dot_attention`.
+
+    Raises:
+        TypeError, ValueError, IndexError: As :func:`dot_attention`.
+    """
     edges = check_dot_attention_backward(gradient, weight, places, starts)
-    at = places_of(places, edges, gradient.device)
-    gradient[at] = softmax_backward(gradient[at], weight[at], starts) * scale
+    rows = places_of(places, edges, gradient.device)
+    gradient[rows] = softmax_backward(gradient[rows], weight[rows], starts) * scale
 
 
+@operator(mutates=("weight",))
 def drop_weights(weight: Tensor, dropout: float, seed: int) -> None:
+    """Apply the dropout of :mod:`gact_graph.ops.attention` to weights or their gradients in place.
+
+    Args:
+        weight: [K, H].
+        dropout: The probability that a weight becomes 0, from 0 to less than 1.
+        seed: The seed of dropout, 64 bits.
+
+    Raises:
+        TypeError, ValueError: As :func:`dot_attention`, or if dropout is out of range.
+    """
     check_drop_weights(weight, dropout)
-    weight.mul_(kept(torch.arange(len(weight), device=weight.device), weight, dropout, seed))
+    rows = torch.arange(len(weight), device=weight.device)
+    weight.mul_(dropout_factor(rows, weight, dropout, seed))
 
 
-def written_out(
+def differentiable_dot_attention(
     source: Tensor,
     destination: Tensor,
     value: Tensor,
@@ -60,31 +107,32 @@ def written_out(
     dropout: float,
     seed: int,
 ) -> tuple[Tensor, Tensor]:
-    """The sums of values weighed by attention [R, H, C], and the weights before dropout [E, H] at
-    their places, as tensors that autograd differentiates as often as wished.
+    """Return attention's output and weights as tensors that autograd differentiates, to any order.
 
     Args:
         source: [N, H, C].
         destination: [R, H, C].
         value: [N, H, C].
-        rows: What each edge adds to its source and its value [E, H, C], in the order of the edges;
-            None for nothing.
-        places: As for :func:`dot_attention`, and so are the other arguments.
-        weight_places: See there.
-        starts: See there.
-        scale: See there.
-        dropout: As for :func:`drop_weights`.
-        seed: See there.
+        rows: The rows that edges add to their source and value [E, H, C], in the order of edges;
+            None for none.
+        places, weight_places, starts, scale: As for :func:`dot_attention`.
+        dropout, seed: As for :func:`drop_weights`.
+
+    Returns:
+        The weighted sums of the values [R, H, C], and the weights before dropout [E, H].
     """
     owners = owners_of(starts, places.numel())
     keys, values = source.index_select(0, places), value.index_select(0, places)
     if rows is not None:
         keys, values = keys + rows, values + rows
     weight = softmax((keys * destination[owners]).sum(-1) * scale, starts)
-    at = places_of(weight_places, places.numel(), weight.device)
-    left = weight * kept(at, weight, dropout, seed)
-    out = torch.zeros_like(destination).index_add(0, owners, values * left.unsqueeze(-1))
-    return out, torch.zeros_like(weight).index_copy(0, at, weight)
+    weight_rows = places_of(weight_places, places.numel(), weight.device)
+    dropped = weight * dropout_factor(weight_rows, weight, dropout, seed)
+    out = torch.zeros_like(destination).index_add(0, owners, values * dropped.unsqueeze(-1))
+    return out, torch.zeros_like(weight).index_copy(0, weight_rows, weight)
+
+
+written_out = differentiable_dot_attention  # the name that layers/blocks imports
 
 
 def check_dot_attention(
@@ -96,11 +144,11 @@ def check_dot_attention(
     weight_places: Tensor | None,
     starts: Tensor,
 ) -> None:
-    """Raises unless these are what :func:`dot_attention` takes."""
+    """Raise an error for invalid arguments of :func:`dot_attention`."""
     check_matrix("out", out, None, source.device)
     check_matrix("source", source, out.size(1), source.device)
     edges = places, weight_places, starts
-    check_attended(source, destination, out.size(1), *edges, 0.0, out, "out")
+    check_attention_inputs(source, destination, out.size(1), *edges, 0.0, out, "out")
     if terms is not None:
         check_tensor("terms", terms, source.dtype, [places.numel(), out.size(1)], source.device)
 
@@ -108,7 +156,11 @@ def check_dot_attention(
 def check_dot_attention_backward(
     gradient: Tensor, weight: Tensor, places: Tensor | None, starts: Tensor
 ) -> int:
-    """The same for :func:`dot_attention_backward`; returns the number of edges."""
+    """Raise an error for invalid arguments of :func:`dot_attention_backward`.
+
+    Returns:
+        The number of edges.
+    """
     check_matrix("gradient", gradient, None, gradient.device)
     check_tensor("weight", weight, gradient.dtype, [*gradient.shape], gradient.device)
     edges = gradient.size(0) if places is None else places.numel()
@@ -119,6 +171,6 @@ def check_dot_attention_backward(
 
 
 def check_drop_weights(weight: Tensor, dropout: float) -> None:
-    """The same for :func:`drop_weights`."""
+    """Raise an error for invalid arguments of :func:`drop_weights`."""
     check_matrix("weight", weight, None, weight.device)
     check_dropout(dropout)

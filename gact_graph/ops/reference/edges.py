@@ -1,4 +1,4 @@
-"""Edges that are sorted by row, where the edges of row r begin at ``starts[r] - starts[0]``."""
+"""Edges sorted by row: the edges of row r begin at ``starts[r] - starts[0]``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def owners_of(starts: Tensor, edges: int) -> Tensor:
-    """The row [E] of each of E edges.
+    """Return the row of each edge, int64 [E].
 
     Args:
-        starts: int64 [R + 1].
-        edges: E.
+        starts: The first edge of each row, int64 [R + 1].
+        edges: The number of edges E.
     """
     return torch.repeat_interleave(starts.diff(), output_size=edges)

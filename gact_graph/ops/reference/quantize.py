@@ -1,13 +1,17 @@
-"""pack and unpack in pure torch: the oracle of the compiled kernels, and what serves without them.
+"""The quantizer in pure torch: see :mod:`gact_graph.ops.quantize` for the format.
 
-:mod:`gact_graph.ops.quantize` describes the format. Everything is computed with single IEEE
-float32 operations and integers, so every backend can give the same bytes.
+Each step is one IEEE float32 operation or integer arithmetic, so every backend can give the same
+bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from gact_graph.ops.checks import (
     TILE,
@@ -19,31 +23,33 @@ from gact_graph.ops.checks import (
     check_strided,
     check_tensor,
     checked_numel,
-    used_size,
+    clamp_group_size,
 )
+from gact_graph.ops.registration import operator
 
-# Groups are worked off in slices of about this many elements, so that the int64 temporaries stay
-# small beside the tensor.
+# Elements of a slice that is processed at a time, so that int64 temporaries stay small beside the
+# tensor.
 _SLICE = 1 << 22
 _LOW32 = 0xFFFFFFFF
 _FLOAT32_MAX = torch.finfo(torch.float32).max
-# The smallest step: its reciprocal, times the noise's 2^16 grains, is in float32's range.
+# The smallest step whose reciprocal, times the 2^16 grains of the noise, is in float32's range.
 _SMALLEST_STEP = 2.0**-110
 
 
 def fraction_bits(bits: int) -> int:
-    """Bits of noise below the code: what a float32's 24 bits leave, at most 16."""
+    """Return the bits of noise below the code: the rest of a float32's 24 bits, at most 16."""
     return 16 if bits <= 8 else 24 - bits
 
 
+@operator()
 def pack(x: Tensor, bits: int, group_size: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Codes [ceil(numel / 64), bits] (int64) and stats [ceil(numel / group_size), 2] (bfloat16)."""
+    """Return codes [ceil(numel / 64), bits] (int64) and stats [ceil(numel / group_size), 2]."""
     check_quantization(bits, group_size)
     check_strided("x", x, x.device)
     check_coded("x", x.dtype)
     flat = x.detach().contiguous().view(-1)
     n = flat.numel()
-    group_size = used_size(group_size, n)
+    group_size = clamp_group_size(group_size, n)
     codes = torch.empty(-(-n // TILE), bits, dtype=torch.int64, device=x.device)
     stats = torch.empty(-(-n // group_size), 2, dtype=torch.bfloat16, device=x.device)
     stride = max(1, _SLICE // group_size) * group_size
@@ -55,36 +61,76 @@ def pack(x: Tensor, bits: int, group_size: int, seed: int) -> tuple[Tensor, Tens
     return codes, stats
 
 
-def exact_groups(
-    x: Tensor, stats: Tensor, group_size: int, room: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """The groups without stats [K] (int64, ascending) and their elements [K, group_size].
+@torch.library.register_fake("gact_graph::pack")
+def _pack_fake(x: Tensor, bits: int, group_size: int, seed: int) -> tuple[Tensor, Tensor]:
+    check_quantization(bits, group_size)
+    n = x.numel()
+    codes = x.new_empty((n + TILE - 1) // TILE, bits, dtype=torch.int64)
+    return codes, x.new_empty((n + group_size - 1) // group_size, 2, dtype=torch.bfloat16)
 
-    The last group is filled up with its own last element; a row is no longer than the tensor.
+
+@operator()
+def exact_groups(x: Tensor, stats: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """Return the numbers of the groups without stats [K] (int64, ascending) and their elements.
+
+    On CUDA, K is :func:`exact_group_capacity`.
 
     Args:
-        x: What was packed.
-        stats: As :func:`pack` made them of it.
-        group_size: The like.
-        room: K. Where there are fewer such groups, the rest have the number of all groups; where
-            there are more, the last are left out. None: as many as there are, which waits for the
-            device.
+        x: The packed tensor.
+        stats: The stats that :func:`pack` returned for it.
+        group_size: The group size that it was packed with.
+
+    Returns:
+        The numbers [K], and the elements [K, min(group_size, numel)]. The last group is padded with
+        its last element.
+    """
+    capacity = exact_group_capacity(len(stats)) if x.device.type == "cuda" else None
+    return gather_exact_groups(x, stats, group_size, capacity)
+
+
+@torch.library.register_fake("gact_graph::exact_groups")
+def _exact_groups_fake(x: Tensor, stats: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    count: Any = 0
+    if not x.is_meta:  # only fake tensors support a size that depends on data
+        with contextlib.suppress(DynamicOutputShapeException):
+            count = torch.library.get_ctx().new_dynamic_size()
+    return x.new_empty(count, dtype=torch.int64), x.new_empty(count, min(group_size, x.numel()))
+
+
+def exact_group_capacity(groups: int) -> int:
+    """Return the number of exact groups that a CUDA tensor of so many groups can hold.
+
+    A thousandth of the groups: with groups of 256 float32 elements, 1/32 bit an element.
+    """
+    return min(groups, 4 + groups // 1024)
+
+
+def gather_exact_groups(
+    x: Tensor, stats: Tensor, group_size: int, capacity: int | None
+) -> tuple[Tensor, Tensor]:
+    """Return the groups without stats, as :func:`exact_groups`.
+
+    Args:
+        capacity: K. If there are fewer such groups, the remaining numbers are the number of all
+            groups; if there are more, the last are omitted. None for the number of such groups,
+            which waits for the device.
     """
     check_quantization(1, group_size)
     check_strided("x", x, x.device)
     check_coded("x", x.dtype)
     n = x.numel()
     check_tensor("stats", stats, torch.bfloat16, [-(-n // group_size), 2], x.device)
-    lost = stats[:, 1].isnan()
-    if room is None or not n:
-        groups = lost.nonzero().view(-1)
+    without = stats[:, 1].isnan()
+    if capacity is None or not n:
+        groups = without.nonzero().view(-1)
     else:
-        groups = torch.nonzero_static(lost, size=room, fill_value=len(lost)).view(-1)
+        groups = torch.nonzero_static(without, size=capacity, fill_value=len(without)).view(-1)
     lane = torch.arange(min(group_size, n), device=x.device)
     place = (groups[:, None] * group_size + lane).clamp_(max=max(n - 1, 0))
     return groups, x.detach().contiguous().view(-1)[place]
 
 
+@operator()
 def unpack(
     codes: Tensor,
     stats: Tensor,
@@ -96,7 +142,11 @@ def unpack(
     values: Tensor | None = None,
     seed: int | None = None,
 ) -> Tensor:
-    """The decoded tensor of ``shape`` and ``dtype``, contiguous; with the seed, read again."""
+    """Return the decoded tensor of ``shape`` and ``dtype``, contiguous.
+
+    Args:
+        seed: The seed of the noise for the decorrelated decoding; None for the plain one.
+    """
     n = checked_numel(shape)
     check_packed(codes, stats, n, bits, group_size, dtype, groups, values)
     out = torch.empty(shape, dtype=dtype, device=codes.device)
@@ -109,8 +159,8 @@ def unpack(
         part.copy_(_unpack_slice(words, pairs, len(part), bits, group_size, dtype, seed, start))
     if groups is not None and values is not None and n:
         group = torch.arange(len(stats), device=codes.device)[stats[:, 1].isnan()]
-        row, found = _find(groups, group)
-        group, row = group[found], row[found]
+        row, exists = _find(groups, group)
+        group, row = group[exists], row[exists]
         lane = torch.arange(values.size(1), device=codes.device)
         place = group[:, None] * group_size + lane
         within = place < n
@@ -118,6 +168,22 @@ def unpack(
     return out
 
 
+@torch.library.register_fake("gact_graph::unpack")
+def _unpack_fake(
+    codes: Tensor,
+    stats: Tensor,
+    shape: list[int],
+    bits: int,
+    group_size: int,
+    dtype: torch.dtype,
+    groups: Tensor | None = None,
+    values: Tensor | None = None,
+    seed: int | None = None,
+) -> Tensor:
+    return codes.new_empty(shape, dtype=dtype)
+
+
+@operator()
 def unpack_rows(
     codes: Tensor,
     stats: Tensor,
@@ -131,7 +197,11 @@ def unpack_rows(
     values: Tensor | None = None,
     seed: int | None = None,
 ) -> Tensor:
-    """Rows [len(rows), width] of the decoded tensor seen as [numel / width, width]."""
+    """Return rows [len(rows), width] of the decoded tensor seen as [numel / width, width].
+
+    Args:
+        seed: As for :func:`unpack`.
+    """
     check_rows(rows, numel, width, codes.device)
     check_packed(codes, stats, numel, bits, group_size, dtype, groups, values)
     check_range("rows", rows, numel // width - 1)
@@ -149,15 +219,32 @@ def unpack_rows(
         pairs = stats[group]
         decoded = _decode(_level(code, index, bits, seed), pairs, first, dtype)
         if groups is not None and values is not None and len(groups):
-            row, found = _find(groups, group)
-            own = values[row, index % group_size]
-            decoded = torch.where(found & pairs[:, 1].isnan(), own, decoded)
+            row, exists = _find(groups, group)
+            exact = values[row, index % group_size]
+            decoded = torch.where(exists & pairs[:, 1].isnan(), exact, decoded)
         out[start : start + stride] = decoded.view(-1, width)
     return out
 
 
+@torch.library.register_fake("gact_graph::unpack_rows")
+def _unpack_rows_fake(
+    codes: Tensor,
+    stats: Tensor,
+    rows: Tensor,
+    numel: int,
+    width: int,
+    bits: int,
+    group_size: int,
+    dtype: torch.dtype,
+    groups: Tensor | None = None,
+    values: Tensor | None = None,
+    seed: int | None = None,
+) -> Tensor:
+    return codes.new_empty((rows.size(0), width), dtype=dtype)
+
+
 def _find(groups: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """The place of each in ``groups``, which ascend, and whether it is there at all."""
+    """Return the position of each number in ascending ``groups``, and whether it occurs there."""
     if not len(groups):
         return torch.zeros_like(wanted), torch.zeros_like(wanted, dtype=torch.bool)
     row = torch.searchsorted(groups, wanted).clamp_(max=len(groups) - 1)
@@ -165,10 +252,10 @@ def _find(groups: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def noise16(index: Tensor, seed: int) -> Tensor:
-    """16 random bits for each element index (int64), as ``csrc/noise.h`` defines them."""
+    """Return 16 random bits for each element index (int64), as defined in ``csrc/noise.h``."""
     high = index >> 32
     first, second = torch.empty_like(index), torch.empty_like(index)
-    for part in high.unique().tolist():  # one, or two at a multiple of 2^32
+    for part in high.unique().tolist():  # one value, or two around a multiple of 2^32
         k = _noise_key(seed, part)
         first[high == part], second[high == part] = k & _LOW32, k >> 32
     h = (((index & _LOW32 & ~16) ^ first) * 0x9E3779B1) & _LOW32
@@ -193,16 +280,16 @@ def _pack_slice(
 ) -> tuple[Tensor, Tensor]:
     n, top, fraction = len(x), 2**bits - 1, fraction_bits(bits)
     groups = -(-n // group_size)
-    # The last group is filled up with its own last element, which widens no range.
-    filled = torch.cat([x, x[-1:].expand(groups * group_size - n)]).view(groups, group_size)
-    values = filled.to(torch.float32)
+    # The last group is padded with its last element, which widens no range.
+    padded = torch.cat([x, x[-1:].expand(groups * group_size - n)]).view(groups, group_size)
+    values = padded.to(torch.float32)
     minimum, maximum = values.amin(1), values.amax(1)
-    low = _round_to_bf16(minimum + 0.0, up=False)  # -0 counts as +0
-    # By a tensor: CUDA multiplies by the reciprocal of a number instead, which rounds twice.
+    low = _round_to_bf16(minimum + 0.0, up=False)  # -0 becomes +0
+    # Divided by a tensor: CUDA would multiply by the reciprocal of a number, which rounds twice.
     step = _round_to_bf16((maximum - low) / low.new_full((), top), up=True)
     finite = values.isfinite().all(1)
     constant = finite & (minimum == maximum)
-    # Near the largest numbers lo or step may have been rounded to infinity.
+    # Near the largest numbers, rounding lo or step may give infinity.
     finite &= constant | step.isfinite()
     step = step.clamp(min=_SMALLEST_STEP).masked_fill(constant, 0.0)
     low, step = low.masked_fill(~finite, torch.nan), step.masked_fill(~finite, torch.nan)
@@ -221,10 +308,10 @@ def _pack_slice(
     # The bits of a word are disjoint, so their sum is their union, also when it wraps at the sign.
     words = (((code.view(-1, TILE, 1) >> plane) & 1) << lane[:, None]).sum(1)
     words[torch.arange(groups, device=x.device)[constant] * (group_size // TILE), 0] = (
-        filled[constant, 0].to(torch.float64).view(torch.int64)
+        padded[constant, 0].to(torch.float64).view(torch.int64)
     )
-    # Both are on bfloat16's grid, so their upper halves will do. torch's own conversion gives NaN
-    # one bit pattern or another, by the vector width.
+    # Both are bfloat16 values, so their upper halves are exact. The bit pattern of NaN in torch's
+    # own conversion depends on the vector width.
     pairs = torch.stack([low, step], 1).view(torch.int32) >> 16
     return words[: -(-n // TILE)], pairs.to(torch.int16).view(torch.bfloat16)
 
@@ -251,7 +338,12 @@ def _unpack_slice(
 
 
 def _level(code: Tensor, index: Tensor, bits: int, seed: int | None) -> Tensor:
-    """Steps above lo (float32): codes [n], or what else they say of elements with these indices."""
+    """Return the levels of codes [n] in steps above lo, float32.
+
+    Args:
+        index: The element indices, for the noise.
+        seed: As for :func:`unpack`.
+    """
     if seed is None:
         return code.to(torch.float32)
     fraction = fraction_bits(bits)
@@ -262,17 +354,17 @@ def _level(code: Tensor, index: Tensor, bits: int, seed: int | None) -> Tensor:
 
 
 def _decode(level: Tensor, stats: Tensor, first: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values of levels [n], with the stats [n, 2] and the first words [n] of their groups."""
+    """Return the values of levels [n], given stats [n, 2] and first words [n] of their groups."""
     low, step = stats.to(torch.float32).unbind(1)
     x = level * step + low
     limit = min(_FLOAT32_MAX, torch.finfo(dtype).max)
-    # A step that was rounded up must not turn a finite value into infinity.
+    # The step is rounded up, and must not turn a finite value into infinity.
     clamped = x.clamp(-limit, limit).to(dtype)
     return torch.where(step == 0, first.contiguous().view(torch.float64).to(dtype), clamped)
 
 
 def _round_to_bf16(x: Tensor, up: bool) -> Tensor:
-    """Float32 ``x`` rounded to bfloat16's grid, up or down; kept as float32."""
+    """Return float32 ``x`` rounded up or down to a bfloat16 value, as float32."""
     raw = x.view(torch.int32)
     away = (raw >= 0) if up else (raw < 0)
     return ((raw + away.to(torch.int32) * 0xFFFF) & ~0xFFFF).view(torch.float32)

@@ -1,0 +1,90 @@
+"""Registration of operators with PyTorch: one declaration, and one implementation for each device.
+
+A function in pure torch declares an operator. Its signature is the schema, and its body serves
+every device for which there is no kernel:
+
+>>> @operator(mutates=("out",))
+... def segment_sum(out: Tensor, x: Tensor, places: Tensor, starts: Tensor) -> None: ...
+
+defines ``gact_graph::segment_sum(Tensor(a0!) out, Tensor x, Tensor places, Tensor starts) -> ()``.
+A kernel for the CPU is registered in C++ by ``TORCH_LIBRARY_IMPL``, without a schema of its own;
+kernels for CUDA are registered by :func:`implement`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+
+from gact_graph.ops import cpu
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+
+def operator(*, mutates: tuple[str, ...] = ()) -> Callable[[F], F]:
+    """Declare the operator of the decorated function's name and signature.
+
+    The first call on CPU tensors builds or loads the compiled kernels. Later calls reach a kernel
+    that exists without passing through Python. An operator that returns tensors, and whose function
+    does not run on meta tensors, also needs ``torch.library.register_fake``.
+
+    Args:
+        mutates: The names of the tensors that the operator writes to.
+
+    Returns:
+        A decorator that returns the function itself: calling it runs the pure-torch code.
+    """
+
+    def declare(reference: F) -> F:
+        name = f"{cpu.NAMESPACE}::{reference.__name__}"
+        torch.library.define(name, torch.library.infer_schema(reference, mutates_args=mutates))
+
+        @torch.library.impl(name, "default")
+        def run(*args: Any) -> Any:
+            # Reached on the CPU before the kernels are loaded, and by layouts that these refuse.
+            if args[0].device.type == "cpu" and cpu.load() is not None and _has_cpu_kernel(name):
+                overload: Any = dispatched(reference)
+                return overload.default.redispatch(_CPU, *args)
+            return reference(*args)
+
+        return reference
+
+    return declare
+
+
+def implement(device: str, load: Callable[[torch.device], Any], *references: F) -> None:
+    """Register kernels for a device type.
+
+    Args:
+        device: The device type, such as ``cuda``.
+        load: Returns an object for a device whose methods have the names and signatures of the
+            references; or None, in which case the references run.
+        references: The functions that declared the operators.
+    """
+    for reference in references:
+        _implement(device, load, reference)
+
+
+def _implement(device: str, load: Callable[[torch.device], Any], reference: F) -> None:
+    name = reference.__name__
+
+    @torch.library.impl(f"{cpu.NAMESPACE}::{name}", device)
+    def run(*args: Any) -> Any:
+        kernels = load(args[0].device)
+        return (reference if kernels is None else getattr(kernels, name))(*args)
+
+
+def dispatched(reference: F) -> F:
+    """Return the operator that a function declared, with the function's type.
+
+    The operator selects the implementation by the device of its arguments.
+    """
+    return cast(F, getattr(getattr(torch.ops, cpu.NAMESPACE), reference.__name__))
+
+
+def _has_cpu_kernel(name: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
