@@ -127,7 +127,7 @@ class Reach:
     def _search(self, roots: Sequence[Any]) -> None:
         self.tensors: list[tuple[str, Tensor]] = []
         self._objects: list[tuple[Any, str]] = []
-        self._key: list[Hashable] = []
+        self._key: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._held: list[Any] = []  # so that ids stay their own
         self._next: deque[tuple[Any, str]] = deque()
@@ -154,7 +154,9 @@ class Reach:
     def _refer(self, value: Any, name: str) -> None:
         """Add a value to the key: a plain one by value, another one by the number of its object."""
         if isinstance(value, _PLAIN):
-            plain = (value.start, value.stop, value.step) if isinstance(value, slice) else value
+            plain: Any = value
+            if isinstance(value, slice):
+                plain = value.start, value.stop, value.step
             self._key.append((type(value), plain))
             return
         number = self._numbers.get(id(value))
@@ -170,7 +172,7 @@ class Reach:
             self._refer(value, _joined(name, key))
 
     def _visit(self, value: Any, name: str) -> None:
-        kind = type(value)
+        kind: Any = type(value)
         self._key.append(kind)
         if isinstance(value, Tensor):
             self.tensors.append((name, value))
@@ -347,9 +349,9 @@ class Watch:
             for group in ("_parameters", "_buffers", "_modules"):
                 held = vars(value).get(group, {})
                 self._add_names(held, functools.partial(dict, held), name)
-        elif isinstance(value, _CONTAINERS) and len(value) <= _MANY:
-            if not isinstance(value, tuple | frozenset):
-                self._record(value, name, lambda: _items(value), lambda old: _refill(value, old))
+        fixed = isinstance(value, tuple | frozenset)
+        if isinstance(value, _CONTAINERS) and len(value) <= _MANY and not fixed:
+            self._record(value, name, lambda: _items(value), lambda old: _refill(value, old))
 
     def _add_names(self, owner: Any, read: Callable[[], Mapping[str, Any]], name: str) -> None:
         """Record the objects that the names in the code stand for in a mapping."""

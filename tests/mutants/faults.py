@@ -76,8 +76,8 @@ CUDA_KERNELS = [
     Fault(
         "CUDA: codes behind the last element are not cleared",
         f"{_CUDA}/quantize.cu",
-        "if (count - t < kChunk) cut(count - t, place, codes);",
-        "if (count - t < kChunk - 64) cut(count - t, place, codes);",
+        "if (count - t < kChunk) clear_tail(count - t, place, codes);",
+        "if (count - t < kChunk - 64) clear_tail(count - t, place, codes);",
         ("ops/test_cuda.py",),
     ),
     Fault(
@@ -97,8 +97,8 @@ CUDA_KERNELS = [
     Fault(
         "CUDA: weights are written without dropout",
         f"{_CUDA}/attention.cu",
-        "weight[at] = found * dropout.kept<T>(at);",
-        "weight[at] = found;",
+        "weight[at] = w * dropout.factor<T>(at);",
+        "weight[at] = w;",
         ("ops/test_cuda_edges.py",),
     ),
 ]
@@ -180,8 +180,8 @@ CODECS = [
     Fault(
         "a rebuilt tensor reads the first noise of its source",
         "gact_graph/codecs/base.py",
-        "encoded.decorrelated() if self.context.gathered else encoded.min_variance()",
-        "encoded.alone()",
+        "encoded.decorrelated() if gathered else encoded.min_variance()",
+        "encoded.min_variance()",
         ("test_bias.py",),
     ),
     Fault(

@@ -1,21 +1,21 @@
-"""Message passing by blocks of destination nodes, with no message tensor for all edges at once.
+"""Message passing in blocks of destination nodes, with no message tensor for all edges at once.
 
-In the order in which a call of ``propagate`` or ``edge_updater`` meets them:
+In the order in which a call of ``propagate`` or ``edge_updater`` meets the files:
 
-- ``layers``: the patches that replace these two methods of a layer; ``meta_layer``: what they
-  replace of a ``MetaLayer``; ``edge_work``: what all of them do.
-- ``by_hand``, with ``reached``, ``collector``: functions in place of layers.
-- ``supported``, ``arguments``, ``sort_arguments``: what the call is given, and how a block takes
-  its part of it.
-- ``findings``, with ``sample``, ``probe``, ``flow``, ``steps``, ``state``, ``never_read``: what the
-  layer does, found out on a small graph and remembered.
+- ``layers``: the patches that replace these two methods of a layer; ``meta_layer``: the edge model
+  of a ``MetaLayer``; ``by_hand``: functions in place of layers; ``edge_work``: their common part.
+- ``supported``, ``arguments``, ``sort_arguments``, ``collector``: the arguments of the call, and
+  how a block takes its part of them.
+- ``analyses``: one analysis for each state of a layer. ``trace`` makes the graph of the operations
+  that the layer runs; ``locality`` proves by a rule for each operation that blocks give the rows of
+  the whole graph; ``analysis`` asks the graph what backward reads and what stock autograd saves;
+  ``match_sum`` and ``match_attention`` recognise graphs for which there are operators.
 - ``order``, ``orders``, ``cuts``, ``size``: the edges sorted by destination and by source, and cut
   into blocks.
-- ``function``, ``call``, ``outputs``, ``backward``: the call as one operation of autograd, its
-  forward and its backward; ``edge_functions``: what runs for each block.
-- ``sums``: layers that add up weighted source rows, for which no message is made at all;
-  ``attention``, with ``edge_attention``, ``dot_attention``, ``find_attention``: the attention of
-  GAT, GATv2 and TransformerConv, from tensors of nodes.
+- ``function``, ``call``, ``outputs``, ``backward``, ``double_backward``: the call as one operation
+  of autograd, whose blocks run parts of the traced graph (``graph``).
+- ``sums``: weighted sums of source rows; ``attention`` with ``edge_attention``, ``dot_attention``:
+  the attention of GAT, GATv2 and TransformerConv, from tensors of nodes.
 - ``rows``, ``coded``: reading rows of tensors, also of node tensors that stay quantized.
 
 Not here: operators (``ops``) and whole layers that are computed again (``recompute``).

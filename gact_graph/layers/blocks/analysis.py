@@ -147,7 +147,8 @@ def _baseline(
     saved = {tensor.untyped_storage()._cdata: tensor for tensor in traced.saved}
 
     def take(node: fx.Node) -> bool:
-        return any([saved.pop(storage, None) is not None for storage in storages_of(node)])
+        taken = [saved.pop(storage, None) for storage in storages_of(node)]  # all of them
+        return any(tensor is not None for tensor in taken)
 
     uses = {use.parameter: use for use in arguments.uses}
     taken: set[int] = set()

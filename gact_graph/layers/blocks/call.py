@@ -134,7 +134,7 @@ class BlockedCall:
         block: Block,
         requires_grad: Sequence[bool] = (),
     ) -> tuple[BlockSum, list[Tensor], list[tuple[Use, Tensor]]]:
-        """The weighted sums of a block, the tensors that the layer keeps, and the leaves of both."""
+        """The weighted sums of a block, the tensors that the layer keeps, and their leaves."""
         weighted_sum = self.analysis.weighted_sum
         assert weighted_sum is not None
         graph = weighted_sum.weights

@@ -14,7 +14,6 @@ from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, Level, Us
 from gact_graph.layers.recompute.structure import Structure, taken_apart
 
 
-
 class Collector:
     """Takes the arguments of one call, one by one.
 
@@ -70,7 +69,7 @@ class Collector:
             raise CannotBlock("gets no tensor")
         others = {
             "structures": self._structures,
-            "leaves": [leaf for structure in self._structures.values() for leaf in structure.others],
+            "leaves": [structure.others for structure in self._structures.values()],
             "specs": [str(structure.spec) for structure in self._structures.values()],
         }
         return Arguments(

@@ -161,10 +161,8 @@ def _captured(prepared: Prepared, module: Any, session: current.Capture, name: s
     session.sizes.add(edge_index, [arguments.num_sources, arguments.num_destinations])
     named = dict(constants) | dict(zip(arguments.names, arguments.tensors, strict=True))
     beside = [tensor for _, tensor in constants]
-    if needs_graph(arguments, beside):
-        baseline = call.analysis.baseline
-    else:
-        baseline = BaselineSaves()
+    differentiates = needs_graph(arguments, beside)
+    baseline = call.analysis.baseline if differentiates else BaselineSaves()
     of_stock = {arguments.names[index]: arguments.tensors[index] for index in baseline.arguments}
     of_stock |= dict(constants[number] for number in baseline.constants)
     extra = named.keys() - of_stock.keys()

@@ -102,8 +102,8 @@ class _Blocked(torch.autograd.Function):
 class _Gradient(torch.autograd.Function):
     """The backward of :class:`_Blocked` as an operation that has a gradient itself.
 
-    ``_Gradient.apply(call, requires_grad, count, *inputs, *gradients)`` takes the ``count`` tensors and
-    the constants of the call, and the gradient of each output or None.
+    ``_Gradient.apply(call, requires_grad, count, *inputs, *gradients)`` takes the ``count`` tensors
+    and the constants of the call, and the gradient of each output or None.
     """
 
     @staticmethod

@@ -81,7 +81,8 @@ class _Proof:
     def visit(self, node: fx.Node) -> None:
         """Find the rows of one node's tensor."""
         if node.op == "output":
-            self.outputs = [self._rows.get(result, SHARED) for result in node.args[0]]
+            results: Any = node.args[0]
+            self.outputs = [self._rows.get(result, SHARED) for result in results]
         elif node.op in ("placeholder", "get_attr"):
             name = next(self._names, "") if node.op == "placeholder" else ""
             value = node.meta.get("val")
@@ -153,11 +154,12 @@ class _Proof:
             holds = _is_pointwise(call, results)
         else:
             raise CannotBlock(f"has no rule for {name}")
-        if not holds or any(result.kind not in kinds for result in results if packet in _SAME_KIND):
+        same_kind = packet not in _SAME_KIND or all(result.kind in kinds for result in results)
+        if not holds or not same_kind:
             raise CannotBlock(_why(packet, name))
 
     def _by_shape(self, tensor: Tensor, index: bool = False) -> Rows:
-        """The rows that a shape shows: one dimension is the number of edges, or a multiple of it."""
+        """The rows that a shape shows: a dimension is the number of edges, or a multiple of it."""
         rows = SHARED
         for axis, size in enumerate(tensor.shape):
             kind = self._kind_of(size)
@@ -192,7 +194,8 @@ class _Call:
     """
 
     def __init__(self, node: fx.Node, rows: dict[fx.Node, Rows]) -> None:
-        self.node, self.function = node, node.target
+        self.node = node
+        self.function: Any = node.target
         self.tensors, self.rows, self.numbers = [], [], []
         for leaf in tree_leaves((node.args, node.kwargs)):
             if isinstance(leaf, fx.Node):
@@ -205,7 +208,7 @@ class _Call:
 
     def argument(self, name: str, default: Any = None) -> Any:
         """An argument by its name in the operation's schema."""
-        schema: Any = self.function._schema  # type: ignore[union-attr]
+        schema: Any = self.function._schema
         for position, declared in enumerate(schema.arguments):
             if declared.name == name:
                 if position < len(self.node.args):
@@ -257,7 +260,7 @@ def _scatters(call: _Call, result: Rows) -> bool:
     source = call.rows_of("src" if call.argument("src") is not None else "source")
     dim = call.argument("dim") % call.value_of("self").dim()
     if dim != into.axis:
-        packet = call.function.overloadpacket  # type: ignore[union-attr]
+        packet = call.function.overloadpacket
         if packet in _INDEX_ROWS or index.index:
             return False
         others = [r for r in (source, index) if r.kind != "shared"]
@@ -335,9 +338,7 @@ def _views(call: _Call, packet: Any, results: list[Rows]) -> bool:
     if packet is aten.expand:
         value = call.node.meta["val"]
         return value.dim() - results[0].axis == tensor.dim() - given.axis
-    if packet is aten.squeeze and call.function is aten.squeeze.default:
-        return False
-    return True
+    return call.function is not aten.squeeze.default
 
 
 def _after(tensor: Tensor, axis: int) -> Any:
@@ -366,7 +367,7 @@ def _works_along(call: _Call, packet: Any, results: list[Rows]) -> bool:
     if packet is aten.slice and call.dims(tensor.dim(), "dim") == {axis}:
         # All rows, as in x[:, 0].
         value = call.node.meta["val"]
-        return bool(_product(value.shape[axis : axis + 1]) == _product(tensor.shape[axis : axis + 1]))
+        return bool(_product([value.shape[axis]]) == _product([tensor.shape[axis]]))
     if packet is aten.constant_pad_nd:
         pads = call.argument("pad")
         return tensor.dim() - 1 - axis >= len(pads) // 2

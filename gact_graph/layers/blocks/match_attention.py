@@ -122,9 +122,9 @@ class _Layer:
                     return SumAttention(*common, terms)
         if x.dim() == 3 and "edge" not in uses:
             for att, tensor in enumerate(self._learning):
-                if tensor.shape == (1, *x.shape[1:]) and tensor.dtype == x.dtype:
-                    if self._is(_Rows(settings, ends, None, self._tensors((att,)))):
-                        return LeakyAttention(*common, att)
+                fits = tensor.shape == (1, *x.shape[1:]) and tensor.dtype == x.dtype
+                if fits and self._is(_Rows(settings, ends, None, self._tensors((att,)))):
+                    return LeakyAttention(*common, att)
         return None
 
     def dot_attention(self) -> Attention | None:

@@ -13,12 +13,12 @@ they lie.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
-from gact_graph.layers.blocks.arguments import Arguments, Use
+from gact_graph.layers.blocks.arguments import Arguments
 from gact_graph.layers.blocks.graph import Dependencies, EdgeGraph
 from gact_graph.layers.blocks.sums.weighted_sum import WeightedSum, can_sum
 from gact_graph.layers.blocks.trace import Trace
@@ -34,12 +34,12 @@ class Messages(NamedTuple):
     Attributes:
         node: The messages; of a mean, each divided by the number of edges of its destination.
         made: The messages before that division.
-        count: The number of edges of each edge's destination [E, 1, ...]; None for a sum.
+        divisor: The number of edges of each edge's destination [E, 1, ...]; None for a sum.
     """
 
     node: fx.Node
     made: fx.Node
-    count: fx.Node | None
+    divisor: fx.Node | None
 
 
 def match_messages(traced: Trace, dependencies: Dependencies, result: fx.Node) -> Messages | None:
@@ -131,13 +131,13 @@ def _weight(
     graph, value = traced.graph, rows.meta["val"]
     with graph.inserting_before(next(n for n in graph.nodes if n.op == "output")):
         if factor is None:
-            shape = [traced.num_edges, *(1 for _ in value.shape[1:])]
+            shape: list[Any] = [traced.num_edges, *(1 for _ in value.shape[1:])]
             kind = {"dtype": value.dtype, "device": value.device}
             factor = graph.call_function(aten.ones.default, (shape,), kind)
             factor.meta["val"] = value.new_ones(value.shape[0], *shape[1:])
             dependencies.add(factor)
-        if messages.count is not None:
-            share = graph.call_function(aten.div.Tensor, (factor, messages.count))
+        if messages.divisor is not None:
+            share = graph.call_function(aten.div.Tensor, (factor, messages.divisor))
             share.meta["val"] = torch.empty_like(factor.meta["val"])
             dependencies.add(share)
             return share
@@ -145,7 +145,7 @@ def _weight(
 
 
 def _is_of_edges(graph: EdgeGraph, arguments: Arguments, kept: Sequence[fx.Node]) -> bool:
-    """Whether the weights of all edges can be had at once: they depend on tensors of edges alone."""
+    """Whether the weights depend on tensors of edges alone, so that all can be had at once."""
     edges = {use.parameter for use in arguments.uses if use.level in ("edge", "whole")}
     return (
         not kept
@@ -180,9 +180,3 @@ def _float_inputs(traced: Trace) -> set[fx.Node]:
         for node in traced.placeholders.values()
         if isinstance(node.meta["val"], Tensor) and node.meta["val"].is_floating_point()
     }
-
-
-def parameter_of(uses: Sequence[Use], level: str) -> Use:
-    """The one parameter of a level."""
-    (use,) = (use for use in uses if use.level == level)
-    return use

@@ -36,7 +36,7 @@ from gact_graph.support.graph import ends_of, nodes_before
 from gact_graph.support.reach import Reach, slots_of
 
 EDGES, DESTINATIONS, SOURCES = 37, 23, 29
-"""The sizes of the tensors that are traced: three numbers that are no layer's width by intention."""
+"""The sizes of the tensors that are traced: three unlikely widths of a layer."""
 
 SIZES = ("dim_size", "size_j")
 """The inputs of a graph that are numbers: of destinations and of sources."""
@@ -66,7 +66,7 @@ class Trace:
     """The graph of one edge function in one state of its layer.
 
     Attributes:
-        graph: The graph. Placeholders are named by ``inputs``, then by the tensors of ``constants``;
+        graph: The graph. Its placeholders are those of ``inputs``, then those of ``constants``;
             the output is the result, then a tensor for each name of ``kept``.
         inputs: The names of what a block is given.
         constants: For each further placeholder the number of its tensor in ``Reach.tensors``.
@@ -151,7 +151,7 @@ def _trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach
     graph = graph_module.graph
     constants = _lift(graph, graph_module, reach, len(given), mode)
     sizes = {
-        name: given[name].shape[0].node.expr for name in ("_edges", "_destinations", "_sources")
+        name: _expression(given[name].shape[0]) for name in ("_edges", "_destinations", "_sources")
     }
     symbols = Symbols(*sizes.values())
     inputs = _name_inputs(graph, [*given])
@@ -165,6 +165,10 @@ def _trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach
         symbols,
         tuple(str(guard.expr) for guard in environment.guards),
     )
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr
 
 
 def _fakes(mode: FakeTensorMode, arguments: Arguments) -> Iterator[tuple[str, Tensor]]:
@@ -258,7 +262,8 @@ def _shell_of(module: nn.Module) -> Any:
     vars(shell).update(vars(module))
     for group in ("_parameters", "_buffers", "_modules"):
         vars(shell)[group] = dict(vars(module)[group])
-    for name in slots_of(type(module)):
+    kind: Any = type(module)
+    for name in slots_of(kind):
         if hasattr(module, name):
             object.__setattr__(shell, name, getattr(module, name))
     return shell
@@ -282,11 +287,10 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.data_dependent_output in func.tags:
             raise CannotBlock(_READS_VALUES)
-        if torch.Tag.dynamic_output_shape in func.tags:
-            if func.overloadpacket is not torch.ops.aten.index or _has_mask(args[1]):
-                raise CannotBlock(
-                    f"makes a tensor whose size depends on values ({func.overloadpacket.__name__})"
-                )
+        packet = func.overloadpacket
+        by_positions = packet is torch.ops.aten.index and not _has_mask(args[1])
+        if torch.Tag.dynamic_output_shape in func.tags and not by_positions:
+            raise CannotBlock(f"makes a tensor whose size depends on values ({packet.__name__})")
         return func(*args, **(kwargs or {}))
 
 
@@ -323,7 +327,7 @@ def _is_size(args: Any) -> bool:
 
 
 def _check_functions(results: Sequence[Tensor]) -> None:
-    """Refuse autograd functions written in Python: a trace runs through them, past their backward."""
+    """Refuse autograd functions written in Python: a trace would lose their backward."""
     for node in nodes_before(ends_of(results)):
         kind = type(node)
         if kind.__module__ != "builtins" or hasattr(kind, "_forward_cls"):
@@ -355,7 +359,8 @@ def _lift(
         if number not in lifted:
             with graph.inserting_after(last):
                 last = lifted[number] = graph.placeholder(f"constant_{number}")
-            last.meta["val"] = mode.from_tensor(tensor, static_shapes=True)  # the one that the trace has used
+            # The one that the trace has used.
+            last.meta["val"] = mode.from_tensor(tensor, static_shapes=True)
         node.replace_all_uses_with(lifted[number])
         graph.erase_node(node)
     graph.owning_module = owner

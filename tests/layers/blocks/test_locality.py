@@ -1,4 +1,4 @@
-"""Messages that may not be cut into blocks: the layer runs as PyG has it, and the report says why."""
+"""Messages that may not be cut into blocks run as PyG has them, and the report says why."""
 
 from __future__ import annotations
 
