@@ -217,6 +217,8 @@ class Reach:
             elif self._strict:
                 raise Unknowable(f"reads {name}, which has more than {_MANY} items")
         elif isinstance(value, _NAMESPACES) or not _of_library(kind.__module__):
+            if callable(value):
+                self._names |= {"__call__"}
             self._refer(kind, name)
             self._refer_all(self._named(attributes(value)), name)
         elif isinstance(value, torch.jit.ScriptFunction):

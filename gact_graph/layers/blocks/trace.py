@@ -7,6 +7,7 @@ sources are symbols. So the graph holds for every block, and shows each use of t
 from __future__ import annotations
 
 import random
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,10 @@ _OUTSIDE_TORCH = frozenset(
 """Functions that show the values of a tensor to Python."""
 
 _HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
+
+
+_one_at_a_time = threading.RLock()
+"""torch.fx patches classes while it traces, for all threads."""
 
 
 class Symbols(NamedTuple):
@@ -114,26 +119,25 @@ def trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach:
     Raises:
         CannotBlock: The function cannot be traced, or does something that a trace would not repeat.
     """
-    with _apart():
+    with _one_at_a_time, _apart(), warnings.catch_warnings():
+        # Conversion to a fake tensor asks tensors that are no leaves for their gradient.
+        warnings.simplefilter("ignore")
         return _trace(edge_function, module, arguments, reach)
 
 
 def _trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach: Reach) -> Trace:
-    environment = ShapeEnv()
+    environment = _Sizes()
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment)
     given = dict(_fakes(mode, arguments))
     run = _Run(edge_function, module, arguments, [*given])
     watch, states = reach.watch(), _random_states()
     try:
-        with warnings.catch_warnings():
-            # Conversion to a fake tensor asks tensors that are no leaves for their gradient.
-            warnings.simplefilter("ignore")
-            graph_module = make_fx(
-                run,
-                tracing_mode="symbolic",
-                _allow_non_fake_inputs=True,
-                _error_on_data_dependent_ops=True,
-            )(*given.values())
+        graph_module = make_fx(
+            run,
+            tracing_mode="symbolic",
+            _allow_non_fake_inputs=True,
+            _error_on_data_dependent_ops=True,
+        )(*given.values())
     except (CannotBlock, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -165,6 +169,13 @@ def _trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach
         symbols,
         tuple(str(guard.expr) for guard in environment.guards),
     )
+
+
+class _Sizes(ShapeEnv):
+    """Symbols that are not followed to a line of code: finding that imports 400 modules of torch."""
+
+    def _get_user_frame(self) -> None:
+        return None
 
 
 def _expression(size: Any) -> Any:

@@ -4,7 +4,6 @@ import gc
 import re
 import types
 import weakref
-from queue import SimpleQueue
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from torch_geometric.nn import GCNConv, MessagePassing
 
 import gact_graph
 from gact_graph.codecs.quantize import Quantized
+from gact_graph.layers.blocks.graph import EdgeGraph
 
 MIB, GIB = 1 << 20, 1 << 30
 NONE = "no way to train takes clearly less than this one; the smallest, "
@@ -26,23 +26,23 @@ def device(monkeypatch):
     return properties
 
 
-class Once:
-    """Something that runs out of memory in backward, the first time.
+def fail_once_in_backward(monkeypatch, owner, method):
+    """The first call of a method in backward runs out of memory."""
+    run, left = getattr(owner, method), [1]
 
-    The library puts back what a failed message has changed, except in objects written in C.
-    """
-
-    def __init__(self):
-        self.errors = SimpleQueue()
-        self.errors.put(None)
-
-    def __deepcopy__(self, memo):
-        return self
-
-    def run(self):
-        if not self.errors.empty() and torch._C._current_graph_task_id() != -1:
-            self.errors.get()
+    def out_of_memory(*args):
+        if left and torch._C._current_graph_task_id() != -1:
+            left.pop()
             raise torch.OutOfMemoryError("CUDA out of memory.")
+        return run(*args)
+
+    monkeypatch.setattr(owner, method, out_of_memory)
+
+
+@pytest.fixture
+def once(monkeypatch):
+    """The first block in backward runs out of memory."""
+    fail_once_in_backward(monkeypatch, EdgeGraph, "__call__")
 
 
 class Full(nn.Module):
@@ -59,23 +59,21 @@ class Full(nn.Module):
 
 
 class Conv(MessagePassing):
-    def __init__(self, once):
+    def __init__(self):
         super().__init__()
         self.lin = nn.Linear(64, 64)
-        self.once = once
 
     def forward(self, x, edge_index):
         return self.propagate(edge_index, x=self.lin(x).relu())
 
     def message(self, x_i, x_j):
-        self.once.run()
         return torch.sigmoid(x_i - x_j) * x_j
 
 
 class Net(nn.Module):
-    def __init__(self, once):
+    def __init__(self):
         super().__init__()
-        self.first, self.second = GCNConv(64, 64), Conv(once)
+        self.first, self.second = GCNConv(64, 64), Conv()
 
     def forward(self, x, edge_index):
         return self.second(self.first(x, edge_index).tanh(), edge_index)
@@ -112,10 +110,10 @@ def test_it_says_where_nothing_would(device):
     assert "no way to train fits into the 1.0 MiB that were free; the smallest, " in text
 
 
-def forward(once, **settings):
+def forward(**settings):
     """A wrapped model, its inputs, and what it gives."""
     torch.manual_seed(0)
-    model = gact_graph.wrap(Net(once), min_bytes=0, adaptive=False, **settings)
+    model = gact_graph.wrap(Net(), min_bytes=0, adaptive=False, **settings)
     inputs = torch.randn(500, 64), torch.randint(500, (2, 5000))
     return model, inputs, model(*inputs)
 
@@ -127,8 +125,8 @@ def error_of(out):
 
 
 @pytest.mark.parametrize("level", ["L1", "CB2"])
-def test_a_layer_that_runs_again_in_backward_has_the_advice(device, level):
-    model, inputs, out = forward(Once(), level=level, blocks=4096)
+def test_a_layer_that_runs_again_in_backward_has_the_advice(device, once, level):
+    model, inputs, out = forward(level=level, blocks=4096)
     text = error_of(out)
     assert text.count("gact_graph: ") == 1
     assert f"gact_graph: {NONE}" in text
@@ -137,15 +135,13 @@ def test_a_layer_that_runs_again_in_backward_has_the_advice(device, level):
 
 
 def test_decoding_what_was_saved_has_the_advice(device, monkeypatch):
-    once, never, decode = Once(), Once(), Quantized.decode
-    never.errors.get()
-    monkeypatch.setattr(Quantized, "decode", lambda self: once.run() or decode(self))
-    _model, _inputs, out = forward(never, blocks=False)
+    fail_once_in_backward(monkeypatch, Quantized, "decode")
+    _model, _inputs, out = forward(blocks=False)
     assert f"gact_graph: {NONE}" in error_of(out)
 
 
-def test_a_graph_holds_no_input_for_the_sake_of_advice(device):
-    model, inputs, out = forward(Once(), blocks=4096)
+def test_a_graph_holds_no_input_for_the_sake_of_advice(device, once):
+    model, inputs, out = forward(blocks=4096)
     gone = [weakref.ref(one) for one in inputs]
     del inputs
     gc.collect()
