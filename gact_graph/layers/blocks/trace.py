@@ -172,7 +172,7 @@ def _trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach
 
 
 class _Sizes(ShapeEnv):
-    """Symbols that are not followed to a line of code: finding that imports 400 modules of torch."""
+    """Symbols without a line of code, for finding one imports 400 modules of torch."""
 
     def _get_user_frame(self) -> None:
         return None
