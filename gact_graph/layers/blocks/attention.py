@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gact_graph.layers.blocks.cuts import Block
 from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.rows import Rows
 
@@ -50,12 +49,6 @@ class Attention(ABC):
             learning: Those of the layer.
             order: The order of the edges.
         """
-
-    @abstractmethod
-    def of_block(
-        self, tensors: Sequence[Tensor], learning: Sequence[Tensor], order: Order, block: Block
-    ) -> list[Tensor | None]:
-        """What a block gives of these outputs; None for what dropout changes."""
 
     @abstractmethod
     def gradients(

@@ -62,35 +62,25 @@ class Cuts:
         self._starts = self.starts.cpu()
         # A node weighs as much as an edge, so that many without edges fill a block too.
         self._weights = self._starts[1:] + torch.arange(1, self._num_nodes + 1, device="cpu")
-        self._blocks: dict[tuple[int, bool], list[Block]] = {}
+        self._blocks: dict[int, list[Block]] = {}
 
-    def blocks(self, size: int, edgeless: bool = True) -> list[Block]:
-        """Blocks of at most ``size`` edges and nodes together.
+    def blocks(self, size: int) -> list[Block]:
+        """Return blocks of at most ``size`` edges and nodes together.
 
         A node with more edges than that has a block of its own.
-
-        Args:
-            size: The most edges and nodes of a block.
-            edgeless: Whether a block may begin with a node without edges, or have no edges at all.
-                If not, each block has edges, each but the first begins with a node that has some,
-                and nodes without edges do not count for the size.
         """
-        if (size, edgeless) not in self._blocks:
-            found, node = [], 0
+        if size not in self._blocks:
+            cut, node = [], 0
             while node < self._num_nodes:
                 weight = int(self._starts[node]) + node
                 end = int(torch.searchsorted(self._weights, weight + size, right=True))
                 end = max(end, node + 1)
-                if not edgeless:
-                    if self._starts[end] == self._starts[node]:
-                        end = self._next_with_edges(end) + 1
-                    end = self._next_with_edges(end)
-                found.append(self._block(node, end))
+                cut.append(self._block(node, end))
                 node = end
             while len(self._blocks) >= _MOST:
                 del self._blocks[next(iter(self._blocks))]
-            self._blocks[size, edgeless] = found
-        return self._blocks[size, edgeless]
+            self._blocks[size] = cut
+        return self._blocks[size]
 
     def blocks_of_nodes(self, nodes: int) -> list[Block]:
         """Blocks of so many nodes, whatever edges they have; the last may have fewer."""
@@ -99,9 +89,3 @@ class Cuts:
 
     def _block(self, node: int, end: int) -> Block:
         return Block(node, end, int(self._starts[node]), int(self._starts[end]))
-
-    def _next_with_edges(self, node: int) -> int:
-        """The first node from this one on that has edges; the number of nodes if none has."""
-        if node >= self._num_nodes:
-            return self._num_nodes
-        return int(torch.searchsorted(self._starts[1:], self._starts[node], right=True))

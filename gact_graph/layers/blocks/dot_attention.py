@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gact_graph.layers.blocks.attention import Attention
-from gact_graph.layers.blocks.cuts import Block, starts_of
+from gact_graph.layers.blocks.cuts import starts_of
 from gact_graph.layers.blocks.edge_rows import EdgeRows, MadeRows, RowGradients
 from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.rows import Rows, rows_at_a_time, rows_of, whole
 from gact_graph.layers.blocks.sums import passes
 from gact_graph.ops.dot_attention import dot_attention, dot_attention_backward, drop_weights
 from gact_graph.ops.reference.dot_attention import written_out
-from gact_graph.ops.weighted_sum import weighted_sum
 
 
 @dataclass(frozen=True)
@@ -57,29 +56,6 @@ class DotAttention(Attention):
         passes.sums(out.flatten(1), value.flatten(1), left, order, order.num_edges)
         if made is not None:
             out += made.added_up(made.sums(left))
-        return [out, *kept]
-
-    def of_block(
-        self, tensors: Sequence[Tensor], learning: Sequence[Tensor], order: Order, block: Block
-    ) -> list[Tensor | None]:
-        key, query, value = (tensors[i] for i in (self.source, self.destination, self.value))
-        query = query[block.nodes]
-        sources, starts = order.sources[block.edges], starts_of(order.starts, block)
-        weight = key.new_empty(block.num_edges, key.size(1))
-        rows = key.flatten(1), query.flatten(1)
-        made = self._made(tensors, learning, order)
-        if made is not None:
-            of_block = rows_of(made.features, order.positions(block))
-            made = replace(made, features=of_block, places=None, starts=starts)
-        terms = None if made is None else made.dots(query)
-        dot_attention(weight, *rows, terms, sources, None, starts, self.scale)
-        kept = [weight] if self.keeps else []
-        if self.dropout:
-            return [None, *kept]
-        out = value.new_empty(query.shape)
-        weighted_sum(out.flatten(1), value.flatten(1), sources, weight, None, starts)
-        if made is not None:
-            out += made.added_up(made.sums(weight))
         return [out, *kept]
 
     def gradients(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gact_graph.layers.blocks.attention import Attention
-from gact_graph.layers.blocks.cuts import Block, starts_of
+from gact_graph.layers.blocks.cuts import starts_of
 from gact_graph.layers.blocks.edge_terms import EdgeTerms
 from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.rows import Rows, rows_at_a_time, rows_of, whole
@@ -41,19 +41,6 @@ class EdgeAttention(Attention):
         edges = order.sources, order.permutation, order.starts
         out = tensors[self.source].new_empty(order.num_edges, tensors[self.source].size(1))
         type(self)._attend(out, *read, *edges, self.slope, self.dropout, self._seed())
-        return [out]
-
-    def of_block(
-        self, tensors: Sequence[Tensor], learning: Sequence[Tensor], order: Order, block: Block
-    ) -> list[Tensor | None]:
-        if self.dropout:
-            return [None]
-        source, destination, *of_edges = (tensors[i] for i in self.tensors)
-        of_block = (rows_of(t, order.positions(block)) for t in of_edges)
-        read = self._read([source, destination[block.nodes], *of_block], learning)
-        edges = order.sources[block.edges], None, starts_of(order.starts, block)
-        out = tensors[self.source].new_empty(block.num_edges, tensors[self.source].size(1))
-        type(self)._attend(out, *read, *edges, self.slope, 0.0, 0)
         return [out]
 
     def gradients(

@@ -118,7 +118,7 @@ class EdgeWork:
             analysis,
             arguments.without_tensors(),
             order,
-            order.cuts.blocks(size, edgeless=False),
+            order.cuts.blocks(size),
             size,
             (result, *(Output(name, True) for name in analysis.kept)),
             cut.gives_back,

@@ -104,6 +104,8 @@ class EdgeGraph:
             elif name is not None:
                 constants.append(name)
         graph.output([copies[node] for node in outputs])
+        for copy in graph.nodes:  # fake tensors would live as long as the analysis
+            copy.meta.clear()
         copied = [*copies]
         self.is_random = any(_is_random(node) for node in copied)
         self.reads_index = any(
