@@ -29,6 +29,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch_geometric import typing
 
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock
 from gact_graph.layers.blocks.edge_functions import EdgeFunction
@@ -472,17 +473,20 @@ def _equal_states(states: tuple[Any, Any], others: tuple[Any, Any]) -> bool:
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """Within: no session and no dispatch mode of others sees the trace, and no cast is cached.
+    """Within: no session and no dispatch mode of others sees the trace, and all of it is torch's.
 
-    A cast of a parameter that autocast has cached would not be in the graph.
+    A cast of a parameter that autocast has cached would not be in the graph, and operators of
+    torch_scatter have no fake implementation: PyG then takes those of torch.
     """
-    cached = torch.is_autocast_cache_enabled()
+    cached, scatter = torch.is_autocast_cache_enabled(), typing.WITH_TORCH_SCATTER
     torch.set_autocast_cache_enabled(False)
+    typing.WITH_TORCH_SCATTER = False
     try:
         with unseen(), torch.enable_grad(), _disable_current_modes():
             yield
     finally:
         torch.set_autocast_cache_enabled(cached)
+        typing.WITH_TORCH_SCATTER = scatter
 
 
 def _reason(error: Exception) -> str:
