@@ -28,6 +28,8 @@ def work(rank, store, wraps):
     model = DistributedDataParallel(net)
     for _ in range(4):
         model(torch.randn(4096, 32)).sum().backward()
+    # Before its group: one that outlives the group may wait for gloo's thread when it is freed.
+    del model
     dist.destroy_process_group()
 
 if __name__ == "__main__":

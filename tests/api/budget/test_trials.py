@@ -137,6 +137,8 @@ def whole(model: nn.Module, inputs: Any, way: Way) -> int:
     return _Trials(model, "forward", (inputs, {}), Config(), None, None, None)._run(way, 1.0).peak
 
 
+# PyTorch warns of these once a process, so it depends on the tests that ran before.
+@pytest.mark.filterwarnings("ignore:Sparse (invariant|CS[CR]) .*:UserWarning")
 @pytest.mark.parametrize(
     ("kind", "features"), grid([GCN, GraphSAGE, GAT], ["narrow", "wide", "sparse"])
 )
