@@ -40,9 +40,6 @@ from gact_graph.support.reach import Reach, slots_of
 EDGES, DESTINATIONS, SOURCES = 37, 23, 29
 """The sizes of the tensors that are traced: three unlikely widths of a layer."""
 
-SIZES = ("dim_size", "size_j")
-"""The inputs of a graph that are numbers: of destinations and of sources."""
-
 _OUTSIDE_TORCH = frozenset(
     {
         *("numpy", "__array__", "tolist", "__dlpack__", "__cuda_array_interface__", "data_ptr"),
@@ -53,7 +50,6 @@ _OUTSIDE_TORCH = frozenset(
 """Functions that show the values of a tensor to Python."""
 
 _HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
-
 
 _one_at_a_time = threading.RLock()
 """torch.fx patches classes while it traces, for all threads."""
@@ -74,7 +70,7 @@ class Trace:
     Attributes:
         graph: The graph. Its placeholders are those of ``inputs``, then those of ``constants``;
             the output is the result, then a tensor for each name of ``kept``.
-        inputs: The names of what a block is given.
+        inputs: The names of the inputs of a block.
         constants: For each further placeholder the number of its tensor in ``Reach.tensors``.
         kept: The attributes in which the layer leaves a tensor.
         saved: The tensors that stock autograd saves, as fake tensors.
