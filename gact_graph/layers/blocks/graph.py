@@ -38,6 +38,11 @@ class Dependencies:
         for storage in storages_of(node):
             self.of_storage.setdefault(storage, node)
 
+    def is_changed(self, node: fx.Node) -> bool:
+        """Whether an operation other than the node itself writes into its tensor's storage."""
+        writers = (w for storage in storages_of(node) for w in self._writers.get(storage, ()))
+        return any(writer is not node for writer in writers)
+
     def closure(self, nodes: Iterable[fx.Node]) -> set[fx.Node]:
         """These nodes and all that they depend on."""
         waiting, closure = [*nodes], set[fx.Node]()

@@ -44,12 +44,16 @@ class Messages(NamedTuple):
 
 def match_messages(traced: Trace, dependencies: Dependencies, result: fx.Node) -> Messages | None:
     """The messages whose sum or mean is the result; None if it is something else."""
-    made = _summed(result)
+    made = _summed(result, dependencies)
     if made is not None:
         return Messages(made, made, None)
-    if result.target is not aten.div.Tensor or not isinstance(result.args[1], fx.Node):
+    if (
+        dependencies.is_changed(result)
+        or result.target is not aten.div.Tensor
+        or not isinstance(result.args[1], fx.Node)
+    ):
         return None
-    made = _summed(result.args[0])
+    made = _summed(result.args[0], dependencies)
     if made is None:
         return None
     count = result.args[1]
@@ -87,7 +91,7 @@ def match_weights(
             continue
         rows = traced.placeholders[use.parameter]
         factor = _factor(messages.made, rows)
-        if factor is None:
+        if factor is None or (factor.node is not None and dependencies.is_changed(factor.node)):
             continue
         weight = _weight(traced, dependencies, messages, factor.node, rows)
         if rows in dependencies.closure([weight, *kept]):
@@ -155,7 +159,7 @@ def _is_of_edges(graph: EdgeGraph, arguments: Arguments, kept: Sequence[fx.Node]
     )
 
 
-def _summed(result: object) -> fx.Node | None:
+def _summed(result: object, dependencies: Dependencies) -> fx.Node | None:
     """The rows of edges that an operation adds to zeros at their destinations."""
     if not isinstance(result, fx.Node):
         return None
@@ -171,7 +175,9 @@ def _summed(result: object) -> fx.Node | None:
         return None
     fresh = zeros.target is aten.zeros.default and [*zeros.users] == [result]
     same = source.meta["val"].dim() == result.meta["val"].dim()
-    return source if fresh and same else None
+    # A view of either may be written to, before or after the sum.
+    changed = dependencies.is_changed(result) or dependencies.is_changed(source)
+    return source if fresh and same and not changed else None
 
 
 def _float_inputs(traced: Trace) -> set[fx.Node]:

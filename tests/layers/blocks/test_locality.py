@@ -10,6 +10,7 @@ import torch
 from samples import distance, gradients, make
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.utils import scatter, softmax
 
 import gact_graph
@@ -120,11 +121,17 @@ LOCAL: dict[str, Callable[..., Tensor]] = {
         torch.bmm(x.view(-1, 2, 4), x.view(-1, 4, 2)).flatten(1).repeat(1, 2)
     ),
     "columns put in": lambda m, x, w, i, j, n, s: _put_in(x, w),
+    "a column of the product put in": lambda m, x, w, i, j, n, s: _overwrite(x * w, w),
     "numbers of sources": lambda m, x, w, i, j, n, s: x * (j % 3).view(-1, 1),
     "without gradient": lambda m, x, w, i, j, n, s: _partly(x, w),
     "detached": lambda m, x, w, i, j, n, s: x + (x.sign() - x).detach(),
     ".data": lambda m, x, w, i, j, n, s: x * w.data,
 }
+
+
+def _overwrite(product: Tensor, w: Tensor) -> Tensor:
+    product[:, :1] = w
+    return product
 
 
 def _put_in(x: Tensor, w: Tensor) -> Tensor:
@@ -165,6 +172,30 @@ def test_messages_that_are_not_local(name: str, level: str) -> None:
 def test_messages_that_are_local(name: str, level: str) -> None:
     expected = _step(make(lambda: Message(LOCAL[name])))
     model = make(lambda: Message(LOCAL[name]))
+    gact_graph.wrap(model, bits=32, adaptive=False, min_bytes=0, **LEVELS[level])
+    assert distance(_step(model), expected) < 1e-5
+    [row] = [row for row in gact_graph.report(model).layers if row.slot.endswith("propagate")]
+    assert row.way == "blocks", row.reason
+
+
+class Updated(Message):
+    """Writes into a view of the sum."""
+
+    def update(self, out: Tensor) -> Tensor:
+        out[:, 0] = 3.0
+        return out
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_sums_that_are_written_to(level: str, aggr: str) -> None:
+    def net() -> Message:
+        model = Updated(lambda m, x, w, i, j, n, s: x)
+        model.aggr_module = {"sum": SumAggregation, "mean": MeanAggregation}[aggr]()
+        return model
+
+    expected = _step(make(net))
+    model = make(net)
     gact_graph.wrap(model, bits=32, adaptive=False, min_bytes=0, **LEVELS[level])
     assert distance(_step(model), expected) < 1e-5
     [row] = [row for row in gact_graph.report(model).layers if row.slot.endswith("propagate")]
