@@ -119,12 +119,10 @@ def _never_read(
 ) -> frozenset[int]:
     """Inputs on which no tensor depends that backward saves when it runs the graph again."""
     runs = dependencies.closure(again)
-    saved = {
-        node
-        for tensor in traced.saved
-        if (node := dependencies.of_storage.get(tensor.untyped_storage()._cdata)) in runs
-    }
-    read = dependencies.closure(node for node in saved if node is not None)
+    saved = {dependencies.of_storage.get(t.untyped_storage()._cdata) for t in traced.saved}
+    if None in saved:  # a tensor of unknown origin
+        return frozenset()
+    read = dependencies.closure(node for node in saved if node in runs)
     tensors = [*arguments.tensors, *(reach.tensors[i][1] for i in traced.constants)]
     used = {number for node, number in _numbered(traced, arguments) if node in read}
     return frozenset(
