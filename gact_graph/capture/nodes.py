@@ -35,8 +35,10 @@ class Attribute(NamedTuple):
     @property
     def is_square(self) -> bool:
         """Whether the operation multiplies a tensor by itself."""
-        inputs = self.node.next_functions
-        return self.operation == "mul" and bool(inputs[0] == inputs[1])
+        if self.operation != "mul":
+            return False
+        left, right = self.node.next_functions
+        return bool(left == right)
 
     def setting(self, name: str) -> Any:
         """An argument of the operation that is no tensor."""
