@@ -206,8 +206,8 @@ class OnceDifferentiable(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> None:
         raise RuntimeError(
             f"Expected one backward through {ctx.label} (got a second one, through the gradient): "
-            "its derivative is saved, in few bits, and not what that depends on. Keep its argument "
-            f"instead, with pin={{{ctx.label + '.*'!r}: 32}}, or take level='lossless'."
+            "only its derivative is saved, in few bits. Keep its argument instead, with "
+            f"pin={{{ctx.label + '.*'!r}: 32}}, or take level='lossless'."
         )
 
 

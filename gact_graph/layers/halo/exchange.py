@@ -186,7 +186,7 @@ class _Fetch(torch.autograd.Function):
         return ctx.exchange.give_back(gradient, ctx.bits), None, None
 
     @staticmethod
-    def alone(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def local_backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         """Backward as if the rows were constants: without waiting for the other processes."""
         [gradient] = gradients
         return gradient.new_zeros(ctx.exchange.num_nodes, *gradient.shape[1:]), None, None

@@ -134,7 +134,7 @@ class _Normalize(torch.autograd.Function):
         return _gradients(ctx, gradient, dist.all_reduce)
 
     @staticmethod
-    def alone(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def local_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Backward with the sums of this process: without waiting for the others."""
         return _gradients(ctx, gradient, lambda sums: None)
 
