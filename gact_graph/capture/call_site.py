@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import sys
 from types import CodeType, FrameType
-from typing import NamedTuple
 
 import torch_geometric.utils
 from torch import nn
@@ -23,26 +22,16 @@ _PUBLIC = frozenset(torch_geometric.utils.__all__)
 _BETWEEN = ("torch.", "torch_geometric.experimental")
 
 
-class CallSite(NamedTuple):
-    """The place that an operation was called from.
-
-    Attributes:
-        helper: The function of ``torch_geometric.utils`` that the operation is a step of, or an
-            empty string.
-        module: The Python module that called the operation, or called that function.
-        of_loss: Whether the operation computes a loss.
-    """
-
-    helper: str
-    module: str
-    of_loss: bool
-
-
-def call_site(entry: CodeType) -> CallSite:
+def call_site(entry: CodeType) -> tuple[str, str, bool]:
     """Return the call site of the operation that runs.
 
     Args:
         entry: The code through which operations come in: the caller is the frame above it.
+
+    Returns:
+        The function of ``torch_geometric.utils`` that the operation is a step of, or an empty
+        string; the Python module that called the operation, or that function; and whether the
+        operation computes a loss.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not entry:
@@ -58,7 +47,7 @@ def call_site(entry: CodeType) -> CallSite:
         elif kind != "between":
             break
     helper = helper_of(functions) if functions else ""
-    return CallSite(helper, module, _is_of_loss(frame))
+    return helper, module, _is_of_loss(frame)
 
 
 @functools.lru_cache(maxsize=4096)  # libraries may create modules at run time

@@ -49,29 +49,22 @@ UNBOUNDED = frozenset(
 _NO_HOOKS = (Tensor.detach, lambda tensor: tensor)
 
 
-class Pointwise(NamedTuple):
-    """A pointwise operation that is about to run, on one tensor that requires a gradient.
+class Replacement(NamedTuple):
+    """A form of an operation that saves another tensor in place of its argument.
 
     Args:
-        call: The operation.
-        x: The tensor.
-        function: The operation without its effect in place.
-        in_place: Whether it has one.
+        x: The argument.
+        position: The name of the other tensor in slots.
+        run: A function from the label of the operation to its result.
     """
 
-    call: Call
     x: Tensor
-    function: Callable[[Tensor], Tensor]
-    in_place: bool
-
-    def run(self, label: str) -> Tensor:
-        """Return the operation's result, and save its derivative as ``label.derivative``."""
-        result: Tensor = _Multiply.apply(self.x, self, label, GraphAnchor.apply(self.x))
-        return result
+    position: str
+    run: Callable[[str], Tensor]
 
 
-def pointwise(call: Call) -> Pointwise | None:
-    """Return the operation if its derivative can be saved in place of its argument."""
+def pointwise(call: Call) -> Replacement | None:
+    """Return the replacement of an operation whose derivative can be saved."""
     if call.name not in BOUNDED and call.name not in UNBOUNDED:
         return None
     x = call.argument(0, "input", "self")
@@ -87,7 +80,13 @@ def pointwise(call: Call) -> Pointwise | None:
     function, in_place = _out_of_place(call)
     if function is None or (in_place and (x.is_leaf or x._is_view())):
         return None
-    return Pointwise(call, x, function, in_place)
+
+    def run(label: str) -> Tensor:
+        anchor = GraphAnchor.apply(x)
+        result: Tensor = _Multiply.apply(x, function, call, in_place, label, anchor)
+        return result
+
+    return Replacement(x, POSITION, run)
 
 
 def _is_curved(exponent: object) -> bool:
@@ -139,19 +138,27 @@ class _Multiply(torch.autograd.Function):
     """Runs an operation and saves its derivative, by which backward multiplies."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, pointwise: Pointwise, label: str, anchor: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        function: Callable[[Tensor], Tensor],
+        call: Call,
+        in_place: bool,
+        label: str,
+        anchor: Tensor,
+    ) -> Tensor:
         # The tensors that the operation itself saves live no longer than this block.
         with torch.enable_grad(), saved_tensors_hooks(*_NO_HOOKS):
             leaf = x.detach().requires_grad_()
-            result = pointwise.function(leaf)
+            result = function(leaf)
             ones = torch.ones((), dtype=result.dtype, device=x.device).expand_as(result)
             [derivative] = torch.autograd.grad(result, leaf, ones)
         result = result.detach()
-        if pointwise.in_place:
+        if in_place:
             x.copy_(result)
             result = x
             ctx.mark_dirty(x)
-        pointwise.call.tensors = {POSITION: derivative}
+        call.tensors = {POSITION: derivative}
         ctx.save_for_backward(derivative)
         ctx.label, ctx.dtype, ctx.anchor = label, x.dtype, anchor
         ctx.set_materialize_grads(False)  # no gradient in, no gradient out, as in stock autograd
@@ -162,14 +169,14 @@ class _Multiply(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         [gradient] = gradients
         if gradient is None:
-            return (None,) * 4
+            return (None,) * 6
         [derivative] = ctx.saved_tensors
         arguments = gradient, derivative, ctx.dtype
         if torch.is_grad_enabled():
             product = OnceDifferentiable.apply(*arguments, ctx.label, ctx.anchor)
         else:
             product = _product(*arguments)
-        return product, None, None, None
+        return product, None, None, None, None, None
 
 
 class GraphAnchor(torch.autograd.Function):

@@ -3,48 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gact_graph.capture.trace import Call
-from gact_graph.codecs.base import Gathered, GatherOperation, Saved
+from gact_graph.codecs.base import Gathered, Saved
 from gact_graph.support.storage import is_plain, key_of, place_of, plain_of, version_of
 
 
-@dataclass(frozen=True)
-class Select:
-    """``source.index_select(dim, index)``."""
+class Gather(NamedTuple):
+    """A gathering operation, as a function of the source and the index."""
 
-    dim: int
-
-    def gather(self, source: Tensor, index: Tensor) -> Tensor:
-        return source.index_select(self.dim, index)
-
-
-@dataclass(frozen=True)
-class Item:
-    """``source[..., index, ...]``: one tensor among slices that take all elements."""
-
-    before: tuple[Any, ...]
-    after: tuple[Any, ...]
-
-    def gather(self, source: Tensor, index: Tensor) -> Tensor:
-        key = (*self.before, index, *self.after)
-        return source[key]
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """``source.repeat_interleave(index, dim)``, as in PyG's softmax over sorted edges."""
-
-    dim: int
-    size: int
-
-    def gather(self, source: Tensor, index: Tensor) -> Tensor:
-        return source.repeat_interleave(index, self.dim, output_size=self.size)
+    gather: Callable[[Tensor, Tensor], Tensor]
 
 
 class Gathers:
@@ -109,17 +81,18 @@ class Gathers:
         self._records.clear()
 
 
-_Form = tuple[Any, Any, GatherOperation | None]
+_Form = tuple[Any, Any, Gather | None]
 """The source, the index, and the operation; None if it does not gather."""
 
 
 def _select(call: Call, result: Tensor) -> _Form:
     dim = call.argument(1, "dim")
-    operation = Select(dim) if isinstance(dim, int) else None
+    operation = Gather(lambda x, i: x.index_select(dim, i)) if isinstance(dim, int) else None
     return call.argument(0, "input", "self"), call.argument(2, "index"), operation
 
 
 def _item(call: Call, result: Tensor) -> _Form:
+    """``source[..., index, ...]``: one tensor among slices that take all elements."""
     source, key = call.args
     key = key if isinstance(key, tuple) else (key,)
     tensors = [i for i, part in enumerate(key) if isinstance(part, Tensor)]
@@ -129,13 +102,18 @@ def _item(call: Call, result: Tensor) -> _Form:
     before, after = key[:at], key[at + 1 :]
     if any(part is not Ellipsis and part != slice(None) for part in (*before, *after)):
         return source, None, None
-    return source, key[at], Item(before, after)
+    return source, key[at], Gather(lambda x, i: x.__getitem__((*before, i, *after)))
 
 
 def _repeat(call: Call, result: Tensor) -> _Form:
+    """As in PyG's softmax over sorted edges."""
+    source, repeats = call.argument(0, "input", "self"), call.argument(1, "repeats")
     dim = call.argument(2, "dim")
-    operation = Repeat(dim, result.size(dim)) if isinstance(dim, int) else None
-    return call.argument(0, "input", "self"), call.argument(1, "repeats"), operation
+    if not isinstance(dim, int):
+        return source, repeats, None
+    size = result.size(dim)
+    operation = Gather(lambda x, i: x.repeat_interleave(i, dim, output_size=size))
+    return source, repeats, operation
 
 
 _FORMS: dict[str, Callable[[Call, Tensor], _Form]] = {

@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gact_graph.capture.cache import ContextCache
 from gact_graph.capture.config import Config
+from gact_graph.capture.derivatives import pointwise
 from gact_graph.capture.elements import Elements, elements_of
 from gact_graph.capture.gathers import GATHERING, Gathers
 from gact_graph.capture.ledger import Ledger, Sizes
@@ -23,8 +24,8 @@ from gact_graph.capture.nodes import Attribute, attributes_of
 from gact_graph.capture.noise import Noise
 from gact_graph.capture.operations import reads_of, reads_of_source
 from gact_graph.capture.owned import Allowance, ExternallyOwned, owned_storages, storages_in
-from gact_graph.capture.replacements import Replacements
 from gact_graph.capture.trace import Call, Save, Trace
+from gact_graph.capture.variance import Variance, variance_of
 from gact_graph.codecs import Context, Encoded, Kept, Request, Saved, encode
 from gact_graph.codecs.base import Gathered
 from gact_graph.codecs.compared import Widths, in_two_widths
@@ -120,10 +121,9 @@ class Session:
         self._owned = ExternallyOwned(model, inputs)
         self._allowance = Allowance(spare)
         self._gathers = Gathers(self._keep_index)
-        self._replacements = Replacements(
-            self._is_quantized,
-            lambda slot: scheme.keeps(slot) or self.keeps_exactly(slot.rpartition(".")[0]),
-        )
+        # The call of a VarAggregation, if the submodule that started last is one, and its name.
+        self._variance: Variance | None = None
+        self._variance_module = ""
         self._exactly = exactly or Exactly()
         self._all_exactly = all_exactly
         self._undecided = not self._exactly.decided
@@ -170,7 +170,7 @@ class Session:
         self._model = self._inputs = self._output = None
         self._owned.clear()
         self._pending.clear()
-        self._replacements.clear()
+        self._variance = None
         self._allowance.clear()
         self._gathers.clear()
         self._ledger.clear()
@@ -200,7 +200,7 @@ class Session:
         if not self.trace.inside_module:
             self.own_leaves((args, kwargs))
         self.trace.enter(name)
-        self._replacements.enter(name, module, args, kwargs)
+        self._variance, self._variance_module = variance_of(module, args, kwargs), name
 
     def own_leaves(self, inputs: Any) -> None:
         """Count tensors without a graph among the model's inputs, if these are unknown."""
@@ -280,14 +280,29 @@ class Session:
         self._look_for_leaf(call.args)
         if self._start is not None and self._model is not None and call.name == "backward":
             self._start.backward_begins(self._model)
-        return self._replacements.of(call, self.trace) if self._config.quantize else None
+        return self._replacement(call) if self._config.quantize else None
 
-    def _is_quantized(self, call: Call, x: Tensor) -> bool:
-        """Whether ``x`` would be quantized if this operation saved it."""
+    def _replacement(self, call: Call) -> Callable[[], Any] | None:
+        """Return a function to run in place of an operation whose argument is harmed by noise."""
+        variance = self._variance
+        if variance is not None and self._variance_module == self.trace.module:
+            square_of_mean = variance.square_of_mean(call)
+            if square_of_mean is not None:
+                return square_of_mean
+            replacement = variance.square(call)
+        else:
+            replacement = pointwise(call)
+        if replacement is None:
+            return None
+        x, position, run = replacement
         kept = x in self._owned or self._allowance.would_take(x) or _is_kept(x, call.name)
-        gathered = not kept and self._gathers.find(x) is not None
-        # The replacements have no second derivative.
-        return not (kept or gathered or self._keeps_all_exactly)
+        # A gathered tensor gets no noise. Replacements have no second derivative.
+        if kept or self._gathers.find(x) is not None or self._keeps_all_exactly:
+            return None
+        label = self.trace.label(call)
+        if call.of_loss or self.keeps_exactly(label) or self._scheme.keeps(f"{label}.{position}"):
+            return None
+        return functools.partial(run, label)
 
     def _look_for_leaf(self, tensors: Iterable[Any]) -> None:
         if not self._leaf_seen and self._config.quantize:

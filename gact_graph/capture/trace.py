@@ -303,9 +303,9 @@ class Trace(TorchFunctionMode):
         if not call.label:
             name = call.name
             if call.func is not _unseen:
-                site = call_site(Trace.__torch_function__.__code__)
-                call.caller, call.of_loss = site.module, site.of_loss
-                name = f"{site.helper}.{name}" if site.helper else name
+                entry = Trace.__torch_function__.__code__
+                helper, call.caller, call.of_loss = call_site(entry)
+                name = f"{helper}.{name}" if helper else name
             label = "/".join([*self._steps, name])
             self._operations[label] += 1
             count = self._operations[label]

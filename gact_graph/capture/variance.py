@@ -16,7 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.aggr import VarAggregation
 
-from gact_graph.capture.derivatives import GraphAnchor, OnceDifferentiable, is_opaque
+from gact_graph.capture.derivatives import (
+    GraphAnchor,
+    OnceDifferentiable,
+    Replacement,
+    is_opaque,
+)
 from gact_graph.capture.trace import Call
 from gact_graph.support.storage import is_plain
 
@@ -35,7 +40,7 @@ class Variance:
     """
 
     def __init__(self, x: Tensor, index: Tensor, dim_size: int | None, dim: int) -> None:
-        self.x = x
+        self._x = x
         self._index = index
         self._size = dim_size
         self._dim = dim % x.dim()
@@ -47,21 +52,23 @@ class Variance:
         The gradient of the deviations contains its gradient.
         """
         mean = _squared(call)
-        if not self._is_centered or mean is None or mean is self.x:
+        if not self._is_centered or mean is None or mean is self._x:
             return None
         return lambda: mean.detach().square()
 
-    def is_square(self, call: Call) -> bool:
-        """Whether this call computes the square of the messages."""
-        return _squared(call) is self.x
+    def square(self, call: Call) -> Replacement | None:
+        """Return the replacement of this call, which saves deviations, if it squares messages."""
+        if _squared(call) is not self._x:
+            return None
 
-    def square(self, call: Call, label: str) -> Tensor:
-        """Return the square of the messages, and save their deviations for backward."""
-        self._is_centered = True
-        size = self._size if self._size is not None else int(self._index.max()) + 1
-        anchor = GraphAnchor.apply(self.x)
-        result: Tensor = _Square.apply(self.x, self._index, size, self._dim, call, label, anchor)
-        return result
+        def run(label: str) -> Tensor:
+            self._is_centered = True
+            size = self._size if self._size is not None else int(self._index.max()) + 1
+            arguments = self._x, self._index, size, self._dim, call, label
+            result: Tensor = _Square.apply(*arguments, GraphAnchor.apply(self._x))
+            return result
+
+        return Replacement(self._x, POSITION, run)
 
 
 def variance_of(
