@@ -177,9 +177,8 @@ class Trace(TorchFunctionMode):
         self._after = after
         self._instead = instead
         self._call: Call | None = None
-        self._steps: list[str] = []
-        # The module's full name for each step; None for a phase of message passing.
-        self._modules: list[str | None] = []
+        # The modules and phases that run, with the full names of modules; None for a phase.
+        self._stack: list[tuple[str, str | None]] = []
         self._operations: Counter[str] = Counter()
         self._pauses = 0
 
@@ -245,41 +244,36 @@ class Trace(TorchFunctionMode):
 
     @property
     def inside_module(self) -> bool:
-        return bool(self._modules)
+        return bool(self._stack)
 
     @property
     def module(self) -> str | None:
         """The full name of the submodule that runs; None in a phase of message passing."""
-        return self._modules[-1] if self._modules else None
+        return self._stack[-1][1] if self._stack else None
 
     def enter(self, module: str) -> None:
         """Enter a submodule, by its full name."""
-        outer = next((name for name in reversed(self._modules) if name is not None), None)
-        self._steps.append(module if outer is None else module.removeprefix(f"{outer}."))
-        self._modules.append(module)
+        outer = next((name for _, name in reversed(self._stack) if name is not None), None)
+        step = module if outer is None else module.removeprefix(f"{outer}.")
+        self._stack.append((step, module))
 
     def leave(self, module: str) -> None:
         """Leave a submodule, and a phase in it that an exception interrupted."""
         # An exception in another hook may have prevented `enter`.
-        if module in self._modules:
-            while self._modules[-1] is None:
-                self._pop()
-            if self._modules[-1] == module:
-                self._pop()
+        if any(name == module for _, name in self._stack):
+            while self.module is None:
+                self._stack.pop()
+            if self.module == module:
+                self._stack.pop()
 
     def enter_phase(self, phase: str) -> None:
         """Enter a phase of message passing."""
-        self._steps.append(phase)
-        self._modules.append(None)
+        self._stack.append((phase, None))
 
     def leave_phase(self, phase: str) -> None:
         """Leave a phase of message passing."""
-        if self._modules and self._modules[-1] is None and self._steps[-1] == phase:
-            self._pop()
-
-    def _pop(self) -> None:
-        self._steps.pop()
-        self._modules.pop()
+        if self._stack[-1:] == [(phase, None)]:
+            self._stack.pop()
 
     @property
     def call(self) -> Call:
@@ -296,7 +290,8 @@ class Trace(TorchFunctionMode):
         call.positions = {**call.positions, position: count}
         suffix = "" if count == 1 else f".{count}"
         save.position, save.slot = position, f"{call.label}.{position}{suffix}"
-        save.of_edges = self._modules[-1:] == [None] and self._steps[-1] != "aggregate"
+        step, module = self._stack[-1] if self._stack else ("", "")
+        save.of_edges = module is None and step != "aggregate"
 
     def label(self, call: Call) -> str:
         """Return the name of an operation, with which the slots of its saved tensors begin."""
@@ -306,7 +301,7 @@ class Trace(TorchFunctionMode):
                 entry = Trace.__torch_function__.__code__
                 helper, call.caller, call.of_loss = call_site(entry)
                 name = f"{helper}.{name}" if helper else name
-            label = "/".join([*self._steps, name])
+            label = "/".join([*(step for step, _ in self._stack), name])
             self._operations[label] += 1
             count = self._operations[label]
             call.label = label if count == 1 else f"{label}#{count}"
