@@ -62,9 +62,10 @@ def allocate(sensitivities: Sequence[float], sizes: Sequence[int], budget: float
     for slots in itertools.combinations(range(len(sizes)), min(depth, len(sizes))):
         for steps in itertools.product(range(len(WIDTHS)), repeat=len(slots)):
             fixed = dict(zip(slots, steps, strict=True))
-            if sum(sizes) + sum(_cost(sizes, *pair) for pair in fixed.items()) <= budget:
+            if sum(sizes) + _cost(sizes, fixed) <= budget:
                 trials.append(_greedy(sensitivities, sizes, budget, fixed))
-    return min(map(_bits, trials), key=lambda bits: variance(sensitivities, bits))
+    widths = ([WIDTHS[step] for step in steps] for steps in trials)
+    return min(widths, key=lambda bits: variance(sensitivities, bits))
 
 
 def allocate_by_name(
@@ -100,8 +101,7 @@ def _greedy(
     sensitivities: Sequence[float], sizes: Sequence[int], budget: float, fixed: Mapping[int, int]
 ) -> list[int]:
     """Return an index into :data:`WIDTHS` for each slot; ``fixed`` has those that do not change."""
-    left = budget - sum(sizes) - sum(_cost(sizes, slot, step) for slot, step in fixed.items())
-
+    left = budget - sum(sizes) - _cost(sizes, fixed)
     # The worth of a bit of each slot, except for its step. Negative: a heap pops its least item.
     worth = [-c / size if size else 0.0 for c, size in zip(sensitivities, sizes, strict=True)]
     steps = [0 if slot in fixed else step for slot, step in enumerate(_start(worth, sizes, left))]
@@ -151,9 +151,5 @@ def _start(worth: Sequence[float], sizes: Sequence[int], left: float) -> list[in
         threshold *= 4
 
 
-def _cost(sizes: Sequence[int], slot: int, step: int) -> int:
-    return _COSTS[step] * sizes[slot]
-
-
-def _bits(steps: Sequence[int]) -> list[int]:
-    return [WIDTHS[step] for step in steps]
+def _cost(sizes: Sequence[int], steps: Mapping[int, int]) -> int:
+    return sum(_COSTS[step] * sizes[slot] for slot, step in steps.items())

@@ -111,6 +111,7 @@ class Session:
         self._config = config
         # Not a method of the session: contexts in two widths hold it.
         self._encoded = functools.partial(_encoded, config.exact, config.quantize)
+        self._quantize = config.quantize
         self._scheme = scheme
         self._noise = noise
         self._model: nn.Module | None = model
@@ -121,7 +122,7 @@ class Session:
         self._owned = ExternallyOwned(model, inputs)
         self._allowance = Allowance(spare)
         self._gathers = Gathers(self._keep_index)
-        # The call of a VarAggregation, if the submodule that started last is one, and its name.
+        # The variance that the submodule that started last computes, if any, and its name.
         self._variance: Variance | None = None
         self._variance_module = ""
         self._exactly = exactly or Exactly()
@@ -268,19 +269,19 @@ class Session:
 
     def coding_of(self, module: str) -> current.Coding | None:
         """Return the coding of node tensors for a layer that runs again in backward, if any."""
-        if not self._config.quantize or self.keeps_exactly(module):
+        if not self._quantize or self.keeps_exactly(module):
             return None
         bits = max(BITS, math.ceil(self._config.bits))
         seed = self._noise.seed_of(f"{module}/again")
         return current.Coding(bits, self._config.group_size, seed)
 
-    # Callbacks of the trace, and of what it calls.
+    # Callbacks of the trace.
 
     def _instead(self, call: Call) -> Callable[[], Any] | None:
         self._look_for_leaf(call.args)
         if self._start is not None and self._model is not None and call.name == "backward":
             self._start.backward_begins(self._model)
-        return self._replacement(call) if self._config.quantize else None
+        return self._replacement(call) if self._quantize else None
 
     def _replacement(self, call: Call) -> Callable[[], Any] | None:
         """Return a function to run in place of an operation whose argument is harmed by noise."""
@@ -305,7 +306,7 @@ class Session:
         return functools.partial(run, label)
 
     def _look_for_leaf(self, tensors: Iterable[Any]) -> None:
-        if not self._leaf_seen and self._config.quantize:
+        if not self._leaf_seen and self._quantize:
             self._leaf_seen = any(map(needs_a_gradient, tensors))
 
     def _after(self, call: Call, result: Any) -> None:
@@ -413,7 +414,7 @@ class Session:
             give_back_now_and_then(elements.flat)
         config = self._config
         # A loss that is written by hand is exact, as PyTorch's own are.
-        quantize = config.quantize and not save.call.of_loss and not exactly
+        quantize = self._quantize and not save.call.of_loss and not exactly
         request = Request(
             tensor=elements.flat,
             slot=save.slot,
@@ -469,7 +470,7 @@ class Session:
 
     def _watch(self, context: Context, slot: str, lossy: bool) -> None:
         """Record each decoding of a context, to find the slots that must be exact."""
-        if self._config.quantize:
+        if self._quantize:
             context.reading = Reading(self._exactly, slot, self._has_leaf, lossy)
 
     def _count(self, save: Save, context: Context) -> None:
