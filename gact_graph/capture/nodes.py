@@ -23,7 +23,7 @@ class Attribute(NamedTuple):
     Args:
         node: The node.
         operation: The operation that the node differentiates, as in ``derivatives.yaml`` except for
-            leading underscores: ``native_batch_norm``. Empty for an autograd function in Python.
+            leading underscores: ``native_batch_norm``. Empty for most autograd functions in Python.
         name: The tensor's name in the formulas: ``self``, ``mat1``, ``result``. Tensors of a list
             have their index appended: ``indices.0``.
     """
@@ -76,12 +76,13 @@ def attributes_of(result: Any, since: int) -> dict[int, Attribute]:
         if node is None or node in seen or node._sequence_nr() < since:
             continue
         seen.add(node)
-        operation, names = _names(node.__class__, node.name())
+        operation, names, tensors = _names(node.__class__, node.name())
         for name in names:
             raw = getattr(node, _RAW + name)
             if isinstance(raw, tuple):
                 for i, saved in enumerate(raw):
-                    attributes[id(saved.data)] = Attribute(node, operation, f"{name}.{i}")
+                    item = tensors[i] if tensors else f"{name}.{i}"
+                    attributes[id(saved.data)] = Attribute(node, operation, item)
             else:
                 attributes[id(raw.data)] = Attribute(node, operation, name)
         waiting += [following for following, _ in node.next_functions]
@@ -89,11 +90,17 @@ def attributes_of(result: Any, since: int) -> dict[int, Attribute]:
 
 
 @functools.lru_cache(maxsize=4096)  # libraries may create functions at run time
-def _names(kind: Any, name: str) -> tuple[str, tuple[str, ...]]:
-    """Return the operation of a kind of node, and the names of the tensors that it saves."""
+def _names(kind: Any, name: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Return the operation of a kind of node, and the names of the tensors that it saves.
+
+    The third item has the names for an autograd function in Python with an attribute
+    ``differentiates``: the operation that the function stands for, and its saved tensors.
+    """
     native = re.fullmatch(r"(\w+)Backward\d+", name)
     names = tuple(a.removeprefix(_RAW) for a in dir(kind) if a.startswith(_RAW))
-    return (_snake(native[1]) if native else "", names)
+    function = getattr(kind, "_forward_cls", None)
+    operation, tensors = getattr(function, "differentiates", ("", ()))
+    return (_snake(native[1]) if native else operation, names, tensors)
 
 
 def _snake(name: str) -> str:

@@ -113,6 +113,9 @@ def _moments(input: Tensor) -> tuple[Tensor, Tensor, int]:
 
 
 class _Normalize(torch.autograd.Function):
+    # Named as in PyTorch's own batch norm, so that capture compresses the same tensors.
+    differentiates = "native_batch_norm", ("input", "weight", "result1", "result2")
+
     @staticmethod
     def forward(
         ctx: Any,
