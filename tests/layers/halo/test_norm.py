@@ -57,7 +57,7 @@ assert not out.requires_grad
 try:
     batch_norm(torch.randn(int(rank == 0), 5), None, None, None, None, 0.1, 1e-5)
 except ValueError as error:
-    assert "Expected more than one row to normalise over" in str(error)
+    assert "Expected at least two rows in all processes together" in str(error)
 else:
     raise AssertionError
 """
