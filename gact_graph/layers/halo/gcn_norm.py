@@ -71,18 +71,8 @@ def norm_of_part(
 ) -> tuple[Tensor, Tensor]:
     """Normalize the edges of a part as ``torch_geometric.nn.conv.gcn_conv.gcn_norm`` does.
 
-    Args:
-        exchange: Fetches the degrees of the halo.
-        edge_index: [2, E]; sources may be in the halo.
-        edge_weight: [E]; ones by default.
-        num_nodes: Unused; the part defines the number of nodes.
-        improved: Whether an added self-loop has weight 2.
-        add_self_loops: Whether to add self-loops to nodes without one.
-        flow: Unused; layers with another flow are refused.
-        dtype: Dtype of the default weights.
-
-    Raises:
-        TypeError: The edges are no ``edge_index``.
+    ``num_nodes`` and ``flow`` are ignored: the part defines the number of nodes, and layers with
+    another flow are refused.
     """
     check_edges(edge_index)
     num_nodes = exchange.num_nodes
