@@ -103,7 +103,8 @@ def message_passing(
     if num_destinations is None:
         if reduce is not None:
             raise ValueError(
-                "Expected the number of destination nodes (got no tensor with a row for each); pass dim_size"
+                "Expected the number of destination nodes (got no tensor with a row for each); "
+                "pass dim_size"
             )
         num_destinations = _count(edge_index[1])
     return Messages(
