@@ -4,7 +4,7 @@
 - ``exchange``: fetches rows of nodes in other parts, with a gradient.
 - ``layers``: patches layers so that they fetch these rows before their edge work.
 - ``gcn_norm``: GCN's normalization with the degrees of nodes in other parts.
-- ``norm``: batch norm over the nodes of all parts.
+- ``norm``: batch norm over the rows of all parts.
 - ``supported``: the layers that can run on a part, and reasons why others cannot.
 - ``locality``: a check at the first forward of layers that are not listed.
 

@@ -13,7 +13,7 @@ from gact_graph.layers.halo.gcn_norm import NormalizedForward, calls_gcn_norm
 from gact_graph.layers.halo.locality import LocalityCheck
 from gact_graph.layers.halo.norm import NORMS, WholeBatchNorm
 from gact_graph.layers.halo.parts import check_edges
-from gact_graph.layers.halo.supported import LOCAL, refusal
+from gact_graph.layers.halo.supported import LOCAL
 from gact_graph.support.patch import Patch
 
 _FUNCTIONS = {"propagate": ("message", "aggregate", "update"), "edge_updater": ("edge_update",)}
@@ -28,10 +28,8 @@ class Handle(Protocol):
 def attach(model: nn.Module, exchange: Exchange) -> Iterator[Handle]:
     """Patch the layers of a model; yield the handles of the patches."""
     yield model.register_forward_pre_hook(exchange.start_forward)
-    inside: set[nn.Module] = set()  # of message passing layers
     for name, module in model.named_modules():
         if isinstance(module, MessagePassing):
-            inside.update(module.modules())
             for method in _FUNCTIONS:
                 yield _EdgeWork(module, method, exchange)
             if calls_gcn_norm(module):
@@ -39,22 +37,8 @@ def attach(model: nn.Module, exchange: Exchange) -> Iterator[Handle]:
             if type(module) not in LOCAL:
                 check = LocalityCheck(name, exchange)
                 yield module.register_forward_pre_hook(check, with_kwargs=True)
-        elif type(module) in NORMS:
-            if module in inside:
-                yield module.register_forward_pre_hook(_RowsCheck(name, exchange))
-            if exchange.num_parts > 1:
-                yield WholeBatchNorm(module)
-
-
-class _RowsCheck:
-    """A hook before a batch norm inside a layer, which refuses other rows than those of nodes."""
-
-    def __init__(self, name: str, exchange: Exchange) -> None:
-        self._name, self._exchange = name, exchange
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        if len(args[0]) != self._exchange.num_nodes:
-            raise refusal(self._name, "it normalizes over edges, and blocks contain some of them")
+        elif type(module) in NORMS and exchange.num_parts > 1:
+            yield WholeBatchNorm(module)
 
 
 class _EdgeWork(Patch):

@@ -1,4 +1,4 @@
-"""Batch norm over the nodes of all parts.
+"""Batch norm over the nodes, or the edges, of all parts.
 
 torch's SyncBatchNorm needs a GPU. This one runs on any device, with one collective in forward, for
 the mean and the variance, and one in backward, of a few numbers per channel each.
@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from gact_graph.layers.blocks.arguments import CannotBlock
 from gact_graph.support.patch import Patch
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -26,9 +28,10 @@ _ROWS = 1 << 14
 
 
 class WholeBatchNorm(Patch):
-    """Replaces the forward of a batch norm; its statistics cover the nodes of all parts.
+    """Replaces the forward of a batch norm; its statistics cover the rows of all parts.
 
-    All processes run it at the same time, and have the same running statistics.
+    Each node and each edge is in one part. All processes run it at the same time, and have the same
+    running statistics.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -38,6 +41,8 @@ class WholeBatchNorm(Patch):
         """Run in place of the forward of ``module``."""
         if not module.training and module.running_mean is not None:
             return self.original(module)(input)
+        if isinstance(input, FakeTensor):
+            raise CannotBlock(f"takes a statistic over all edges ({type(module).__name__})")
         module._check_input_dim(input)
         momentum, mean, var = 0.0, None, None
         if module.training and module.track_running_stats:

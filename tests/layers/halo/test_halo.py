@@ -164,20 +164,6 @@ def test_other_layers_refuse(layer, words):
         one_process(Net(nn.Linear(2, 2), layer))
 
 
-@pytest.mark.parametrize(
-    ("make", "inputs"),
-    [
-        (lambda: pyg.EdgeConv(pyg.MLP([4, 4, 4])), ()),
-        (lambda: pyg.NNConv(2, 4, pyg.MLP([1, 8, 8])), (torch.ones(300, 1),)),
-    ],
-)
-@pytest.mark.parametrize("training", [True, False])
-def test_batch_norm_over_edges_is_refused_at_the_first_forward(make, inputs, training):
-    model, part = one_process(make(), min_bytes=0)
-    with pytest.raises(ValueError, match=r"Expected a model that can run on a part.*over edges"):
-        model.train(training)(part.x, part.edge_index, *inputs)
-
-
 def test_relations_are_read_in_the_same_way_by_all(monkeypatch):
     monkeypatch.setattr("torch_geometric.typing.WITH_SEGMM", True)
     model = Net(pyg.RGCNConv(2, 4, 2))
