@@ -78,11 +78,11 @@ class Edge(NamedTuple):
     parameter: bool
 
 
-_MANY = 1 << 14
+_MANY = 1 << 20
 """Errors with at least this many elements are stored in 4 bits an element."""
 
-_AT_ONCE = 1 << 18
-"""The number of elements that are squared at once."""
+_RUN = 1 << 10
+"""The number of elements whose squares are summed in their own precision."""
 
 Outcome = Measured | Exception | None
 """None if the gradient was zero or not finite; the exception of an operation that ran again."""
@@ -371,9 +371,12 @@ def _sum_of_squares(tensors: Gradients) -> float:
 
 
 def _squared(tensor: Tensor) -> float:
-    """Return the sum of squares in float64, computed some rows at a time, as each is copied."""
-    values = torch.atleast_1d(tensor.coalesce().values() if tensor.is_sparse else tensor)
-    dtype = torch.complex128 if values.is_complex() else torch.float64
-    rows = max(1, _AT_ONCE * len(values) // max(1, values.numel()))
-    parts = [torch.linalg.vector_norm(part, dtype=dtype) for part in values.split(rows)]
-    return float(torch.stack(parts).square().sum())
+    """Return the sum of squares: by runs of elements in the tensor's own precision, without a copy,
+    and over all runs in float64."""
+    values = tensor.coalesce().values() if tensor.is_sparse else tensor
+    values = torch.view_as_real(values) if values.is_complex() else values
+    flat = values.reshape(-1)
+    end = len(flat) // _RUN * _RUN
+    runs = torch.linalg.vector_norm(flat[:end].view(-1, _RUN), dim=1).double()
+    rest = torch.linalg.vector_norm(flat[end:].double())
+    return float(runs.square().sum() + rest.square())
