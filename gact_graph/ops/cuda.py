@@ -180,9 +180,11 @@ class Kernels(Launcher):
             self._run(Kernel("cuda/bitmask.cu", name), x.device, warps, source, x.numel(), *args)
 
 
+@once
 def load(device: torch.device) -> Kernels | None:
     """Return the kernels for a CUDA device, or None with one warning if they cannot be used."""
-    return _load(device)
+    kernels = Kernels(nvrtc.launch)
+    return kernels if serves(lambda: verify(kernels, device), "its CUDA kernels") else None
 
 
 implement(
@@ -191,12 +193,6 @@ implement(
     *(reference.pack, reference.unpack, reference.unpack_rows),
     *(bits_reference.pack_bits, bits_reference.pack_pair, bits_reference.unpack_bits),
 )
-
-
-@once
-def _load(device: torch.device) -> Kernels | None:
-    kernels = Kernels(nvrtc.launch)
-    return kernels if serves(lambda: verify(kernels, device), "its CUDA kernels") else None
 
 
 def serves(trial: Callable[[], None], what: str) -> bool:

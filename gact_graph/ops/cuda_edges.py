@@ -16,9 +16,14 @@ from gact_graph.ops.reference import attention, dot_attention, leaky_attention, 
 from gact_graph.ops.registration import implement
 
 
+@once
 def load(device: torch.device) -> EdgeKernels | None:
     """Return the kernels for a CUDA device, or None with one warning if they cannot be used."""
-    return _load(device)
+    if cuda.load(device) is None:  # after a warning
+        return None
+    kernels = EdgeKernels(nvrtc.launch)
+    trial = cuda.serves(lambda: verify(kernels, device), "its CUDA kernels for edges")
+    return kernels if trial else None
 
 
 implement(
@@ -31,15 +36,6 @@ implement(
     *(leaky_attention.leaky_attention_source, dot_attention.drop_weights),
     *(dot_attention.dot_attention, dot_attention.dot_attention_backward),
 )
-
-
-@once
-def _load(device: torch.device) -> EdgeKernels | None:
-    if cuda.load(device) is None:  # after a warning
-        return None
-    kernels = EdgeKernels(nvrtc.launch)
-    trial = cuda.serves(lambda: verify(kernels, device), "its CUDA kernels for edges")
-    return kernels if trial else None
 
 
 def verify(kernels: EdgeKernels, device: torch.device) -> None:

@@ -184,8 +184,8 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _forget() -> None:
-    cuda._load.clear()
-    cuda_edges._load.clear()
+    cuda.load.clear()
+    cuda_edges.load.clear()
 
 
 def test_without_them_one_warning_tells_what_to_install(no_kernels: None) -> None:
@@ -386,13 +386,13 @@ def _skip(*args: object) -> None:
 
 def test_a_first_use_while_a_graph_is_captured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    cuda._load.clear()
+    cuda.load.clear()
     with pytest.raises(RuntimeError, match="Expected a step with the same bits before"):
         cuda.load(torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(cuda, "verify", lambda kernels, device: None)
     assert cuda.load(torch.device("cuda", 0)) is not None
-    cuda._load.clear()
+    cuda.load.clear()
 
 
 def test_an_unwritable_cache_compiles_in_memory(
