@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from gact_graph.codecs.base import Context, Encoded, Form, Request, Saved, form_of
+from gact_graph.codecs.base import Context, Encoded, Form, Request, Saved
 
 FINER = 2
 """Bits that the fine width has more than the narrow one. The narrow form is encoded from the fine
@@ -54,7 +54,7 @@ class Compared(Context):
         widths: Widths,
     ) -> None:
         self._fine = fine
-        self._form = form_of(narrow)
+        self._form = narrow.form
         # Without references to tensors. A quantized form refers to no other tensor.
         self._narrow: Request | None = dataclasses.replace(
             request,
@@ -87,7 +87,7 @@ class Compared(Context):
 
     @encoded.setter
     def encoded(self, encoded: Encoded) -> None:
-        self._fine, self._form = encoded, form_of(encoded)
+        self._fine, self._form = encoded, encoded.form
         self._narrow = None
 
 

@@ -117,11 +117,11 @@ class TestCodec:
         assert torch.allclose(by_channel(x, (64, 1), bits=8).decode().view(-1, 64)[:, 3], x[:, 3])
 
     def test_what_does_not_divide_is_quantized_as_it_lies(self):
-        assert isinstance(by_channel(torch.randn(1001), (64, 1)), Quantized)
+        assert type(by_channel(torch.randn(1001), (64, 1))) is Quantized
 
     def test_slices_of_few_elements_are_quantized_as_they_lie(self):
         """Their statistics would take more room than their codes."""
-        assert isinstance(by_channel(torch.randn(7, 64), (64, 1)), Quantized)
+        assert type(by_channel(torch.randn(7, 64), (64, 1))) is Quantized
 
     def test_nan_stays_in_its_channel(self):
         x = scaled()

@@ -82,8 +82,8 @@ class TestMovable:
         [
             Quantized(pack(X, 3)),
             QuantizedWithSign(pack(X, 2), pack_bits(X, "above")),
-            Masked(pack_bits(X > 0), X, -1.0, 2.0, exact=True),
-            Signs(X),
+            Masked(pack_bits(X > 0), X.numel(), X.dtype, -1.0, 2.0, exact=True),
+            Signs(pack_bits(X, "above"), pack_bits(X < 0), X.numel(), X.dtype),
         ],
     )
     def test_decodes_alike_with_its_tensors_elsewhere(self, encoded):
