@@ -262,8 +262,13 @@ class _Driver:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> _Driver:
-    pytest.importorskip("cuda.core")
+    core = pytest.importorskip("cuda.core")
     found, stream = _Driver(), SimpleNamespace(cuda_stream=0)
+    of_cuda = {
+        "LaunchConfig": core.LaunchConfig,
+        "Device": lambda index: SimpleNamespace(set_current=lambda: found.note(index)),
+        "launch": found.start,
+    }
     of_torch = {
         "current_device": lambda: found.device,
         "device": found.on,
@@ -274,8 +279,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> _Driver:
         "function": lambda kernel, architecture: (kernel, architecture),
         "_multiprocessors": lambda index: 4,
         "_stream": lambda handle: handle,
-        "_set_current": found.note,
-        "_start": lambda: found.start,
+        "_core": lambda: SimpleNamespace(**of_cuda),
     }
     for owner, parts in ((torch.cuda, of_torch), (nvrtc, ours)):
         for name, part in parts.items():

@@ -176,9 +176,7 @@ def _unpack_fake(
     bits: int,
     group_size: int,
     dtype: torch.dtype,
-    groups: Tensor | None = None,
-    values: Tensor | None = None,
-    seed: int | None = None,
+    *others: object,
 ) -> Tensor:
     return codes.new_empty(shape, dtype=dtype)
 
@@ -236,9 +234,7 @@ def _unpack_rows_fake(
     bits: int,
     group_size: int,
     dtype: torch.dtype,
-    groups: Tensor | None = None,
-    values: Tensor | None = None,
-    seed: int | None = None,
+    *others: object,
 ) -> Tensor:
     return codes.new_empty((rows.size(0), width), dtype=dtype)
 
