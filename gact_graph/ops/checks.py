@@ -83,7 +83,7 @@ def check_exact_groups(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Raise an error unless there are values for each exact group, or neither is given."""
+    """Raise an error unless there are values for each exact group, or there are neither."""
     if groups is None or values is None:
         if groups is not values:
             raise ValueError("Expected groups and values, or none of both (got one)")

@@ -184,7 +184,7 @@ class Kernels(Launcher):
 def load(device: torch.device) -> Kernels | None:
     """Return the kernels for a CUDA device, or None with one warning if they cannot be used."""
     kernels = Kernels(nvrtc.launch)
-    return kernels if serves(lambda: verify(kernels, device), "its CUDA kernels") else None
+    return kernels if passes(lambda: verify(kernels, device), "its CUDA kernels") else None
 
 
 implement(
@@ -195,12 +195,12 @@ implement(
 )
 
 
-def serves(trial: Callable[[], None], what: str) -> bool:
+def passes(trial: Callable[[], None], kernels: str) -> bool:
     """Return whether kernels pass a trial, which compiles them; warn once if they do not.
 
     Args:
         trial: A function that waits for the device and raises an exception for an error.
-        what: The name of the kernels in the warning.
+        kernels: The name of the kernels in the warning.
 
     Raises:
         RuntimeError: If a CUDA graph is being captured.
@@ -211,7 +211,7 @@ def serves(trial: Callable[[], None], what: str) -> bool:
             trial()
     except Exception as error:  # of any type that a toolchain or driver raises: use the reference
         remedy = f"`{_package()}` and a driver that is no older than that CUDA"
-        fallback.warn(f"make {what}", remedy, error)
+        fallback.warn(f"make {kernels}", remedy, error)
         return False
     return True
 

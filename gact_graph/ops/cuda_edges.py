@@ -22,8 +22,8 @@ def load(device: torch.device) -> EdgeKernels | None:
     if cuda.load(device) is None:  # after a warning
         return None
     kernels = EdgeKernels(nvrtc.launch)
-    trial = cuda.serves(lambda: verify(kernels, device), "its CUDA kernels for edges")
-    return kernels if trial else None
+    passed = cuda.passes(lambda: verify(kernels, device), "its CUDA kernels for edges")
+    return kernels if passed else None
 
 
 implement(

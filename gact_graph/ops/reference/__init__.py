@@ -1,1 +1,1 @@
-"""The operators in pure torch: the oracle of the kernels, and what serves where none can be had."""
+"""The operators in pure torch, which run without kernels, and with which tests compare kernels."""

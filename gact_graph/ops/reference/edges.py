@@ -76,7 +76,7 @@ def softmax(score: Tensor, starts: Tensor) -> Tensor:
 
 
 def softmax_backward(gradient: Tensor, weight: Tensor, starts: Tensor) -> Tensor:
-    """Return the gradient of the scores [E, H], given the weights and their gradient."""
+    """Return the gradient of the scores [E, H], from the weights and their gradient."""
     owners, rows = owners_of(starts, len(weight)), len(starts) - 1
     mean = weight.new_zeros(rows, weight.size(1)).index_add_(0, owners, weight * gradient)
     return weight * (gradient - mean[owners])
