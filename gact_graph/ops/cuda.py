@@ -187,12 +187,7 @@ def load(device: torch.device) -> Kernels | None:
     return kernels if passes(lambda: verify(kernels, device), "its CUDA kernels") else None
 
 
-implement(
-    "cuda",
-    lambda device: load(device),
-    *(reference.pack, reference.unpack, reference.unpack_rows),
-    *(bits_reference.pack_bits, bits_reference.pack_pair, bits_reference.unpack_bits),
-)
+implement("cuda", lambda device: load(device), Kernels)
 
 
 def passes(trial: Callable[[], None], kernels: str) -> bool:

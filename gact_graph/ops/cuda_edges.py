@@ -12,7 +12,7 @@ from gact_graph.ops import cuda
 from gact_graph.ops.cuda_attention import EdgeKernels
 from gact_graph.ops.kernels import nvrtc
 from gact_graph.ops.kernels.once import once
-from gact_graph.ops.reference import attention, dot_attention, leaky_attention, weighted_sum
+from gact_graph.ops.reference import leaky_attention, weighted_sum
 from gact_graph.ops.registration import implement
 
 
@@ -26,16 +26,7 @@ def load(device: torch.device) -> EdgeKernels | None:
     return kernels if passed else None
 
 
-implement(
-    "cuda",
-    lambda device: load(device),
-    *(weighted_sum.weighted_sum, weighted_sum.weighted_sum_weights),
-    *(weighted_sum.weighted_sum_backward, attention.segment_sum),
-    *(attention.attention, attention.attention_backward),
-    *(leaky_attention.leaky_attention, leaky_attention.leaky_attention_backward),
-    *(leaky_attention.leaky_attention_source, dot_attention.drop_weights),
-    *(dot_attention.dot_attention, dot_attention.dot_attention_backward),
-)
+implement("cuda", lambda device: load(device), EdgeKernels)
 
 
 def verify(kernels: EdgeKernels, device: torch.device) -> None:

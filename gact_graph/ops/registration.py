@@ -26,7 +26,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
-_shapes: dict[str, Shapes] = {}
+# The pure-torch code of each operator, and the shapes of its arguments.
+_operators: dict[str, tuple[Callable[..., Any], Shapes | None]] = {}
 
 
 def operator(*, mutates: tuple[str, ...] = (), shapes: str | None = None) -> Callable[[F], F]:
@@ -49,7 +50,9 @@ def operator(*, mutates: tuple[str, ...] = (), shapes: str | None = None) -> Cal
     def declare(function: F) -> F:
         name = f"{cpu.NAMESPACE}::{function.__name__}"
         torch.library.define(name, torch.library.infer_schema(function, mutates_args=mutates))
-        reference = function if shapes is None else _checked(function, Shapes(function, shapes))
+        rules = None if shapes is None else Shapes(function, shapes)
+        reference = function if rules is None else _checked(function, rules)
+        _operators[function.__name__] = reference, rules
 
         @torch.library.impl(name, "default")
         def run(*args: Any) -> Any:
@@ -65,8 +68,6 @@ def operator(*, mutates: tuple[str, ...] = (), shapes: str | None = None) -> Cal
 
 
 def _checked(function: F, shapes: Shapes) -> F:
-    _shapes[function.__name__] = shapes
-
     @functools.wraps(function)
     def run(*args: Any) -> Any:
         shapes.check(*args)
@@ -75,22 +76,22 @@ def _checked(function: F, shapes: Shapes) -> F:
     return cast(F, run)
 
 
-def implement(device: str, load: Callable[[torch.device], Any], *references: F) -> None:
+def implement(device: str, load: Callable[[torch.device], Any], kernels: type) -> None:
     """Register kernels for a device type.
 
     Args:
         device: The device type, such as ``cuda``.
-        load: Returns an object for a device whose methods have the names and signatures of the
-            references; or None, in which case the references run.
-        references: The functions that declared the operators.
+        load: Returns an instance of ``kernels`` for a device; or None, in which case the pure-torch
+            code runs.
+        kernels: A class whose public methods have the names and signatures of operators.
     """
-    for reference in references:
-        _implement(device, load, reference)
+    for name in dir(kernels):
+        if not name.startswith("_"):
+            _implement(device, load, name)
 
 
-def _implement(device: str, load: Callable[[torch.device], Any], reference: F) -> None:
-    name = reference.__name__
-    shapes = _shapes.get(name)
+def _implement(device: str, load: Callable[[torch.device], Any], name: str) -> None:
+    reference, shapes = _operators[name]
 
     @torch.library.impl(f"{cpu.NAMESPACE}::{name}", device)
     def run(*args: Any) -> Any:

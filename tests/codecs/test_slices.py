@@ -74,9 +74,9 @@ class TestCodec:
         x = torch.randn(shape, generator=seeded(2)) * 3
         x -= x.mean(dims, keepdim=True)
         expected = x.double().square().mean(dims, keepdim=True).sqrt()
-        found = _root_mean_square(x, dims)
-        assert found.shape == expected.shape
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+        actual = _root_mean_square(x, dims)
+        assert actual.shape == expected.shape
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-6)
 
     def test_bytes(self):
         # Codes, statistics of 125 groups, a float32 and a bfloat16 a channel, and a share.

@@ -155,7 +155,9 @@ def test_operators_of_cuda_tensors_take_these_kernels(monkeypatch: pytest.Monkey
     for kernels in (simt.KERNELS, None):
         asked: list[torch.device] = []
         monkeypatch.setattr(
-            cuda, "load", lambda device, found=kernels, asked=asked: asked.append(device) or found
+            cuda,
+            "load",
+            lambda device, kernels=kernels, asked=asked: asked.append(device) or kernels,
         )
         packed = call("pack", x, 2, 256, 3)
         assert torch.equal(packed[0], reference.pack(x, 2, 256, 3)[0])
@@ -263,15 +265,15 @@ class _Driver:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> _Driver:
     core = pytest.importorskip("cuda.core")
-    found, stream = _Driver(), SimpleNamespace(cuda_stream=0)
+    stand_in, stream = _Driver(), SimpleNamespace(cuda_stream=0)
     of_cuda = {
         "LaunchConfig": core.LaunchConfig,
-        "Device": lambda index: SimpleNamespace(set_current=lambda: found.note(index)),
-        "launch": found.start,
+        "Device": lambda index: SimpleNamespace(set_current=lambda: stand_in.note(index)),
+        "launch": stand_in.start,
     }
     of_torch = {
-        "current_device": lambda: found.device,
-        "device": found.on,
+        "current_device": lambda: stand_in.device,
+        "device": stand_in.on,
         "current_stream": lambda index: stream,
     }
     ours = {
@@ -284,7 +286,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> _Driver:
     for owner, parts in ((torch.cuda, of_torch), (nvrtc, ours)):
         for name, part in parts.items():
             monkeypatch.setattr(owner, name, part)
-    return found
+    return stand_in
 
 
 def test_a_launch_has_a_warp_for_each_piece_of_work(driver: _Driver) -> None:

@@ -28,14 +28,14 @@ PAGE = 4096
 
 @pytest.fixture
 def library() -> Iterator[Any]:
-    found = cpu.load()
-    if found is None:
+    actual = cpu.load()
+    if actual is None:
         pytest.skip("no compiler")
-    found.end_keeping()
-    if not found.start_keeping(60.0):
+    actual.end_keeping()
+    if not actual.start_keeping(60.0):
         pytest.skip("another system, or an allocator that cannot be asked")
-    yield found
-    found.end_keeping()
+    yield actual
+    actual.end_keeping()
 
 
 def tensor(bytes_: int) -> torch.Tensor:

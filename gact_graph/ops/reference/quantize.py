@@ -350,7 +350,7 @@ def _level(code: Tensor, index: Tensor, bits: int, seed: int | None) -> Tensor:
 
 
 def _decode(level: Tensor, stats: Tensor, first: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the values of levels [n], from the stats [n, 2] and first words [n] of their groups."""
+    """Return the values of levels [n] from the stats [n, 2] and first words [n] of their groups."""
     low, step = stats.to(torch.float32).unbind(1)
     x = level * step + low
     limit = min(_FLOAT32_MAX, torch.finfo(dtype).max)
