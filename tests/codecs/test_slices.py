@@ -87,7 +87,8 @@ class TestCodec:
         form = by_channel(x, (64, 1))
         readings = (form, form.min_variance(), form.decorrelated())
         first, alone, second = (
-            float(((one.decode().view(500, 64) - x) / x.std(0)).square().mean()) for one in readings
+            float(((form.decode().view(500, 64) - x) / x.std(0)).square().mean())
+            for form in readings
         )
         # Means of 32,000 squares.
         assert second == pytest.approx(first, rel=0.1)

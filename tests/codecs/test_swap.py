@@ -463,16 +463,19 @@ class TestModel:
         class Pair(torch.nn.Module):
             def __init__(self):
                 super().__init__()
-                self.one, self.two = GraphNet("gcn", dropout=0.0), GraphNet("sage", dropout=0.0)
+                self.first, self.second = (
+                    GraphNet("gcn", dropout=0.0),
+                    GraphNet("sage", dropout=0.0),
+                )
 
             def forward(self, x, edge_index):
-                left = checkpoint(self.one, x, edge_index, use_reentrant=False)
-                return left * self.two(x, edge_index)
+                left = checkpoint(self.first, x, edge_index, use_reentrant=False)
+                return left * self.second(x, edge_index)
 
         def run(level):
             pair = make(Pair)
             streams = [Simulated(i) for i in range(2)]
-            for part, device in zip((pair.one, pair.two), streams, strict=True):
+            for part, device in zip((pair.first, pair.second), streams, strict=True):
                 gact_graph.wrap(part, level=level, adaptive=False, min_bytes=0)
                 if level == "L2":
                     swapping(part, device)
@@ -652,7 +655,7 @@ class TestCuda:
                     actual.append([*torch.autograd.grad(loss, parameters, retain_graph=retain)])
         torch.cuda.current_stream().wait_stream(stream)
         # cuBLAS may choose otherwise on another stream.
-        assert all(distance(one, expected) < 1e-4 for one in actual)
+        assert all(distance(x, expected) < 1e-4 for x in actual)
 
     def test_the_device_holds_less_between_forward_and_backward(self):
         held = {}

@@ -207,11 +207,11 @@ def test_the_minimum_variance_decoding_is_unbiased() -> None:
     ids=["equal", "short", "huge", "tiny"],
 )
 def test_the_minimum_variance_weight_is_a_number(x: Tensor) -> None:
-    for one in (x, torch.cat([torch.full((256,), torch.nan), x])):
-        packed = pack(one, 2)
-        share = packed.min_variance_weight(one)
+    for tensor in (x, torch.cat([torch.full((256,), torch.nan), x])):
+        packed = pack(tensor, 2)
+        share = packed.min_variance_weight(tensor)
         assert 0 <= share <= 0.75
-        assert torch.equal(packed.unpack_min_variance(share).isnan(), one.isnan())
+        assert torch.equal(packed.unpack_min_variance(share).isnan(), tensor.isnan())
     if (x == x[0]).all():
         assert share == 0
 
