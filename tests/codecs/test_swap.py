@@ -571,7 +571,7 @@ class TestReport:
         actual = report.to_dict()
         assert 0 < actual["host_bytes"] < actual["stored_bytes"]
         assert actual["host_bytes"] == sum(c["host_bytes"] for c in actual["contexts"])
-        assert "lie in host memory" in str(report) and "equals" not in str(report)
+        assert "are in host memory" in str(report) and "equals" not in str(report)
 
     def test_stored_bytes_are_those_of_l1(self):
         actual = []
