@@ -134,7 +134,7 @@ REFERENCE = [
     ),
     Fault(
         "the gradient of softmax misses the mean of its row",
-        f"{_REFERENCE}/softmax.py",
+        f"{_REFERENCE}/edges.py",
         "return weight * (gradient - mean[owners])",
         "return weight * (gradient - mean[owners] * 0)",
         ("ops/test_attention.py",),
