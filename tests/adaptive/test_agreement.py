@@ -66,6 +66,21 @@ for kind, place in (("gat", "inside"), ("gcn", "outside")):
         for p, q in zip(stock.parameters(), model.parameters(), strict=True):
             assert torch.equal(p.grad, q.grad)
 
+# A rank that alone has nothing to measure: the other does not wait for it in a collective.
+for place in ("inside", "outside"):
+    model, wrapped = built("gcn", place)
+    for step in range(4):
+        x, edges = graph(seed=step + 10 * rank)
+        model.zero_grad()
+        out = model(x, edges)
+        if rank == 1 and step == 1:
+            wrapped.forward.controller.forward.adaptation._measuring = None
+        out.square().mean().backward()
+    gradients = torch.cat([p.grad.flatten() for p in model.parameters()])
+    left, right = gathered(gradients)
+    assert torch.equal(left, right)
+    assert gact_graph.report(wrapped).measurements > 0
+
 # FSDP2 trains with equal bits, and says why it does not measure.
 def sharded(**options):
     net = fully_shard(make(lambda: GraphNet("gcn")))
@@ -88,7 +103,7 @@ assert widths <= {4, 16} and 4 in widths, widths
 
 
 def test_ranks_have_the_same_bits_at_every_step(tmp_path):
-    """They resume from one state, and gradients at lossless are those of stock."""
+    """They resume from one state, at lossless have the gradients of stock, and do not wait."""
     run_ranks(NET + EVEN, tmp_path)
 
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
-import textwrap
 import warnings
 
 import pytest
@@ -261,69 +257,3 @@ class TestWhatLearns:
         late.backward()
         assert measurements(model) == 0
         assert steps(model, 1) == [[]] and measurements(model) == 1
-
-
-RANKS = """
-    import os, sys, torch, torch.distributed as dist, gact_graph, warnings
-    from torch import nn
-    from torch_geometric.nn import GCNConv
-    warnings.simplefilter("error")
-    rank, kind = int(sys.argv[1]), sys.argv[3]
-    dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2,
-                            timeout=__import__("datetime").timedelta(seconds=40))
-    torch.manual_seed(0)
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.norm = GCNConv(32, 64), nn.BatchNorm1d(64)
-            self.two = GCNConv(64, 5)
-        def forward(self, x, edges):
-            return self.two(self.norm(self.one(x, edges)).relu(), edges)
-    x, edges = torch.randn(300, 32) + rank, torch.randint(300, (2, 2000))
-    net = Net()
-    if kind == "inside":
-        model = nn.parallel.DistributedDataParallel(gact_graph.wrap(net, min_bytes=0))
-        wrapped = net
-    else:
-        model = wrapped = gact_graph.wrap(
-            nn.parallel.DistributedDataParallel(net), min_bytes=0)
-    collectives = 0
-    for step in range(4):
-        model.zero_grad()
-        out = model(x, edges)
-        if rank == 1 and step == 1:  # this rank alone has nothing to measure
-            wrapped.forward.controller.forward.adaptation._measuring = None
-        out.square().mean().backward()
-    grads = torch.cat([p.grad.flatten() for p in model.parameters()])
-    both = [torch.empty_like(grads) for _ in range(2)]
-    dist.all_gather(both, grads)
-    assert torch.equal(*both)
-    print("measured", gact_graph.report(wrapped).measurements, flush=True)
-    dist.barrier()
-    os._exit(0)  # gloo's threads may end a process that leaves them with an abort
-"""
-
-
-@pytest.mark.parametrize("kind", [pytest.param("outside", marks=pytest.mark.long), "inside"])
-def test_no_rank_waits_for_another(kind, tmp_path):
-    """Ranks measure at different steps: a collective that runs again would meet no other."""
-    script = tmp_path / "ranks.py"
-    script.write_text(textwrap.dedent(RANKS))
-    path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(tmp_path / "store"), kind],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outs = [rank.communicate(timeout=120) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], outs
-    assert all(int(out.split()[1]) > 0 for out, _ in outs)

@@ -63,12 +63,12 @@ def ratios(net, bits, *inputs, sweeps=8, **options):
     ("kind", "options"),
     [
         ("gcn", {}),
-        ("gcn", {"blocks": 500}),
-        ("gat", {}),
+        pytest.param("gcn", {"blocks": 500}, marks=pytest.mark.long),
+        pytest.param("gat", {}, marks=pytest.mark.long),
         ("gat", {"blocks": 500}),
-        ("sage", {}),
-        ("gin", {}),
-        ("gat", {"level": "CB1"}),
+        pytest.param("sage", {}, marks=pytest.mark.long),
+        pytest.param("gin", {}, marks=pytest.mark.long),
+        pytest.param("gat", {"level": "CB1"}, marks=pytest.mark.long),
         ("gat", {"level": "CB2"}),
     ],
 )

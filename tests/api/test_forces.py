@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from beside import small_storages_count
 from grids import grid
 from samples import Lambda
 from torch import Tensor, nn
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 import gact_graph
 from experiments.forces import physics
 from experiments.helpers.potentials import POTENTIALS, molecules, plain_neighbours
-from gact_graph.capture import session
 
 LEVELS = {
     "L1, 2 bits": {"bits": 2, "blocks": False},
@@ -31,9 +31,8 @@ LEVELS = {
 
 
 @pytest.fixture(autouse=True)
-def encode_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(session, "_SMALL", 0)
-    with plain_neighbours():
+def encode_all() -> Iterator[None]:
+    with small_storages_count(), plain_neighbours():
         yield
 
 

@@ -408,16 +408,15 @@ def test_a_function_that_counts_its_calls() -> None:
     assert calls == 1
 
 
-@pytest.mark.parametrize("blocks", [BLOCKS, "auto"])
-def test_a_model_learns_from_forces(blocks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gact_graph.layers.blocks.by_hand.LEAST_EDGES", 1)
-    monkeypatch.setattr("gact_graph.layers.blocks.size.LEAST_EDGES", 1)
-    monkeypatch.setattr("gact_graph.layers.blocks.size._CPU_BYTES", 1000)
+@pytest.mark.parametrize(("blocks", "times"), [(BLOCKS, 1), ("auto", 30)])
+def test_a_model_learns_from_forces(blocks: Any, times: int) -> None:
+    """Of a graph that has several blocks, by ``"auto"`` too."""
+    edge_index, edge_attr = EDGE_INDEX.repeat(1, times), E.repeat(times, 1)
     found = []
     for run, options in ((in_blocks, {"blocks": blocks}), (by_hand, {})):
         mlp = Mlp()
         x = X.clone().requires_grad_()
-        energy = run(mlp, x, EDGE_INDEX, E, **options).square().sum()
+        energy = run(mlp, x, edge_index, edge_attr, **options).square().sum()
         [force] = torch.autograd.grad(energy, x, create_graph=True)
         (energy + force.square().sum()).backward()
         found.append([x.grad, *(p.grad for p in mlp.parameters())])

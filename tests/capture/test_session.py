@@ -9,18 +9,20 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from samples import (
+from grids import grid
+from samples import (  # noqa: F401
     FEATURES,
     GraphNet,
     Lambda,
     Mlp,
     distance,
     equal,
+    frozen_heap,
     gradients,
     graph,
     labels,
     make,
-    one_thread,  # noqa: F401
+    one_thread,
     seeded,
     train_step,
 )
@@ -119,15 +121,19 @@ class TestAccount:
         model(X, EDGES)
         assert gact_graph.report(model).raw_bytes == expected > 100_000
 
-    @pytest.mark.parametrize("kind", ["gcn", "gat", "sage", "gin"])
-    @pytest.mark.parametrize(("level", "bits"), [("L1", 2), ("L1", 32), ("lossless", 32)])
-    def test_stored_bytes_are_what_stays_alive(self, kind, level, bits):
+    @pytest.mark.parametrize(
+        ("kind", "options"),
+        grid(
+            ["gcn", "gat", "sage", "gin"],
+            [{"bits": 2}, {"bits": 32}, {"level": "lossless", "bits": 32}],
+        ),
+    )
+    def test_stored_bytes_are_those_of_live_tensors(self, kind, options):
         gc.collect()
         others = stored_tensors()
         before = {t.untyped_storage().data_ptr() for t in others}
         net = make(lambda: GraphNet(kind))
-        options = {"level": level, "bits": bits, "adaptive": False}
-        model = gact_graph.wrap(net, blocks=False, min_bytes=0, **options)
+        model = gact_graph.wrap(net, blocks=False, adaptive=False, min_bytes=0, **options)
         owned = {t.untyped_storage().data_ptr() for t in [X, EDGES, *model.parameters()]}
         owned |= before | {t.untyped_storage().data_ptr() for t in model.buffers()}
         out = model(X, EDGES)

@@ -386,6 +386,7 @@ print(json.dumps([limited, kept]))
 )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is kept")
 def test_others_get_the_memory_that_a_limit_of_addresses_leaves(library: Any) -> None:
     limited, kept = run(_LIMIT)
@@ -409,6 +410,7 @@ print(json.dumps([huge, rollup()["LazyFree"]]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is kept")
 def test_the_system_may_take_back_huge_pages(library: Any) -> None:
     """As where a container comes to its limit."""
@@ -453,6 +455,7 @@ class TestSwitch:
         subprocess.run([compiler, "-shared", "-fPIC", "-o", shared, source], check=True)
         return str(shared)
 
+    @pytest.mark.long
     def test_another_allocator_keeps_memory_itself_unless_asked(
         self, library: Any, preloaded: str
     ) -> None:
