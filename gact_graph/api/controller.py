@@ -165,8 +165,7 @@ class Controller:
             for layer in self.blocks.attach(model, only):
                 self._handles.append(layer)
         if self.config.recompute:
-            blocks, layers = self.blocks is not None, self._step.layers
-            for recomputed in recompute.attach(self.owner, layers, model, blocks, only):
+            for recomputed in recompute.attach(self.owner, self._step.layers, model, only):
                 self._handles.append(recomputed)
 
     def remove_hooks(self) -> None:

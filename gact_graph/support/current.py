@@ -91,6 +91,8 @@ class Capture(Protocol):
 
     def coding_of(self, module: str) -> Coding | None: ...
 
+    def pack(self, tensor: Tensor) -> Any: ...
+
 
 def current() -> Capture | None:
     """The session that captures on this thread, or None."""

@@ -35,7 +35,8 @@ from gact_graph.layers.blocks.arguments import Arguments, CannotBlock
 from gact_graph.layers.blocks.edge_functions import EdgeFunction
 from gact_graph.support.current import unseen
 from gact_graph.support.graph import ends_of, nodes_before
-from gact_graph.support.reach import Reach, slots_of
+from gact_graph.support.objects import slots_of
+from gact_graph.support.reach import Reach
 
 EDGES, DESTINATIONS, SOURCES = 37, 23, 29
 """The sizes of the tensors that are traced: three unlikely widths of a layer."""

@@ -1,0 +1,375 @@
+"""A call of a layer in which autograd saves placeholders, and the run that fills them in backward.
+
+As in ``torch.utils.checkpoint`` without reentrant autograd, the layer runs on autograd's own graph
+in forward, so hooks, gradients of tensors from elsewhere and higher derivatives are those of stock.
+The session saves the inputs, and compresses them; a saved tensor that is an input is decoded
+without running the layer.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.autograd.graph import saved_tensors_hooks
+
+from gact_graph.codecs import Context, Kept, Saved
+from gact_graph.codecs.base import Encoded
+from gact_graph.layers.recompute.contexts import Waiting, geometry, kept
+from gact_graph.layers.recompute.reuse import EdgeCalls, End, Reuse, counting
+from gact_graph.layers.recompute.edits import check, glimpse
+from gact_graph.layers.recompute.structure import Structure
+from gact_graph.support.cpu_memory import give_back
+from gact_graph.support.current import Capture, Coding, forward_runs, unpack
+from gact_graph.support.reach import Reach
+from gact_graph.support.run_state import RunState
+from gact_graph.support.storage import (
+    Layout,
+    is_plain,
+    key_of,
+    parts_of,
+    plain_of,
+    tensors_held_by,
+)
+from gact_graph.support.watch import Watch
+
+_SHARE = 0.5
+"""Results with a row for each edge are saved if each takes at most this share of the bytes of the
+layer's floating-point inputs."""
+
+
+class Placeholder(Saved):
+    """The object that autograd holds in place of a tensor that the layer computes again.
+
+    Attributes:
+        number: The number of tensors that the layer had saved before.
+        kind: The tensor's shape and dtype.
+        filled: The tensor, after the layer has run again.
+    """
+
+    __slots__ = ("__weakref__", "_recomputation", "filled", "kind", "number")
+
+    def __init__(self, recomputation: Recomputation, number: int, tensor: Tensor) -> None:
+        self._recomputation = recomputation
+        self.number, self.kind = number, _kind(tensor)
+        self.filled: Saved | None = None
+        self.slot = None
+        self.advise, self.gives_back = recomputation.advise, recomputation.gives_back
+
+    @property
+    def context(self) -> Context:  # type: ignore[override]
+        return self._recomputation.fill(self).context
+
+    @property
+    def layout(self) -> Layout | None:  # type: ignore[override]
+        return self._recomputation.fill(self).layout
+
+    def tensor(self) -> Tensor:
+        return self._recomputation.fill(self).tensor()
+
+
+class Recomputation:
+    """One call of a layer that saves its inputs alone.
+
+    Args:
+        name: The name of the layer.
+        module: The layer.
+        forward: The layer's own forward.
+        arguments: The arguments without their tensors.
+        state: The state of the layer before the call.
+        coding: How node tensors are quantized that wait for blocks while the layer's backward runs;
+            None leaves them exact.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        forward: Callable[..., Any],
+        arguments: Structure,
+        state: Watch,
+        coding: Coding | None,
+    ) -> None:
+        self._name, self._module, self._forward = name, module, forward
+        self._arguments, self._state, self._coding = arguments, state, coding
+        self._lock = threading.RLock()
+        self._placeholders: list[weakref.ref[Placeholder]] = []
+        self._encoded: list[Encoded] = []
+
+    def run(self, tensors: Sequence[Tensor], session: Capture, named: dict[str, Tensor]) -> Any:
+        """Run the layer in forward.
+
+        Args:
+            tensors: The tensors among the arguments.
+            session: The session that compresses them.
+            named: Their names in the report; results of edge work are added.
+        """
+        self._run_state = RunState({t.device.type for t in tensors})
+        self._device = tensors[0].device
+        self._requires_grad = [t.requires_grad for t in tensors]
+        self._glimpses = {
+            number: glimpse(tensor)
+            for number, tensor in enumerate(tensors)
+            if tensor.grad_fn is None and is_plain(tensor)
+        }
+        first = _FirstRun(self, session, named, tensors_held_by(self._module))
+        self._inputs = [first.save(tensor) for tensor in tensors]
+        self.advise, self.gives_back = self._inputs[0].advise, self._inputs[0].gives_back
+        first.most = _SHARE * sum(t.nbytes for t in tensors if t.is_floating_point())
+        args, kwargs = self._arguments.filled(tensors)
+        with counting(first), saved_tensors_hooks(first.pack, unpack):
+            result = self._forward(*args, **kwargs)
+        self._ends, self._results = first.ends, first.results
+        first.forward_runs = False
+        return result
+
+    def stand_for(self, number: int, tensor: Tensor) -> Placeholder:
+        """Return a placeholder for the tensor that the layer saves as number ``number``."""
+        placeholder = Placeholder(self, number, tensor)
+        self._placeholders.append(weakref.ref(placeholder))
+        return placeholder
+
+    def fill(self, placeholder: Placeholder) -> Saved:
+        """Return the tensor of a placeholder; the layer runs again unless it did so already."""
+        with self._lock:
+            # Whoever reads the tensor reads the inputs: their codes are told of it.
+            encoded = [saved.encoded() for saved in (*self._inputs, *self._results.values())]
+            same = [*map(id, encoded)] == [*map(id, self._encoded)]
+            if same and placeholder.filled is not None:
+                return placeholder.filled
+            tensors = self._run_again(placeholder)
+            # A measurement of noise decodes an input in other widths, for one operation.
+            if same or not self._encoded:
+                self._encoded = encoded
+                for living in self._living():
+                    living.filled = tensors.get(living.number)
+                if torch._C._current_graph_task_id() != -1:
+                    self._empty_after_backward()
+            return tensors[placeholder.number]
+
+    def _living(self) -> list[Placeholder]:
+        """The placeholders of tensors that backward may still read."""
+        return [p for reference in self._placeholders if (p := reference()) is not None]
+
+    def _empty_after_backward(self) -> None:
+        """Release the tensors when backward ends; a graph that is retained computes them anew."""
+        reference = weakref.ref(self)
+
+        def empty() -> None:
+            recomputation = reference()
+            for placeholder in recomputation._living() if recomputation is not None else ():
+                placeholder.filled = None
+
+        Variable._execution_engine.queue_callback(empty)
+
+    def _run_again(self, wanted: Placeholder) -> dict[int, Saved]:
+        """Run the layer as in forward; return the tensors that it saves, by their numbers."""
+        give_back(self._device)
+        self._check()
+        # What a derivative inside forward returns, or one that is differentiated, is exact.
+        coding = None if forward_runs() or torch.is_grad_enabled() else self._coding
+        living = {p.number: p.kind for p in (*self._living(), wanted)}
+        with torch.no_grad():
+            tensors = [saved.tensor() for saved in self._inputs]
+            results = {number: saved.tensor() for number, saved in self._results.items()}
+        again = _RunAgain(living, self._ends, results, Waiting(coding))
+        token = torch.zeros((), device="cpu", requires_grad=True)
+        with (
+            self._run_state.restored(),
+            _restored(self._module, self._state),
+            counting(again),
+            saved_tensors_hooks(again.pack, unpack),
+        ):
+            for number, requires_grad in enumerate(self._requires_grad):
+                if requires_grad:
+                    tensors[number] = _Input.apply(token, tensors[number])
+            args, kwargs = self._arguments.filled(tensors)
+            del tensors
+            try:
+                self._forward(*args, **kwargs)
+            except (_Enough, RuntimeError):  # TorchScript turns the former into the latter
+                if not again.complete:
+                    raise
+        if not again.complete:
+            raise RuntimeError(
+                f"Expected {self._name} to save the same tensors when it runs again in backward as "
+                "in forward (got others); wrap the model with a level that computes nothing again, "
+                "such as level='L1', blocks=False"
+            )
+        return again.tensors
+
+    def _check(self) -> None:
+        for number, before in self._glimpses.items():
+            encoded = self._inputs[number].context.encoded
+            if isinstance(encoded, Kept):
+                check(before, encoded.decode())
+        name = self._state.lost_tensor()
+        if name is not None:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: {name} of {self._name}, which is computed again in backward. "
+                "Change it after backward, or take a level that computes nothing again "
+                "(level='L1', blocks=False)."
+            )
+
+
+class _FirstRun(EdgeCalls):
+    """The run of a layer in forward.
+
+    Attributes:
+        forward_runs: Whether it runs; read by :func:`gact_graph.support.current.forward_runs`.
+        most: The most bytes of a result of edge work that is saved.
+        ends: The end of each call of edge work.
+        results: The results that were saved, by the number of their call.
+    """
+
+    forward_runs = True
+    most = 0.0
+
+    def __init__(
+        self,
+        recomputation: Recomputation,
+        session: Capture,
+        named: dict[str, Tensor],
+        owned: Iterator[Tensor],
+    ) -> None:
+        self.ends: list[End] = []
+        self.results: dict[int, Saved] = {}
+        self._recomputation, self._session, self._named = recomputation, session, named
+        self._owned = {key_of(part) for tensor in owned for part in parts_of(tensor)}
+        self._known: dict[Any, tuple[Saved, Any]] = {}
+        self._count = 0
+
+    @torch.no_grad()
+    def save(self, tensor: Tensor) -> Saved:
+        """Save a tensor for the run in backward; autograd saves it in the same codes."""
+        saved = self._session.pack(tensor)
+        tensor = plain_of(tensor)
+        if is_plain(tensor):
+            self._known[key_of(tensor)] = saved, geometry(tensor)
+        return saved
+
+    def pack(self, tensor: Tensor) -> Saved:
+        """The pack hook."""
+        number, tensor = self._count, plain_of(tensor)
+        self._count += 1
+        if is_plain(tensor):
+            key = key_of(tensor)
+            saved, known = self._known.get(key, (None, None))
+            if saved is not None and known == geometry(tensor):
+                return saved
+            if key in self._owned:
+                return kept(tensor)
+        return self._recomputation.stand_for(number, tensor)
+
+    def next(self) -> Reuse:
+        return Reuse(None, False, None)
+
+    def ended_in_blocks(self, result: Tensor, of_edges: bool) -> None:
+        if of_edges and result.is_floating_point() and result.nbytes <= self.most:
+            self._named[f"edges.{len(self.results)}"] = result
+            self.results[len(self.ends)] = self.save(result)
+        self.ends.append(End(RunState(set()), self._count))
+
+    def ended_as_stock(self) -> None:
+        self.ends.append(End(None, self._count))
+
+
+class _Enough(BaseException):
+    """Ends a run that has saved all tensors that are wanted.
+
+    Not an Exception, so that the layer does not catch it.
+    """
+
+
+class _RunAgain(EdgeCalls):
+    """The run of a layer in backward.
+
+    Args:
+        wanted: The shapes and dtypes of the tensors that are wanted, by their numbers.
+        ends: The ends of the calls of edge work in the first run.
+        results: The results that were saved, by the number of their call.
+        waiting: Encodes the tensors.
+
+    Attributes:
+        tensors: The tensors, by their numbers.
+    """
+
+    def __init__(
+        self,
+        wanted: Mapping[int, Any],
+        ends: Sequence[End],
+        results: Mapping[int, Tensor],
+        waiting: Waiting,
+    ) -> None:
+        self.tensors: dict[int, Saved] = {}
+        self._wanted, self._ends, self._results = wanted, ends, results
+        self._last = max(wanted)
+        self._waiting = waiting
+        self._count = self._calls = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all tensors that are wanted have been saved."""
+        return len(self.tensors) == len(self._wanted)
+
+    def pack(self, tensor: Tensor) -> Saved:
+        """The pack hook."""
+        number, tensor = self._count, plain_of(tensor).detach()
+        self._count += 1
+        if number not in self._wanted or self._wanted[number] != _kind(tensor):
+            return kept(tensor)
+        self.tensors[number] = self._waiting.pack(tensor, self.saving)
+        if number == self._last:
+            raise _Enough
+        return self.tensors[number]
+
+    def next(self) -> Reuse:
+        if self._calls >= len(self._ends):
+            return Reuse(None, False, None)
+        end, result = self._ends[self._calls], self._results.get(self._calls)
+        return Reuse(end.random is not None, self._last < end.saved, result)
+
+    def ended_in_blocks(self, result: Tensor, of_edges: bool) -> None:
+        if self._calls in self._results:  # it has drawn no random numbers
+            random = self._ends[self._calls].random
+            assert random is not None
+            random.restore_random_state()
+        self._calls += 1
+
+    def ended_as_stock(self) -> None:
+        self._calls += 1
+
+
+class _Input(torch.autograd.Function):
+    """Makes an input the result of an operation, so that the layer may change it in place.
+
+    ``_Input.apply(token, value)`` returns ``value``; the token is any tensor that requires a
+    gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, value: Tensor) -> Tensor:
+        return value.view_as(value)
+
+
+@contextmanager
+def _restored(module: nn.Module, state: Watch) -> Iterator[None]:
+    """Restore the state of a layer inside, and its present state afterwards."""
+    objects = [value for value, _ in state.objects]
+    now = Reach([module, *objects]).watch(state.copied_bytes)
+    try:
+        state.undo()
+        yield
+    finally:
+        now.undo()
+
+
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype
