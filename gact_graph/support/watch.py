@@ -40,16 +40,24 @@ class _Record(NamedTuple):
 
 
 class _TensorRecord(NamedTuple):
-    """A tensor: the path to it, its version, and a copy of its values unless it is too large."""
+    """A tensor: the path to it, its state, and a copy of its values unless it is too large."""
 
     name: str
     tensor: Tensor
     version: int | None
+    requires_grad: bool
     copy: Tensor | None
 
     @property
     def changed(self) -> bool:
         return version_of(self.tensor) != self.version
+
+    def restore(self) -> None:
+        if self.tensor.is_leaf and self.tensor.requires_grad != self.requires_grad:
+            self.tensor.requires_grad_(self.requires_grad)
+        # Unless it has changed: batch norm writes statistics without a new version.
+        if self.copy is not None:
+            self.tensor.data.copy_(self.copy)
 
 
 class Watch:
@@ -85,12 +93,10 @@ class Watch:
             if changed:
                 record.restore(record.before)
                 first = first or joined(record.name, changed[0])
-        for tensor in self._tensors:
-            if tensor.changed:
-                first = first or tensor.name
-            # Batch norm writes statistics without a new version.
-            if tensor.copy is not None:
-                tensor.tensor.data.copy_(tensor.copy)
+        for record in self._tensors:
+            if record.changed:
+                first = first or record.name
+            record.restore()
         return first
 
     def changed_tensor(self) -> str | None:
@@ -129,7 +135,8 @@ class Watch:
         elif isinstance(value, Tensor):
             small = _is_small(value, self.copied_bytes)
             copy = value.detach().clone() if small else None
-            self._tensors.append(_TensorRecord(name, value, version_of(value), copy))
+            state = version_of(value), value.requires_grad
+            self._tensors.append(_TensorRecord(name, value, *state, copy))
         elif (numbers := _numbers(value)) is not None:
             self._record(name, *numbers)
         elif isinstance(value, nn.Module | CONTAINERS | NAMESPACES) or not is_library(

@@ -136,7 +136,7 @@ def test_a_layer_that_leaves_a_tensor_behind_runs_as_it_is():
     model = gact_graph.wrap(make(build), **CB1)
     assert equal(train(model, steps=1), stock)
     [row] = gact_graph.report(model).layers
-    assert row.way == "stock" and "leaves a tensor in its attribute" in row.reason
+    assert row.way == "stock" and "leaves a tensor that requires a gradient in its attribute" in row.reason
 
 
 class OfData(MessagePassing):
