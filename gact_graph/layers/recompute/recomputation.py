@@ -101,6 +101,8 @@ class Recomputation:
         self._lock = threading.RLock()
         self._placeholders: list[weakref.ref[Placeholder]] = []
         self._encoded: list[Encoded] = []
+        self._others: list[int] = []
+        self._measured: dict[int, Saved] = {}
 
     def run(self, tensors: Sequence[Tensor], session: Capture, named: dict[str, Tensor]) -> Any:
         """Run the layer in forward.
@@ -123,11 +125,12 @@ class Recomputation:
         self.advise, self.gives_back = self._inputs[0].advise, self._inputs[0].gives_back
         first.most = _SHARE * sum(t.nbytes for t in tensors if t.is_floating_point())
         args, kwargs = self._arguments.filled(tensors)
-        with counting(first), saved_tensors_hooks(first.pack, unpack):
-            result = self._forward(*args, **kwargs)
         self._ends, self._results = first.ends, first.results
-        first.forward_runs = False
-        return result
+        try:
+            with counting(first), saved_tensors_hooks(first.pack, unpack):
+                return self._forward(*args, **kwargs)
+        finally:
+            first.end()
 
     def stand_for(self, number: int, tensor: Tensor) -> Placeholder:
         """Return a placeholder for the tensor that the layer saves as number ``number``."""
@@ -140,18 +143,26 @@ class Recomputation:
         with self._lock:
             # Whoever reads the tensor reads the inputs: their codes are told of it.
             encoded = [saved.encoded() for saved in (*self._inputs, *self._results.values())]
-            same = [*map(id, encoded)] == [*map(id, self._encoded)]
-            if same and placeholder.filled is not None:
-                return placeholder.filled
-            tensors = self._run_again(placeholder)
-            # A measurement of noise decodes an input in other widths, for one operation.
-            if same or not self._encoded:
-                self._encoded = encoded
-                for living in self._living():
-                    living.filled = tensors.get(living.number)
+            self._encoded = self._encoded or encoded
+            pairs = zip(encoded, self._encoded, strict=True)
+            # A measurement of noise decodes an input in another width, for one operation.
+            others = [number for number, (now, usual) in enumerate(pairs) if now is not usual]
+            if others:
+                if others != self._others:
+                    self._others, self._measured = others, {}
+                if placeholder.number not in self._measured:
+                    self._measured |= self._run_again([placeholder])
+                return self._measured[placeholder.number]
+            self._others, self._measured = [], {}
+            if placeholder.filled is None:
+                living = self._living()
+                tensors = self._run_again(living)
+                for each in living:
+                    each.filled = tensors[each.number]
                 if torch._C._current_graph_task_id() != -1:
                     self._empty_after_backward()
-            return tensors[placeholder.number]
+            assert placeholder.filled is not None
+            return placeholder.filled
 
     def _living(self) -> list[Placeholder]:
         """The placeholders of tensors that backward may still read."""
@@ -168,17 +179,16 @@ class Recomputation:
 
         Variable._execution_engine.queue_callback(empty)
 
-    def _run_again(self, wanted: Placeholder) -> dict[int, Saved]:
-        """Run the layer as in forward; return the tensors that it saves, by their numbers."""
+    def _run_again(self, wanted: Sequence[Placeholder]) -> dict[int, Saved]:
+        """Run the layer as in forward; return the tensors of placeholders, by their numbers."""
         give_back(self._device)
         self._check()
         # What a derivative inside forward returns, or one that is differentiated, is exact.
         coding = None if forward_runs() or torch.is_grad_enabled() else self._coding
-        living = {p.number: p.kind for p in (*self._living(), wanted)}
         with torch.no_grad():
             tensors = [saved.tensor() for saved in self._inputs]
             results = {number: saved.tensor() for number, saved in self._results.items()}
-        again = _RunAgain(living, self._ends, results, Waiting(coding))
+        again = _RunAgain({p.number: p.kind for p in wanted}, self._ends, results, Waiting(coding))
         token = torch.zeros((), device="cpu", requires_grad=True)
         with (
             self._run_state.restored(),
@@ -267,6 +277,12 @@ class _FirstRun(EdgeCalls):
             if key in self._owned:
                 return kept(tensor)
         return self._recomputation.stand_for(number, tensor)
+
+    def end(self) -> None:
+        """Release all tensors: autograd holds the pack hook for as long as the graph."""
+        self.forward_runs = False
+        self._known.clear()
+        del self._session, self._named
 
     def next(self) -> Reuse:
         return Reuse(None, False, None)
