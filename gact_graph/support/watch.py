@@ -93,10 +93,10 @@ class Watch:
             if changed:
                 record.restore(record.before)
                 first = first or joined(record.name, changed[0])
-        for record in self._tensors:
-            if record.changed:
-                first = first or record.name
-            record.restore()
+        for tensor in self._tensors:
+            if tensor.changed:
+                first = first or tensor.name
+            tensor.restore()
         return first
 
     def changed_tensor(self) -> str | None:

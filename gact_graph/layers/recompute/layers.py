@@ -134,12 +134,12 @@ class RecomputedLayer(Patch):
 
 def _attributes_with_graph(module: nn.Module) -> Iterator[str]:
     """Yield the attributes whose tensors an operation made; not parameters of a replica."""
-    parameters = vars(module).get("_former_parameters", {})
+    parameters = {*vars(module).get("_former_parameters", {}), "_former_parameters"}
     for name, value in module_attributes(module).items():
-        if name != "_former_parameters" and name not in parameters:
-            if isinstance(value, Tensor | CONTAINERS):
-                if any(t.grad_fn is not None for t in tensors_in(value)):
-                    yield name
+        if name in parameters or not isinstance(value, Tensor | CONTAINERS):
+            continue
+        if any(t.grad_fn is not None for t in tensors_in(value)):
+            yield name
 
 
 def _named(original: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Tensor]:

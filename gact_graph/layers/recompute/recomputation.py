@@ -22,8 +22,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from gact_graph.codecs import Context, Kept, Saved
 from gact_graph.codecs.base import Encoded
 from gact_graph.layers.recompute.contexts import Waiting, geometry, kept
-from gact_graph.layers.recompute.reuse import EdgeCalls, End, Reuse, counting
 from gact_graph.layers.recompute.edits import check, glimpse
+from gact_graph.layers.recompute.reuse import EdgeCalls, End, Reuse, counting
 from gact_graph.layers.recompute.structure import Structure
 from gact_graph.support.cpu_memory import give_back
 from gact_graph.support.current import Capture, Coding, forward_runs, unpack
@@ -100,6 +100,7 @@ class Recomputation:
         self._arguments, self._state, self._coding = arguments, state, coding
         self._lock = threading.RLock()
         self._placeholders: list[weakref.ref[Placeholder]] = []
+        self._results: dict[int, Saved] = {}
         self._encoded: list[Encoded] = []
         self._others: list[int] = []
         self._measured: dict[int, Saved] = {}
@@ -125,12 +126,14 @@ class Recomputation:
         self.advise, self.gives_back = self._inputs[0].advise, self._inputs[0].gives_back
         first.most = _SHARE * sum(t.nbytes for t in tensors if t.is_floating_point())
         args, kwargs = self._arguments.filled(tensors)
-        self._ends, self._results = first.ends, first.results
+        self._ends = first.ends
         try:
             with counting(first), saved_tensors_hooks(first.pack, unpack):
-                return self._forward(*args, **kwargs)
+                result = self._forward(*args, **kwargs)
+            self._results = first.saved_results()
         finally:
             first.end()
+        return result
 
     def stand_for(self, number: int, tensor: Tensor) -> Placeholder:
         """Return a placeholder for the tensor that the layer saves as number ``number``."""
@@ -236,7 +239,6 @@ class _FirstRun(EdgeCalls):
         forward_runs: Whether it runs; read by :func:`gact_graph.support.current.forward_runs`.
         most: The most bytes of a result of edge work that is saved.
         ends: The end of each call of edge work.
-        results: The results that were saved, by the number of their call.
     """
 
     forward_runs = True
@@ -250,7 +252,7 @@ class _FirstRun(EdgeCalls):
         owned: Iterator[Tensor],
     ) -> None:
         self.ends: list[End] = []
-        self.results: dict[int, Saved] = {}
+        self._results: dict[int, tuple[Tensor, int]] = {}
         self._recomputation, self._session, self._named = recomputation, session, named
         self._owned = {key_of(part) for tensor in owned for part in parts_of(tensor)}
         self._known: dict[Any, tuple[Saved, Any]] = {}
@@ -258,7 +260,7 @@ class _FirstRun(EdgeCalls):
 
     @torch.no_grad()
     def save(self, tensor: Tensor) -> Saved:
-        """Save a tensor for the run in backward; autograd saves it in the same codes."""
+        """Save a tensor for the run in backward; if the layer saves it, by the same codes."""
         saved = self._session.pack(tensor)
         tensor = plain_of(tensor)
         if is_plain(tensor):
@@ -278,10 +280,20 @@ class _FirstRun(EdgeCalls):
                 return kept(tensor)
         return self._recomputation.stand_for(number, tensor)
 
+    def saved_results(self) -> dict[int, Saved]:
+        """Save the results of edge work after which the layer saves tensors, by their calls."""
+        results: dict[int, Saved] = {}
+        for number, (result, version) in self._results.items():
+            if self.ends[number].saved < self._count and result._version == version:
+                self._named[f"edges.{len(results)}"] = result
+                results[number] = self.save(result)
+        return results
+
     def end(self) -> None:
         """Release all tensors: autograd holds the pack hook for as long as the graph."""
         self.forward_runs = False
         self._known.clear()
+        self._results.clear()
         del self._session, self._named
 
     def next(self) -> Reuse:
@@ -289,8 +301,7 @@ class _FirstRun(EdgeCalls):
 
     def ended_in_blocks(self, result: Tensor, of_edges: bool) -> None:
         if of_edges and result.is_floating_point() and result.nbytes <= self.most:
-            self._named[f"edges.{len(self.results)}"] = result
-            self.results[len(self.ends)] = self.save(result)
+            self._results[len(self.ends)] = result, result._version
         self.ends.append(End(RunState(set()), self._count))
 
     def ended_as_stock(self) -> None:
