@@ -80,9 +80,9 @@ def wrap(
             left.
             ``"L2"`` is ``"L1"`` with masks and quantized contexts of 1 MiB or more swapped from a
             CUDA device to pinned host memory; elsewhere it equals ``"L1"``, and ``report`` says
-            so. With ``"CB1"`` a message passing layer saves its inputs alone, as in L1, and is
-            computed again in backward; what its blocks read then waits at 8 bits or more. ``"CB2"``
-            is the paper's name for ``"CB1"`` in blocks, which is the default.
+            so. With ``"CB2"`` a message passing layer saves its inputs alone, as in L1, and is
+            computed again in backward; what its blocks read then waits at 8 bits or more. ``"CB1"``
+            is an alias of ``"CB2"``.
         adaptive: Spend the bits where the gradient needs them, by sensitivities that are measured
             in backward while the model trains (paper, section 4.1): all of them together in the
             first compressed step, which takes about twice as long; again in the 32nd and at each
