@@ -28,7 +28,7 @@ from gact_graph.layers.recompute import layers as recompute
 from gact_graph.support import cpu_memory, current
 from gact_graph.support.advising import Advise
 from gact_graph.support.exact import ReadInForwardError, Start
-from gact_graph.support.rows import NOT_MADE, Row
+from gact_graph.support.rows import RECOMPUTED, Row
 from gact_graph.support.storage import tensors_in
 from gact_graph.support.warn import warn
 
@@ -286,7 +286,7 @@ class Controller:
         seconds = _seconds_since(begun, model)
         with self._lock:
             followed.scheme.see(session.rows)
-            made = (row.raw_bytes for row in session.rows if row.codec != NOT_MADE)
+            made = (row.raw_bytes for row in session.rows if row.codec != RECOMPUTED)
             saved = sum(made) + session.not_made
             if not spare:
                 followed.see(session.rows, saved)

@@ -13,7 +13,7 @@ from gact_graph.adaptive.state_checks import check_count, check_keys, check_meas
 from gact_graph.capture.config import Config
 from gact_graph.codecs import Kept
 from gact_graph.support.exact import Exactly
-from gact_graph.support.rows import NOT_MADE, Row
+from gact_graph.support.rows import RECOMPUTED, Row
 
 NEWER = ("exactly", "compressible")
 """Entries of a state that version 0.7.0 did not save."""
@@ -51,7 +51,7 @@ class Followed:
         At most by the bytes that stock saves, without those that are kept by reference and without
         the largest context: that is whole while it is made and while backward reads it.
         """
-        coded = [row.raw_bytes for row in rows if row.codec not in (Kept.codec, NOT_MADE)]
+        coded = [row.raw_bytes for row in rows if row.codec not in (Kept.codec, RECOMPUTED)]
         kept = sum(row.raw_bytes for row in rows if row.codec == Kept.codec)
         self.compressible = (saved_bytes - kept - max(coded, default=0)) / max(saved_bytes, 1)
 

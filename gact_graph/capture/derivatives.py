@@ -173,7 +173,9 @@ class _Multiply(torch.autograd.Function):
             return (None,) * 6
         [derivative] = ctx.saved_tensors
         if torch.is_grad_enabled():
-            product = Once.apply(gradient, derivative, ctx.dtype, ctx.label, ctx.shadow)
+            product = OnceDifferentiable.apply(
+                gradient, derivative, ctx.dtype, ctx.label, ctx.shadow
+            )
         else:
             product = _product(gradient, derivative, ctx.dtype)
         return product, None, None, None, None, None
@@ -194,7 +196,7 @@ class Shadow(torch.autograd.Function):
         return None  # what comes after it raises
 
 
-class Once(torch.autograd.Function):
+class OnceDifferentiable(torch.autograd.Function):
     """The product in backward. It has no gradient: the second derivative is not known."""
 
     @staticmethod

@@ -13,7 +13,7 @@ from gact_graph.support.exact import needs_a_gradient
 from gact_graph.support.storage import key_of, parts_of, place_of, tensors_held_by, tensors_in
 
 
-class Held:
+class ExternallyOwned:
     """The storages of a model's parameters, buffers and caches, and of the inputs of its forward.
 
     Args:

@@ -14,7 +14,7 @@ from gact_graph.capture.elements import Elements
 from gact_graph.capture.roles import Sizes
 from gact_graph.capture.trace import Saver
 from gact_graph.codecs import Context, Kept
-from gact_graph.support.rows import NOT_MADE, Row
+from gact_graph.support.rows import RECOMPUTED, Row
 from gact_graph.support.storage import key_of, physical_of, version_of
 
 
@@ -145,7 +145,7 @@ class Ledger:
         role = "edge" if tensor is None or tensor.is_floating_point() else "index"
         shape = () if tensor is None else tuple(tensor.shape)
         numel = 0 if tensor is None else tensor.numel()
-        row = Row(slot, role, NOT_MADE, shape, numel, None, nbytes, 0)
+        row = Row(slot, role, RECOMPUTED, shape, numel, None, nbytes, 0)
         self._entries.append(OfStock(row, None if tensor is None else key_of(tensor)))
 
     def refer_to(self, held: Mapping[int, Tensor], outputs: Mapping[int, Tensor]) -> None:

@@ -18,7 +18,7 @@ from gact_graph.capture.deferred import Deferred
 from gact_graph.capture.elements import Elements, elements_of
 from gact_graph.capture.encoder import Bits, Encoder
 from gact_graph.capture.gathers import GATHERING, Gathers
-from gact_graph.capture.held import Held, storages_held_by, storages_in
+from gact_graph.capture.held import ExternallyOwned, storages_held_by, storages_in
 from gact_graph.capture.known import KnownContexts
 from gact_graph.capture.ledger import Ledger
 from gact_graph.capture.nodes import Attribute, attributes_of
@@ -121,7 +121,7 @@ class Session:
         self._model: nn.Module | None = model
         self._inputs = inputs
         self._output: Any = None
-        self._held = Held(model, inputs)
+        self._held = ExternallyOwned(model, inputs)
         self._allowance = Allowance(spare)
         self._gathers = Gathers(self._keep_index)
         self._replacements = Replacements(
@@ -355,7 +355,7 @@ class Session:
             self._count(tensor, saver, context)
             return Saved(context)
         reads = reads_of(saver.call, saver.position, tensor, attribute)
-        by_autograd = saver.position not in saver.call.only_here
+        by_autograd = saver.position not in saver.call.extra_saved
         return self._save(_Save(tensor, saver, reads, constant, by_autograd))
 
     def _keep_index(self, call: Call, index: Tensor) -> Saved:

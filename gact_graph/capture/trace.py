@@ -49,7 +49,7 @@ class Call:
         since: The sequence number of the first autograd node that it may have made.
         positions: How many tensors it has saved in each position.
         tensors: Tensors that it saves under names of their own, which no node knows.
-        only_here: The names of those that stock autograd would not save.
+        extra_saved: The names of those that stock autograd would not save.
     """
 
     # Of the class, for most operations save nothing, and nobody sets them.
@@ -61,7 +61,7 @@ class Call:
     since = 0
     positions: Mapping[str, int] = {}
     tensors: Mapping[str, Tensor] = {}
-    only_here: Collection[str] = ()
+    extra_saved: Collection[str] = ()
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
         self.func = func
@@ -190,17 +190,17 @@ class Trace(TorchFunctionMode):
 
     @contextmanager
     def standing_for(
-        self, name: str, tensors: dict[str, Tensor], only_here: Collection[str] = ()
+        self, name: str, tensors: dict[str, Tensor], extra_saved: Collection[str] = ()
     ) -> Iterator[Call]:
         """Tensors saved inside count as arguments of one operation, which this gives.
 
         Args:
             name: Its name.
             tensors: Its arguments by their names.
-            only_here: Those that stock autograd would not save.
+            extra_saved: Those that stock autograd would not save.
         """
         call = Call(_function(name), (), {})
-        call.of_layer, call.tensors, call.only_here = True, tensors, only_here
+        call.of_layer, call.tensors, call.extra_saved = True, tensors, extra_saved
         outer, self._call = self._call, call
         try:
             yield call

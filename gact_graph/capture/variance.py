@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.aggr import VarAggregation
 
-from gact_graph.capture.derivatives import Once, Shadow, is_opaque
+from gact_graph.capture.derivatives import OnceDifferentiable, Shadow, is_opaque
 from gact_graph.capture.trace import Call
 from gact_graph.support.storage import is_plain
 
@@ -128,5 +128,5 @@ class _Square(torch.autograd.Function):
             return (None,) * 7
         deviation, index = ctx.saved_tensors
         derivative = 2 * _centered(deviation, index, ctx.size, ctx.dim)
-        product = Once.apply(gradient, derivative, ctx.dtype, ctx.label, ctx.shadow)
+        product = OnceDifferentiable.apply(gradient, derivative, ctx.dtype, ctx.label, ctx.shadow)
         return product, None, None, None, None, None, None

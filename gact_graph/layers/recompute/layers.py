@@ -84,7 +84,7 @@ class RecomputedLayer(Patch):
         coding = session.coding_of(self._name)
         call = Recomputation(self._name, module, original, arguments, state, coding)
         named = _named(original, args, kwargs)
-        with session.trace.standing_for("forward", named), current.unseen():
+        with session.trace.standing_for("forward", named), current.capture_disabled():
             result = call.run(tensors, session, named)
         self._tell("recomputed", None)
         self._judge(module, state)
