@@ -3,8 +3,8 @@
 In the order in which a call of a layer meets them:
 
 - ``layers``: the patch that replaces a layer's ``forward``.
-- ``recomputation``: the first run, in which autograd saves placeholders, and the run in backward
-  that computes the tensors that they stand for.
+- ``recomputation``: a call, in which autograd saves placeholders that backward fills.
+- ``runs``: the run in forward and the run in backward.
 - ``structure``: the call without its tensors.
 - ``reuse``: results of edge work that need not be computed once more.
 - ``contexts``: tensors that wait in codes while the layer's backward runs.

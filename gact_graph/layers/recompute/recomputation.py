@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,9 +21,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gact_graph.codecs import Context, Kept, Saved
 from gact_graph.codecs.base import Encoded
-from gact_graph.layers.recompute.contexts import Waiting, geometry, kept
+from gact_graph.layers.recompute.contexts import Waiting
 from gact_graph.layers.recompute.edits import check, glimpse
-from gact_graph.layers.recompute.reuse import EdgeCalls, End, Reuse, counting
+from gact_graph.layers.recompute.reuse import counting
+from gact_graph.layers.recompute.runs import Enough, FirstRun, RunAgain, kind_of
 from gact_graph.layers.recompute.structure import Structure
 from gact_graph.support.cpu_memory import give_back
 from gact_graph.support.current import Capture, Coding, forward_runs, unpack
@@ -32,9 +33,6 @@ from gact_graph.support.run_state import RunState
 from gact_graph.support.storage import (
     Layout,
     is_plain,
-    key_of,
-    parts_of,
-    plain_of,
     tensors_held_by,
 )
 from gact_graph.support.watch import Watch
@@ -57,7 +55,7 @@ class Placeholder(Saved):
 
     def __init__(self, recomputation: Recomputation, number: int, tensor: Tensor) -> None:
         self._recomputation = recomputation
-        self.number, self.kind = number, _kind(tensor)
+        self.number, self.kind = number, kind_of(tensor)
         self.filled: Saved | None = None
         self.slot = None
         self.advise, self.gives_back = recomputation.advise, recomputation.gives_back
@@ -121,7 +119,7 @@ class Recomputation:
             for number, tensor in enumerate(tensors)
             if tensor.grad_fn is None and is_plain(tensor)
         }
-        first = _FirstRun(self, session, named, tensors_held_by(self._module))
+        first = FirstRun(self._stand_for, session, named, tensors_held_by(self._module))
         self._inputs = [first.save(tensor) for tensor in tensors]
         self.advise, self.gives_back = self._inputs[0].advise, self._inputs[0].gives_back
         first.most = _SHARE * sum(t.nbytes for t in tensors if t.is_floating_point())
@@ -135,7 +133,7 @@ class Recomputation:
             first.end()
         return result
 
-    def stand_for(self, number: int, tensor: Tensor) -> Placeholder:
+    def _stand_for(self, number: int, tensor: Tensor) -> Placeholder:
         """Return a placeholder for the tensor that the layer saves as number ``number``."""
         placeholder = Placeholder(self, number, tensor)
         self._placeholders.append(weakref.ref(placeholder))
@@ -191,7 +189,7 @@ class Recomputation:
         with torch.no_grad():
             tensors = [saved.tensor() for saved in self._inputs]
             results = {number: saved.tensor() for number, saved in self._results.items()}
-        again = _RunAgain({p.number: p.kind for p in wanted}, self._ends, results, Waiting(coding))
+        again = RunAgain({p.number: p.kind for p in wanted}, self._ends, results, Waiting(coding))
         token = torch.zeros((), device="cpu", requires_grad=True)
         with (
             self._run_state.restored(),
@@ -206,7 +204,7 @@ class Recomputation:
             del tensors
             try:
                 self._forward(*args, **kwargs)
-            except (_Enough, RuntimeError):  # TorchScript turns the former into the latter
+            except (Enough, RuntimeError):  # TorchScript turns the former into the latter
                 if not again.complete:
                     raise
         if not again.complete:
@@ -232,148 +230,6 @@ class Recomputation:
             )
 
 
-class _FirstRun(EdgeCalls):
-    """The run of a layer in forward.
-
-    Attributes:
-        forward_runs: Whether it runs; read by :func:`gact_graph.support.current.forward_runs`.
-        most: The most bytes of a result of edge work that is saved.
-        ends: The end of each call of edge work.
-    """
-
-    forward_runs = True
-    most = 0.0
-
-    def __init__(
-        self,
-        recomputation: Recomputation,
-        session: Capture,
-        named: dict[str, Tensor],
-        owned: Iterator[Tensor],
-    ) -> None:
-        self.ends: list[End] = []
-        self._results: dict[int, tuple[Tensor, int]] = {}
-        self._recomputation, self._session, self._named = recomputation, session, named
-        self._owned = {key_of(part) for tensor in owned for part in parts_of(tensor)}
-        self._known: dict[Any, tuple[Saved, Any]] = {}
-        self._count = 0
-
-    @torch.no_grad()
-    def save(self, tensor: Tensor) -> Saved:
-        """Save a tensor for the run in backward; if the layer saves it, by the same codes."""
-        saved = self._session.pack(tensor)
-        tensor = plain_of(tensor)
-        if is_plain(tensor):
-            self._known[key_of(tensor)] = saved, geometry(tensor)
-        return saved
-
-    def pack(self, tensor: Tensor) -> Saved:
-        """The pack hook."""
-        number, tensor = self._count, plain_of(tensor)
-        self._count += 1
-        if is_plain(tensor):
-            key = key_of(tensor)
-            saved, known = self._known.get(key, (None, None))
-            if saved is not None and known == geometry(tensor):
-                return saved
-            if key in self._owned:
-                return kept(tensor)
-        return self._recomputation.stand_for(number, tensor)
-
-    def saved_results(self) -> dict[int, Saved]:
-        """Save the results of edge work after which the layer saves tensors, by their calls."""
-        results: dict[int, Saved] = {}
-        for number, (result, version) in self._results.items():
-            if self.ends[number].saved < self._count and result._version == version:
-                self._named[f"edges.{len(results)}"] = result
-                results[number] = self.save(result)
-        return results
-
-    def end(self) -> None:
-        """Release all tensors: autograd holds the pack hook for as long as the graph."""
-        self.forward_runs = False
-        self._known.clear()
-        self._results.clear()
-        del self._session, self._named
-
-    def next(self) -> Reuse:
-        return Reuse(None, False, None)
-
-    def ended_in_blocks(self, result: Tensor, of_edges: bool) -> None:
-        if of_edges and result.is_floating_point() and result.nbytes <= self.most:
-            self._results[len(self.ends)] = result, result._version
-        self.ends.append(End(RunState(set()), self._count))
-
-    def ended_as_stock(self) -> None:
-        self.ends.append(End(None, self._count))
-
-
-class _Enough(BaseException):
-    """Ends a run that has saved all tensors that are wanted.
-
-    Not an Exception, so that the layer does not catch it.
-    """
-
-
-class _RunAgain(EdgeCalls):
-    """The run of a layer in backward.
-
-    Args:
-        wanted: The shapes and dtypes of the tensors that are wanted, by their numbers.
-        ends: The ends of the calls of edge work in the first run.
-        results: The results that were saved, by the number of their call.
-        waiting: Encodes the tensors.
-
-    Attributes:
-        tensors: The tensors, by their numbers.
-    """
-
-    def __init__(
-        self,
-        wanted: Mapping[int, Any],
-        ends: Sequence[End],
-        results: Mapping[int, Tensor],
-        waiting: Waiting,
-    ) -> None:
-        self.tensors: dict[int, Saved] = {}
-        self._wanted, self._ends, self._results = wanted, ends, results
-        self._last = max(wanted)
-        self._waiting = waiting
-        self._count = self._calls = 0
-
-    @property
-    def complete(self) -> bool:
-        """Whether all tensors that are wanted have been saved."""
-        return len(self.tensors) == len(self._wanted)
-
-    def pack(self, tensor: Tensor) -> Saved:
-        """The pack hook."""
-        number, tensor = self._count, plain_of(tensor).detach()
-        self._count += 1
-        if number not in self._wanted or self._wanted[number] != _kind(tensor):
-            return kept(tensor)
-        self.tensors[number] = self._waiting.pack(tensor, self.saving)
-        if number == self._last:
-            raise _Enough
-        return self.tensors[number]
-
-    def next(self) -> Reuse:
-        if self._calls >= len(self._ends):
-            return Reuse(None, False, None)
-        end, result = self._ends[self._calls], self._results.get(self._calls)
-        return Reuse(end.random is not None, self._last < end.saved, result)
-
-    def ended_in_blocks(self, result: Tensor, of_edges: bool) -> None:
-        if self._calls in self._results:  # it has drawn no random numbers
-            random = self._ends[self._calls].random
-            assert random is not None
-            random.restore_random_state()
-        self._calls += 1
-
-    def ended_as_stock(self) -> None:
-        self._calls += 1
-
-
 class _Input(torch.autograd.Function):
     """Makes an input the result of an operation, so that the layer may change it in place.
 
@@ -396,7 +252,3 @@ def _restored(module: nn.Module, state: Watch) -> Iterator[None]:
         yield
     finally:
         now.undo()
-
-
-def _kind(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch_geometric.nn import GATConv, GATv2Conv, SAGEConv, TransformerConv
 
 import gact_graph
-from gact_graph.layers.recompute import contexts, recomputation
+from gact_graph.layers.recompute import contexts, runs
 
 X, EDGES = graph()
 
@@ -59,7 +59,7 @@ def test_inputs_stay_in_their_codes_and_change_nothing(kind, level, packed, monk
     in_codes = train_step(gact_graph.wrap(net, min_bytes=0, **options), X, EDGES)
     count = len(packed)
     packed.clear()
-    monkeypatch.setattr(recomputation, "geometry", lambda tensor: object())
+    monkeypatch.setattr(runs, "geometry", lambda tensor: object())
     assert equal(train_step(gact_graph.wrap(other, min_bytes=0, **options), X, EDGES), in_codes)
     assert len(packed) > count
 
