@@ -138,8 +138,10 @@ class RunAgain(EdgeCalls):
 
     def pack(self, tensor: Tensor) -> Saved:
         """The pack hook."""
-        number, tensor = self._count, plain_of(tensor).detach()
+        number, tensor = self._count, plain_of(tensor)
         self._count += 1
+        if is_plain(tensor):  # detach() would turn an EdgeIndex into a plain tensor
+            tensor = tensor.detach()
         if number not in self._wanted or self._wanted[number] != kind_of(tensor):
             return kept(tensor)
         self.tensors[number] = self._waiting.pack(tensor, self.saving)
