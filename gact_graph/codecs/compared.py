@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from gact_graph.codecs.base import Context, Encoded, Form, Request, Saved, form_of
+from gact_graph.codecs.base import Context, Encoded, Form, Request, Saved
 
 FINER = 2
-"""Bits that the fine width has more than the narrow one. The narrow form is encoded from the fine
-one, so the difference is its whole error, and the fine form costs little more than training."""
+"""Bits by which the fine width exceeds the narrow width. The narrow form is encoded from the fine
+form, so the difference is its whole error, and the fine form costs little more than training."""
 
 _OTHER_NOISE = 0x9E3779B97F4A7C15
 """A mask for the seed of the narrow width. It rounds values that the fine width has rounded: with
@@ -24,12 +24,12 @@ class Widths:
     """The widths that a measuring step decodes.
 
     Attributes:
-        narrow: The slot that is decoded in the width of training; all others use the fine width.
+        narrow: The slots that are decoded in the width of training; all others use the fine width.
         read: The slots that were decoded since the set was cleared.
         slots: The bits of each slot's narrow width.
     """
 
-    narrow: str | None = None
+    narrow: frozenset[str] = frozenset()
     read: set[str] = field(default_factory=set)
     slots: dict[str, int] = field(default_factory=dict)
 
@@ -54,7 +54,7 @@ class Compared(Context):
         widths: Widths,
     ) -> None:
         self._fine = fine
-        self._form = form_of(narrow)
+        self._form = narrow.form
         # Without references to tensors. A quantized form refers to no other tensor.
         self._narrow: Request | None = dataclasses.replace(
             request,
@@ -81,13 +81,13 @@ class Compared(Context):
             return self._fine
         widths, slot = self._widths, self._narrow.slot
         widths.read.add(slot)
-        if widths.narrow != slot:
+        if slot not in widths.narrow:
             return self._fine
         return self._encode(dataclasses.replace(self._narrow, tensor=self._fine.decode()))
 
     @encoded.setter
     def encoded(self, encoded: Encoded) -> None:
-        self._fine, self._form = encoded, form_of(encoded)
+        self._fine, self._form = encoded, encoded.form
         self._narrow = None
 
 

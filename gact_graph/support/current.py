@@ -138,17 +138,15 @@ def capture_disabled() -> Iterator[None]:
         if session is not None:
             stack.enter_context(session.trace.paused())
         stack.callback(set_current, session)
-        stack.callback(
-            setattr, _local, "capture_disabled", getattr(_local, "capture_disabled", False)
-        )
+        stack.callback(setattr, _local, "disabled", getattr(_local, "disabled", False))
         set_current(None)
-        _local.capture_disabled = True
+        _local.disabled = True
         yield
 
 
 def is_busy() -> bool:
     """Return whether a session captures on this thread, or is disabled there."""
-    return current() is not None or getattr(_local, "capture_disabled", False)
+    return current() is not None or getattr(_local, "disabled", False)
 
 
 def unpack(saved: Any) -> torch.Tensor:

@@ -119,13 +119,16 @@ def _never_read(
 ) -> frozenset[int]:
     """Inputs on which no tensor depends that backward saves when it runs the graph again."""
     runs = dependencies.closure(again)
-    saved = {dependencies.of_storage.get(t.untyped_storage()._cdata) for t in traced.saved}
-    if None in saved:  # a tensor of unknown origin
-        return frozenset()
-    # Autograd itself copies a tensor that an operation saves and changes in place: no output depends
-    # on such a copy.
-    forward = dependencies.closure(traced.outputs)
-    read = dependencies.closure(node for node in saved if node in runs or node not in forward)
+    # Autograd itself copies a tensor that an operation saves and changes in place: no output
+    # depends on such a copy.
+    forward, saved = dependencies.closure(traced.outputs), list[fx.Node]()
+    for tensor in traced.saved:
+        node = dependencies.of_storage.get(tensor.untyped_storage()._cdata)
+        if node is None:  # a tensor of unknown origin
+            return frozenset()
+        if node in runs or node not in forward:
+            saved.append(node)
+    read = dependencies.closure(saved)
     tensors = [*arguments.tensors, *(reach.tensors[i][1] for i in traced.constants)]
     used = {number for node, number in _numbered(traced, arguments) if node in read}
     return frozenset(
