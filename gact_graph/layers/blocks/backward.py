@@ -206,7 +206,8 @@ def _backward_of_sum(
         BlockGraph([block_sum.weight, *kept], [of_weight, *of_kept], leaves).backward()
     whole_sum = weights.sum(x.value, call.size)
     if whole_sum is not None and of_sum is not None:
-        x.add(whole_sum.gradient_of_x(of_sum))
+        of_x = whole_sum.gradient_of_x(of_sum)
+        x.gradient = of_x if x.gradient is None else x.gradient.add_(of_x)
 
 
 _Item = TypeVar("_Item")

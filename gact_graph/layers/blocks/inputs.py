@@ -45,8 +45,9 @@ class Input:
         return self.gradient
 
     def add(self, gradient: Tensor) -> None:
-        """Add a gradient of the whole input, which may be changed in place from then on."""
-        self.gradient = gradient if self.gradient is None else self.gradient.add_(gradient)
+        """Add a gradient of the whole input."""
+        # Not in place: autograd may return one tensor as the gradient of several inputs.
+        self.gradient = gradient if self.gradient is None else self.gradient + gradient
 
     def leaf_of_all(self) -> Leaf:
         """The whole input as a leaf."""
