@@ -1,4 +1,4 @@
-"""The analyses of edge functions, each made once for all layers in the same state."""
+"""The cache of analyses, shared by all layers in equal states."""
 
 from __future__ import annotations
 
@@ -14,76 +14,74 @@ from gact_graph.layers.blocks.arguments import Arguments, CannotBlock
 from gact_graph.layers.blocks.edge_functions import EdgeFunction
 from gact_graph.support.reach import Reach, Unknowable
 
-_MOST = 512
-"""Analyses that are remembered."""
+_CACHED_ANALYSES = 512
 
-_CHANGES = 16
-"""New states in a row after which a layer is taken for one that changes at every call."""
+_NEW_STATES = 16
+"""New states in a row after which a layer counts as changing its state at each call."""
 
 _known: OrderedDict[Hashable, LayerAnalysis | str] = OrderedDict()
 
 
 class Analyses:
-    """The analyses of one layer's edge function, or of one function of the user's.
+    """The analyses of an edge function in the states of one layer, or of one function of the user.
 
-    Layers of one class with equal settings, and with tensors of equal shapes, share them.
+    Layers of one class with equal settings, and with tensors of equal shapes, share analyses.
 
     Args:
         edge_function: The function that runs for each block.
-        methods: The methods of the layer that it calls.
     """
 
-    def __init__(self, edge_function: EdgeFunction, methods: frozenset[str]) -> None:
-        self._edge_function, self._methods = edge_function, methods
+    def __init__(self, edge_function: EdgeFunction) -> None:
+        self._edge_function = edge_function
         self._new_in_a_row = 0
         self._last: Hashable = None
 
     def of(
         self, module: Any, arguments: Arguments
     ) -> tuple[LayerAnalysis, list[tuple[str, Tensor]]]:
-        """The analysis for a call, and the tensors that it reads beside its arguments, by path.
+        """Return the analysis for a call, and the constants that the layer reads, by path.
 
         Raises:
             CannotBlock: The call cannot run in blocks.
         """
         try:
-            reach = Reach([module, *arguments.others.values()], self._methods)
+            reach = Reach([module, *arguments.others.values()], self._edge_function.methods)
         except Unknowable as reason:
             raise CannotBlock(str(reason)) from reason
-        key = self._edge_function, _described(arguments), reach.key
-        known = _known.get(key)
-        if known is None:
-            known = self._find(key, module, arguments, reach)
+        key = self._edge_function, _properties(arguments), reach.key
+        analysis = _known.get(key)
+        if analysis is None:
+            analysis = self._analyse(key, module, arguments, reach)
         else:
             self._new_in_a_row = 0
-        if isinstance(known, str):
-            raise CannotBlock(known)
-        return known, [reach.tensors[number] for number in known.constants]
+        if isinstance(analysis, str):
+            raise CannotBlock(analysis)
+        return analysis, [reach.tensors[number] for number in analysis.constants]
 
-    def _find(
+    def _analyse(
         self, key: Hashable, module: Any, arguments: Arguments, reach: Reach
     ) -> LayerAnalysis | str:
         changes = self._last is not None and self._last != key
         self._new_in_a_row += 1
         self._last = key
-        if changes and self._new_in_a_row > _CHANGES:
+        if changes and self._new_in_a_row > _NEW_STATES:
             raise CannotBlock("has another state at each call")
-        found: LayerAnalysis | str
+        analysis: LayerAnalysis | str
         try:
-            found = analyse(self._edge_function, module, arguments, reach)
+            analysis = analyse(self._edge_function, module, arguments, reach)
         except CannotBlock as reason:
-            found = str(reason)
-        _known[key] = found
-        while len(_known) > _MOST:
+            analysis = str(reason)
+        _known[key] = analysis
+        while len(_known) > _CACHED_ANALYSES:
             _known.popitem(last=False)
-        return found
+        return analysis
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_last": None}
 
 
-def _described(arguments: Arguments) -> Hashable:
-    """The properties of a call's arguments that decide what the layer does with them."""
+def _properties(arguments: Arguments) -> Hashable:
+    """Return the properties of arguments on which the behavior of a layer depends."""
     device = arguments.tensors[0].device.type
     whole = {use.index for use in arguments.uses if use.level == "whole"}
     return (

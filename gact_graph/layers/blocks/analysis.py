@@ -1,4 +1,4 @@
-"""The questions that a traced graph answers about one layer in one state."""
+"""The analysis of a layer in one state: queries on its traced graph."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gact_graph.layers.blocks.graph import Dependencies, EdgeGraph, storages_of
 from gact_graph.layers.blocks.locality import prove
 from gact_graph.layers.blocks.match_attention import match_attention
 from gact_graph.layers.blocks.match_sum import match_messages, match_weights
-from gact_graph.layers.blocks.sums.weighted_sum import WeightedSum
 from gact_graph.layers.blocks.trace import Trace, trace
+from gact_graph.layers.blocks.weighted_sum import WeightedSum
 from gact_graph.support.reach import Reach
 
 
@@ -28,12 +28,12 @@ class BaselineSaves:
     Attributes:
         by_edge: Bytes for each edge of tensors that the call makes.
         by_node: Bytes for each destination node.
-        fixed: Bytes whatever the graph.
-        arguments: Indices of the tensors in ``Arguments.tensors`` that are saved themselves.
-        constants: Numbers of the tensors in ``LayerAnalysis.constants`` that are saved.
+        fixed: Bytes for any graph.
+        arguments: Indices of the saved tensors in ``Arguments.tensors``.
+        constants: Positions of the saved tensors in ``LayerAnalysis.constants``.
         edge_index: Whether the ends of the edges are saved.
         result: Whether the result of the call is saved.
-        attributes: The attributes in which the layer leaves a tensor that is saved.
+        attributes: The attributes in which the layer leaves a saved tensor.
     """
 
     by_edge: float = 0.0
@@ -46,27 +46,27 @@ class BaselineSaves:
     attributes: frozenset[str] = frozenset()
 
     def nbytes(self, num_edges: int, num_destinations: int) -> int:
-        """Bytes of the tensors that the call makes, without its arguments and its result."""
+        """Return the bytes of the tensors that the call makes, without arguments and result."""
         return round(self.by_edge * num_edges + self.by_node * num_destinations + self.fixed)
 
 
 @dataclass(frozen=True)
 class LayerAnalysis:
-    """All that blocks need to know of an edge function in one state of its layer.
+    """The analysis of an edge function in one state of its layer.
 
     Attributes:
         kept: The attributes in which the layer leaves a tensor with a row for each edge.
         constants: For each tensor that the layer reads beside its arguments, its number in
             ``Reach.tensors``.
-        forward: Gives the result, then the tensors of ``kept``.
+        forward: The graph of the result, then of the tensors of ``kept``.
         backward: The graph that backward runs again: like ``forward``, but with the messages in
-            place of the result where that is their sum.
-        sums: Whether ``backward`` gives messages.
+            place of a result that is their sum.
+        sums: Whether the first result of ``backward`` is the messages.
         never_read: The numbers of the inputs (tensors, then constants) whose values backward does
             not read.
         baseline: The tensors that stock autograd would save.
-        weighted_sum: The sum that is the result; None if the result is something else.
-        attention: The attention that operators compute; None if there is none.
+        weighted_sum: The weighted sum that is the result; None for another result.
+        attention: The attention that operators compute; None for no such attention.
     """
 
     kept: tuple[str, ...]
@@ -83,10 +83,10 @@ class LayerAnalysis:
 def analyse(
     edge_function: EdgeFunction, module: object, arguments: Arguments, reach: Reach
 ) -> LayerAnalysis:
-    """Trace an edge function, prove that it may run in blocks, and analyse its graph.
+    """Trace an edge function, prove that it can run in blocks, and analyze its graph.
 
     Raises:
-        CannotBlock: It may not run in blocks, or there is no proof.
+        CannotBlock: There is no proof that the function can run in blocks.
     """
     traced = trace(edge_function, module, arguments, reach)
     prove(traced, edge_function.of_edges)
@@ -106,7 +106,7 @@ def analyse(
         _never_read(traced, dependencies, again, arguments, reach),
         _baseline(traced, dependencies, arguments, reach),
         weighted_sum,
-        match_attention(edge_function, traced, dependencies, messages, arguments, reach),
+        match_attention(traced, dependencies, messages, arguments, reach),
     )
 
 
@@ -117,7 +117,7 @@ def _never_read(
     arguments: Arguments,
     reach: Reach,
 ) -> frozenset[int]:
-    """Inputs on which no tensor depends that backward saves when it runs the graph again."""
+    """Return the inputs of which no tensor depends that backward saves in its run of the graph."""
     runs = dependencies.closure(again)
     saved = {dependencies.of_storage.get(t.untyped_storage()._cdata) for t in traced.saved}
     if None in saved:  # a tensor of unknown origin
@@ -133,7 +133,7 @@ def _never_read(
 
 
 def _numbered(traced: Trace, arguments: Arguments) -> list[tuple[fx.Node, int]]:
-    """Each placeholder of a tensor, with the number of the call's input that it stands for."""
+    """Return each placeholder of a tensor, with the number of the call's input."""
     numbers: dict[str | int, int] = {use.parameter: use.index for use in arguments.uses}
     numbers |= {i: len(arguments.names) + i for i in range(len(traced.constants))}
     return [(node, numbers[name]) for name, node in traced.placeholders.items() if name in numbers]
@@ -145,19 +145,18 @@ def _baseline(
     saved = {tensor.untyped_storage()._cdata: tensor for tensor in traced.saved}
 
     def take(node: fx.Node) -> bool:
-        taken = [saved.pop(storage, None) for storage in storages_of(node)]  # all of them
-        return any(tensor is not None for tensor in taken)
+        tensors = [saved.pop(storage, None) for storage in storages_of(node)]  # all of them
+        return any(tensor is not None for tensor in tensors)
 
     uses = {use.parameter: use for use in arguments.uses}
-    taken: set[int] = set()
-    constants: set[int] = set()
+    saved_arguments, constants = set[int](), set[int]()
     for name, node in traced.placeholders.items():
         if isinstance(name, int):
             _, tensor = reach.tensors[traced.constants[name]]
             if take(node) and not isinstance(tensor, nn.Parameter):
                 constants.add(name)
         elif name in uses and uses[name].level in ("node", "edge", "whole") and take(node):
-            taken.add(uses[name].index)
+            saved_arguments.add(uses[name].index)
     ends = [take(traced.placeholders[name]) for name in ("index", "edge_index_j")]
     result, *kept = traced.outputs
     attributes = {name for name, node in zip(traced.kept, kept, strict=True) if take(node)}
@@ -172,7 +171,7 @@ def _baseline(
         by_edge,
         by_node,
         fixed,
-        frozenset(taken),
+        frozenset(saved_arguments),
         frozenset(constants),
         any(ends) or gathers,
         is_result,
@@ -181,9 +180,9 @@ def _baseline(
 
 
 def _float_masks(traced: Trace) -> dict[int, int]:
-    """The storages of dropout masks, with the bytes of an element that stock PyTorch has of them.
+    """Return the bytes of an element of each dropout mask in stock PyTorch, by storage.
 
-    On a CPU, dropout keeps a mask of floating-point numbers; the graph has one of booleans.
+    On a CPU, dropout saves a mask of floating-point numbers; the graph has a mask of booleans.
     """
     masks: dict[int, int] = {}
     for node in traced.graph.nodes:
@@ -197,7 +196,7 @@ def _float_masks(traced: Trace) -> dict[int, int]:
 def _linear(
     traced: Trace, saved: Mapping[int, Tensor], wider: Mapping[int, int]
 ) -> tuple[float, float, float]:
-    """The bytes of storages by edge, by destination, and beside these."""
+    """Return the bytes of storages for each edge, for each destination, and for any graph."""
     edges, destinations = traced.symbols.edges, traced.symbols.destinations
     totals: list[float] = []
     for numbers in ({edges: 0, destinations: 0}, {edges: 1000}, {destinations: 1000}):
@@ -213,5 +212,5 @@ def _linear(
 
 
 def needs_graph(arguments: Arguments, tensors: Sequence[Tensor]) -> bool:
-    """Whether a call has a gradient."""
+    """Return whether a call has a gradient."""
     return torch.is_grad_enabled() and any(t.requires_grad for t in (*arguments.tensors, *tensors))

@@ -1,23 +1,22 @@
-"""The arguments of ``propagate`` or ``edge_updater``, and what a block gets of them."""
+"""The arguments of ``propagate`` or ``edge_updater``, and the inputs of a block."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gact_graph.layers.blocks.cuts import Block
-from gact_graph.layers.blocks.order import Order
+from gact_graph.layers.blocks.order import Block, Order
 from gact_graph.layers.blocks.rows import Rows, rows_of
 
 Level = Literal["source", "destination", "node", "edge", "whole"]
 
 
 class CannotBlock(Exception):
-    """A layer must run as PyG has it. The message says why, after "it", as in the report."""
+    """A layer must run as in PyG. The message gives the reason, as in the report, without "it"."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +25,13 @@ class Use:
 
     Attributes:
         parameter: Its name in the functions' signatures.
-        level: What of the tensor it gets for a block:
+        level: The part of the tensor that it gets for a block:
 
             - ``source``: the rows at the sources of the block's edges (``x_j``);
             - ``destination``: the rows at the destinations of the block's edges (``x_i``);
             - ``node``: the rows of the block's destination nodes, each once (in ``update``);
             - ``edge``: the rows of the block's edges;
-            - ``whole``: the tensor as it is.
+            - ``whole``: the whole tensor.
         index: Index of the tensor in :attr:`Arguments.tensors`.
     """
 
@@ -41,9 +40,23 @@ class Use:
     index: int
 
 
+class Part(NamedTuple):
+    """The part of a tensor that a block uses.
+
+    Attributes:
+        leaf: The part, as a leaf that requires grad.
+        number: Index of the tensor in :attr:`Arguments.tensors`.
+        rows: Index of the rows of the tensor; None for the whole tensor.
+    """
+
+    leaf: Tensor
+    number: int
+    rows: Tensor | slice | None
+
+
 @dataclass(frozen=True)
 class Arguments:
-    """All that ``propagate`` or ``edge_updater`` was given.
+    """The arguments of a call of ``propagate`` or ``edge_updater``.
 
     Attributes:
         tensors: The tensors among the arguments, each once.
@@ -62,99 +75,61 @@ class Arguments:
     num_sources: int
 
     def without_tensors(self) -> Arguments:
-        """The same for what autograd holds: tensors go past the hooks on what it saves."""
+        """Return the arguments for an autograd node, which saves their tensors through hooks."""
         return replace(self, tensors=())
 
     def levels_of(self, index: int) -> set[Level]:
-        """All uses of one tensor."""
+        """Return the levels of all uses of a tensor."""
         return {use.level for use in self.uses if use.index == index}
 
-    def all_edges(
+    def inputs(
         self,
         tensors: Sequence[Tensor | Rows],
-        requires_grad: Sequence[bool],
         names: Collection[str],
         order: Order,
-    ) -> tuple[dict[str, Any], list[tuple[Use, Tensor]]]:
-        """The inputs of a graph that needs tensors of edges alone, for all edges in their order.
-
-        Args:
-            tensors: In place of :attr:`tensors`.
-            requires_grad: For each tensor whether a gradient is needed; none by default.
-            names: The inputs of the graph.
-            order: The order of the edges.
-
-        Returns:
-            The inputs by name, and the leaves whose gradient is needed.
-        """
-        given: dict[str, Any] = {}
-        leaves: list[tuple[Use, Tensor]] = []
-        for use in self.uses:
-            if use.parameter not in names:
-                continue
-            tensor = tensors[use.index]
-            assert isinstance(tensor, Tensor)  # only node tensors stay coded
-            given[use.parameter] = _leaf(use, tensor, requires_grad, leaves)
-        if "index" in names:  # for the number of edges
-            zero = torch.zeros((), dtype=torch.int64, device=order.sources.device)
-            given["index"] = zero.expand(order.num_edges)
-        return given, leaves
-
-    def part(
-        self,
-        tensors: Sequence[Tensor | Rows],
-        order: Order,
-        block: Block,
-        names: Collection[str],
+        block: Block | None,
         requires_grad: Sequence[bool] = (),
-    ) -> tuple[dict[str, Any], list[tuple[Use, Tensor]]]:
-        """The inputs of a graph for one block.
+    ) -> tuple[dict[str, Any], list[Part]]:
+        """Return the inputs of a graph for a block.
 
         Args:
-            tensors: In place of :attr:`tensors`.
+            tensors: The tensors in place of :attr:`tensors`.
+            names: The names of the inputs that the graph needs.
             order: The order of the edges.
-            block: The block.
-            names: The inputs of the graph.
-            requires_grad: For each tensor whether a gradient is needed; none by default.
+            block: The block; None for all edges in the order of edge_index, which only a graph of
+                tensors of edges takes.
+            requires_grad: Whether the gradient of each tensor is needed; by default of none.
 
         Returns:
-            The inputs by name, and the leaves whose gradient is needed.
+            The inputs by name, and the parts whose gradient is needed.
         """
-        destinations = order.destinations(block)
-        sources = order.sources[block.edges].long()
-        given: dict[str, Any] = {
-            "index": destinations,
-            "edge_index_j": sources,
-            "dim_size": block.num_nodes,
-            "size_j": self.num_sources,
-        }
-        leaves: list[tuple[Use, Tensor]] = []
+        rows: dict[Level, Tensor | slice] = {}
+        if block is None:
+            zero = torch.zeros((), dtype=torch.int64, device=order.neighbors.device)
+            inputs: dict[str, Any] = {"index": zero.expand(order.num_edges)}  # only its length
+        else:
+            sources, destinations = order.neighbors[block.edges].long(), order.destinations(block)
+            rows = {"source": sources, "edge": order.positions(block)}
+            rows |= {"destination": block.nodes, "node": block.nodes}
+            inputs = {
+                "index": destinations,
+                "edge_index_j": sources,
+                "dim_size": block.num_nodes,
+                "size_j": self.num_sources,
+            }
+        parts: list[Part] = []
         for use in self.uses:
             if use.parameter not in names:
                 continue
-            whole = tensors[use.index]
-            if use.level == "source":
-                tensor = rows_of(whole, sources)
-            elif use.level in ("destination", "node"):
+            tensor, index = tensors[use.index], rows.get(use.level)
+            if index is not None:
                 # Rows that share memory (an expanded tensor) must be leaves of their own.
-                tensor = rows_of(whole, block.nodes).contiguous()
-            else:
-                assert isinstance(whole, Tensor)  # only node tensors stay coded
-                tensor = whole
-                if use.level == "edge":
-                    tensor = rows_of(whole, order.positions(block)).contiguous()
-            tensor = _leaf(use, tensor, requires_grad, leaves)
+                tensor = rows_of(tensor, index).contiguous()
+            assert isinstance(tensor, Tensor)  # only tensors of nodes stay quantized
+            tensor = tensor.detach()
+            if requires_grad and requires_grad[use.index]:
+                parts.append(Part(tensor.requires_grad_(), use.index, index))
             if use.level == "destination":
                 tensor = rows_of(tensor, destinations)
-            given[use.parameter] = tensor
-        return given, leaves
-
-
-def _leaf(
-    use: Use, tensor: Tensor, requires_grad: Sequence[bool], leaves: list[tuple[Use, Tensor]]
-) -> Tensor:
-    tensor = tensor.detach()
-    if requires_grad and requires_grad[use.index]:
-        tensor = tensor.requires_grad_()
-        leaves.append((use, tensor))
-    return tensor
+            inputs[use.parameter] = tensor
+        return inputs, parts

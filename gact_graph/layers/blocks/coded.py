@@ -1,4 +1,4 @@
-"""Node tensors that stay coded while blocks are computed again.
+"""Node tensors that stay quantized while blocks are computed again.
 
 A block decodes the rows that it reads, so the decoded tensor never exists as a whole.
 """
@@ -19,7 +19,7 @@ from gact_graph.support.current import saved_by
 
 
 class CodedRows:
-    """A quantized node tensor [N, ...]. Its rows have the values of the decoded tensor."""
+    """A quantized node tensor [N, ...], whose rows have the values of the decoded tensor."""
 
     def __init__(self, packed: Packed, shape: torch.Size) -> None:
         self.shape = shape
@@ -29,7 +29,7 @@ class CodedRows:
         self._width = shape[1:].numel()
 
     def rows(self, index: Tensor | slice) -> Tensor:
-        """The rows [R, ...] at an index of int64, or at a slice with start and stop."""
+        """Return the rows [R, ...] at an index of int64, or at a slice with start and stop."""
         if isinstance(index, slice):
             index = torch.arange(index.start, index.stop, device=self.device)
         return self._packed.unpack_rows(index, self._width).view(-1, *self.shape[1:])
@@ -38,10 +38,10 @@ class CodedRows:
 def saved_tensors(
     ctx: Any, indices: Sequence[int], of_nodes: Collection[int]
 ) -> list[Tensor | CodedRows]:
-    """``ctx.saved_tensors``, where node tensors that can stay coded do.
+    """Return ``ctx.saved_tensors``, with quantized node tensors that are not decoded.
 
     Args:
-        ctx: That of an autograd function's backward.
+        ctx: The context of an autograd function's backward.
         indices: The index of each saved tensor among the function's inputs.
         of_nodes: The indices of the inputs that are read by rows of nodes only.
     """
@@ -49,14 +49,14 @@ def saved_tensors(
     if saved is None:
         return [*ctx.saved_tensors]
     return [
-        (_coded(one) if index in of_nodes else None) or one.tensor()
-        for one, index in zip(saved, indices, strict=True)
+        (_coded(tensor) if index in of_nodes else None) or tensor.tensor()
+        for tensor, index in zip(saved, indices, strict=True)
     ]
 
 
 def _coded(saved: Saved) -> CodedRows | None:
     encoded, layout = saved.encoded(), saved.layout
-    # Exactly this class, because a subclass may decode otherwise.
+    # Exactly this class: a subclass may decode in another way.
     if type(encoded) is not Quantized or layout is None or not layout.shape:
         return None
     contiguous = torch.empty(layout.shape, device="meta").stride()

@@ -1,4 +1,4 @@
-"""The tensors of a call, collected one by one with the part of each that a block reads."""
+"""The tensors of a call, each with the part that a block reads."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Collector:
         """Add a tensor.
 
         Args:
-            parameter: The parameter of the edge function that gets it.
-            level: The part of it that a block reads.
+            parameter: The parameter of the edge function that gets the tensor.
+            level: The part of the tensor that a block reads.
             tensor: The tensor.
-            name: Its name in the report.
+            name: The name of the tensor in the report.
 
         Raises:
-            CannotBlock: It is of a kind that cannot be cut.
+            CannotBlock: The tensor is of a kind that cannot be cut.
         """
         if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
             raise CannotBlock(f"has a {type(tensor).__name__} in {name}")
@@ -55,8 +55,8 @@ class Collector:
             parameter: A name for :func:`nested`.
             level: The part of each tensor that a block reads.
             value: The argument.
-            name: Its name in the report.
-            rows: The rows that its tensors must have; None for any number.
+            name: The name of the argument in the report.
+            rows: The number of rows that each tensor must have; None for any number.
 
         Raises:
             CannotBlock: A tensor has another number of rows, or is of a kind that cannot be cut.
@@ -92,7 +92,7 @@ class Collector:
 
 
 def nested(inputs: Mapping[str, Any], parameter: str) -> Any:
-    """An argument of :meth:`Collector.add_nested`, for a block.
+    """Return an argument of :meth:`Collector.add_nested`, for a block.
 
     Args:
         inputs: The inputs of the edge function.

@@ -1,4 +1,4 @@
-"""A call in blocks as one operation of autograd: saves node tensors, and no messages."""
+"""A call in blocks as one operation of autograd, which saves node tensors and no messages."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from gact_graph.support.current import advises, apart
 from gact_graph.support.run_state import check_once
 
 _OF_NODES = frozenset({"source", "destination", "node"})
-"""Levels of which a block reads rows, so that the tensor may stay coded."""
+"""Levels of tensors whose rows a block reads, so that they may stay quantized."""
 
 
 def run_in_blocks(
     call: BlockedCall, tensors: Sequence[Tensor], constants: Sequence[Tensor], module: Any
 ) -> Tensor:
-    """The result of a call, with a graph if one is needed.
+    """Run a call, with an autograd graph if a gradient is needed, and return its result.
 
     Args:
         call: The call.
         tensors: The tensors of its arguments.
-        constants: The tensors that the layer reads beside them.
+        constants: The tensors that the layer reads beside the arguments.
         module: The user's layer, which gets the tensors that the call leaves in attributes.
 
     Raises:
@@ -67,12 +67,12 @@ class _Blocked(torch.autograd.Function):
         never_read = call.analysis.never_read
         ctx.call, ctx.count = call, count
         ctx.set_materialize_grads(False)
-        # NaN stands for values that backward does not read: if it did, gradients would show it.
+        # NaN in place of values that backward does not read: wrong reads would show in gradients.
         ctx.never_read = {
             i: inputs[i].new_full((), math.nan).expand(inputs[i].shape) for i in never_read
         }
         ctx.saved = [i for i in range(len(inputs)) if i not in never_read]
-        # Through the hooks of whoever compresses what is saved.
+        # Through the hooks that compress saved tensors.
         ctx.save_for_backward(*(inputs[i] for i in ctx.saved))
         if known is not None:
             return (known,)
@@ -83,12 +83,12 @@ class _Blocked(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         call: BlockedCall = ctx.call
         requires_grad = ctx.needs_input_grad[4:]
-        again = torch.is_grad_enabled()  # a gradient that is to be differentiated
+        create_graph = torch.is_grad_enabled()
         of_nodes = [i for i in range(ctx.count) if call.arguments.levels_of(i) <= _OF_NODES]
-        saved = ctx.saved_tensors if again else saved_tensors(ctx, ctx.saved, of_nodes)
+        saved = ctx.saved_tensors if create_graph else saved_tensors(ctx, ctx.saved, of_nodes)
         values = ctx.never_read | dict(zip(ctx.saved, saved, strict=True))
         del saved
-        if again:
+        if create_graph:
             ordered = [values[i] for i in range(len(requires_grad))]
             results = _Gradient.apply(call, requires_grad, ctx.count, *ordered, *gradients)
             return (None, None, None, None, *results)
@@ -100,10 +100,10 @@ class _Blocked(torch.autograd.Function):
 
 
 class _Gradient(torch.autograd.Function):
-    """The backward of :class:`_Blocked` as an operation that has a gradient itself.
+    """The backward of :class:`_Blocked` as a differentiable operation.
 
     ``_Gradient.apply(call, requires_grad, count, *inputs, *gradients)`` takes the ``count`` tensors
-    and the constants of the call, and the gradient of each output or None.
+    of the call, its constants, and the gradient of each output or None.
     """
 
     @staticmethod

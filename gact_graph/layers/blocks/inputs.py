@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from gact_graph.layers.blocks.arguments import Use
-from gact_graph.layers.blocks.cuts import Block
-from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.rows import Rows, add_rows, rows_of
 
 
 @dataclass
 class Input:
-    """An input of the call: a tensor among the arguments, or one that the layer reads beside them.
+    """An input of the call: a tensor among the arguments, or a constant of the layer.
 
     Attributes:
-        value: The saved tensor, which may be coded.
+        value: The saved tensor, which may be quantized.
         requires_grad: Whether its gradient is needed.
         of_gradient: In a backward of backward, the incoming gradient of the input's gradient.
         gradient: The gradient; None until a block has one.
@@ -30,53 +27,44 @@ class Input:
     requires_grad: bool
     of_gradient: Tensor | None = None
     gradient: Tensor | None = None
+    _owned: bool = field(default=False, init=False)  # whether no other tensor shares its memory
 
     @property
     def tensor(self) -> Tensor:
-        """The value of an input that is never coded."""
+        """The value of an input that is never quantized."""
         assert isinstance(self.value, Tensor)
         return self.value
 
-    def total(self) -> Tensor:
-        """The gradient to add to, zeros to begin with."""
+    def add(self, gradient: Tensor) -> None:
+        """Add a gradient of the whole input."""
+        if self.gradient is None:
+            self.gradient = gradient
+        elif self._owned:
+            self.gradient += gradient
+        else:
+            # Not in place: autograd may return one tensor as the gradient of several inputs.
+            self.gradient, self._owned = self.gradient + gradient, True
+
+    def leaf(self, tensor: Tensor, rows: Tensor | slice | None = None) -> Leaf:
+        """Return a leaf that adds its gradient to the gradient of the input.
+
+        Args:
+            tensor: The leaf: the input, or some of its rows.
+            rows: Index of these rows; None for the whole input.
+        """
+        of_gradient = self.of_gradient
+        if rows is None:
+            return Leaf(tensor, self.add, of_gradient)
+        if of_gradient is not None:
+            of_gradient = rows_of(of_gradient, rows)
+        return Leaf(tensor, partial(self._add_rows, rows), of_gradient)
+
+    def _add_rows(self, rows: Tensor | slice, gradient: Tensor) -> None:
         if self.gradient is None:
             value = self.value
             self.gradient = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
-        return self.gradient
-
-    def add(self, gradient: Tensor) -> None:
-        """Add a gradient of the whole input."""
-        # Not in place: autograd may return one tensor as the gradient of several inputs.
-        self.gradient = gradient if self.gradient is None else self.gradient + gradient
-
-    def leaf_of_all(self) -> Leaf:
-        """The whole input as a leaf."""
-        tensor = self.tensor.detach().requires_grad_(self.requires_grad)
-        return Leaf(tensor, self.add, self.of_gradient)
-
-    def leaf_of_part(
-        self, tensor: Tensor, use: Use, order: Order, block: Block, sources: Tensor
-    ) -> Leaf:
-        """A leaf with the part of the input that a block uses."""
-        of_gradient = self.of_gradient
-        index: Tensor | slice
-        if use.level == "whole":
-            return Leaf(tensor, self._add_all, of_gradient)
-        if use.level == "source":
-            index = sources
-        elif use.level == "edge":
-            index = order.positions(block)
-        else:
-            index = block.nodes
-        if of_gradient is not None:
-            of_gradient = rows_of(of_gradient, index)
-        return Leaf(tensor, partial(self._add_rows, index), of_gradient)
-
-    def _add_all(self, gradient: Tensor) -> None:
-        self.total().add_(gradient)
-
-    def _add_rows(self, index: Tensor | slice, gradient: Tensor) -> None:
-        add_rows(self.total(), index, gradient)
+            self._owned = True
+        add_rows(self.gradient, rows, gradient)
 
 
 @dataclass(frozen=True)
@@ -85,7 +73,7 @@ class Leaf:
 
     Attributes:
         tensor: The leaf.
-        add: Adds its gradient to that of its input.
+        add: Adds a gradient of the leaf to the gradient of its input.
         of_gradient: In a backward of backward, the incoming gradient of the leaf's gradient.
     """
 
@@ -96,11 +84,11 @@ class Leaf:
 
 @dataclass(frozen=True)
 class BlockGraph:
-    """A block that has run again with a graph.
+    """The autograd graph of a block that has run again.
 
     Attributes:
-        results: Its results.
-        gradients: Their gradients; None for none.
+        results: The results of the block.
+        gradients: Their gradients; None for no gradient.
         leaves: The leaves whose gradients are needed.
     """
 
@@ -113,10 +101,10 @@ class BlockGraph:
         _add(self.leaves, self._differentiated(create_graph=False))
 
     def double_backward(self, gradients: Sequence[Leaf]) -> None:
-        """Add the gradients of :meth:`backward`, by the leaves and by the incoming gradients.
+        """Add the second-order gradients of :meth:`backward`.
 
         Args:
-            gradients: The incoming gradients, as leaves.
+            gradients: The incoming gradients of :meth:`backward`, as leaves.
         """
         first = self._differentiated(create_graph=True)
         pairs = [
@@ -132,7 +120,7 @@ class BlockGraph:
         _add(leaves, torch.autograd.grad(outputs, inputs, of_outputs, allow_unused=True))
 
     def _differentiated(self, create_graph: bool) -> Sequence[Tensor | None]:
-        """The gradient of each leaf; None where none arrives."""
+        """Return the gradient of each leaf; None where none arrives."""
         pairs = [
             (result, gradient)
             for result, gradient in zip(self.results, self.gradients, strict=True)

@@ -1,4 +1,4 @@
-"""The proof that edge work may be cut into blocks of destination nodes.
+"""The proof that edge work can be cut into blocks of destination nodes.
 
 Each operation of a traced graph needs a rule under which a row of its result, at an edge or at a
 destination, depends only on the same row of its arguments, on the edges of the same destination, or
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -30,8 +30,9 @@ class Rows:
     """The rows of a tensor.
 
     Attributes:
-        kind: Whether it has a row for each edge, for each destination, or is shared by all blocks.
-        axis: The dimension of these rows; -1 for a tensor that is shared.
+        kind: Whether the tensor has a row for each edge or for each destination, or is shared by
+            all blocks.
+        axis: The dimension of the rows; -1 for a shared tensor.
         index: Whether its values are the numbers of the destinations of edges, or repeat them.
     """
 
@@ -44,11 +45,11 @@ SHARED = Rows("shared")
 
 
 def prove(trace: Trace, of_edges: bool) -> None:
-    """Prove that blocks of destinations give the rows that the whole graph gives.
+    """Prove that blocks of destinations give the rows of the whole graph.
 
     Args:
         trace: The trace of the edge work.
-        of_edges: Whether the result has a row for each edge; else it has one for each destination.
+        of_edges: Whether the result has a row for each edge, or for each destination.
 
     Raises:
         CannotBlock: There is no proof. The message names the operation.
@@ -69,7 +70,7 @@ def prove(trace: Trace, of_edges: bool) -> None:
 
 
 class _Proof:
-    """The rows of each node's tensor, found in the order of the graph."""
+    """The rows of each node's tensor, in the order of the graph."""
 
     def __init__(self, trace: Trace) -> None:
         self._rows: dict[fx.Node, Rows] = {}
@@ -114,26 +115,25 @@ class _Proof:
         results = [v for v in tree_leaves(value) if isinstance(v, Tensor)]
         rows = [self._by_shape(result) for result in results]
         drawn = torch.Tag.nondeterministic_seeded in function.tags
-        if drawn and any(given.kind == "shared" for given in rows):
+        if drawn and any(result.kind == "shared" for result in rows):
             raise CannotBlock(f"draws random numbers that all edges share ({name})")
-        has_rows = any(given.kind != "shared" for given in call.rows)
+        has_rows = any(argument.kind != "shared" for argument in call.rows)
         if packet in _POSITIONS:
-            if has_rows or any(given.kind != "shared" for given in rows):
+            if has_rows or any(result.kind != "shared" for result in rows):
                 raise CannotBlock(f"reads the position of an edge ({name})")
         elif has_rows and packet not in _FILLS:
             self._check(call, packet, name, rows)
-        elif any(given.kind != "shared" for given in rows) and packet not in _FILLS | _SPREADS:
+        elif any(result.kind != "shared" for result in rows) and packet not in _FILLS | _SPREADS:
             raise CannotBlock(f"has no rule for {name}")
         if isinstance(value, Tensor):
-            repeats = packet in _REPEATS and any(given.index for given in call.rows)
-            found = rows[0]
-            self._rows[node] = Rows(found.kind, found.axis, True) if repeats else found
+            repeats = packet in _REPEATS and any(argument.index for argument in call.rows)
+            self._rows[node] = replace(rows[0], index=True) if repeats else rows[0]
 
     def _check(self, call: _Call, packet: Any, name: str, results: list[Rows]) -> None:
         """Apply the rule of an operation of which at least one argument has rows."""
-        if any(given.index for given in call.rows) and packet not in _REPEATS | _INDEXED:
+        if any(argument.index for argument in call.rows) and packet not in _REPEATS | _INDEXED:
             raise CannotBlock(f"computes with the numbers of destinations ({name})")
-        kinds = {given.kind for given in call.rows} - {"shared"}
+        kinds = {argument.kind for argument in call.rows} - {"shared"}
         if packet in _SCATTERS:
             holds = _scatters(call, results[0])
         elif packet in _INDEXED:
@@ -159,7 +159,7 @@ class _Proof:
             raise CannotBlock(_why(packet, name))
 
     def _by_shape(self, tensor: Tensor, index: bool = False) -> Rows:
-        """The rows that a shape shows: a dimension is the number of edges, or a multiple of it."""
+        """Return the rows of a shape: a dimension is the number of edges, or a multiple of it."""
         rows = SHARED
         for axis, size in enumerate(tensor.shape):
             kind = self._kind_of(size)
@@ -189,7 +189,7 @@ class _Call:
         node: The node.
         function: The operation.
         tensors: The nodes of its tensor arguments.
-        rows: Their rows.
+        rows: The rows of its tensor arguments.
         numbers: The nodes of its arguments that are numbers of edges or nodes.
     """
 
@@ -207,7 +207,7 @@ class _Call:
         self._all_rows = rows
 
     def argument(self, name: str, default: Any = None) -> Any:
-        """An argument by its name in the operation's schema."""
+        """Return an argument by its name in the operation's schema."""
         schema: Any = self.function._schema
         for position, declared in enumerate(schema.arguments):
             if declared.name == name:
@@ -219,17 +219,17 @@ class _Call:
         return default
 
     def rows_of(self, name: str) -> Rows:
-        """The rows of a tensor argument."""
+        """Return the rows of a tensor argument."""
         node = self.argument(name)
         return self._all_rows.get(node, SHARED) if isinstance(node, fx.Node) else SHARED
 
     def value_of(self, name: str) -> Any:
-        """The fake tensor of an argument."""
+        """Return the fake tensor of an argument."""
         node = self.argument(name)
         return node.meta["val"] if isinstance(node, fx.Node) else None
 
     def dims(self, dim: int, *names: str) -> set[int] | None:
-        """The dimensions that the operation works along, of ``dim``; None for all."""
+        """Return the dimensions along which the operation works, of ``dim``; None for all."""
         for name in names:
             value = self.argument(name)
             if value is not None and value != []:
@@ -243,7 +243,7 @@ def _is_number(node: fx.Node) -> bool:
 
 
 def _is_pointwise(call: _Call, results: list[Rows]) -> bool:
-    """Rows are broadcast against rows: the same dimension, counted from the last one."""
+    """Return whether rows are broadcast against rows: the same dimension from the last."""
     places = {
         call.tensors[i].meta["val"].dim() - rows.axis
         for i, rows in enumerate(call.rows)
@@ -255,7 +255,7 @@ def _is_pointwise(call: _Call, results: list[Rows]) -> bool:
 
 
 def _scatters(call: _Call, result: Rows) -> bool:
-    """Rows of edges are joined at their destinations; or rows change along another dimension."""
+    """Return whether rows of edges are reduced at destinations, or rows change along others."""
     into, index = call.rows_of("self"), call.rows_of("index")
     source = call.rows_of("src" if call.argument("src") is not None else "source")
     dim = call.argument("dim") % call.value_of("self").dim()
@@ -273,7 +273,7 @@ def _scatters(call: _Call, result: Rows) -> bool:
 
 
 def _indexes(call: _Call, packet: Any, result: Rows) -> bool:
-    """Rows of nodes are read at the destinations of edges; shared rows at any index."""
+    """Return whether rows of nodes are read at destinations of edges, and shared rows anywhere."""
     if packet is aten.index:
         indices = call.argument("indices")
         tables, positions = call.rows_of("self"), [i for i in indices if i is not None]
@@ -304,7 +304,7 @@ def _indexes(call: _Call, packet: Any, result: Rows) -> bool:
 
 
 def _multiplies(call: _Call, packet: Any, result: Rows) -> bool:
-    """Rows stay rows: no sum runs over them."""
+    """Return whether no sum runs over rows."""
     name, other = _MATMULS[packet]
     left, right = call.rows_of(name), call.rows_of(other)
     bias = call.rows_of("self") if name != "self" else SHARED
@@ -325,24 +325,24 @@ def _multiplies(call: _Call, packet: Any, result: Rows) -> bool:
 
 
 def _views(call: _Call, packet: Any, results: list[Rows]) -> bool:
-    """The same elements in another shape, with rows as far from the front as before."""
-    given, tensor = call.rows[0], call.tensors[0].meta["val"]
+    """Return whether the rows of a view are those of its base."""
+    base, tensor = call.rows[0], call.tensors[0].meta["val"]
     if packet in (aten.view, aten._unsafe_view, aten.reshape, aten._reshape_alias):
-        before = _product(tensor.shape[: given.axis])
+        before = _product(tensor.shape[: base.axis])
         value = call.node.meta["val"]
         return (
-            results[0].kind == given.kind
+            results[0].kind == base.kind
             and _product(value.shape[: results[0].axis]) == before
-            and _after(tensor, given.axis) == _after(value, results[0].axis)
+            and _after(tensor, base.axis) == _after(value, results[0].axis)
         )
     if packet is aten.expand:
         value = call.node.meta["val"]
-        return value.dim() - results[0].axis == tensor.dim() - given.axis
+        return value.dim() - results[0].axis == tensor.dim() - base.axis
     return call.function is not aten.squeeze.default
 
 
 def _after(tensor: Tensor, axis: int) -> Any:
-    """The number of elements from a dimension on."""
+    """Return the number of elements from a dimension on."""
     return _product(tensor.shape[axis:])
 
 
@@ -354,7 +354,7 @@ def _product(sizes: Iterable[Any]) -> Any:
 
 
 def _works_along(call: _Call, packet: Any, results: list[Rows]) -> bool:
-    """The operation works along other dimensions than that of the rows."""
+    """Return whether the operation works along other dimensions than the rows."""
     lists = [v for v in call.rows if v.kind != "shared"]
     tensor = next(
         t.meta["val"] for t, r in zip(call.tensors, call.rows, strict=True) if r.kind != "shared"
@@ -403,10 +403,10 @@ _FILLS = _packets(
     *("new_full", "new_empty", "new_empty_strided", "rand", "randn", "zeros_like", "ones_like"),
     *("full_like", "empty_like", "rand_like", "randn_like"),
 )
-"""Operations that read the shapes of their arguments only: each row is the same, or is drawn."""
+"""Operations that read shapes alone: all rows are equal, or drawn at random."""
 
 _SPREADS = _packets("expand", "repeat")
-"""Operations that may make rows of what all blocks share."""
+"""Operations that may make rows of a shared tensor."""
 
 _POSITIONS = _packets("arange", "range", "linspace", "randperm", "nonzero", "eye", "tril", "triu")
 """Operations that number rows."""
@@ -451,7 +451,7 @@ _NEEDS_DIM = _packets(
     *("std_mean", "norm", "linalg_vector_norm", "logsumexp", "argmax", "argmin", "nansum"),
     *("median", "nanmedian", "count_nonzero", "flip", "roll", "aminmax"),
 )
-"""Operations that work along all dimensions where none is given."""
+"""Operations that work along all dimensions by default."""
 
 _ALONG = _NEEDS_DIM | _packets(
     *("_softmax", "_log_softmax", "cumsum", "cumprod", "cummax", "cummin", "sort", "topk", "mode"),
