@@ -7,7 +7,7 @@ In the order in which a call of ``propagate`` or ``edge_updater`` meets the file
   that run for each block; ``edge_work``: a call, from its arguments to its result.
 - ``sort_arguments``, ``collector``, ``arguments``: the arguments of the call, and the part of each
   that a block reads.
-- ``analyses``: one analysis for each state of a layer. ``trace`` makes the graph of the operations
+- ``analysis``: one analysis for each state of a layer. ``trace`` makes the graph of the operations
   that the layer runs; ``locality`` proves by a rule for each operation that blocks give the rows of
   the whole graph; ``analysis`` asks the graph which inputs backward reads and which tensors stock
   autograd saves; ``match_sum`` and ``match_attention`` recognize graphs for which operators exist.
@@ -16,7 +16,7 @@ In the order in which a call of ``propagate`` or ``edge_updater`` meets the file
   blocks run parts of the traced graph (``graph``).
 - ``weighted_sum``: weighted sums of source rows; ``attention``, ``dot_attention`` and
   ``edge_features``: the attention of GAT, GATv2 and TransformerConv, from tensors of nodes.
-- ``rows``, ``coded``: reading rows of tensors, also of node tensors that stay quantized.
+- ``rows``: reading and writing rows of tensors, also of node tensors that stay quantized.
 
 Not here: operators (``ops``) and whole layers that are computed again (``recompute``).
 """

@@ -29,8 +29,7 @@ class BaselineSaves:
         by_edge: Bytes for each edge of tensors that the call makes.
         by_node: Bytes for each destination node.
         fixed: Bytes for any graph.
-        arguments: Indices of the saved tensors in ``Arguments.tensors``.
-        constants: Positions of the saved tensors in ``LayerAnalysis.constants``.
+        inputs: Indices of the saved tensors in ``Arguments.tensors``.
         edge_index: Whether the ends of the edges are saved.
         result: Whether the result of the call is saved.
         attributes: The attributes in which the layer leaves a saved tensor.
@@ -39,8 +38,7 @@ class BaselineSaves:
     by_edge: float = 0.0
     by_node: float = 0.0
     fixed: float = 0.0
-    arguments: frozenset[int] = frozenset()
-    constants: frozenset[int] = frozenset()
+    inputs: frozenset[int] = frozenset()
     edge_index: bool = False
     result: bool = False
     attributes: frozenset[str] = frozenset()
@@ -56,14 +54,13 @@ class LayerAnalysis:
 
     Attributes:
         kept: The attributes in which the layer leaves a tensor with a row for each edge.
-        constants: For each tensor that the layer reads beside its arguments, its number in
-            ``Reach.tensors``.
+        constants: For each constant its number in ``Reach.tensors``.
         forward: The graph of the result, then of the tensors of ``kept``.
         backward: The graph that backward runs again: like ``forward``, but with the messages in
             place of a result that is their sum.
         sums: Whether the first result of ``backward`` is the messages.
-        never_read: The numbers of the inputs (tensors, then constants) whose values backward does
-            not read.
+        never_read: Indices in ``Arguments.tensors`` of the inputs whose values backward does not
+            read.
         baseline: The tensors that stock autograd would save.
         weighted_sum: The weighted sum that is the result; None for another result.
         attention: The attention that operators compute; None for no such attention.
@@ -80,7 +77,7 @@ class LayerAnalysis:
     attention: Attention | None
 
 
-def analyse(
+def analyze(
     edge_function: EdgeFunction, module: object, arguments: Arguments, reach: Reach
 ) -> LayerAnalysis:
     """Trace an edge function, prove that it can run in blocks, and analyze its graph.
@@ -97,16 +94,18 @@ def analyse(
     weighted_sum = None
     if messages is not None:
         weighted_sum = match_weights(traced, dependencies, messages, kept, arguments)
+    attention = match_attention(traced, dependencies, messages, arguments, reach)
+    inputs = arguments.with_constants([reach.tensors[number] for number in traced.constants])
     return LayerAnalysis(
         traced.kept,
         traced.constants,
         EdgeGraph(traced, dependencies, traced.outputs),
         EdgeGraph(traced, dependencies, again),
         messages is not None,
-        _never_read(traced, dependencies, again, arguments, reach),
-        _baseline(traced, dependencies, arguments, reach),
+        _never_read(traced, dependencies, again, inputs),
+        _baseline(traced, dependencies, inputs),
         weighted_sum,
-        match_attention(traced, dependencies, messages, arguments, reach),
+        attention,
     )
 
 
@@ -115,7 +114,6 @@ def _never_read(
     dependencies: Dependencies,
     again: Sequence[fx.Node],
     arguments: Arguments,
-    reach: Reach,
 ) -> frozenset[int]:
     """Return the inputs of which no tensor depends that backward saves in its run of the graph."""
     runs = dependencies.closure(again)
@@ -123,40 +121,30 @@ def _never_read(
     if None in saved:  # a tensor of unknown origin
         return frozenset()
     read = dependencies.closure(node for node in saved if node in runs)
-    tensors = [*arguments.tensors, *(reach.tensors[i][1] for i in traced.constants)]
-    used = {number for node, number in _numbered(traced, arguments) if node in read}
+    used = {use.index for use in arguments.uses if traced.placeholders[use.parameter] in read}
     return frozenset(
         number
-        for number, tensor in enumerate(tensors)
+        for number, tensor in enumerate(arguments.tensors)
         if tensor.is_floating_point() and tensor.dim() and number not in used
     )
 
 
-def _numbered(traced: Trace, arguments: Arguments) -> list[tuple[fx.Node, int]]:
-    """Return each placeholder of a tensor, with the number of the call's input."""
-    numbers: dict[str | int, int] = {use.parameter: use.index for use in arguments.uses}
-    numbers |= {i: len(arguments.names) + i for i in range(len(traced.constants))}
-    return [(node, numbers[name]) for name, node in traced.placeholders.items() if name in numbers]
-
-
-def _baseline(
-    traced: Trace, dependencies: Dependencies, arguments: Arguments, reach: Reach
-) -> BaselineSaves:
+def _baseline(traced: Trace, dependencies: Dependencies, arguments: Arguments) -> BaselineSaves:
     saved = {tensor.untyped_storage()._cdata: tensor for tensor in traced.saved}
 
     def take(node: fx.Node) -> bool:
         tensors = [saved.pop(storage, None) for storage in storages_of(node)]  # all of them
         return any(tensor is not None for tensor in tensors)
 
-    uses = {use.parameter: use for use in arguments.uses}
-    saved_arguments, constants = set[int](), set[int]()
-    for name, node in traced.placeholders.items():
-        if isinstance(name, int):
-            _, tensor = reach.tensors[traced.constants[name]]
-            if take(node) and not isinstance(tensor, nn.Parameter):
-                constants.add(name)
-        elif name in uses and uses[name].level in ("node", "edge", "whole") and take(node):
-            saved_arguments.add(uses[name].index)
+    inputs = {
+        use.index
+        for use in arguments.uses
+        if use.level in ("node", "edge", "whole") and take(traced.placeholders[use.parameter])
+    }
+    first = len(arguments.tensors) - len(traced.constants)
+    parameters = {
+        i for i in inputs if i >= first and isinstance(arguments.tensors[i], nn.Parameter)
+    }
     ends = [take(traced.placeholders[name]) for name in ("index", "edge_index_j")]
     result, *kept = traced.outputs
     attributes = {name for name, node in zip(traced.kept, kept, strict=True) if take(node)}
@@ -171,8 +159,7 @@ def _baseline(
         by_edge,
         by_node,
         fixed,
-        frozenset(saved_arguments),
-        frozenset(constants),
+        frozenset(inputs - parameters),
         any(ends) or gathers,
         is_result,
         frozenset(attributes),
@@ -209,8 +196,3 @@ def _linear(
         totals.append(total)
     fixed, with_edges, with_nodes = totals
     return (with_edges - fixed) / 1000, (with_nodes - fixed) / 1000, fixed
-
-
-def needs_graph(arguments: Arguments, tensors: Sequence[Tensor]) -> bool:
-    """Return whether a call has a gradient."""
-    return torch.is_grad_enabled() and any(t.requires_grad for t in (*arguments.tensors, *tensors))

@@ -1,4 +1,4 @@
-"""The arguments of ``propagate`` or ``edge_updater``, and the inputs of a block."""
+"""The inputs of ``propagate`` or ``edge_updater``, and the inputs of a block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gact_graph.layers.blocks.order import Block, Order
-from gact_graph.layers.blocks.rows import Rows, rows_of
+from gact_graph.layers.blocks.rows import CodedRows, rows_of
 
 Level = Literal["source", "destination", "node", "edge", "whole"]
 
@@ -21,11 +21,11 @@ class CannotBlock(Exception):
 
 @dataclass(frozen=True)
 class Use:
-    """A parameter of the layer's functions that gets a tensor.
+    """A use of a tensor in the layer's methods.
 
     Attributes:
-        parameter: Its name in the functions' signatures.
-        level: The part of the tensor that it gets for a block:
+        parameter: The parameter that gets the tensor; for a constant a name of its own.
+        level: The part of the tensor that a block gets:
 
             - ``source``: the rows at the sources of the block's edges (``x_j``);
             - ``destination``: the rows at the destinations of the block's edges (``x_i``);
@@ -54,14 +54,21 @@ class Part(NamedTuple):
     rows: Tensor | slice | None
 
 
+def constant_name(number: int) -> str:
+    """Return the name of the use of a constant, which is no name of a parameter."""
+    return f"constant {number}"
+
+
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a call of ``propagate`` or ``edge_updater``.
+    """The arguments of a call of ``propagate`` or ``edge_updater``, and the constants of the layer.
+
+    A constant is a tensor that the layer reads beside the arguments, such as a parameter.
 
     Attributes:
-        tensors: The tensors among the arguments, each once.
+        tensors: The tensors among the arguments, each once, then the constants.
         names: Their names, for the report.
-        uses: The parameters that get a tensor.
+        uses: The uses of these tensors.
         others: The other parameters, with their values.
         num_destinations: Number of destination nodes.
         num_sources: Number of source nodes.
@@ -74,6 +81,22 @@ class Arguments:
     num_destinations: int
     num_sources: int
 
+    def with_constants(self, constants: Sequence[tuple[str, Tensor]]) -> Arguments:
+        """Return the arguments with the constants of the layer, by path."""
+        count = len(self.tensors)
+        uses = (Use(constant_name(i), "whole", count + i) for i in range(len(constants)))
+        return replace(
+            self,
+            tensors=(*self.tensors, *(tensor for _, tensor in constants)),
+            names=(*self.names, *(name for name, _ in constants)),
+            uses=(*self.uses, *uses),
+        )
+
+    @property
+    def needs_graph(self) -> bool:
+        """Whether the call has a gradient."""
+        return torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors)
+
     def without_tensors(self) -> Arguments:
         """Return the arguments for an autograd node, which saves their tensors through hooks."""
         return replace(self, tensors=())
@@ -84,7 +107,7 @@ class Arguments:
 
     def inputs(
         self,
-        tensors: Sequence[Tensor | Rows],
+        tensors: Sequence[Tensor | CodedRows],
         names: Collection[str],
         order: Order,
         block: Block | None,
@@ -123,7 +146,7 @@ class Arguments:
                 continue
             tensor, index = tensors[use.index], rows.get(use.level)
             if index is not None:
-                # Rows that share memory (an expanded tensor) must be leaves of their own.
+                # CodedRows that share memory (an expanded tensor) must be leaves of their own.
                 tensor = rows_of(tensor, index).contiguous()
             assert isinstance(tensor, Tensor)  # only tensors of nodes stay quantized
             tensor = tensor.detach()

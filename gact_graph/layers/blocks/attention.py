@@ -8,42 +8,33 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from gact_graph.layers.blocks.edge_features import edge_score_gradients, edge_scores
 from gact_graph.layers.blocks.order import Order
-from gact_graph.layers.blocks.rows import Rows, rows_at_a_time, rows_of, whole
+from gact_graph.layers.blocks.rows import CodedRows, rows_at_a_time, rows_of, whole
 from gact_graph.ops import attention as sums
 from gact_graph.ops import leaky_attention as leaky
 from gact_graph.ops.reference.attention import differentiable_attention
 from gact_graph.ops.reference.leaky_attention import differentiable_leaky_attention
-
-_Entry = TypeVar("_Entry")
 
 
 @dataclass(frozen=True)
 class Attention(ABC):
     """Attention computed by operators that materialize no row of an edge.
 
-    The inputs of its methods are its tensors, then its parameters. The random state must be the
-    same at the start of each method: dropout draws its seed from it.
+    The random state must be the same at the start of each method: dropout draws its seed from it.
 
     Attributes:
-        tensors: Indices of its tensors in ``Arguments.tensors``.
-        parameters: Indices of its parameters in ``LayerAnalysis.constants``.
+        inputs: Indices of its inputs in ``Arguments.tensors``.
         dropout: The probability that a weight becomes 0.
     """
 
-    tensors: tuple[int, ...]
-    parameters: tuple[int, ...]
+    inputs: tuple[int, ...]
     dropout: float
-
-    def inputs(self, tensors: Sequence[_Entry], constants: Sequence[_Entry]) -> list[_Entry]:
-        """Return the inputs among the tensors of a call and the constants of its layer."""
-        return [*(tensors[i] for i in self.tensors), *(constants[i] for i in self.parameters)]
 
     @abstractmethod
     def outputs(self, inputs: Sequence[Tensor], order: Order) -> list[Tensor]:
@@ -52,7 +43,7 @@ class Attention(ABC):
     @abstractmethod
     def gradients(
         self,
-        inputs: Sequence[Tensor | Rows],
+        inputs: Sequence[Tensor | CodedRows],
         requires_grad: Sequence[bool],
         gradients: Sequence[Tensor | None],
         order: Order,
@@ -117,7 +108,7 @@ class SumAttention(EdgeAttention):
 
     def gradients(
         self,
-        inputs: Sequence[Tensor | Rows],
+        inputs: Sequence[Tensor | CodedRows],
         requires_grad: Sequence[bool],
         gradients: Sequence[Tensor | None],
         order: Order,
@@ -154,7 +145,7 @@ class LeakyAttention(EdgeAttention):
 
     def gradients(
         self,
-        inputs: Sequence[Tensor | Rows],
+        inputs: Sequence[Tensor | CodedRows],
         requires_grad: Sequence[bool],
         gradients: Sequence[Tensor | None],
         order: Order,
@@ -177,7 +168,7 @@ class LeakyAttention(EdgeAttention):
         of_score: Tensor,
         gradient: Tensor,
         source: Tensor,
-        destinations: Tensor | Rows,
+        destinations: Tensor | CodedRows,
         vector: Tensor,
         order: Order,
     ) -> tuple[Tensor, Tensor]:
@@ -202,7 +193,7 @@ class LeakyAttention(EdgeAttention):
     def _of_sources(
         self,
         of_score: Tensor,
-        sources: Tensor | Rows,
+        sources: Tensor | CodedRows,
         destination: Tensor,
         vector: Tensor,
         order: Order,

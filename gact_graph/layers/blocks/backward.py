@@ -7,16 +7,17 @@ alive for more than a block.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gact_graph.layers.blocks.arguments import Part
 from gact_graph.layers.blocks.attention import Attention
 from gact_graph.layers.blocks.call import BlockedCall
+from gact_graph.layers.blocks.graph import EdgeGraph
 from gact_graph.layers.blocks.inputs import BlockGraph, Input, Leaf
 from gact_graph.layers.blocks.order import Block
-from gact_graph.layers.blocks.rows import Rows, rows_of, whole, write_rows
+from gact_graph.layers.blocks.rows import CodedRows, rows_of, whole, write_rows
 from gact_graph.layers.blocks.weighted_sum import (
     WeightedSum,
     sum_edges,
@@ -29,81 +30,68 @@ from gact_graph.support.run_state import without_autocast
 
 def backward(
     call: BlockedCall,
-    tensors: Sequence[Input],
-    constants: Sequence[Input],
+    inputs: Sequence[Input],
     gradients: Sequence[Tensor | None],
 ) -> None:
     """Compute the gradients of the inputs, where they are needed.
 
     Args:
         call: The call.
-        tensors: The tensors among the arguments.
-        constants: The tensors that the layer reads beside the arguments.
+        inputs: The tensors among the arguments, and the constants.
         gradients: The gradient of each output; None for no gradient.
     """
-    device = tensors[0].value.device
+    device = inputs[0].value.device
     # Not for edge_updater: the layer's propagate would have to fetch the memory back at once.
     gives_back = call.gives_back and not call.outputs[0].of_edges
     if gives_back:
         give_back(device)
     analysis = call.analysis
     if analysis.attention is not None:
-        _backward_of_attention(call, analysis.attention, tensors, constants, gradients)
+        _backward_of_attention(call, analysis.attention, inputs, gradients)
     else:
         with call.run_state.restored(), without_autocast(device):
-            leaves = _constant_leaves(constants)
             if analysis.weighted_sum is not None:
-                _backward_of_sum(call, analysis.weighted_sum, tensors, leaves, gradients)
+                _backward_of_sum(call, analysis.weighted_sum, inputs, gradients)
             else:
                 for block in call.blocks:
                     parts = _parts_of(call, block, gradients)
-                    _run_again(call, tensors, leaves, block, parts).backward()
+                    _run_again(call, inputs, block, parts).backward()
     if gives_back:
         give_back(device)
 
 
 def double_backward(
     call: BlockedCall,
-    tensors: Sequence[Input],
-    constants: Sequence[Input],
+    inputs: Sequence[Input],
     gradients: Sequence[Input | None],
 ) -> None:
     """Compute the second-order gradients of :func:`backward`.
 
     Args:
         call: The call.
-        tensors: The tensors among the arguments, with the gradients of their gradients.
-        constants: The tensors that the layer reads beside the arguments, likewise.
+        inputs: The inputs of the call, with the gradients of their gradients.
         gradients: The gradient of each output; None for no gradient.
     """
     attention = call.analysis.attention
     # Without dropout, whose mask is the operator's own, the traced graph computes the same.
     if attention is not None and attention.dropout:
-        _double_backward_of_attention(call, attention, tensors, constants, gradients)
+        _double_backward_of_attention(call, attention, inputs, gradients)
         return
     values = [None if gradient is None else gradient.tensor for gradient in gradients]
-    with call.run_state.restored(), without_autocast(tensors[0].value.device):
-        leaves = _constant_leaves(constants)
+    with call.run_state.restored(), without_autocast(inputs[0].value.device):
         for block in call.blocks:
             # Contiguous: rows that share memory would share their gradient.
             parts = [
                 None if part is None else part.detach().contiguous().requires_grad_()
                 for part in _parts_of(call, block, values)
             ]
-            _run_again(call, tensors, leaves, block, parts).double_backward(
+            _run_again(call, inputs, block, parts).double_backward(
                 [
                     gradient.leaf(part, output.rows(call.order, block))
                     for part, gradient, output in zip(parts, gradients, call.outputs, strict=True)
                     if part is not None and gradient is not None
                 ]
             )
-
-
-def _constant_leaves(constants: Sequence[Input]) -> list[Leaf]:
-    return [
-        constant.leaf(constant.tensor.detach().requires_grad_(constant.requires_grad))
-        for constant in constants
-    ]
 
 
 def _parts_of(
@@ -118,42 +106,30 @@ def _parts_of(
 
 def _run_again(
     call: BlockedCall,
-    tensors: Sequence[Input],
-    constants: Sequence[Leaf],
+    inputs: Sequence[Input],
     block: Block,
     gradients: Sequence[Tensor | None],
 ) -> BlockGraph:
-    """Run the traced graph for a block.
-
-    Args:
-        call: The call.
-        tensors: The tensors among the arguments.
-        constants: The tensors that the layer reads beside the arguments.
-        block: The block.
-        gradients: The gradient of each output, for the block.
-    """
-    graph = call.analysis.backward
-    inputs, parts = call.arguments.inputs(
-        _values(tensors), graph.inputs, call.order, block, _require_grad(tensors)
-    )
-    results = graph(inputs, [leaf.tensor for leaf in constants])
+    """Run the traced graph for a block, with the gradients of its outputs."""
+    values, leaves = _block_inputs(call, call.analysis.backward, inputs, block)
+    results = call.analysis.backward(values)
     of_result, *of_kept = gradients
     if of_result is not None and call.analysis.sums:
-        of_result = rows_of(of_result, inputs["index"]).expand_as(results[0])
-    return BlockGraph(results, [of_result, *of_kept], _leaves(tensors, constants, parts))
+        of_result = rows_of(of_result, values["index"]).expand_as(results[0])
+    return BlockGraph(results, [of_result, *of_kept], leaves)
 
 
-def _leaves(
-    tensors: Sequence[Input], constants: Sequence[Leaf], parts: Sequence[Part]
-) -> list[Leaf]:
-    """Return all leaves of a block whose gradient is needed."""
-    return [
-        *(leaf for leaf in constants if leaf.tensor.requires_grad),
-        *(tensors[part.number].leaf(part.leaf, part.rows) for part in parts),
-    ]
+def _block_inputs(
+    call: BlockedCall, graph: EdgeGraph, inputs: Sequence[Input], block: Block | None
+) -> tuple[dict[str, Any], list[Leaf]]:
+    """Return the inputs of a graph for a block, and those whose gradient is needed as leaves."""
+    values, parts = call.arguments.inputs(
+        _values(inputs), graph.inputs, call.order, block, _require_grad(inputs)
+    )
+    return values, [inputs[part.number].leaf(part.leaf, part.rows) for part in parts]
 
 
-def _values(inputs: Sequence[Input]) -> list[Tensor | Rows]:
+def _values(inputs: Sequence[Input]) -> list[Tensor | CodedRows]:
     return [entry.value for entry in inputs]
 
 
@@ -164,23 +140,16 @@ def _require_grad(inputs: Sequence[Input]) -> list[bool]:
 def _backward_of_sum(
     call: BlockedCall,
     weighted_sum: WeightedSum,
-    tensors: Sequence[Input],
-    constants: Sequence[Leaf],
+    inputs: Sequence[Input],
     gradients: Sequence[Tensor | None],
 ) -> None:
     """Compute the gradients of the rows x that a layer sums, and of their weights."""
-    x, order, graph, of_sum = (
-        tensors[weighted_sum.index],
-        call.order,
-        weighted_sum.weights,
-        gradients[0],
-    )
+    x, of_sum = inputs[weighted_sum.index], gradients[0]
+    order, graph = call.order, weighted_sum.weights
     weights: Tensor | None = None  # of all edges
     for block in [None] if weighted_sum.of_edges else call.blocks:
-        inputs, parts = call.arguments.inputs(
-            _values(tensors), graph.inputs, order, block, _require_grad(tensors)
-        )
-        weight, *kept = graph(inputs, [leaf.tensor for leaf in constants])
+        values, leaves = _block_inputs(call, graph, inputs, block)
+        weight, *kept = graph(values)
         of_weight, of_kept = None, list[Tensor | None]()
         if block is None:
             weights = weight.detach()
@@ -196,9 +165,8 @@ def _backward_of_sum(
                     weights = weight.new_empty(order.num_edges, *weight.shape[1:])
                 write_rows(weights, order.positions(block), weight.detach())
             if part is not None and weight.requires_grad:
-                sources, starts = inputs["edge_index_j"], order.starts_of(block)
+                sources, starts = values["edge_index_j"], order.starts_of(block)
                 of_weight = weight_gradient(part, x.value, weight, sources, starts)
-        leaves = _leaves(tensors, constants, parts)
         BlockGraph([weight, *kept], [of_weight, *of_kept], leaves).backward()
     if weights is not None and of_sum is not None and x.requires_grad:
         of_x = torch.empty(x.value.shape, dtype=x.value.dtype, device=x.value.device)
@@ -209,13 +177,12 @@ def _backward_of_sum(
 def _backward_of_attention(
     call: BlockedCall,
     attention: Attention,
-    tensors: Sequence[Input],
-    constants: Sequence[Input],
+    inputs: Sequence[Input],
     gradients: Sequence[Tensor | None],
 ) -> None:
     if all(gradient is None for gradient in gradients):
         return
-    inputs = attention.inputs(tensors, constants)
+    inputs = [inputs[index] for index in attention.inputs]
     with call.run_state.restored(), torch.no_grad():
         of_inputs = attention.gradients(
             _values(inputs), _require_grad(inputs), gradients, call.order
@@ -228,12 +195,11 @@ def _backward_of_attention(
 def _double_backward_of_attention(
     call: BlockedCall,
     attention: Attention,
-    tensors: Sequence[Input],
-    constants: Sequence[Input],
+    inputs: Sequence[Input],
     gradients: Sequence[Input | None],
 ) -> None:
     """Differentiate the reference implementation twice, for all edges at once."""
-    inputs = attention.inputs(tensors, constants)
+    inputs = [inputs[index] for index in attention.inputs]
     values = [whole(entry.value).detach().requires_grad_(entry.requires_grad) for entry in inputs]
     incoming = [
         None if entry is None else entry.tensor.detach().contiguous().requires_grad_()

@@ -63,14 +63,11 @@ class BlockedCall:
     run_state: RunState
 
     @torch.no_grad()
-    def forward(
-        self, tensors: Sequence[Tensor], constants: Sequence[Tensor], shape_only: bool = False
-    ) -> list[Tensor]:
+    def forward(self, tensors: Sequence[Tensor], shape_only: bool = False) -> list[Tensor]:
         """Return the tensors of :attr:`outputs`, without an autograd graph.
 
         Args:
-            tensors: The tensors of the arguments.
-            constants: The tensors that the layer reads beside the arguments.
+            tensors: The tensors of the arguments and the constants.
             shape_only: Whether zeros of the right shapes suffice.
 
         Raises:
@@ -78,30 +75,25 @@ class BlockedCall:
         """
         attention, weighted_sum = self.analysis.attention, self.analysis.weighted_sum
         if attention is not None and not shape_only:
-            return attention.outputs(attention.inputs(tensors, constants), self.order)
-        constants = [constant.detach() for constant in constants]
+            return attention.outputs([tensors[i] for i in attention.inputs], self.order)
         with without_autocast(self.order.neighbors.device):
             if weighted_sum is not None and not shape_only:
-                return self._sum(weighted_sum, tensors, constants)
+                return self._sum(weighted_sum, tensors)
             graph, results = self.analysis.forward, list[Tensor]()
             for block in self.blocks[:1] if shape_only else self.blocks:
                 with _errors_as_reasons():
                     inputs, _ = self.arguments.inputs(tensors, graph.inputs, self.order, block)
-                    parts = graph(inputs, constants)
-                if shape_only:
-                    return self._zeros(parts)
-                self._write(results, self.outputs, block, parts)
+                    parts = graph(inputs)
+                self._write(results, self.outputs, block, parts, shape_only)
             return results
 
-    def _sum(
-        self, weighted_sum: WeightedSum, tensors: Sequence[Tensor], constants: Sequence[Tensor]
-    ) -> list[Tensor]:
+    def _sum(self, weighted_sum: WeightedSum, tensors: Sequence[Tensor]) -> list[Tensor]:
         order, graph, x = self.order, weighted_sum.weights, tensors[weighted_sum.index]
         result, kept = x.new_empty(order.num_nodes, *x.shape[1:]), list[Tensor]()
         for block in [None] if weighted_sum.of_edges else self.blocks:
             with _errors_as_reasons():
                 inputs, _ = self.arguments.inputs(tensors, graph.inputs, order, block)
-                weight, *parts = graph(inputs, constants)
+                weight, *parts = graph(inputs)
             if block is None:
                 sum_edges(result, x, weight, order, self.size)
                 continue
@@ -116,25 +108,17 @@ class BlockedCall:
         outputs: Sequence[Output],
         block: Block,
         parts: Sequence[Tensor],
+        shape_only: bool = False,
     ) -> None:
-        """Write the parts of a block into the results, made with the first block."""
-        if not results:
-            shapes = self._shapes(outputs, parts)
-            results += [part.new_empty(shape) for part, shape in zip(parts, shapes, strict=True)]
-        for output, result, part in zip(outputs, results, parts, strict=True):
-            write_rows(result, output.rows(self.order, block), part)
-
-    def _zeros(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Return zeros of the shapes of the outputs, in no memory."""
-        shapes = self._shapes(self.outputs, parts)
-        return [part.new_zeros(()).expand(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-    def _shapes(self, outputs: Sequence[Output], parts: Sequence[Tensor]) -> list[Sequence[int]]:
-        edges, nodes = self.order.num_edges, self.order.num_nodes
-        return [
-            (edges if output.of_edges else nodes, *part.shape[1:])
-            for output, part in zip(outputs, parts, strict=True)
-        ]
+        """Write the parts of a block into the results, allocated for the first block."""
+        for number, (output, part) in enumerate(zip(outputs, parts, strict=True)):
+            if number == len(results):
+                rows = self.order.num_edges if output.of_edges else self.order.num_nodes
+                shape = rows, *part.shape[1:]
+                zeros = part.new_zeros(()).expand(shape)  # in no memory
+                results.append(zeros if shape_only else part.new_empty(shape))
+            if not shape_only:
+                write_rows(results[number], output.rows(self.order, block), part)
 
 
 @contextmanager

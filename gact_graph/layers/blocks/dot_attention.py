@@ -14,7 +14,7 @@ from torch import Tensor
 from gact_graph.layers.blocks.attention import Attention
 from gact_graph.layers.blocks.edge_features import LinearEdgeFeatures
 from gact_graph.layers.blocks.order import Order
-from gact_graph.layers.blocks.rows import Rows, rows_at_a_time, rows_of, whole
+from gact_graph.layers.blocks.rows import CodedRows, rows_at_a_time, rows_of, whole
 from gact_graph.layers.blocks.weighted_sum import sum_edges, sum_gradients
 from gact_graph.ops.dot_attention import dot_attention, dot_attention_backward, drop_weights
 from gact_graph.ops.reference.dot_attention import differentiable_dot_attention
@@ -50,7 +50,7 @@ class DotAttention(Attention):
 
     def gradients(
         self,
-        inputs: Sequence[Tensor | Rows],
+        inputs: Sequence[Tensor | CodedRows],
         requires_grad: Sequence[bool],
         gradients: Sequence[Tensor | None],
         order: Order,
@@ -107,9 +107,9 @@ class DotAttention(Attention):
         return (out, weight) if self.keeps else (out,)
 
     def _edge_features(
-        self, inputs: Sequence[Tensor | Rows], order: Order
+        self, inputs: Sequence[Tensor | CodedRows], order: Order
     ) -> LinearEdgeFeatures | None:
-        if not self.parameters:
+        if len(inputs) == 3:
             return None
         features, matrix = (whole(tensor) for tensor in inputs[3:])
         return LinearEdgeFeatures(features, matrix, inputs[0].shape[1], order)
@@ -117,7 +117,7 @@ class DotAttention(Attention):
     def _weights(
         self,
         key: Tensor,
-        query: Tensor | Rows,
+        query: Tensor | CodedRows,
         features: LinearEdgeFeatures | None,
         order: Order,
     ) -> Tensor:

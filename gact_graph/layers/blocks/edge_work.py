@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from gact_graph.layers.blocks.analyses import Analyses
-from gact_graph.layers.blocks.analysis import BaselineSaves, needs_graph
+from gact_graph.layers.blocks.analysis import BaselineSaves, LayerAnalysis, analyze
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock
 from gact_graph.layers.blocks.call import BlockedCall, Output
 from gact_graph.layers.blocks.cutting import Cutting
@@ -17,7 +18,15 @@ from gact_graph.layers.blocks.function import run_in_blocks
 from gact_graph.layers.recompute import reuse
 from gact_graph.ops.weighted_sum import makes_messages
 from gact_graph.support import current
+from gact_graph.support.reach import Reach, Unknowable
 from gact_graph.support.run_state import RunState
+
+_CACHED_ANALYSES = 512
+
+_NEW_STATES = 16
+"""New states in a row after which a layer counts as changing its state at each call."""
+
+_known: OrderedDict[Hashable, LayerAnalysis | str] = OrderedDict()
 
 
 class BlockedResult(NamedTuple):
@@ -33,7 +42,9 @@ class BlockedResult(NamedTuple):
 
 
 class EdgeWork:
-    """An edge function with its analyses.
+    """The edge work of one layer, or of one function of the user.
+
+    Layers of one class with equal settings, and with tensors of equal shapes, share analyses.
 
     Args:
         edge_function: The function that runs for each block.
@@ -41,7 +52,8 @@ class EdgeWork:
 
     def __init__(self, edge_function: EdgeFunction) -> None:
         self._edge_function = edge_function
-        self._analyses = Analyses(edge_function)
+        self._new_in_a_row = 0
+        self._last: Hashable = None
 
     def run(
         self,
@@ -66,8 +78,7 @@ class EdgeWork:
         Raises:
             CannotBlock: The call cannot run in blocks. The random state is restored.
         """
-        analysis, named = self._analyses.of(module, arguments)
-        constants = [tensor for _, tensor in named]
+        analysis, constants = self._analysis(module, arguments)
         try:
             order = cutting.order(edge_index, target, arguments.num_destinations)
         except IndexError as error:
@@ -82,10 +93,12 @@ class EdgeWork:
             x = arguments.tensors[analysis.weighted_sum.index]
             summed = None if makes_messages(x.device) else analysis.weighted_sum.index
             by_source = by_source or x.requires_grad
-        if by_source and needs_graph(arguments, constants):
+        size = cutting.edges_per_block(arguments, summed)
+        named = dict(constants) | dict(zip(arguments.names, arguments.tensors, strict=True))
+        arguments = arguments.with_constants(constants)
+        if by_source and arguments.needs_graph:
             # Now, because in backward there is less memory left to sort the edges.
             _ = order.by_source
-        size = cutting.edges_per_block(arguments, summed)
         result = Output(None, self._edge_function.of_edges)
         call = BlockedCall(
             analysis,
@@ -99,7 +112,7 @@ class EdgeWork:
         )
         try:
             if session is None:
-                out = run_in_blocks(call, arguments.tensors, constants, module)
+                out = run_in_blocks(call, arguments.tensors, module)
             else:
                 out = self._captured(call, edge_index, arguments, named, module, session)
                 messages = out.nbytes * edge_index.size(1)
@@ -109,27 +122,66 @@ class EdgeWork:
             raise
         return BlockedResult(out, len(call.blocks))
 
+    def _analysis(
+        self, module: Any, arguments: Arguments
+    ) -> tuple[LayerAnalysis, list[tuple[str, Tensor]]]:
+        """Return the analysis for a call, and the constants that the layer reads, by path.
+
+        Raises:
+            CannotBlock: The call cannot run in blocks.
+        """
+        try:
+            reach = Reach([module, *arguments.others.values()], self._edge_function.methods)
+        except Unknowable as reason:
+            raise CannotBlock(str(reason)) from reason
+        key = self._edge_function, _properties(arguments), reach.key
+        analysis = _known.get(key)
+        if analysis is None:
+            analysis = self._analyze(key, module, arguments, reach)
+        else:
+            self._new_in_a_row = 0
+        if isinstance(analysis, str):
+            raise CannotBlock(analysis)
+        return analysis, [reach.tensors[number] for number in analysis.constants]
+
+    def _analyze(
+        self, key: Hashable, module: Any, arguments: Arguments, reach: Reach
+    ) -> LayerAnalysis | str:
+        changes = self._last is not None and self._last != key
+        self._new_in_a_row += 1
+        self._last = key
+        if changes and self._new_in_a_row > _NEW_STATES:
+            raise CannotBlock("has another state at each call")
+        analysis: LayerAnalysis | str
+        try:
+            analysis = analyze(self._edge_function, module, arguments, reach)
+        except CannotBlock as reason:
+            analysis = str(reason)
+        _known[key] = analysis
+        while len(_known) > _CACHED_ANALYSES:
+            _known.popitem(last=False)
+        return analysis
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_last": None}
+
     def _captured(
         self,
         call: BlockedCall,
         edge_index: Tensor,
         arguments: Arguments,
-        constants: list[tuple[str, Tensor]],
+        named: dict[str, Tensor],
         module: Any,
         session: current.Capture,
     ) -> Tensor:
         """Run a call in a session, and count the bytes that stock autograd would save."""
         session.sizes.add(edge_index, [arguments.num_sources, arguments.num_destinations])
-        tensors = [tensor for _, tensor in constants]
-        named = dict(constants) | dict(zip(arguments.names, arguments.tensors, strict=True))
-        requires_grad = needs_graph(arguments, tensors)
-        baseline = call.analysis.baseline if requires_grad else BaselineSaves()
-        of_stock = {arguments.names[i]: arguments.tensors[i] for i in baseline.arguments}
-        of_stock |= dict(constants[i] for i in baseline.constants)
+        baseline = call.analysis.baseline if arguments.needs_graph else BaselineSaves()
+        of_stock = {arguments.names[i]: arguments.tensors[i] for i in baseline.inputs}
         extra = named.keys() - of_stock.keys()
         with session.trace.standing_for(self._edge_function.name, named, extra) as operation:
             with current.unseen():
-                result = run_in_blocks(call, arguments.tensors, tensors, module)
+                result = run_in_blocks(call, arguments.tensors, module)
             if baseline.edge_index:
                 of_stock["edge_index"] = edge_index
             if baseline.result:
@@ -138,6 +190,25 @@ class EdgeWork:
             nbytes = baseline.nbytes(edge_index.size(1), arguments.num_destinations)
             session.stock_saves(operation, nbytes, of_stock)
         return result
+
+
+def _properties(arguments: Arguments) -> Hashable:
+    """Return the properties of arguments on which the behavior of a layer depends."""
+    device = arguments.tensors[0].device.type
+    whole = {use.index for use in arguments.uses if use.level == "whole"}
+    return (
+        (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)),
+        torch.is_grad_enabled(),
+        arguments.uses,
+        tuple(arguments.others),
+        tuple(
+            (
+                *(t.dtype, t.device, t.requires_grad, t.is_contiguous()),
+                (t.shape, t.stride()) if i in whole else t.shape[1:],
+            )
+            for i, t in enumerate(arguments.tensors)
+        ),
+    )
 
 
 def in_blocks(name: str, run: Callable[[bool], BlockedResult]) -> BlockedResult | str | None:

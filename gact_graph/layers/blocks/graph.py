@@ -85,8 +85,7 @@ class EdgeGraph:
         outputs: The nodes of the results of the part.
 
     Attributes:
-        inputs: The names of the inputs of a block that the part needs.
-        constants: The positions in ``trace.constants`` of the constants that the part needs.
+        inputs: The names of the inputs of a block and of the constants that the part needs.
         is_random: Whether the part draws random numbers.
         reads_index: Whether the part reads the destinations of edges.
     """
@@ -96,21 +95,10 @@ class EdgeGraph:
     ) -> None:
         needed = dependencies.closure(outputs)
         graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-        names = [*trace.inputs, *range(len(trace.constants))]
-        placeholders = iter(names)
-        inputs: list[str] = []
-        constants: list[int] = []
         for node in trace.graph.nodes:
-            if node.op == "output":
-                break
-            name = next(placeholders) if node.op == "placeholder" else None
-            if node not in needed and node.target is not torch._C._set_grad_enabled:
-                continue
-            copies[node] = graph.node_copy(node, lambda n: copies[n])
-            if isinstance(name, str):
-                inputs.append(name)
-            elif name is not None:
-                constants.append(name)
+            if node in needed or node.target is torch._C._set_grad_enabled:
+                copies[node] = graph.node_copy(node, lambda n: copies[n])
+        self.inputs = tuple(name for name, node in trace.placeholders.items() if node in copies)
         graph.output([copies[node] for node in outputs])
         for copy in graph.nodes:  # fake tensors would live as long as the analysis
             copy.meta.clear()
@@ -122,15 +110,12 @@ class EdgeGraph:
         owner = trace.graph.owning_module
         assert owner is not None
         self._run = fx.GraphModule(owner, graph)
-        self.inputs, self.constants = tuple(inputs), tuple(constants)
 
-    def __call__(self, inputs: Mapping[str, Any], constants: Sequence[Tensor]) -> list[Tensor]:
+    def __call__(self, inputs: Mapping[str, Any]) -> list[Tensor]:
         """Run the part and return its results.
 
         Args:
             inputs: The inputs of a block by name, which may be more than the part needs.
-            constants: The tensors of ``trace.constants``.
         """
-        values = [inputs[name] for name in self.inputs]
-        results: list[Tensor] = self._run(*values, *(constants[i] for i in self.constants))
+        results: list[Tensor] = self._run(*(inputs[name] for name in self.inputs))
         return results

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gact_graph.layers.blocks.rows import Rows, add_rows, rows_of
+from gact_graph.layers.blocks.rows import CodedRows, add_rows, rows_of
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Input:
         gradient: The gradient; None until a block has one.
     """
 
-    value: Tensor | Rows
+    value: Tensor | CodedRows
     requires_grad: bool
     of_gradient: Tensor | None = None
     gradient: Tensor | None = None
@@ -60,11 +60,12 @@ class Input:
         return Leaf(tensor, partial(self._add_rows, rows), of_gradient)
 
     def _add_rows(self, rows: Tensor | slice, gradient: Tensor) -> None:
-        if self.gradient is None:
-            value = self.value
-            self.gradient = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
-            self._owned = True
-        add_rows(self.gradient, rows, gradient)
+        total, value = self.gradient, self.value
+        if total is None or not self._owned:
+            zeros = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+            total = zeros if total is None else zeros.add_(total)
+            self.gradient, self._owned = total, True
+        add_rows(total, rows, gradient)
 
 
 @dataclass(frozen=True)

@@ -222,24 +222,18 @@ class BlockedMetaLayer(Blocked):
     ) -> Any:
         """Run in place of the forward of ``module``, which this method repeats."""
         if module.edge_model is not None:
-            args = x, edge_index, edge_attr, u, batch
-            result = self._in_blocks(module, module.edge_model, *args)
-            edge_attr = self._all_at_once(module, *args) if result is None else result
+            result = self._in_blocks(module, module.edge_model, x, edge_index, edge_attr, u, batch)
+            if result is None:
+                ends = x[edge_index[0]], x[edge_index[1]]
+                of_edges = None if batch is None else batch[edge_index[0]]
+                result = module.edge_model(*ends, edge_attr, u, of_edges)
+                reuse.ended_as_stock()
+            edge_attr = result
         if module.node_model is not None:
             x = module.node_model(x, edge_index, edge_attr, u, batch)
         if module.global_model is not None:
             u = module.global_model(x, edge_index, edge_attr, u, batch)
         return x, edge_attr, u
-
-    @staticmethod
-    def _all_at_once(
-        module: Any, x: Any, edge_index: Any, edge_attr: Any, u: Any, batch: Any
-    ) -> Any:
-        source, destination = edge_index[0], edge_index[1]
-        of_edges = None if batch is None else batch[source]
-        out = module.edge_model(x[source], x[destination], edge_attr, u, of_edges)
-        reuse.ended_as_stock()
-        return out
 
     def _sorted(self, module: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, int, Arguments]:
         edges, arguments = sort_edge_model_arguments(*args)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch_geometric.utils import scatter, softmax
 
-from gact_graph.layers.blocks.arguments import Arguments, Use
+from gact_graph.layers.blocks.arguments import Arguments, Use, constant_name
 from gact_graph.layers.blocks.attention import Attention, LeakyAttention, SumAttention
 from gact_graph.layers.blocks.dot_attention import DotAttention
 from gact_graph.layers.blocks.edge_functions import EdgeFunction
@@ -100,16 +100,16 @@ class _Layer:
             return None
         ends, edge = (uses["source"], uses["destination"]), uses.get("edge")
         x = arguments.tensors[ends[0].index]
-        tensors, settings = _indices(*ends, edge), (self._settings.dropout, self._settings.slope)
+        settings = self._settings.dropout, self._settings.slope
         if x.dim() == 2:
             for parameters in self._edge_score_parameters(edge, x):
                 if self._is(_sum_attention, ends, edge, parameters):
-                    return SumAttention(tensors, parameters, *settings)
+                    return SumAttention(self._inputs((*ends, edge), parameters), *settings)
         if x.dim() == 3 and edge is None:
             for number, vector in enumerate(self._constants):
                 fits = vector.shape == (1, *x.shape[1:]) and vector.dtype == x.dtype
                 if fits and self._is(_leaky_attention, ends, None, (number,)):
-                    return LeakyAttention(tensors, (number,), *settings)
+                    return LeakyAttention(self._inputs(ends, (number,)), *settings)
         return None
 
     def dot_attention(self) -> Attention | None:
@@ -132,8 +132,9 @@ class _Layer:
         settings = self._settings.dropout, 1 / self._settings.divisor, keeps
         for key, value in permutations(use for use in uses if use.level == "source"):
             for parameters in self._edge_row_parameters(edge, x):
-                if self._is(_dot_attention, (key, query, value), edge, parameters, keeps):
-                    return DotAttention(_indices(key, query, value, edge), parameters, *settings)
+                ends = key, query, value
+                if self._is(_dot_attention, ends, edge, parameters, keeps):
+                    return DotAttention(self._inputs((*ends, edge), parameters), *settings)
         return None
 
     def _edge_score_parameters(self, edge: Use | None, x: Tensor) -> Iterator[tuple[int, ...]]:
@@ -165,6 +166,12 @@ class _Layer:
         for number, matrix in enumerate(self._constants):
             if matrix.shape == shape and matrix.dtype == x.dtype:
                 yield (number,)
+
+    def _inputs(self, uses: Sequence[Use | None], constants: Sequence[int]) -> tuple[int, ...]:
+        """Return the indices of tensors and constants in ``Arguments.tensors``."""
+        first = len(self._arguments.tensors)
+        indices = (use.index for use in uses if use is not None)
+        return *indices, *(first + number for number in constants)
 
     def _number(self, function: Any, default: float) -> float:
         """Return the second argument of the first operation of a kind, if it is a number."""
@@ -202,10 +209,6 @@ class _Layer:
         )
 
 
-def _indices(*uses: Use | None) -> tuple[int, ...]:
-    return tuple(use.index for use in uses if use is not None)
-
-
 class _Pairs:
     """The nodes of two graphs that compute the same.
 
@@ -220,9 +223,7 @@ class _Pairs:
         self, traced: Trace, constants: Sequence[Tensor], other: Trace, others: Sequence[Tensor]
     ) -> None:
         self.matched: dict[fx.Node, fx.Node] = {}
-        self._inputs = {node: name for name, node in traced.placeholders.items()}
-        self._others = {node: name for name, node in other.placeholders.items()}
-        self._tensors = constants, others
+        self._leaves = _leaves(traced, constants) | _leaves(other, others)
 
     def equal(self, node: Any, other: Any) -> bool:
         """Return whether two arguments are the same number, or nodes that compute the same."""
@@ -245,10 +246,8 @@ class _Pairs:
         if node.op != other.op or (node.target is not other.target and node.op != "placeholder"):
             return False
         if node.op == "placeholder":
-            name, expected = self._inputs[node], self._others[other]
-            if isinstance(name, int) and isinstance(expected, int):
-                return self._tensors[0][name] is self._tensors[1][expected]
-            return name == expected
+            left, right = self._leaves[node], self._leaves[other]
+            return left is right or (isinstance(left, str) and left == right)
         if node.kwargs.keys() != other.kwargs.keys() or not all(
             self.equal(node.kwargs[key], other.kwargs[key]) for key in node.kwargs
         ):
@@ -256,6 +255,12 @@ class _Pairs:
         if self.equal(node.args, other.args):
             return True
         return node.target in _COMMUTATIVE and self.equal(node.args[::-1], other.args)
+
+
+def _leaves(traced: Trace, constants: Sequence[Tensor]) -> dict[fx.Node, Any]:
+    """Return the name of each input and the tensor of each constant by its placeholder."""
+    tensors = {constant_name(number): tensor for number, tensor in enumerate(constants)}
+    return {node: tensors.get(name, name) for name, node in traced.placeholders.items()}
 
 
 class _Reference(nn.Module):

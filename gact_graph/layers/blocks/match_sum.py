@@ -78,16 +78,7 @@ def _insert(
     value: Tensor,
     **settings: Any,
 ) -> fx.Node:
-    """Append an operation to the graph.
-
-    Args:
-        traced: The trace.
-        dependencies: The dependencies between its nodes.
-        function: The operation.
-        arguments: Its arguments.
-        value: A fake tensor like its result.
-        settings: Its keyword arguments.
-    """
+    """Append an operation to the graph, whose result is like a fake tensor ``value``."""
     graph = traced.graph
     with graph.inserting_before(next(n for n in graph.nodes if n.op == "output")):
         node = graph.call_function(function, arguments, settings)

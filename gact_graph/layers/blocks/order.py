@@ -245,11 +245,8 @@ class Orders:
     ) -> Order | None:
         key = content, target, num_destinations, edge_index.size(1), edge_index.device
         for entry in [*self._entries.values()]:
-            order = entry.order
-            if key == (
-                *(entry.checksum, order.target, order.num_nodes, order.num_edges),
-                order.neighbors.device,
-            ):
+            order, device = entry.order, entry.order.neighbors.device
+            if key == (entry.checksum, order.target, order.num_nodes, order.num_edges, device):
                 return order
         return None
 

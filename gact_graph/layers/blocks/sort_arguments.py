@@ -53,105 +53,81 @@ def sort_arguments(
     names = {name for parameters in taken.values() for name in parameters}
     if names & _WHOLE_GRAPH:
         raise CannotBlock(f"asks for {', '.join(sorted(names & _WHOLE_GRAPH))}")
-    target = target_of(module)
+    target, collector = target_of(module), Collector()
     sizes: list[int | None] = list(size) if size is not None else [None, None]
-    sorter = _Sorter(module.node_dim, target, sizes)
-    plain: list[str] = []
+    others: list[str] = []
     for name in sorted(names - MessagePassing.special_args):
-        if name[-2:] in ("_i", "_j"):
-            sorter.lift(name, values.get(name[:-2], Parameter.empty))
-        else:
-            plain.append(name)
+        if name[-2:] not in ("_i", "_j"):
+            others.append(name)
+            continue
+        value, label = values.get(name[:-2], Parameter.empty), name[:-2]
+        row = target if name.endswith("_i") else 1 - target
+        if isinstance(value, (tuple, list)):
+            if len(value) != 2:
+                raise CannotBlock(f"has a tuple of {len(value)} in {label}")
+            for half_row, half in enumerate(value):
+                if isinstance(half, Tensor):
+                    _check_size(module, sizes, half_row, half, label)
+            # PyG takes x_i from the second tensor of a pair for both directions of messages.
+            number = 1 if name.endswith("_i") else 0
+            value, label = value[number], f"{label}.{number}"
+        if isinstance(value, Tensor):
+            _check_size(module, sizes, row, value, label)
+        level: Level = "destination" if row == target else "source"
+        _add(collector, name, level, value, label)
     num_destinations, num_sources = sizes[target], sizes[1 - target]
     num_destinations = num_sources if num_destinations is None else num_destinations
     num_sources = num_destinations if num_sources is None else num_sources
     if num_destinations is None or num_sources is None:
         raise CannotBlock("does not tell how many nodes there are")
-    for name in plain:
-        on_edges = any(name in taken[method] for method in taken if method != "update")
-        in_update = name in taken.get("update", ())
-        value = values.get(name, Parameter.empty)
-        sorter.hand_over(name, value, edge_index.size(1), num_destinations, on_edges, in_update)
-    return sorter.collector.arguments(num_destinations, num_sources)
+    for name in others:
+        value, level = values.get(name, Parameter.empty), "whole"
+        if isinstance(value, Tensor):
+            on_edges = any(name in taken[method] for method in taken if method != "update")
+            in_update = name in taken.get("update", ())
+            level = _level(name, value, edge_index.size(1), num_destinations, on_edges, in_update)
+        _add(collector, name, level, value, name)
+    return collector.arguments(num_destinations, num_sources)
 
 
-class _Sorter:
-    """Sorts arguments by PyG's rule.
+def _add(collector: Collector, parameter: str, level: Level, value: Any, name: str) -> None:
+    if isinstance(value, Tensor):
+        collector.add(parameter, level, value, name)
+    elif next(tensors_in(value), None) is not None:
+        raise CannotBlock(f"has tensors inside the argument {parameter}")
+    else:
+        collector.others[parameter] = value
 
-    Args:
-        node_dim: The dimension of nodes in the layer's tensors.
-        target: The row of edge_index that holds the destinations.
-        sizes: Numbers of nodes by row of edge_index, completed from the arguments.
-    """
 
-    def __init__(self, node_dim: int, target: int, sizes: list[int | None]) -> None:
-        self.collector = Collector()
-        self._node_dim, self._target, self._sizes = node_dim, target, sizes
+def _level(
+    parameter: str,
+    tensor: Tensor,
+    num_edges: int,
+    num_destinations: int,
+    on_edges: bool,
+    in_update: bool,
+) -> Level:
+    """Return the level of a tensor that methods of edges, or ``update``, take by its name."""
+    length = tensor.size(0) if tensor.dim() else None
+    of_edges = on_edges and length == num_edges
+    of_nodes = in_update and length == num_destinations
+    if (of_edges and of_nodes) or (in_update and length == num_edges and not of_nodes):
+        raise CannotBlock(f"does not tell whether {parameter} is of nodes or of edges")
+    if of_nodes and on_edges:
+        raise CannotBlock(f"uses the node tensor {parameter} both in message and in update")
+    return "edge" if of_edges else "node" if of_nodes else "whole"
 
-    def lift(self, parameter: str, data: Any) -> None:
-        """Add the argument for a parameter that ends in ``_i`` or ``_j``."""
-        side = self._target if parameter.endswith("_i") else 1 - self._target
-        name = parameter[:-2]
-        if isinstance(data, (tuple, list)):
-            if len(data) != 2:
-                raise CannotBlock(f"has a tuple of {len(data)} in {name}")
-            for row, half in enumerate(data):
-                if isinstance(half, Tensor):
-                    self._check_size(row, half, name)
-            # PyG takes x_i from the second tensor of a pair, whichever way messages flow.
-            number = 1 if parameter.endswith("_i") else 0
-            data, name = data[number], f"{name}.{number}"
-        if isinstance(data, Tensor):
-            self._check_size(side, data, name)
-            level: Level = "destination" if side == self._target else "source"
-            self.collector.add(parameter, level, data, name)
-        else:
-            self._other(parameter, data)
 
-    def hand_over(
-        self,
-        parameter: str,
-        data: Any,
-        num_edges: int,
-        num_destinations: int,
-        on_edges: bool,
-        in_update: bool,
-    ) -> None:
-        """Add the argument for a parameter of another name.
-
-        Args:
-            parameter: The parameter.
-            data: The argument.
-            num_edges: Number of edges.
-            num_destinations: Number of destination nodes.
-            on_edges: Whether a method of edges takes the argument.
-            in_update: Whether ``update`` takes the argument.
-        """
-        if not isinstance(data, Tensor):
-            self._other(parameter, data)
-            return
-        length = data.size(0) if data.dim() else None
-        of_edges = on_edges and length == num_edges
-        of_nodes = in_update and length == num_destinations
-        if (of_edges and of_nodes) or (in_update and length == num_edges and not of_nodes):
-            raise CannotBlock(f"does not tell whether {parameter} is of nodes or of edges")
-        if of_nodes and on_edges:
-            raise CannotBlock(f"uses the node tensor {parameter} both in message and in update")
-        level: Level = "edge" if of_edges else "node" if of_nodes else "whole"
-        self.collector.add(parameter, level, data, parameter)
-
-    def _other(self, parameter: str, data: Any) -> None:
-        if next(tensors_in(data), None) is not None:
-            raise CannotBlock(f"has tensors inside the argument {parameter}")
-        self.collector.others[parameter] = data
-
-    def _check_size(self, row: int, data: Tensor, name: str) -> None:
-        if data.dim() == 0 or data.dim() + self._node_dim != 0 != self._node_dim:
-            raise CannotBlock(f"does not have its nodes in the first dimension of {name}")
-        known = self._sizes[row]
-        if known is not None and known != data.size(0):
-            raise CannotBlock(f"has {data.size(0)} nodes in {name} where {known} are expected")
-        self._sizes[row] = data.size(0)
+def _check_size(
+    module: MessagePassing, sizes: list[int | None], row: int, tensor: Tensor, name: str
+) -> None:
+    """Compare the rows of a tensor with the number of nodes in a row of edge_index, or set it."""
+    if tensor.dim() == 0 or tensor.dim() + module.node_dim != 0 != module.node_dim:
+        raise CannotBlock(f"does not have its nodes in the first dimension of {name}")
+    known = sizes[row]
+    if known is not None and known != tensor.size(0):
+        raise CannotBlock(f"has {tensor.size(0)} nodes in {name} where {known} are expected")
+    sizes[row] = tensor.size(0)
 
 
 def sort_edge_model_arguments(

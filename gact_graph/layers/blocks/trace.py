@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch_geometric import typing
 
-from gact_graph.layers.blocks.arguments import Arguments, CannotBlock
+from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, constant_name
 from gact_graph.layers.blocks.edge_functions import EdgeFunction
 from gact_graph.support.current import unseen
 from gact_graph.support.graph import ends_of, nodes_before
@@ -71,7 +71,7 @@ class Trace:
         graph: The graph. Its placeholders are the ``inputs``, then the ``constants``; its output is
             the result, then a tensor for each name of ``kept``.
         inputs: The names of the inputs of a block.
-        constants: For each constant the number of its tensor in ``Reach.tensors``.
+        constants: For each constant its number in ``Reach.tensors``.
         kept: The attributes in which the layer leaves a tensor.
         saved: The tensors that stock autograd saves, as fake tensors.
         symbols: The symbols of the sizes.
@@ -93,10 +93,11 @@ class Trace:
         return [*output.args[0]]
 
     @cached_property
-    def placeholders(self) -> dict[str | int, fx.Node]:
-        """The inputs by name, and the constants by their position in :attr:`constants`."""
+    def placeholders(self) -> dict[str, fx.Node]:
+        """The inputs and the constants by name."""
         nodes = [node for node in self.graph.nodes if node.op == "placeholder"]
-        return dict(zip([*self.inputs, *range(len(self.constants))], nodes, strict=True))
+        constants = (constant_name(number) for number in range(len(self.constants)))
+        return dict(zip([*self.inputs, *constants], nodes, strict=True))
 
     @cached_property
     def num_edges(self) -> fx.Node:
@@ -141,7 +142,7 @@ def _trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach
         raise CannotBlock(_reason(error)) from error
     finally:
         changed = watch.undo()
-        drew = not _equal_states(states, _random_states())
+        drew = _content(states) != _content(_random_states())
         if drew:
             random.setstate(states[0])
             numpy.random.set_state(states[1])
@@ -447,13 +448,9 @@ def _random_states() -> tuple[Any, Any]:
     return random.getstate(), numpy.random.get_state()
 
 
-def _equal_states(states: tuple[Any, Any], others: tuple[Any, Any]) -> bool:
-    numbers, others_numbers = states[1], others[1]
-    return (
-        states[0] == others[0]
-        and numbers[2:] == others_numbers[2:]
-        and bool((numbers[1] == others_numbers[1]).all())
-    )
+def _content(states: tuple[Any, Any]) -> tuple[Any, ...]:
+    _, words, *position = states[1]
+    return states[0], words.tobytes(), position
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gact_graph.layers.blocks.graph import EdgeGraph
 from gact_graph.layers.blocks.order import Block, Order, SortedEdges
-from gact_graph.layers.blocks.rows import Rows, rows_at_a_time, rows_of
+from gact_graph.layers.blocks.rows import CodedRows, rows_at_a_time, rows_of
 from gact_graph.ops import weighted_sum as ops
 
 
@@ -61,7 +61,7 @@ def sum_block(out: Tensor, x: Tensor, weight: Tensor, sources: Tensor, starts: T
 
 
 def weight_gradient(
-    gradient: Tensor, x: Tensor | Rows, weight: Tensor, sources: Tensor, starts: Tensor
+    gradient: Tensor, x: Tensor | CodedRows, weight: Tensor, sources: Tensor, starts: Tensor
 ) -> Tensor:
     """Return the gradient of the weights of a block.
 
@@ -98,7 +98,7 @@ def sum_edges(out: Tensor, x: Tensor, weight: Tensor, edges: SortedEdges, size: 
 
 
 def sum_gradients(
-    gradient: Tensor, x: Tensor | Rows, weight: Tensor, order: Order, size: int
+    gradient: Tensor, x: Tensor | CodedRows, weight: Tensor, order: Order, size: int
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of ``x`` and of the weights in one pass.
 
