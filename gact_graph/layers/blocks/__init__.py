@@ -5,8 +5,8 @@ In the order in which a call of ``propagate`` or ``edge_updater`` meets the file
 - ``layers``: the patches that replace these two methods of a layer, and the forward of a
   ``MetaLayer``; ``functional``: functions in place of layers; ``edge_functions``: the functions
   that run for each block; ``edge_work``: a call, from its arguments to its result.
-- ``sort_arguments``, ``collector``, ``arguments``: the arguments of the call, and the part of each
-  that a block reads.
+- ``sort_arguments``, ``arguments``: the arguments of the call, and the part of each that a block
+  reads.
 - ``analysis``: one analysis for each state of a layer. ``trace`` makes the graph of the operations
   that the layer runs; ``locality`` proves by a rule for each operation that blocks give the rows of
   the whole graph; ``analysis`` asks the graph which inputs backward reads and which tensors stock

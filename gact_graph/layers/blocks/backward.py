@@ -87,7 +87,7 @@ def double_backward(
             ]
             _run_again(call, inputs, block, parts).double_backward(
                 [
-                    gradient.leaf(part, output.rows(call.order, block))
+                    Leaf(part, gradient, output.rows(call.order, block))
                     for part, gradient, output in zip(parts, gradients, call.outputs, strict=True)
                     if part is not None and gradient is not None
                 ]
@@ -105,10 +105,7 @@ def _parts_of(
 
 
 def _run_again(
-    call: BlockedCall,
-    inputs: Sequence[Input],
-    block: Block,
-    gradients: Sequence[Tensor | None],
+    call: BlockedCall, inputs: Sequence[Input], block: Block, gradients: Sequence[Tensor | None]
 ) -> BlockGraph:
     """Run the traced graph for a block, with the gradients of its outputs."""
     values, leaves = _block_inputs(call, call.analysis.backward, inputs, block)
@@ -123,18 +120,13 @@ def _block_inputs(
     call: BlockedCall, graph: EdgeGraph, inputs: Sequence[Input], block: Block | None
 ) -> tuple[dict[str, Any], list[Leaf]]:
     """Return the inputs of a graph for a block, and those whose gradient is needed as leaves."""
-    values, parts = call.arguments.inputs(
-        _values(inputs), graph.inputs, call.order, block, _require_grad(inputs)
-    )
-    return values, [inputs[part.number].leaf(part.leaf, part.rows) for part in parts]
+    tensors, requires_grad = _split(inputs)
+    values, parts = call.arguments.inputs(tensors, graph.inputs, call.order, block, requires_grad)
+    return values, [Leaf(part.leaf, inputs[part.number], part.rows) for part in parts]
 
 
-def _values(inputs: Sequence[Input]) -> list[Tensor | CodedRows]:
-    return [entry.value for entry in inputs]
-
-
-def _require_grad(inputs: Sequence[Input]) -> list[bool]:
-    return [entry.requires_grad for entry in inputs]
+def _split(inputs: Sequence[Input]) -> tuple[list[Tensor | CodedRows], list[bool]]:
+    return [entry.value for entry in inputs], [entry.requires_grad for entry in inputs]
 
 
 def _backward_of_sum(
@@ -184,9 +176,7 @@ def _backward_of_attention(
         return
     inputs = [inputs[index] for index in attention.inputs]
     with call.run_state.restored(), torch.no_grad():
-        of_inputs = attention.gradients(
-            _values(inputs), _require_grad(inputs), gradients, call.order
-        )
+        of_inputs = attention.gradients(*_split(inputs), gradients, call.order)
     for entry, gradient in zip(inputs, of_inputs, strict=True):
         if entry.requires_grad and gradient is not None:
             entry.add(gradient)
@@ -208,10 +198,10 @@ def _double_backward_of_attention(
     with call.run_state.restored():
         outputs = attention.reference(values, call.order)
     pairs = zip(values, inputs, strict=True)
-    leaves = [entry.leaf(value) for value, entry in pairs if entry.requires_grad]
+    leaves = [Leaf(value, entry) for value, entry in pairs if entry.requires_grad]
     BlockGraph(outputs, incoming, leaves).double_backward(
         [
-            entry.leaf(value)
+            Leaf(value, entry)
             for value, entry in zip(incoming, gradients, strict=True)
             if value is not None and entry is not None
         ]

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from gact_graph.layers.blocks.collector import nested
+from gact_graph.layers.blocks.arguments import nested
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.utils import scatter
 
-from gact_graph.layers.blocks.collector import Collector, nested
+from gact_graph.layers.blocks.arguments import Collector, nested
 from gact_graph.layers.blocks.cutting import LEAST_EDGES, Cutting
 from gact_graph.layers.blocks.edge_functions import EdgeFunction
 from gact_graph.layers.blocks.edge_work import BlockedResult, EdgeWork, in_blocks

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -35,37 +34,22 @@ class Input:
         assert isinstance(self.value, Tensor)
         return self.value
 
-    def add(self, gradient: Tensor) -> None:
-        """Add a gradient of the whole input."""
-        if self.gradient is None:
+    def add(self, gradient: Tensor, rows: Tensor | slice | None = None) -> None:
+        """Add a gradient of the whole input, or of the rows at an index."""
+        if self.gradient is None and rows is None:
             self.gradient = gradient
-        elif self._owned:
+            return
+        if self.gradient is None or not self._owned:
+            # Not in place: autograd may return one tensor as the gradient of several inputs.
+            value, total = self.value, self.gradient
+            self.gradient = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+            if total is not None:
+                self.gradient += total
+            self._owned = True
+        if rows is None:
             self.gradient += gradient
         else:
-            # Not in place: autograd may return one tensor as the gradient of several inputs.
-            self.gradient, self._owned = self.gradient + gradient, True
-
-    def leaf(self, tensor: Tensor, rows: Tensor | slice | None = None) -> Leaf:
-        """Return a leaf that adds its gradient to the gradient of the input.
-
-        Args:
-            tensor: The leaf: the input, or some of its rows.
-            rows: Index of these rows; None for the whole input.
-        """
-        of_gradient = self.of_gradient
-        if rows is None:
-            return Leaf(tensor, self.add, of_gradient)
-        if of_gradient is not None:
-            of_gradient = rows_of(of_gradient, rows)
-        return Leaf(tensor, partial(self._add_rows, rows), of_gradient)
-
-    def _add_rows(self, rows: Tensor | slice, gradient: Tensor) -> None:
-        total, value = self.gradient, self.value
-        if total is None or not self._owned:
-            zeros = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
-            total = zeros if total is None else zeros.add_(total)
-            self.gradient, self._owned = total, True
-        add_rows(total, rows, gradient)
+            add_rows(self.gradient, rows, gradient)
 
 
 @dataclass(frozen=True)
@@ -73,14 +57,22 @@ class Leaf:
     """A leaf of the graph of a block.
 
     Attributes:
-        tensor: The leaf.
-        add: Adds a gradient of the leaf to the gradient of its input.
-        of_gradient: In a backward of backward, the incoming gradient of the leaf's gradient.
+        tensor: The leaf: an input, or some of its rows.
+        input: The input, which adds up the gradients of its leaves.
+        rows: Index of these rows; None for the whole input.
     """
 
     tensor: Tensor
-    add: Callable[[Tensor], None]
-    of_gradient: Tensor | None = None
+    input: Input
+    rows: Tensor | slice | None = None
+
+    @property
+    def of_gradient(self) -> Tensor | None:
+        """In a backward of backward, the incoming gradient of the leaf's gradient."""
+        of_gradient = self.input.of_gradient
+        if of_gradient is None or self.rows is None:
+            return of_gradient
+        return rows_of(of_gradient, self.rows)
 
 
 @dataclass(frozen=True)
@@ -111,7 +103,9 @@ class BlockGraph:
         pairs = [
             (gradient, leaf.of_gradient)
             for leaf, gradient in zip(self.leaves, first, strict=True)
-            if gradient is not None and gradient.requires_grad and leaf.of_gradient is not None
+            if gradient is not None
+            and gradient.requires_grad
+            and leaf.input.of_gradient is not None
         ]
         if not pairs:
             return
@@ -140,4 +134,4 @@ def _add(leaves: Sequence[Leaf], gradients: Sequence[Tensor | None]) -> None:
     for leaf, gradient in zip(leaves, gradients, strict=True):
         # An input that no block uses has no gradient, as in stock autograd.
         if gradient is not None:
-            leaf.add(gradient)
+            leaf.input.add(gradient, leaf.rows)

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
-from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, Level
-from gact_graph.layers.blocks.collector import Collector
+from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, Collector, Level
 from gact_graph.support.current import Hook
 from gact_graph.support.storage import tensors_in
 

@@ -63,15 +63,7 @@ def sum_block(out: Tensor, x: Tensor, weight: Tensor, sources: Tensor, starts: T
 def weight_gradient(
     gradient: Tensor, x: Tensor | CodedRows, weight: Tensor, sources: Tensor, starts: Tensor
 ) -> Tensor:
-    """Return the gradient of the weights of a block.
-
-    Args:
-        gradient: The gradient of the sums of its destinations.
-        x: The tensor of source nodes.
-        weight: The weights of its edges, sorted by destination.
-        sources: The source of each of its edges.
-        starts: The first of its edges of each destination.
-    """
+    """Return the gradient of the weights in :func:`sum_block`, from that of the sums."""
     rows, index = (x, sources) if isinstance(x, Tensor) else (x.rows(sources), None)
     heads = weight.flatten(1).size(1)
     of_weight = ops.weighted_sum_weights(_matrix(gradient), _matrix(rows), index, starts, heads)
