@@ -78,11 +78,11 @@ class Edge(NamedTuple):
     parameter: bool
 
 
-_MANY = 1 << 14
+_MANY = 1 << 20
 """Elements of an error from which on it waits in 4 bits an element."""
 
-_AT_ONCE = 1 << 18
-"""Elements that are squared at once."""
+_RUN = 1 << 10
+"""Elements whose squares are added up in their own precision."""
 
 Outcome = Measured | Exception | None
 """None where the gradient was zero or not finite; an exception that an operation raised when it ran
@@ -379,9 +379,12 @@ def _sum_of_squares(tensors: Gradients) -> float:
 
 
 def _squared(tensor: Tensor) -> float:
-    """The sum of squares, in float64: for some rows at a time, since each is copied for that."""
-    values = torch.atleast_1d(tensor.coalesce().values() if tensor.is_sparse else tensor)
-    dtype = torch.complex128 if values.is_complex() else torch.float64
-    rows = max(1, _AT_ONCE * len(values) // max(1, values.numel()))
-    parts = [torch.linalg.vector_norm(part, dtype=dtype) for part in values.split(rows)]
-    return float(torch.stack(parts).square().sum())
+    """Return the sum of squares: by runs of elements in the tensor's own precision, without a copy,
+    and over all runs in float64."""
+    values = tensor.coalesce().values() if tensor.is_sparse else tensor
+    values = torch.view_as_real(values) if values.is_complex() else values
+    flat = values.reshape(-1)
+    end = len(flat) // _RUN * _RUN
+    runs = torch.linalg.vector_norm(flat[:end].view(-1, _RUN), dim=1).double()
+    rest = torch.linalg.vector_norm(flat[end:].double())
+    return float(runs.square().sum() + rest.square())

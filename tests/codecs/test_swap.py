@@ -568,7 +568,7 @@ class TestReport:
         found = report.to_dict()
         assert 0 < found["host_bytes"] < found["stored_bytes"]
         assert found["host_bytes"] == sum(c["host_bytes"] for c in found["contexts"])
-        assert "lie in host memory" in str(report) and "equals" not in str(report)
+        assert "are in host memory" in str(report) and "equals" not in str(report)
 
     def test_stored_bytes_are_those_of_l1(self):
         found = []

@@ -203,7 +203,7 @@ def test_without_them_one_warning_tells_what_to_install(no_kernels: None) -> Non
 def test_info_tells_of_a_gpu(no_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    assert info._cuda_kernels().startswith("made for sm_90 at first use, by NVRTC")
+    assert info._cuda_kernels().startswith("built for sm_90 at first use, by NVRTC")
 
 
 def test_importing_loads_no_compiler() -> None:

@@ -120,7 +120,10 @@ def _never_read(
     saved = {dependencies.of_storage.get(t.untyped_storage()._cdata) for t in traced.saved}
     if None in saved:  # a tensor of unknown origin
         return frozenset()
-    read = dependencies.closure(node for node in saved if node in runs)
+    # Autograd itself copies a tensor that an operation saves and changes in place: no output depends
+    # on such a copy.
+    forward = dependencies.closure(traced.outputs)
+    read = dependencies.closure(node for node in saved if node in runs or node not in forward)
     used = {use.index for use in arguments.uses if traced.placeholders[use.parameter] in read}
     return frozenset(
         number

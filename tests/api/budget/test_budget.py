@@ -64,7 +64,7 @@ def test_enough_memory_leaves_the_model_as_it_is():
     model, stock = gact_graph.wrap(Net(), memory="200 MB"), Net()
     assert torch.equal(step(model, graph()), step(stock, graph()))
     assert chosen(model) == "stock"
-    assert "trains as it is" in str(gact_graph.report(model))
+    assert "trains without compression" in str(gact_graph.report(model))
 
 
 @pytest.mark.parametrize(
