@@ -117,11 +117,12 @@ def _never_read(
 ) -> frozenset[int]:
     """Return the inputs of which no tensor depends that backward saves in its run of the graph."""
     runs = dependencies.closure(again)
-    saved = {dependencies.of_storage.get(t.untyped_storage()._cdata) for t in traced.saved}
-    if None in saved:  # a tensor of unknown origin
+    nodes = [dependencies.of_storage.get(t.untyped_storage()._cdata) for t in traced.saved]
+    saved = {node for node in nodes if node is not None}
+    if None in nodes:  # a tensor of unknown origin
         return frozenset()
-    # Autograd itself copies a tensor that an operation saves and changes in place: no output depends
-    # on such a copy.
+    # Autograd itself copies a tensor that an operation saves and changes in place, and no output
+    # depends on such a copy.
     forward = dependencies.closure(traced.outputs)
     read = dependencies.closure(node for node in saved if node in runs or node not in forward)
     used = {use.index for use in arguments.uses if traced.placeholders[use.parameter] in read}
