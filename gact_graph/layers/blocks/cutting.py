@@ -36,9 +36,6 @@ class Cutting:
         quantized: Whether saved tensors are quantized.
 
     Attributes:
-        orders: See above.
-        size: See above.
-        quantized: See above.
         share: The factor of the edges of a block if ``size`` is ``"auto"``: a small part of a graph
             is cut into as many blocks as the whole, to measure how memory grows.
     """

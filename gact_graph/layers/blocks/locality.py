@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from gact_graph.layers.blocks.arguments import CannotBlock
-from gact_graph.layers.blocks.trace import Trace
+from gact_graph.layers.blocks.trace import NO_ROWS, Trace
 
 aten = torch.ops.aten
 
@@ -61,7 +61,7 @@ def prove(trace: Trace, of_edges: bool) -> None:
         proof.visit(node)
     result, *kept = proof.outputs
     if result != Rows("edge" if of_edges else "node", 0):
-        raise CannotBlock("returns something other than a tensor with one row per node or edge")
+        raise CannotBlock(NO_ROWS)
     for name, rows in zip(trace.kept, kept, strict=True):
         if rows != Rows("edge", 0):
             raise CannotBlock(

@@ -55,8 +55,6 @@ class SortedEdges:
         permutation: The position in edge_index of each edge [E]; None if edge_index is sorted.
 
     Attributes:
-        neighbors: See above.
-        permutation: See above.
         starts: The first edge of each node [N + 1], int64.
         num_nodes: N.
         num_edges: E.
@@ -122,7 +120,6 @@ class Order(SortedEdges):
         num_destinations: Number of destination nodes.
 
     Attributes:
-        target: See above.
         num_sources: The smallest number of source nodes that these edges can have.
 
     Raises:

@@ -234,7 +234,7 @@ class _Run:
         with saved_tensors_hooks(self._pack, _same), _Operations(), _Functions():
             out = self._edge_function.run(module, inputs)
         if not isinstance(out, Tensor) or out.dim() == 0:
-            raise CannotBlock(_NO_ROWS)
+            raise CannotBlock(NO_ROWS)
         results = [out]
         if isinstance(module, nn.Module):
             for name, value in _changes(self._module, module):
@@ -252,7 +252,7 @@ class _Run:
         return tensor
 
 
-_NO_ROWS = "returns something other than a tensor with one row per node or edge"
+NO_ROWS = "returns something other than a tensor with one row per node or edge"
 
 
 def _same(tensor: Tensor) -> Tensor:

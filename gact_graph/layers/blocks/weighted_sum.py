@@ -55,7 +55,7 @@ def sum_block(out: Tensor, x: Tensor, weight: Tensor, sources: Tensor, starts: T
         x: The tensor of source nodes.
         weight: The weights of its edges, sorted by destination.
         sources: The source of each of its edges.
-        starts: The first of its edges of each destination, see :meth:`SortedEdges.starts_of`.
+        starts: The first edge of each destination, as of :meth:`SortedEdges.starts_of`.
     """
     ops.weighted_sum(out.flatten(1), _matrix(x), sources, _matrix(weight), None, starts)
 
