@@ -1,5 +1,5 @@
-// What torch's CPU allocator hands out while someone watches: exact, and the same at every run,
-// where the resident set of the process holds whatever else it does.
+// The bytes that torch's CPU allocator hands out, an exact count: see
+// gact_graph/ops/allocations.py.
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/profiler/orchestration/observer.h>
@@ -15,8 +15,7 @@ namespace {
 
 namespace profiler = torch::profiler::impl;
 
-// What sits in the profiler's place is taken for a profiler by the rest of torch: this one observes
-// no operations.
+// A profiler to the rest of torch, which observes no operations, only memory.
 class Watch : public profiler::ProfilerStateBase {
  public:
   Watch()
@@ -31,7 +30,7 @@ class Watch : public profiler::ProfilerStateBase {
   void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device device) override {
     if (!device.is_cpu()) return;
     const std::lock_guard<std::mutex> guard(mutex_);
-    held_ += bytes;  // negative where it is freed
+    held_ += bytes;  // negative when memory is freed
     most_ = std::max(most_, held_);
   }
 
@@ -57,7 +56,7 @@ Watch& current() {
   return *watch;
 }
 
-// False where a profiler of torch's sits in the only place for reports.
+// Returns false if a profiler of torch is active, since only one can receive reports.
 bool start_watch() {
   if (c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) != nullptr) return false;
   watch = std::make_shared<Watch>();

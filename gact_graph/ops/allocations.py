@@ -1,7 +1,7 @@
-"""What torch's CPU allocator hands out: exact, and the same at every run.
+"""The bytes that torch's CPU allocator hands out: an exact count, the same at every run.
 
-The resident set of a process holds whatever else it does: objects of the interpreter come and go by
-a few MB, and freed memory stays for a while.
+The resident set of a process is no such count: objects of the interpreter come and go by a few MB,
+and freed memory stays for a while.
 """
 
 from __future__ import annotations
@@ -14,29 +14,28 @@ from gact_graph.ops import cpu
 
 
 class Allocations:
-    """The most that tensors on the CPU held at once, since ``restart``."""
+    """The peak memory of CPU tensors since the last :meth:`restart`."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
 
     def restart(self) -> None:
-        """What tensors hold now is the new start."""
+        """Count from the memory that tensors hold now."""
         self._library.restart_watch()
 
     @property
     def most_bytes(self) -> int:
-        """The most since the start, over what was held then."""
-        found: int = self._library.most_watched()
-        return found
+        """The peak, less the memory that tensors held at the start."""
+        peak: int = self._library.most_watched()
+        return peak
 
 
 @contextmanager
 def watching_allocations() -> Iterator[Allocations | None]:
-    """Watches this thread inside, and the backward passes that it calls.
+    """Watch the allocations of this thread, and of the backward passes that it calls.
 
     Yields:
-        What is held; None where it cannot be told: no compiler has built the kernels, or one of
-        torch's profilers is at work.
+        The allocations; None if there are no compiled kernels, or a profiler of torch is active.
     """
     library = cpu.load()
     if library is None or not library.start_watch():

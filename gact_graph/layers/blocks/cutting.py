@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gact_graph.layers.blocks.arguments import Arguments
 from gact_graph.layers.blocks.order import Order, Orders
-from gact_graph.support.current import unseen
+from gact_graph.support.current import capture_disabled
 
 _CPU_BYTES = 12 << 20
 """Messages of a block on a CPU: the tensors of a block stay in the cache."""
@@ -56,7 +56,7 @@ class Cutting:
 
     def order(self, edge_index: Tensor, target: int, num_destinations: int) -> Order:
         """Return the order of edges; see :meth:`Orders.get`."""
-        with unseen():  # else the index that sorts the edges would count as saved
+        with capture_disabled():  # else the index that sorts the edges would count as saved
             return self.orders.get(edge_index, target, num_destinations, self._confirms)
 
     def edges_per_block(self, arguments: Arguments, summed: int | None) -> int:

@@ -180,7 +180,7 @@ class EdgeWork:
         of_stock = {arguments.names[i]: arguments.tensors[i] for i in baseline.inputs}
         extra = named.keys() - of_stock.keys()
         with session.trace.standing_for(self._edge_function.name, named, extra) as operation:
-            with current.unseen():
+            with current.capture_disabled():
                 result = run_in_blocks(call, arguments.tensors, module)
             if baseline.edge_index:
                 of_stock["edge_index"] = edge_index

@@ -180,7 +180,7 @@ class _Fetch(torch.autograd.Function):
         return ctx.exchange.give_back(gradient, ctx.bits), None, None
 
     @staticmethod
-    def alone(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def local_backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         """Backward without the other processes: the fetched rows count as constants."""
         [gradient] = gradients
         return gradient.new_zeros(ctx.exchange.num_nodes, *gradient.shape[1:]), None, None

@@ -115,6 +115,9 @@ def _moments(input: Tensor) -> tuple[Tensor, Tensor, int]:
 
 
 class _Normalize(torch.autograd.Function):
+    # Named as in PyTorch's own batch norm, so that capture compresses the same tensors.
+    differentiates = "native_batch_norm", ("input", "weight", "result1", "result2")
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -136,7 +139,7 @@ class _Normalize(torch.autograd.Function):
         return _gradients(ctx, gradient, dist.all_reduce)
 
     @staticmethod
-    def alone(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def local_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Backward with the sums of this process, without the other processes."""
         return _gradients(ctx, gradient, lambda sums: None)
 
