@@ -58,11 +58,12 @@ class Messages:
         Args:
             size: Edges of a block, ``"auto"``, or None for all at once.
         """
-        state, session = _state_of(self.message), current.current()
         edges = self.edge_index.size(1)
         few = edges == 0 or (size == "auto" and edges <= LEAST_EDGES)
         if size is None or few or torch.compiler.is_compiling() or is_transformed():
             return self._all_at_once()
+        # Not before: a compiler would guard the weak keys of all states, which may die meanwhile.
+        state, session = _state_of(self.message), current.current()
         outcome = in_blocks(_NAME, lambda first: self._in_blocks(state, session, size))
         if isinstance(outcome, BlockedResult):
             if session is not None:
