@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -180,8 +180,8 @@ class Measurement:
                 # Runs again do not communicate, so the run that they are compared with must not.
                 local = _local_backward(torch._C._current_autograd_node())
                 fine = results if local is None else self._run_again(number, gradients)
-                for slot in slots:
-                    self._measure(number, slot, fine, gradients)
+                for by_edge in _measured_together(torch._C._current_autograd_node(), slots):
+                    self._measure(number, by_edge, fine, gradients)
             for edge, result in zip(self._edges[number], results, strict=True):
                 if edge is not None and edge.parameter and result is not None:
                     self._parameters.setdefault(edge.node, ([], []))[0].append(result)
@@ -234,23 +234,31 @@ class Measurement:
                 self._magnified[number].append((edge, _squared(error) / total))
                 self._add_error(edge, error)
 
-    def _measure(self, number: int, slot: str, results: Gradients, gradients: Gradients) -> None:
-        """Run a node with one narrow slot, and compare with the results of fine slots."""
-        self.widths.narrow = slot
+    def _measure(
+        self, number: int, by_edge: Mapping[int, str], results: Gradients, gradients: Gradients
+    ) -> None:
+        """Run a node with some narrow slots, and compare with the results of fine slots.
+
+        Args:
+            number: The node.
+            by_edge: The slots, by the results that read them.
+            results: The results of fine slots.
+            gradients: The incoming gradients.
+        """
+        self.widths.narrow = frozenset(by_edge.values())
         try:
             narrow = self._run_again(number, gradients)
         finally:
-            self.widths.narrow = None
-        narrow.reverse()
-        for edge, fine in zip(self._edges[number], results, strict=True):
-            own = narrow.pop()
-            if edge is None or own is None or fine is None:
+            self.widths.narrow = frozenset()
+        for index, (edge, fine) in enumerate(zip(self._edges[number], results, strict=True)):
+            own, narrow[index] = narrow[index], None  # each is released before the next
+            if edge is None or own is None or fine is None or index not in by_edge:
                 continue
             # Not in place: a node may return its incoming gradient itself.
             own = own - fine
             squared = _squared(own)
             if squared:
-                self._own.setdefault(slot, []).append((edge, squared))
+                self._own.setdefault(by_edge[index], []).append((edge, squared))
                 self._add_error(edge, own)
 
     def _add_error(self, edge: Edge, error: Tensor) -> None:
@@ -349,6 +357,28 @@ def _as(edge: Edge | None, gradient: Tensor | None) -> Tensor | None:
         return None
     shaped = gradient if gradient.is_sparse else gradient.sum_to_size(edge.shape)
     return shaped.to(edge.dtype)
+
+
+_FACTORS = {
+    "AddmmBackward0": {"mat1": 2, "input": 2, "mat2": 1},
+    "BmmBackward0": {"input": 1, "mat2": 0},
+    "MmBackward0": {"input": 1, "mat2": 0},
+    "MulBackward0": {"input": 1, "other": 0},
+}
+"""By the kind of a node that differentiates a product, and by the name of a factor: the only result
+that reads the factor, which is the gradient of the other factor."""
+
+
+def _measured_together(node: Node, slots: Sequence[str]) -> list[dict[int, str]]:
+    """Return the runs that measure a node's slots, each as slots by the results that read them.
+
+    The errors of two slots must not meet in one result.
+    """
+    results, factors = range(len(node.next_functions)), _FACTORS.get(node.name(), {})
+    by_edge = {factors.get(slot.rpartition(".")[2], -1): slot for slot in slots}
+    if len(slots) > 1 and len(by_edge) == len(slots) and -1 not in by_edge:
+        return [by_edge]
+    return [dict.fromkeys(results, slot) for slot in slots]
 
 
 def _small(error: Tensor) -> Tensor | Packed:

@@ -24,12 +24,12 @@ class Widths:
     """The widths that a measuring step decodes.
 
     Attributes:
-        narrow: The slot that is decoded in the width of training; all others use the fine width.
+        narrow: The slots that are decoded in the width of training; all others use the fine width.
         read: The slots that were decoded since the set was cleared.
         slots: The bits of each slot's narrow width.
     """
 
-    narrow: str | None = None
+    narrow: frozenset[str] = frozenset()
     read: set[str] = field(default_factory=set)
     slots: dict[str, int] = field(default_factory=dict)
 
@@ -81,7 +81,7 @@ class Compared(Context):
             return self._fine
         widths, slot = self._widths, self._narrow.slot
         widths.read.add(slot)
-        if widths.narrow != slot:
+        if slot not in widths.narrow:
             return self._fine
         return self._encode(dataclasses.replace(self._narrow, tensor=self._fine.decode()))
 

@@ -117,14 +117,16 @@ def _never_read(
 ) -> frozenset[int]:
     """Return the inputs of which no tensor depends that backward saves in its run of the graph."""
     runs = dependencies.closure(again)
-    nodes = [dependencies.of_storage.get(t.untyped_storage()._cdata) for t in traced.saved]
-    saved = {node for node in nodes if node is not None}
-    if None in nodes:  # a tensor of unknown origin
-        return frozenset()
-    # Autograd itself copies a tensor that an operation saves and changes in place, and no output
+    # Autograd itself copies a tensor that an operation saves and changes in place: no output
     # depends on such a copy.
-    forward = dependencies.closure(traced.outputs)
-    read = dependencies.closure(node for node in saved if node in runs or node not in forward)
+    forward, saved = dependencies.closure(traced.outputs), list[fx.Node]()
+    for tensor in traced.saved:
+        node = dependencies.of_storage.get(tensor.untyped_storage()._cdata)
+        if node is None:  # a tensor of unknown origin
+            return frozenset()
+        if node in runs or node not in forward:
+            saved.append(node)
+    read = dependencies.closure(saved)
     used = {use.index for use in arguments.uses if traced.placeholders[use.parameter] in read}
     return frozenset(
         number
