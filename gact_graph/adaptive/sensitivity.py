@@ -404,7 +404,7 @@ def _squared(tensor: Tensor) -> float:
     """Return the sum of squares: by runs of elements in the tensor's own precision, without a copy,
     and over all runs in float64."""
     values = tensor.coalesce().values() if tensor.is_sparse else tensor
-    values = torch.view_as_real(values) if values.is_complex() else values
+    values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
     flat = values.reshape(-1)
     end = len(flat) // _RUN * _RUN
     runs = torch.linalg.vector_norm(flat[:end].view(-1, _RUN), dim=1).double()

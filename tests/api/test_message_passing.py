@@ -410,9 +410,9 @@ def test_a_function_that_counts_its_calls() -> None:
 
 @pytest.mark.parametrize("blocks", [BLOCKS, "auto"])
 def test_a_model_learns_from_forces(blocks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gact_graph.layers.blocks.by_hand.LEAST_EDGES", 1)
-    monkeypatch.setattr("gact_graph.layers.blocks.size.LEAST_EDGES", 1)
-    monkeypatch.setattr("gact_graph.layers.blocks.size._CPU_BYTES", 1000)
+    monkeypatch.setattr("gact_graph.layers.blocks.functional.LEAST_EDGES", 1)
+    monkeypatch.setattr("gact_graph.layers.blocks.cutting.LEAST_EDGES", 1)
+    monkeypatch.setattr("gact_graph.layers.blocks.cutting._CPU_BYTES", 1000)
     found = []
     for run, options in ((in_blocks, {"blocks": blocks}), (by_hand, {})):
         mlp = Mlp()
