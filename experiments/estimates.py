@@ -37,8 +37,7 @@ from experiments.helpers.subjects import choose, exit_code, write_json
 from experiments.helpers.summary import dataset_name
 from experiments.helpers.train import seed_everything
 from experiments.models.memory import KINDS
-from gact_graph.api.budget.budget import least_returned
-from gact_graph.support.cpu_memory import return_tensors
+from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.peak import PeakMeter
 from gact_graph.support.storage import tensors_in
 
@@ -181,7 +180,7 @@ def _child(task: dict[str, Any]) -> dict[str, Any]:
         return gact_graph.estimate(model, *inputs).to_dict()
     if task["task"] == "measure":
         way = task["way"]
-        return_tensors(least_returned(way["peak_bytes"]))  # as within a budget of that size
+        memory_policy.limit(way["peak_bytes"])  # as within a budget of that size
         # What a process has for ever after its first step, whatever trains, is no step's.
         _train(_in_way(copy.deepcopy(model), way), inputs, graph.y, 1)
         _in_way(model, way)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from experiments.helpers.train import synchronize
-from gact_graph.support import cpu_memory
+from gact_graph.support.memory.policy import memory_policy
 
 
 def as_stock(job: Callable[[], Any]) -> Callable[[], Any]:
@@ -20,7 +20,7 @@ def as_stock(job: Callable[[], Any]) -> Callable[[], Any]:
     """
 
     def run() -> Any:
-        cpu_memory.end()
+        memory_policy.end()
         return job()
 
     return run

@@ -143,10 +143,9 @@ class Saved:
     Attributes:
         slot: The slot of the tensor; its context may be that of another one.
         advise: Tells what to do where backward runs out of memory; None where nobody knows.
-        gives_back: Whether memory that is freed in backward goes back to the system now and then.
     """
 
-    __slots__ = ("advise", "context", "gives_back", "layout", "slot")
+    __slots__ = ("advise", "context", "layout", "slot")
 
     def __init__(
         self, context: Context, layout: Layout | None = None, slot: str | None = None
@@ -155,7 +154,6 @@ class Saved:
         self.layout = layout
         self.slot = slot
         self.advise: Advise | None = None
-        self.gives_back = True
 
     def tensor(self) -> Tensor:
         """The tensor that was saved, with its values, dtype, shape and strides.

@@ -12,7 +12,7 @@ from experiments import allocators
 from experiments.helpers.errors import ExperimentError
 from experiments.helpers.peers.allocators import ALLOCATORS, environment
 from experiments.helpers.peers.trial import Specification
-from gact_graph.support.cpu_memory import SWITCH
+from gact_graph.support.memory.policy import SWITCH
 
 
 class TestEnvironment:

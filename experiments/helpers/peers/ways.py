@@ -30,7 +30,7 @@ from experiments.helpers.subjects import SUBJECTS
 from experiments.helpers.train import seed_everything
 from gact_graph.codecs import Drop, register
 from gact_graph.ops import cpu
-from gact_graph.support import cpu_memory
+from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.storage import tensors_in
 
 MODELS = {
@@ -117,7 +117,7 @@ def _stock_keeping(*given: Any) -> Started:
     model, task = _make(*given)
 
     def step() -> AbstractContextManager[None]:
-        cpu_memory.start_step(model)
+        memory_policy.start_step(model)
         return nullcontext()
 
     return _started(model, task, step)

@@ -16,21 +16,10 @@ from gact_graph.api.budget.trials import estimate_call
 from gact_graph.api.forward import CompressedForward
 from gact_graph.api.report import format_bytes
 from gact_graph.capture.config import Config
-from gact_graph.support.cpu_memory import LEAST_RETURNED, return_tensors
+from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.peak import resident_bytes
 from gact_graph.support.progress import telling
 from gact_graph.support.storage import tensors_in
-
-_MOST_RETURNED = 4 << 20
-_SHARE_RETURNED = 1024
-
-
-def least_returned(memory: int) -> int:
-    """The size in bytes from which freed tensors go back to the system at once, under a budget.
-
-    Some dozen smaller ones may stay with the process, which is a few per cent of the budget.
-    """
-    return min(max(memory // _SHARE_RETURNED, LEAST_RETURNED), _MOST_RETURNED)
 
 
 @dataclass
@@ -145,7 +134,7 @@ class Budget:
         self.way = way
         device = next(model.parameters()).device
         if device.type == "cpu":
-            return_tensors(least_returned(self.memory))
+            memory_policy.limit(self.memory)
         config = None if way == STOCK else Config(**vars(self._config) | way.options)
         patch.controller.configure(config, model)
 

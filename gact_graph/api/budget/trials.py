@@ -35,7 +35,7 @@ from gact_graph.api.budget.miniature import CannotShrink, GraphSize, Miniature
 from gact_graph.api.install import install, patch_of, remove
 from gact_graph.capture.config import Config
 from gact_graph.ops.allocations import watching_allocations
-from gact_graph.support.cpu_memory import LEAST_RETURNED, give_back_all, returning_tensors
+from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.peak import PeakMeter, resident_bytes
 from gact_graph.support.run_state import RunState
 from gact_graph.support.storage import parts_of, tensors_in
@@ -294,13 +294,13 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
     gc.collect()
     is_ours = not gc.get_freeze_count()  # what the user has frozen stays so
     with ExitStack() as stack:
-        stack.callback(give_back_all, device)
+        stack.callback(memory_policy.give_back, device)
         stack.callback(gc.collect)
         if is_ours:
             gc.freeze()
             stack.callback(gc.unfreeze)
         if device.type == "cpu":
-            stack.enter_context(returning_tensors(LEAST_RETURNED))
+            stack.enter_context(memory_policy.limited())
         yield
 
 
@@ -324,7 +324,7 @@ def _copy(original: nn.Module, device: torch.device) -> Iterator[nn.Module]:
         state.restore_random_state()
         del model
         gc.collect()
-        give_back_all(device)
+        memory_policy.give_back(device)
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from gact_graph.layers.blocks.cuts import Block
 from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.rows import Rows, add_rows, rows_of
 from gact_graph.layers.blocks.sums.weighted_sum import CollectedWeights
-from gact_graph.support.cpu_memory import give_back
 
 
 @dataclass
@@ -118,16 +117,10 @@ def backward(
         parameters: The parameters of ``call.snapshot.learning``.
         gradients: The gradient of each output; None for none.
     """
-    # Not for edge_updater: the layer's propagate would have to fetch the memory back at once.
-    gives_back = call.gives_back and not call.outputs[0].of_edges
-    if gives_back:
-        give_back(tensors[0].value.device)
     if call.attention is not None:
         _backward_of_attention(call, call.attention, tensors, parameters, gradients)
     else:
         _backward_of_blocks(call, tensors, parameters, gradients)
-    if gives_back:
-        give_back(tensors[0].value.device)
 
 
 def _backward_of_blocks(

@@ -56,7 +56,6 @@ class BlockedCall:
         never_read: Indices of the tensors whose values backward does not read.
         weighted_sum: The sum that is the result, if it is one.
         attention: The attention that gives the outputs, if it is one.
-        gives_back: Whether free memory of the process is given back around backward.
         run_state: Random states and autocast when the call began.
     """
 
@@ -71,7 +70,6 @@ class BlockedCall:
     never_read: frozenset[int]
     weighted_sum: WeightedSum | None
     attention: Attention | None
-    gives_back: bool
     run_state: RunState
 
     @torch.no_grad()

@@ -26,11 +26,6 @@ from gact_graph.support.run_state import RunState
 class Cutting(Protocol):
     """How edges are sorted and cut into blocks."""
 
-    @property
-    def gives_back(self) -> bool:
-        """Whether free memory of the process is given back around backward."""
-        ...
-
     def order(self, edge_index: Tensor, target: int, num_destinations: int) -> Order:
         """The order of these edges; raises an IndexError as :class:`Order` does."""
         ...
@@ -142,7 +137,6 @@ class EdgeWork:
             self._findings.never_read(case, probed),
             weighted_sum,
             attention,
-            cut.gives_back,
             RunState({t.device.type for t in arguments.tensors}),
         )
         stock = self._findings.stock_saves(case, probed)
