@@ -23,6 +23,7 @@ from gact_graph.codecs.compared import Widths
 from gact_graph.codecs.offload.streams import CudaStreams
 from gact_graph.codecs.offload.swap import Swap, Swapping
 from gact_graph.layers.blocks.layers import Blocks
+from gact_graph.layers.blocks.orders import Orders
 from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.recompute import layers as recompute
 from gact_graph.support import current
@@ -91,13 +92,19 @@ class Controller:
             self.remove_hooks()
             self._set_up(self.config if config is None else config)
             self.idle = config is None
-            for method in self.followed:
-                self.follow(method)
-            self.forward = self.followed["forward"]
+            self.forget()
             if not self.idle:
                 self._attach_to(model)
             elif not self.owner.followed:  # then hooks warn of a backward that nothing was done for
                 self._hooks += module_hooks.attach(self.owner, model)
+
+    def forget(self) -> None:
+        """Forget what calls have shown: bits, sensitivities, saved bytes and orders of edges."""
+        for method in self.followed:
+            self.follow(method)
+        self.forward = self.followed["forward"]
+        if self.blocks is not None:
+            self.blocks.orders = Orders()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"}

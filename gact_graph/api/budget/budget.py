@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 
 from gact_graph.adaptive.state_checks import check_keys
-from gact_graph.api.budget.advice import smallest_way
 from gact_graph.api.budget.estimate import STOCK, Estimate, Way, ways
 from gact_graph.api.budget.miniature import CannotShrink, GraphSize, Miniature
 from gact_graph.api.budget.trials import estimate_call
@@ -107,8 +106,8 @@ class Budget:
                 raise MemoryBudgetError(
                     f"Expected a way to train in {format_bytes(self.memory)} of memory (got "
                     f"{largest.nodes:,} nodes and {largest.edges:,} edges, for which "
-                    f"{smallest_way(estimate)}: {format_bytes(missing)} are missing); give that "
-                    "much more, a smaller model or smaller batches"
+                    f"{estimate.smallest_as_text()}: {format_bytes(missing)} are missing); give "
+                    "that much more, a smaller model or smaller batches"
                 )
             self._take(patch, way)
         settled.size = largest
