@@ -3,8 +3,8 @@
 // The C library returns a large freed tensor to the system, and the next one fetches its pages
 // anew: a page fault for each 4 KiB. Here the next tensor takes a part of what was freed. What is
 // kept and what is in use never exceed together what was in use at some moment of this step or of
-// the last, so the process peaks no higher. gact_graph/support/cpu_memory.py decides when memory is
-// kept.
+// the last, so the process peaks no higher. gact_graph/support/memory/policy.py decides when
+// memory is kept.
 
 #include <torch/library.h>
 

@@ -23,21 +23,18 @@ from gact_graph.codecs.compared import Widths
 from gact_graph.codecs.offload.streams import CudaStreams
 from gact_graph.codecs.offload.swap import Swap, Swapping
 from gact_graph.layers.blocks.layers import Blocks
+from gact_graph.layers.blocks.orders import Orders
 from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.recompute import layers as recompute
-from gact_graph.support import cpu_memory, current
+from gact_graph.support import current
 from gact_graph.support.advising import Advise
 from gact_graph.support.exact import ReadInForwardError, Start
+from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.rows import NOT_MADE, Row
 from gact_graph.support.storage import tensors_in
 from gact_graph.support.warn import warn
 
 Forward = Callable[[nn.Module], Callable[..., Any]]
-
-_LARGE = 1 << 30
-"""Where autograd would save fewer bytes than this, freed memory stays with the process: the next
-layer would fetch it again at once, page by page. Not with ``min_bytes=0``, which says that each
-byte counts, and not where layers run again in backward."""
 
 
 class Controller:
@@ -95,13 +92,19 @@ class Controller:
             self.remove_hooks()
             self._set_up(self.config if config is None else config)
             self.idle = config is None
-            for method in self.followed:
-                self.follow(method)
-            self.forward = self.followed["forward"]
+            self.forget()
             if not self.idle:
                 self._attach_to(model)
             elif not self.owner.followed:  # then hooks warn of a backward that nothing was done for
                 self._hooks += module_hooks.attach(self.owner, model)
+
+    def forget(self) -> None:
+        """Forget what calls have shown: bits, sensitivities, saved bytes and orders of edges."""
+        for method in self.followed:
+            self.follow(method)
+        self.forward = self.followed["forward"]
+        if self.blocks is not None:
+            self.blocks.orders = Orders()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"}
@@ -173,13 +176,13 @@ class Controller:
         """Takes the hooks off the submodules, and returns memory that is kept for steps to come."""
         _remove(self._handles)
         _remove(self._hooks)
-        cpu_memory.end()
+        memory_policy.end()
 
     # One call of a method that is followed.
 
     def start_step(self, model: nn.Module) -> None:
         """A step of the model begins: memory that it frees is kept for the next one."""
-        cpu_memory.start_step(model)
+        memory_policy.start_step(model)
 
     def run(
         self,
@@ -275,9 +278,6 @@ class Controller:
                 model, inputs, followed, widths, spare, advise, start, all_exactly
             )
             self._start(method)
-        first = next(model.parameters(), None)  # replicas of DataParallel have none
-        if self.config.quantize and session.gives_back and first is not None:
-            cpu_memory.give_back(first.device)
         begun = monotonic()
         with session.capturing():
             part = method.rpartition(".")[0]
@@ -370,13 +370,7 @@ class Controller:
             start=start,
             layers=self._step.layers,
             advise=advise,
-            gives_back=followed.saved_bytes is None or followed.is_large(self._gives_back_from),
         )
-
-    @property
-    def _gives_back_from(self) -> int:
-        """What a call saves at least whose freed memory goes back to the system."""
-        return _LARGE if self._min_bytes else 0
 
 
 def _seconds_since(begun: float, model: nn.Module) -> float | None:

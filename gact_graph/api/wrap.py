@@ -11,17 +11,17 @@ from torch import nn
 from torch_geometric.data import Data
 
 from gact_graph.adaptive.state_checks import check_count, check_keys
-from gact_graph.api.budget.advice import Advice
+from gact_graph.api.advice import Advice
 from gact_graph.api.budget.budget import Budget
 from gact_graph.api.budget.estimate import Estimate
 from gact_graph.api.budget.miniature import CannotShrink
-from gact_graph.api.budget.sizes import parse_bytes
 from gact_graph.api.budget.trials import estimate_call
 from gact_graph.api.controller import Controller
 from gact_graph.api.followed import NEWER
 from gact_graph.api.forward import should_compress
 from gact_graph.api.install import check_module, install, patch_of, remove, wrapped
 from gact_graph.api.report import Report
+from gact_graph.api.report.units import parse_bytes
 from gact_graph.capture.config import MIN_BYTES, Config
 from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.halo.layers import attach

@@ -33,8 +33,8 @@ from gact_graph.codecs.offload.swap import Swap
 from gact_graph.codecs.reads import EXACT, VALUES, Reads, Side
 from gact_graph.support import current
 from gact_graph.support.advising import Advise
-from gact_graph.support.cpu_memory import give_back_now_and_then
 from gact_graph.support.exact import Exactly, Reading, Start, needs_a_gradient
+from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.rows import LayerRow, Row
 from gact_graph.support.storage import is_plain, parts_of, plain_of, tensors_in
 
@@ -83,7 +83,6 @@ class Session:
         start: What forward began with, where it can run once more.
         layers: Gets a row for edge work that is no method of a layer.
         advise: Tells what to do where backward runs out of memory.
-        gives_back: Whether memory that is freed meanwhile goes back to the system.
 
     Attributes:
         rows: The rows of the report, once forward has ended.
@@ -108,10 +107,8 @@ class Session:
         start: Start | None = None,
         layers: dict[str, LayerRow] | None = None,
         advise: Advise | None = None,
-        gives_back: bool = True,
     ) -> None:
         self.owner = owner
-        self.gives_back = gives_back
         self.rows: list[Row] = []
         self.not_made = 0
         self.sizes = Sizes()
@@ -318,7 +315,7 @@ class Session:
         :func:`gact_graph.support.current.unpack` is the other one: so a graph holds no session.
         """
         saved = self._packed(plain_of(tensor))
-        saved.advise, saved.gives_back = self._advise, self.gives_back
+        saved.advise = self._advise
         return saved
 
     def _packed(self, tensor: Tensor) -> Saved:
@@ -376,8 +373,7 @@ class Session:
         self, save: _Save, elements: Elements, gathered: Gathered | None, exactly: bool
     ) -> Saved:
         """Makes a context of elements that were not saved before."""
-        if self.gives_back:
-            give_back_now_and_then(elements.flat)
+        memory_policy.coded(elements.flat)
         request = self._encoder.request(
             save.saver,
             save.reads,

@@ -11,7 +11,7 @@ from types import TracebackType
 
 import torch
 
-from gact_graph.support.cpu_memory import give_back_all
+from gact_graph.support.memory.policy import memory_policy
 
 _STATM = Path("/proc/self/statm")
 _STATUS = Path("/proc/self/status")
@@ -66,7 +66,9 @@ class PeakMeter:
             torch.cuda.empty_cache()  # what was kept for later must not count as reserved
             torch.cuda.reset_peak_memory_stats(self._device)
         elif _STATM.exists():
-            give_back_all(self._device)  # what an earlier run left there would hide in the start
+            memory_policy.give_back(
+                self._device
+            )  # what an earlier run left there would hide in the start
             self._start = self._most = _resident_bytes()
             if _reset_high_water():
                 self._look = _high_water_bytes

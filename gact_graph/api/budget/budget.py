@@ -9,28 +9,16 @@ from typing import Any
 from torch import nn
 
 from gact_graph.adaptive.state_checks import check_keys
-from gact_graph.api.budget.advice import smallest_way
 from gact_graph.api.budget.estimate import STOCK, Estimate, Way, ways
 from gact_graph.api.budget.miniature import CannotShrink, GraphSize, Miniature
 from gact_graph.api.budget.trials import estimate_call
 from gact_graph.api.forward import CompressedForward
 from gact_graph.api.report import format_bytes
 from gact_graph.capture.config import Config
-from gact_graph.support.cpu_memory import LEAST_RETURNED, return_tensors
+from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.peak import resident_bytes
 from gact_graph.support.progress import telling
 from gact_graph.support.storage import tensors_in
-
-_MOST_RETURNED = 4 << 20
-_SHARE_RETURNED = 1024
-
-
-def least_returned(memory: int) -> int:
-    """The size in bytes from which freed tensors go back to the system at once, under a budget.
-
-    Some dozen smaller ones may stay with the process, which is a few per cent of the budget.
-    """
-    return min(max(memory // _SHARE_RETURNED, LEAST_RETURNED), _MOST_RETURNED)
 
 
 @dataclass
@@ -118,8 +106,8 @@ class Budget:
                 raise MemoryBudgetError(
                     f"Expected a way to train in {format_bytes(self.memory)} of memory (got "
                     f"{largest.nodes:,} nodes and {largest.edges:,} edges, for which "
-                    f"{smallest_way(estimate)}: {format_bytes(missing)} are missing); give that "
-                    "much more, a smaller model or smaller batches"
+                    f"{estimate.smallest_as_text()}: {format_bytes(missing)} are missing); give "
+                    "that much more, a smaller model or smaller batches"
                 )
             self._take(patch, way)
         settled.size = largest
@@ -145,7 +133,7 @@ class Budget:
         self.way = way
         device = next(model.parameters()).device
         if device.type == "cpu":
-            return_tensors(least_returned(self.memory))
+            memory_policy.limit(self.memory)
         config = None if way == STOCK else Config(**vars(self._config) | way.options)
         patch.controller.configure(config, model)
 

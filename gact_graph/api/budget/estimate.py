@@ -159,6 +159,12 @@ class Estimate:
         way = min(self.ways, key=self.peak_of)
         return way, self.peak_of(way)
 
+    def smallest_as_text(self) -> str:
+        """Which way has the lowest peak, and the budget that it asks for, as a clause."""
+        way, peak = self.smallest()
+        needed = format_bytes(self.budget_for(peak))
+        return f"the smallest, {way.name}, takes {format_bytes(round(peak))} and asks for {needed}"
+
     def peak_of(self, way: Way, share: float = 1.0) -> float:
         """Its peak in bytes, for a share of the graph."""
         return self.standing + self._costs[way].peak.at(share)

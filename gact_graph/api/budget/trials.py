@@ -1,4 +1,4 @@
-"""Training steps of a copy of the model on parts of the graph, and what the whole takes by them.
+"""Trials of ways to train: on which parts of the graph, and what the whole takes by them.
 
 A peak is the highest of several moments of a step, each of which grows with the graph along a
 straight line. So the whole takes at least what the line through two parts says, and at most what
@@ -7,16 +7,11 @@ one part takes, divided by its share. Parts grow until the two are close.
 
 from __future__ import annotations
 
-import copy
 import gc
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gact_graph.api.budget.estimate import (
     BLOCKS,
@@ -32,13 +27,9 @@ from gact_graph.api.budget.estimate import (
     ways,
 )
 from gact_graph.api.budget.miniature import CannotShrink, GraphSize, Miniature
-from gact_graph.api.install import install, patch_of, remove
+from gact_graph.api.budget.steps import TrainedCopy, Trial, undisturbed
 from gact_graph.capture.config import Config
-from gact_graph.ops.allocations import watching_allocations
-from gact_graph.support.cpu_memory import LEAST_RETURNED, give_back_all, returning_tensors
-from gact_graph.support.peak import PeakMeter, resident_bytes
-from gact_graph.support.run_state import RunState
-from gact_graph.support.storage import parts_of, tensors_in
+from gact_graph.support.peak import resident_bytes
 
 _EDGES, _NODES = 1 << 14, 1 << 10
 """Of the second part that is tried in each way; the first has a quarter."""
@@ -46,18 +37,17 @@ _EDGES, _NODES = 1 << 14, 1 << 10
 _FEW_EDGES, _FEW_NODES = 1 << 9, 1 << 6
 """Of the first part of all, when nothing is known of what it takes."""
 
-_LEAST_BLOCK = 1 / 256
-"""Of the edges of a block: the share that is left of it in the smallest parts. Of a graph of which
-these are less than that, blocks take little."""
-
 _MOMENTS = 2
 """What an optimizer is expected to hold, in tensors of a parameter's size."""
 
-_STEPS = 2
-"""Of a trial in which sensitivities are measured: in the first, and the second has their bits."""
-
 _MOST = 0.5
 """The largest part that is tried."""
+
+_LARGER = 1.25
+"""A part that is not larger than another one by this factor has nothing new to show."""
+
+_FIXED = 1 << 20
+"""Bytes that a step may take for a graph of any size, beside gradients and optimizer."""
 
 _CLOSE = 1.1
 """Two trials are enough when what the whole takes at most is within this of what it takes at
@@ -94,35 +84,16 @@ def estimate_call(
     Raises:
         CannotShrink: No smaller graph can be made of the inputs.
     """
-    with _undisturbed(next(model.parameters()).device):
-        trials = _Trials(model, method, inputs, config, memory, nodes, edges)
+    with undisturbed(next(model.parameters()).device):
+        trials = _Trials(model, method, inputs, config, memory, nodes, edges, choosing)
         if not choosing:
             for way in (STOCK, LOSSLESS, BLOCKS, *trials.coded):
                 trials.see(way)
         elif first is None or not trials.fits(first):
             trials.choose()
-        return trials.estimate()
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """What steps on one part of the graph took, in bytes.
-
-    Attributes:
-        share: Of the graph.
-        held: By the inputs.
-        peak: The most at once over what was there before, gradients included.
-        raw: What stock autograd would have saved.
-        saved: What was saved in its place.
-        coded: Elements that were quantized.
-    """
-
-    share: float
-    held: int
-    peak: int
-    raw: int = 0
-    saved: int = 0
-    coded: int = 0
+        found = trials.estimate()
+        del trials  # and its copy of the model, before memory goes back
+        return found
 
 
 class _Trials:
@@ -137,7 +108,9 @@ class _Trials:
         memory: int | None,
         nodes: int | None,
         edges: int | None,
+        choosing: bool = False,
     ) -> None:
+        self._choosing = choosing
         self._model, self._method, self._config = model, method, config
         self._memory = memory
         self._miniature = Miniature(*inputs)
@@ -147,21 +120,17 @@ class _Trials:
         self._resident = resident_bytes()
         self._parameters = 0
         self._costs: dict[Way, Cost] = {}
-        self._trials: dict[tuple[Way, float], _Trial] = {}
+        self._trials: dict[tuple[Way, float], Trial] = {}
+        self._copy: TrainedCopy | None = None  # of the way that was tried last
         self.coded = [Way(level, LEAST_BITS) for level in quantizing(self._device.type)]
         part = max(_EDGES / max(1, self._size.edges), _NODES / max(1, self._size.nodes))
-        self._largest = min(_MOST, part)
+        self._second = min(_MOST / 2, part)
         few = max(_FEW_EDGES / max(1, self._size.edges), _FEW_NODES / max(1, self._size.nodes))
-        self._first = self._run(STOCK, min(self._largest / 8, few))
+        self._first = self._run(STOCK, min(self._second / 4, few))
 
     def choose(self) -> None:
         """Sees no more ways than it takes to find the first that fits."""
-        if self.fits(STOCK):
-            return
-        if self.fits(BLOCKS):
-            self.see(LOSSLESS)
-            return
-        for way in self.coded:
+        for way in (STOCK, LOSSLESS, BLOCKS, *self.coded):
             if self.fits(way):
                 return
 
@@ -181,9 +150,13 @@ class _Trials:
         return _MOMENTS * self._parameters + self._grown()
 
     def see(self, way: Way) -> None:
-        """Finds what a way takes; of one that quantizes, at all widths."""
-        low = self._run(way, self._share_after(self._first, self._largest / 4))
-        high = self._run(way, self._share_after(low, self._largest))
+        """Find what a way takes; of one that quantizes, at all widths."""
+        low = self._first
+        if way != STOCK:
+            low = self._run(way, self._share_after(self._first, self._second / 4))
+        high = low
+        if not self._is_hopeless(low):
+            high = self._run(way, self._share_after(low, self._second))
         while not self._is_enough(way, low, high):
             share = self._share_after(high, min(_MOST, 4 * high.share))
             if share < 1.5 * high.share:
@@ -202,22 +175,34 @@ class _Trials:
                 wider = Cost(cost.peak.plus(more), cost.saved.plus(more))
                 self._costs[way._replace(bits=bits)] = wider
 
-    def _is_enough(self, way: Way, low: _Trial, high: _Trial) -> bool:
+    def _is_hopeless(self, trial: Trial) -> bool:
+        """Whether one part tells that a way does not fit.
+
+        What does not grow with the graph is at most the gradients and :data:`_FIXED`.
+        """
+        fixed = self._parameters + _FIXED
+        least = max(trial.peak, fixed + (trial.peak - fixed) / trial.share)
+        return self._choosing and not self._is_kept(least)
+
+    def _is_kept(self, peak: float) -> bool:
+        return Estimate.budget_for(self._standing + peak) <= (self._memory or 0)
+
+    def _is_enough(self, way: Way, low: Trial, high: Trial) -> bool:
         """Whether two trials say what the whole takes, or whether that fits."""
         least, most = _line(low, high, "peak").at(1.0), high.peak / high.share
         if self._memory is None or most <= _CLOSE * least:
             return most <= _CLOSE * least
-        fits = Estimate.budget_for(self._standing + most) <= self._memory
-        return (fits and way.bits == 32) or self._standing + least > self._memory
+        return not self._is_kept(least) or (way.bits == 32 and self._is_kept(most))
 
-    def _share_after(self, trial: _Trial, wanted: float) -> float:
+    def _share_after(self, trial: Trial, wanted: float) -> float:
         """A share that keeps to the budget, by what another one has taken."""
         if self._memory is None:
             return wanted
         # The copy of the model and its gradients; half of the rest stays free.
         room = self._memory - self._grown() - (2 + _MOMENTS) * self._parameters
         taken = max(1, trial.held + trial.peak - self._parameters)
-        return min(wanted, max(trial.share, room / 2 * trial.share / taken))
+        share = min(wanted, room / 2 * trial.share / taken)
+        return share if share > _LARGER * trial.share else trial.share
 
     def _grown(self) -> int:
         """What the process has loaded since the start."""
@@ -225,140 +210,38 @@ class _Trials:
             return 0
         return max(0, (resident_bytes() or 0) - self._resident)
 
-    def _run(self, way: Way, share: float) -> _Trial:
-        """Trains a copy for some steps on a part of the graph, unless that has been done."""
+    def _run(self, way: Way, share: float) -> Trial:
+        """Train on a part of the graph in one way, unless that has been done."""
         known = self._trials.get((way, share))
         if known is None:  # a small budget leaves room for no more than one share
             known = self._trials[way, share] = self._trial(way, share)
         return known
 
-    def _trial(self, way: Way, share: float) -> _Trial:
-        with _copy(self._model, self._device) as model, _watching(self._device) as peak_of:
-            try:
-                return self._train(model, way, share, peak_of)
-            except _NO_PART as error:
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise
-                reason = f"{type(error).__name__}: {error}".splitlines()[0]
-                raise CannotShrink(f"some of which no part will do: {reason}") from error
-
-    def _train(
-        self, model: nn.Module, way: Way, share: float, peak_of: Callable[[Callable[[], None]], int]
-    ) -> _Trial:
-        args, kwargs = self._miniature.shrunk(
+    def _trial(self, way: Way, share: float) -> Trial:
+        if self._copy is None or self._copy.way != way:
+            self._copy = None  # before there is another one
+            gc.collect()
+            self._copy = TrainedCopy(self._model, self._method, way, self._config)
+        inputs = self._miniature.shrunk(
             share * self._size.nodes / max(1, self._given.nodes),
             share * self._size.edges / max(1, self._given.edges),
         )
-        held = sum(part.nbytes for t in tensors_in((args, kwargs)) for part in parts_of(t))
-        patch = None
-        if way.level is not None:
-            settings = vars(self._config) | way.options | {"min_bytes": 0}
-            patch = install(model, Config(**settings), (self._method,))
-            if patch.controller.blocks is not None:
-                patch.controller.blocks.share = max(share, _LEAST_BLOCK)
-
-        def train() -> None:
-            for _ in range(_STEPS if way.bits < 32 and self._config.adaptive else 1):
-                model.zero_grad(set_to_none=True)
-                outputs = tensors_in(getattr(model, self._method)(*args, **kwargs))
-                losses = [_loss(out) for out in outputs if out.requires_grad]
-                torch.stack(losses).sum().backward()
-
-        model.zero_grad(set_to_none=True)
-        peak = peak_of(train)
+        try:
+            trial = self._copy.train(inputs, share)
+        except _NO_PART as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise CannotShrink(f"some of which no part will do: {reason}") from error
         # By now parameters that are initialised lazily have a size.
-        self._parameters = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-        if patch is None:
-            return _Trial(share, held, peak)
-        report = patch.controller.report
-        coded = sum(row.numel for row in report.contexts if row.codec == "quantize")
-        return _Trial(share, held, peak, report.raw_bytes, report.stored_bytes, coded)
+        self._parameters = self._copy.parameter_bytes
+        return trial
 
 
-def _line(low: _Trial, high: _Trial, name: str) -> Line:
+def _line(low: Trial, high: Trial, name: str) -> Line:
     """The line through two trials; nothing shrinks where the graph grows."""
     at_low, at_high = getattr(low, name), getattr(high, name)
     if high.share <= low.share:
         return Line(0.0, at_high / high.share)
     growing = max(0.0, (at_high - at_low) / (high.share - low.share))
     return Line(max(0.0, at_high - growing * high.share), growing)
-
-
-@contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Freed tensors go back to the system inside, and collecting garbage takes little time.
-
-    Trials leave cycles behind; what is left of them by the end would lie between the objects of the
-    training to come.
-    """
-    gc.collect()
-    is_ours = not gc.get_freeze_count()  # what the user has frozen stays so
-    with ExitStack() as stack:
-        stack.callback(give_back_all, device)
-        stack.callback(gc.collect)
-        if is_ours:
-            gc.freeze()
-            stack.callback(gc.unfreeze)
-        if device.type == "cpu":
-            stack.enter_context(returning_tensors(LEAST_RETURNED))
-        yield
-
-
-@contextmanager
-def _copy(original: nn.Module, device: torch.device) -> Iterator[nn.Module]:
-    """A copy of a model that is not wrapped. The random states and its memory return on exit."""
-    state = RunState({device.type})
-    model = copy.deepcopy(original)
-    patch = patch_of(model)
-    if patch is not None:
-        remove(patch.first)
-    for module in model.modules():
-        for name in [*vars(module)]:
-            if name.startswith("_cached_"):  # of PyG's layers; another graph needs another one
-                setattr(module, name, None)
-    try:
-        with torch.enable_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about a way that training may never go
-            yield model.train()
-    finally:
-        state.restore_random_state()
-        del model
-        gc.collect()
-        give_back_all(device)
-
-
-@contextmanager
-def _watching(device: torch.device) -> Iterator[Callable[[Callable[[], None]], int]]:
-    """Yields a function that does a piece of work and returns its peak in bytes.
-
-    On the CPU it counts what tensors take; where that cannot be told, the resident set.
-
-    Raises:
-        RuntimeError: The system does not tell how much memory the process has.
-    """
-    with ExitStack() as stack:
-        watch = stack.enter_context(watching_allocations()) if device.type == "cpu" else None
-        if device.type == "cpu" and watch is None and resident_bytes() is None:
-            raise RuntimeError(
-                "Expected a system that tells how much memory a process has, as Linux in /proc "
-                "(got none); give bits=, level= and blocks= in place of memory="
-            )
-
-        def peak_of(work: Callable[[], None]) -> int:
-            if watch is not None:
-                watch.restart()
-                work()
-                return watch.most_bytes
-            with PeakMeter(device, collect=False) as meter:
-                before = meter.current_bytes() or 0
-                work()
-            return (meter.peak_bytes or 0) - before
-
-        yield peak_of
-
-
-def _loss(output: Tensor) -> Tensor:
-    """A loss that takes about the memory that one for classes does."""
-    if output.dim() == 2 and output.size(1) > 1:
-        output = output.log_softmax(dim=-1)
-    return output.float().mean()

@@ -17,7 +17,6 @@ from gact_graph.layers.blocks.cuts import Block
 from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.rows import Rows, add_rows, rows_of
 from gact_graph.layers.blocks.sums.weighted_sum import CollectedWeights
-from gact_graph.support.cpu_memory import give_back
 from gact_graph.support.run_state import without_autocast
 
 
@@ -125,16 +124,10 @@ def backward(
         constants: The tensors that the layer reads beside the arguments.
         gradients: The gradient of each output; None for none.
     """
-    # Not for edge_updater: the layer's propagate would have to fetch the memory back at once.
-    gives_back = call.gives_back and not call.outputs[0].of_edges
-    if gives_back:
-        give_back(tensors[0].value.device)
     if call.analysis.attention is not None:
         _backward_of_attention(call, call.analysis.attention, tensors, constants, gradients)
     else:
         _backward_of_blocks(call, tensors, constants, gradients)
-    if gives_back:
-        give_back(tensors[0].value.device)
 
 
 def _backward_of_blocks(

@@ -176,8 +176,6 @@ _orders = WeakTensorKeyDictionary()
 class _Cutting:
     """See :class:`gact_graph.layers.blocks.edge_work.Cutting`."""
 
-    gives_back = False
-
     def __init__(self, size: Any) -> None:
         self._size = size
 

@@ -37,7 +37,6 @@ class BlockedCall:
         blocks: All blocks of that order.
         size: The most edges and nodes of a block.
         outputs: The result, then the tensors that the layer leaves in attributes.
-        gives_back: Whether free memory of the process is given back around backward.
         run_state: Random states and autocast when the call began.
     """
 
@@ -47,7 +46,6 @@ class BlockedCall:
     blocks: list[Block]
     size: int
     outputs: tuple[Output, ...]
-    gives_back: bool
     run_state: RunState
 
     @torch.no_grad()

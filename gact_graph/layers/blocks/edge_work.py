@@ -24,11 +24,6 @@ from gact_graph.support.run_state import RunState
 class Cutting(Protocol):
     """How edges are sorted and cut into blocks."""
 
-    @property
-    def gives_back(self) -> bool:
-        """Whether free memory of the process is given back around backward."""
-        ...
-
     def order(self, edge_index: Tensor, target: int, num_destinations: int) -> Order:
         """The order of these edges; raises an IndexError as :class:`Order` does."""
         ...
@@ -121,7 +116,6 @@ class EdgeWork:
             order.cuts.blocks(size),
             size,
             (result, *(Output(name, True) for name in analysis.kept)),
-            cut.gives_back,
             RunState({t.device.type for t in arguments.tensors}),
         )
         return Prepared(call, edge_index, arguments, constants)

@@ -68,12 +68,6 @@ class Blocks:
         """Whether the user named no number of edges."""
         return self._size == "auto"
 
-    @property
-    def gives_back(self) -> bool:
-        """Whether free memory of the process is given back around backward."""
-        session = current.session_of(self.owner)
-        return self._thrifty and (session is None or session.gives_back)
-
     def size_for(self, arguments: Arguments, summed: int | None = None) -> int:
         """Edges of a block; see :func:`edges_per_block`."""
         if isinstance(self._size, int):

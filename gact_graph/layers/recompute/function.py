@@ -16,7 +16,6 @@ from gact_graph.layers.recompute.contexts import Given, LayerContexts
 from gact_graph.layers.recompute.edits import check, glimpse
 from gact_graph.layers.recompute.reuse import EdgeCalls, Ends, counting
 from gact_graph.layers.recompute.structure import Structure
-from gact_graph.support.cpu_memory import give_back
 from gact_graph.support.current import advises, apart, forward_runs, saved_by, unpack
 from gact_graph.support.replica import Replica
 from gact_graph.support.run_state import check_once
@@ -74,7 +73,6 @@ class Recompute(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.call, ctx.count, ctx.ends = call, count, first.ends
         ctx.edge_calls = [*first.edge_results]
-        ctx.device = tensors[0].device
         ctx.set_materialize_grads(False)
         ctx.glimpses = {
             number: glimpse(tensor)
@@ -105,7 +103,6 @@ class Recompute(torch.autograd.Function):
         inputs, others = saved[: ctx.count], saved[ctx.count :]
         parameters = [one.tensor() for one in others[: len(call.snapshot.learning)]]
         edge_results = dict(zip(ctx.edge_calls, others[len(parameters) :], strict=True))
-        give_back(ctx.device)
         if forward_runs():  # what it gives is for forward, and exact
             call = replace(call, coding=None)
             for one in inputs:

@@ -8,7 +8,7 @@ from torch import nn
 from torch_geometric.nn import GAT, GCNConv, to_hetero
 
 import gact_graph
-from gact_graph.api.budget.sizes import parse_bytes
+from gact_graph.api.report.units import parse_bytes
 
 NODES, EDGES = 12_000, 60_000
 

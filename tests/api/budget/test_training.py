@@ -23,8 +23,8 @@ from torch_geometric.nn import (
 )
 
 import gact_graph
-from gact_graph.api.budget.sizes import parse_bytes
-from gact_graph.api.budget.trials import _watching
+from gact_graph.api.budget.steps import watching_peak
+from gact_graph.api.report.units import parse_bytes
 from gact_graph.support.storage import tensors_in
 
 CPU = torch.device("cpu")
@@ -140,7 +140,7 @@ def test_a_budget_below_stock_is_kept(make: Callable[[], Case]) -> None:
         ways.append(gact_graph.report(model).way)
     if make is not many_graphs:
         assert ways[-1] != "stock" and (ways[0] == "stock") == (make is growing)
-    with _watching(CPU) as peak_of:
+    with watching_peak(CPU) as peak_of:
         for arguments in case.calls:
             assert peak_of(functools.partial(step, arguments)) <= memory
             optimizer.step()

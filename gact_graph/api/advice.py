@@ -59,7 +59,7 @@ class Advice:
         free = f"the {format_bytes(room)} that were free"
         if way is None:
             none = f"fits into {free}" if memory == room else "takes clearly less than this one"
-            return f"no way to train {none}; {smallest_way(found)}."
+            return f"no way to train {none}; {found.smallest_as_text()}."
         if memory == room:
             where = f"would fit into {free}"
         else:
@@ -73,13 +73,6 @@ def _way_of(config: Config, found: Estimate) -> Way:
     bits = math.ceil(config.bits) if config.quantize else 32
     way = Way(config.level, bits, blocks=config.block_size is not None)
     return way if way in found.ways else STOCK
-
-
-def smallest_way(found: Estimate) -> str:
-    """Which way has the lowest peak, and the budget that it asks for, as a clause."""
-    way, peak = found.smallest()
-    needed = format_bytes(found.budget_for(peak))
-    return f"the smallest, {way.name}, takes {format_bytes(round(peak))} and asks for {needed}"
 
 
 def _weakly(value: Any) -> Callable[[], Any]:
