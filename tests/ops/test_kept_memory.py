@@ -307,7 +307,7 @@ import numpy, torch
 import gact_graph
 from torch_geometric.nn import GATConv
 from gact_graph.ops import cpu
-from gact_graph.support.peak import _resident_bytes
+from gact_graph.support.peak import resident_bytes
 
 library = cpu.load()
 
@@ -339,12 +339,12 @@ _DEATH = (
 stock_steps()
 wrapped = gact_graph.wrap(Net(), level="lossless", min_bytes=0, blocks=False)
 train(wrapped, 500, 1)
-before = _resident_bytes()
+before = resident_bytes()
 gc.disable()
 train(wrapped, 30_000, 2)
-kept = library.kept_bytes(), _resident_bytes() - before
+kept = library.kept_bytes(), resident_bytes() - before
 del wrapped
-print(json.dumps([*kept, library.kept_bytes(), _resident_bytes() - before]))
+print(json.dumps([*kept, library.kept_bytes(), resident_bytes() - before]))
 """
 )
 

@@ -16,7 +16,7 @@ from gact_graph.support.memory.policy import MemoryPolicy
 _SCRIPT = """
 import json, torch
 from gact_graph.support.memory.policy import memory_policy
-from gact_graph.support.peak import _resident_bytes
+from gact_graph.support.peak import resident_bytes
 
 large = torch.empty(24 << 20, dtype=torch.uint8)
 del large  # from now on glibc keeps what is freed
@@ -26,11 +26,11 @@ for _ in range(40):
     between.append(torch.ones(2048, dtype=torch.uint8))  # keeps the gaps from being joined
 del tensors
 memory_policy.limit({budget})
-before = _resident_bytes()
+before = resident_bytes()
 tensors = [torch.ones(1 << 20, dtype=torch.uint8) for _ in range(30)]
-full = _resident_bytes()
+full = resident_bytes()
 del tensors
-print(json.dumps([before, full, _resident_bytes()]))
+print(json.dumps([before, full, resident_bytes()]))
 """
 
 

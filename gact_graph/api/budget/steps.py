@@ -97,7 +97,7 @@ class TrainedCopy:
             state.restore_random_state()
             self._forget()
             gc.collect()
-            memory_policy.give_back(self._device)
+            memory_policy.release(self._device)
 
     def _train(
         self, inputs: tuple[Any, Any], share: float, peak_of: Callable[[Callable[[], None]], int]
@@ -141,7 +141,7 @@ def undisturbed(device: torch.device) -> Iterator[None]:
     gc.collect()
     is_ours = not gc.get_freeze_count()  # what the user has frozen stays so
     with ExitStack() as stack:
-        stack.callback(memory_policy.give_back, device)
+        stack.callback(memory_policy.release, device)
         stack.callback(gc.collect)
         if is_ours:
             gc.freeze()
@@ -173,8 +173,8 @@ def watching_peak(device: torch.device) -> Iterator[Callable[[Callable[[], None]
                 watch.restart()
                 work()
                 return watch.most_bytes
-            with PeakMeter(device, collect=False) as meter:
-                before = meter.current_bytes() or 0
+            with PeakMeter(device) as meter:
+                before = 0
                 work()
             return (meter.peak_bytes or 0) - before
 

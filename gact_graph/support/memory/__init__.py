@@ -1,7 +1,7 @@
 """Memory of freed tensors on a CPU.
 
-- ``policy``: decides what is kept, what goes back to the system, and from which size on.
-- ``heap``: what the C library can be asked to do.
+- ``policy``: decides which memory is kept and which returns to the system.
+- ``heap``: requests to the C library.
 
-Not here: measuring how much memory is in use.
+Measuring the memory in use is the task of :mod:`gact_graph.support.peak`.
 """

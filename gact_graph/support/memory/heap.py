@@ -1,4 +1,4 @@
-"""The heap of the C library. Nothing here does anything where that is not glibc."""
+"""Requests to the heap of the C library. Without glibc they have no effect."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from pathlib import Path
 from typing import Any
 
 LARGEST_LIMIT = 32 << 20
-"""The size in bytes up to which glibc raises the limit of :func:`return_from` by itself."""
+"""The largest size in bytes to which glibc raises the threshold of :func:`return_from` by itself."""
 
 _M_MMAP_THRESHOLD = -3
 
 
 def trim() -> None:
-    """Return free pages to the system."""
+    """Return free pages of the heap to the system."""
     function = _function("malloc_trim")
     if function is not None:
         function(0)
 
 
 def free_bytes() -> int:
-    """Return how many bytes of the heap are free; 0 where that is unknown."""
+    """Return the number of free bytes in the heap; 0 without glibc."""
     return _info().free
 
 
 def return_from(least: int) -> None:
-    """Return freed blocks of at least ``least`` bytes to the system at once, from now on.
+    """From now on, return freed blocks of at least ``least`` bytes to the system immediately.
 
-    By itself glibc raises that limit up to 32 MiB. What is below stays with the process, in pieces
-    that may serve no other tensor: GAT in blocks peaked at 216 MB for 65 MB of tensors.
+    By default, glibc raises this threshold up to 32 MiB, and smaller blocks remain with the process
+    in pieces that may fit no other tensor: GAT in blocks peaked at 216 MB with 65 MB of tensors.
     """
     function = _function("mallopt")
     if function is not None:
@@ -38,10 +38,10 @@ def return_from(least: int) -> None:
 
 
 def close_gaps(least: int) -> None:
-    """Take gaps of at least ``least`` bytes out of the heap; they hold addresses, and no memory.
+    """Occupy the addresses of all gaps of at least ``least`` bytes in the heap, without memory.
 
-    The limit of :func:`return_from` holds for blocks that fit into no gap: others would go there,
-    and stay when they are freed. A heterogeneous SAGE peaked at 88 MB for 66 MB of tensors.
+    The threshold of :func:`return_from` does not apply to blocks that fit into a gap: they would
+    remain there when freed. A heterogeneous SAGE peaked at 88 MB with 66 MB of tensors.
     """
     trim()
     allocate, free = _function("malloc"), _function("free")
@@ -53,28 +53,28 @@ def close_gaps(least: int) -> None:
     while size >= least:
         mapped = _info().mapped_blocks
         gap = allocate(size)
-        if not gap or _info().mapped_blocks > mapped:  # no gap of this size is left
+        if not gap or _info().mapped_blocks > mapped:  # no gap of this size remains
             free(gap)
             size //= 2
 
 
 @functools.cache
 def allocator() -> str | None:
-    """Return the file whose ``malloc`` serves the process; None if that is the C library's."""
-    find, places = _function("dladdr"), []
+    """Return the file name of a library that replaces ``malloc``; None without a replacement."""
+    find, sources = _function("dladdr"), []
     for name in ("malloc", "getpid"):
-        function, place = _function(name), _Place()
+        function, source = _function(name), _Source()
         if find is None or function is None:
             return None
-        if not find(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(place)):
+        if not find(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(source)):
             return None
-        places.append(place)
-    malloc, libc = places
+        sources.append(source)
+    malloc, libc = sources
     return None if malloc.base == libc.base else Path(os.fsdecode(malloc.file)).name
 
 
-class _Place(ctypes.Structure):
-    """The C library's ``Dl_info``: the file that an address comes from."""
+class _Source(ctypes.Structure):
+    """``Dl_info`` of the C library: the file that contains an address."""
 
     _fields_ = (
         ("file", ctypes.c_char_p),
@@ -106,7 +106,7 @@ def _info() -> Any:
 
 @functools.cache
 def _function(name: str) -> Any:
-    """Return a function of the C library; None where there is none of that name."""
+    """Return a function of the C library; None if it has no function of this name."""
     try:
         return getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError, TypeError):

@@ -1,18 +1,18 @@
-"""The policy for freed tensors on a CPU: when their memory is kept, and when it goes back.
+"""The policy for freed tensors on a CPU: which memory is kept, and when it returns to the system.
 
-PyTorch returns a large freed tensor to the system and fetches the pages of the next one anew, which
-takes a third to a half of a training step. From the first step of a wrapped model on, tensors of
-64 KiB or more take the memory of earlier ones (``csrc/cpu/kept_memory.cpp``). Kept and used memory
-together never exceed the memory that was used at some moment of this step or of the last, so the
-process peaks no higher. On CUDA, PyTorch's own allocator does the same.
+PyTorch returns the memory of large freed tensors to the system, and new pages for the next tensors
+take a third to a half of a training step. So from the first step of a wrapped model on, tensors of
+64 KiB or more reuse the memory of earlier tensors (``csrc/cpu/kept_memory.cpp``). Kept and used
+memory together never exceed the most memory that this step or the last one used, so the peak of the
+process does not rise. CUDA tensors are left to PyTorch's caching allocator.
 
-All of it goes back when the last wrapped model dies, when a model is unwrapped, and when no wrapped
-model has begun a step for a while. No memory is kept where the process has a limit on its
-addresses, or where another allocator serves it, which keeps memory itself. The environment variable
-``GACT_GRAPH_KEEP_MEMORY`` overrules the last.
+All kept memory is returned when the last wrapped model dies, when a model is unwrapped, and when no
+wrapped model has started a step for some seconds. Nothing is kept if the process has a limit on its
+address space, or if another allocator replaces malloc; ``GACT_GRAPH_KEEP_MEMORY`` overrides the
+latter.
 
-Smaller tensors, and all where no memory is kept, stay with the C library, whose heap is trimmed
-while a model trains and limited while a budget holds.
+Smaller tensors, or all tensors if nothing is kept, live in the heap of the C library. It is trimmed
+in training, and bounded under a memory budget.
 """
 
 from __future__ import annotations
@@ -30,66 +30,66 @@ import torch
 from gact_graph.support.memory import heap
 
 SWITCH = "GACT_GRAPH_KEEP_MEMORY"
-"""The environment variable: 1 keeps memory, 0 never does; unset, the allocator decides."""
+"""The environment variable: 1 keeps memory, 0 keeps none; by default the allocator decides."""
 
 IDLE_SECONDS = 10.0
-"""Kept memory goes back if no step begins for so long and twice the time between the last two."""
+"""Kept memory is returned if no step starts for this time plus twice the last time between steps."""
 
 _LEAST_RETURNED, _MOST_RETURNED = 1 << 15, 4 << 20
-"""The limits within which a budget sets the size from which freed tensors go back at once. Tensors
-that go back are rounded up to whole pages: eight of them are where that stops to show."""
+"""Bounds of the size from which a budget returns freed tensors immediately. Returned tensors occupy
+whole pages: from eight pages on the rounding is negligible."""
 
 _SHARE_RETURNED = 1024
-"""The part of a budget from which on freed tensors go back. Some dozen smaller ones may stay with
-the process, which is a few per cent of the budget."""
+"""The share of a budget that this size is: some dozens of smaller tensors may remain with the
+process, a few per cent of the budget."""
 
 _TRIM_EVERY, _TRIM_FROM = 64 << 20, 256 << 20
-"""The bytes of coded tensors between two looks at the heap, and the free bytes that are trimmed.
-Layers that run in blocks have less free between two blocks, and would fetch it again at once."""
+"""Bytes of encoded and decoded tensors between two checks of the heap, and the free bytes from
+which it is trimmed. Layers in blocks free less between two blocks, and reuse it immediately."""
 
 
 class MemoryPolicy:
-    """Decides what becomes of freed tensors on a CPU. There is one for the process.
+    """Keep, trim and bound the memory of freed tensors on a CPU; one policy serves the process.
 
-    Small objects that live until backward settle in the gaps of freed tensors, which then serve no
-    other tensor. So the heap is trimmed while tensors are encoded and decoded, where much is free.
+    Small objects that live until backward occupy gaps of freed tensors, which then fit no other
+    tensor. So the heap is trimmed while tensors are encoded and decoded, if much of it is free.
     """
 
     def __init__(self) -> None:
-        self._library: Any = None  # None before the operators are loaded: nothing can be kept
+        self._library: Any = None  # nothing is kept before the operators are loaded
         self._owners: set[weakref.ref[Any]] = set()
         self._last_step = float("inf")
         self._coded_bytes = 0
 
     def use(self, library: Any) -> None:
-        """Keep memory with these compiled operators, which a training step has loaded."""
+        """Keep memory by ``library``, the compiled operators, once they are loaded."""
         self._library = library
         self._keep()
 
     def start_step(self, owner: object) -> None:
-        """Keep memory from now on while ``owner`` lives, a model whose training step begins.
+        """Keep memory until ``owner``, a model that starts a training step, dies.
 
         Raises:
-            ValueError: The environment variable is neither 0 nor 1.
+            ValueError: If the environment variable is neither 0 nor 1.
         """
         self._owners.add(weakref.ref(owner, self._forget))
         self._keep()
 
     def end(self) -> None:
-        """Return kept memory to the system, and keep none until the next step."""
+        """Return kept memory to the system, and keep nothing until the next step."""
         if self._library is not None:
             self._library.end_keeping()
 
-    def give_back(self, device: torch.device) -> None:
-        """Return all freed memory to the system, if ``device`` is the CPU."""
+    def release(self, device: torch.device) -> None:
+        """Return all freed memory to the system if ``device`` is the CPU."""
         if device.type == "cpu":
             self.end()
             heap.trim()
 
     def coded(self, tensor: torch.Tensor) -> None:
-        """Trim the heap now and then; ``tensor`` is about to be encoded, or was decoded."""
+        """Count an encoded or decoded tensor; trim the heap at intervals."""
         if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            return  # a COO matrix has no nbytes
+            return  # sparse COO tensors have no nbytes
         self._coded_bytes += tensor.nbytes
         if self._coded_bytes > _TRIM_EVERY:
             self._coded_bytes = 0
@@ -97,14 +97,14 @@ class MemoryPolicy:
                 heap.trim()
 
     def limit(self, budget: int) -> None:
-        """Return freed tensors to the system at once, so far as a budget in bytes asks for it."""
+        """From now on, return freed tensors that matter for a budget in bytes immediately."""
         least = min(max(budget // _SHARE_RETURNED, _LEAST_RETURNED), _MOST_RETURNED)
         heap.return_from(least)
         heap.close_gaps(least)
 
     @contextmanager
     def limited(self) -> Iterator[None]:
-        """Inside, return freed tensors to the system at once."""
+        """Return all but the smallest freed tensors immediately, inside the context."""
         self.limit(0)
         try:
             yield
@@ -112,10 +112,10 @@ class MemoryPolicy:
             heap.return_from(heap.LARGEST_LIMIT)
 
     def why_not(self) -> str | None:
-        """Return why no memory is kept in this process; None where it is.
+        """Return the reason why no memory is kept in this process; None if memory is kept.
 
         Raises:
-            ValueError: The environment variable is neither 0 nor 1.
+            ValueError: If the environment variable is neither 0 nor 1.
         """
         asked = os.environ.get(SWITCH, "")
         if asked not in ("", "0", "1"):
@@ -151,7 +151,7 @@ class MemoryPolicy:
 
 
 def _has_limit() -> bool:
-    import resource  # not on every system
+    import resource  # missing on Windows
 
     limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
     return any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits)
