@@ -8,6 +8,7 @@ from typing import Any
 
 from gact_graph.adaptive.adaptation import Adaptation
 from gact_graph.adaptive.scheme import Scheme
+from gact_graph.adaptive.slot_names import with_new_names
 from gact_graph.adaptive.state_checks import check_count, check_keys, check_measured
 from gact_graph.capture.config import Config
 from gact_graph.codecs import Kept
@@ -98,6 +99,7 @@ class Followed:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what :meth:`state_dict` gave and :meth:`check_state` has passed."""
+        state = with_new_names(state)
         self.scheme.load_state_dict(state["scheme"])
         if self.adaptation is not None:
             self.adaptation.load_state_dict(state["adaptation"])

@@ -4,8 +4,9 @@ Here: the session, which takes each saved tensor; the trace, which names it; the
 operations read; the ledger, which counts bytes; and the hooks on modules. Not here: how a tensor is
 encoded (``codecs``) or how many bits it gets (``adaptive``).
 
-A saved tensor goes this way: ``session.pack`` gets it from autograd, ``trace`` tells which
-operation saves it, ``operations`` what backward reads of it, ``held`` and ``allowance`` whether it
-is kept as it is, ``gathers`` whether it can be gathered again, ``known`` whether its elements were
-encoded before. If not, ``encoder`` asks the codecs and ``ledger`` counts the bytes.
+A saved tensor goes this way: ``session.pack`` gets it from autograd, ``trace`` knows the operation
+that saves it, and ``deferred`` holds it until that has returned. Then ``nodes`` finds the autograd
+node that names it, ``operations`` has what backward reads of it, ``held`` and ``allowance`` whether
+it is kept as it is, ``gathers`` whether it can be gathered again, ``known`` whether its elements
+were encoded before. If not, ``encoder`` asks the codecs and ``ledger`` counts the bytes.
 """

@@ -8,6 +8,8 @@ takes as many bits, and what backward multiplies by is right on average.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -109,11 +111,11 @@ def _out_of_place(call: Call) -> tuple[Callable[[Tensor], Tensor] | None, bool]:
         if home is None:
             return None, False
         func = getattr(home, call.name)
-    names = call.names()
+    names = _arguments(func)
     args = [*call.args]
     dirty = in_place_method
-    if "inplace" in names:
-        at = names.index("inplace")
+    at = names.index("inplace") if "inplace" in names else len(args)
+    if at < len(args):
         dirty, args[at] = bool(args[at]), False
     elif "inplace" in kwargs:
         dirty, kwargs["inplace"] = bool(kwargs["inplace"]), False
@@ -122,6 +124,15 @@ def _out_of_place(call: Call) -> tuple[Callable[[Tensor], Tensor] | None, bool]:
         return (lambda x: func(x, *rest, **kwargs)), dirty
     [key] = (key for key in ("input", "self") if key in kwargs)
     return (lambda x: func(**(kwargs | {key: x}))), dirty
+
+
+@functools.lru_cache(maxsize=4096)  # a library may make functions as it goes
+def _arguments(func: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the arguments of a function in Python; none of a builtin one."""
+    try:
+        return tuple(inspect.signature(func).parameters)
+    except (TypeError, ValueError):
+        return ()
 
 
 class _Multiply(torch.autograd.Function):
@@ -148,7 +159,7 @@ class _Multiply(torch.autograd.Function):
             x.copy_(result)
             result = x
             ctx.mark_dirty(x)
-        call.made = {POSITION: derivative}
+        call.tensors = {POSITION: derivative}
         ctx.save_for_backward(derivative)
         ctx.label, ctx.dtype, ctx.shadow = label, x.dtype, shadow
         ctx.set_materialize_grads(False)  # what has no gradient hands none on, as in stock

@@ -4,21 +4,22 @@ Autograd saves whole tensors. Some operations read no more of them than on which
 each element lies, or nothing at all. Others read values: noise that is zero on average does no harm
 where the gradient is linear in them, and little where it is smooth and bounded. But what is divided
 by, exponentiated or compared must be precise. Which is which follows from PyTorch's derivative
-formulas (``derivatives.yaml``, which torch ships in ``torchgen``); the tests hold this file against
-them. What is not listed here is kept exactly.
+formulas (``derivatives.yaml``, which torch ships in ``torchgen``), whose names of operations and
+tensors the table has; the tests hold this file against them. What is not listed here is kept
+exactly.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend
 
 from gact_graph.capture.derivatives import POSITION, UNBOUNDED
+from gact_graph.capture.nodes import Attribute
 from gact_graph.capture.trace import Call
 from gact_graph.codecs.reads import (
     EXACT,
@@ -31,33 +32,12 @@ from gact_graph.codecs.reads import (
     Values,
 )
 
-WITHIN = "within"
-"""The position of a tensor that an operation made for itself: no argument of it, and no result."""
-
 # The gradient of these is linear in each tensor that they save.
 LINEAR = frozenset(
     {
-        *(
-            "matmul",
-            "rmatmul",
-            "linalg_matmul",
-            "mm",
-            "bmm",
-            "mv",
-            "dot",
-            "vdot",
-            "inner",
-            "outer",
-            "ger",
-            "kron",
-        ),
-        *("addmm", "addbmm", "baddbmm", "addmv", "addr", "linear", "bilinear", "einsum"),
-        *("tensordot", "linalg_vecdot", "linalg_multi_dot", "chain_matmul", "linalg_cross"),
-        *("conv1d", "conv2d", "conv3d"),
-        *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-        *("mul", "multiply", "rmul", "imul", "addcmul", "lerp"),
-        # torch_sparse, pyg_lib
-        *("spmm_sum", "spmm_mean", "segment_matmul", "grouped_matmul"),
+        *("mm", "bmm", "mv", "dot", "vdot", "addmm", "addbmm", "baddbmm", "addmv", "addr"),
+        *("linear", "matmul", "trilinear", "convolution", "linalg_cross"),
+        *("mul", "addcmul", "lerp", "sparse_addmm"),
     }
 )
 
@@ -83,85 +63,118 @@ _GROUPS: tuple[tuple[Reads, str, str], ...] = (
     # The gradient is linear in what is read,
     (VALUES, "result", "exp exp2 expm1"),
     (VALUES, "tensor1", "addcdiv"),
-    (VALUES, "weight", "embedding_bag"),
+    (VALUES, "weight", "embedding_bag native_group_norm prelu_kernel"),
     (VALUES, "per_sample_weights", "embedding_bag"),
-    (VALUES, "input", "grid_sample"),
-    (VALUES, WITHIN, "rrelu"),
+    (VALUES, "input", "grid_sampler2d"),
+    (VALUES, "noise", "rrelu_with_noise"),
     # or reads its shape,
-    (VALUES, "input", "gather take masked_select pad"),
-    (VALUES, "input", "avg_pool1d avg_pool2d avg_pool3d"),
-    (VALUES, "input", "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"),
+    (VALUES, "self", "gather take masked_select"),
+    (VALUES, "self", "reflection_pad1d reflection_pad2d reflection_pad3d"),
+    (VALUES, "self", "replication_pad1d replication_pad2d replication_pad3d"),
+    (VALUES, "self", "avg_pool2d avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d"),
     # or it is smooth and bounded.
-    (VALUES, "result", "elu celu"),
-    (_SHARES, "result", "sigmoid special_expit tanh"),
-    (VALUES, "input", "gelu silu mish softplus glu hardswish elu celu"),
-    (VALUES, "input", "sin cos erf erfc atan arctan"),
-    (Values(sign=True), "input", "selu"),
-    (Values(sign=True), "result", "selu"),
+    (VALUES, "self", "celu gelu silu mish softplus glu hardswish sin cos erf erfc atan"),
+    (VALUES, "result", "celu"),
+    (_SHARES, "result", "sigmoid tanh"),
+    (Values(sign=True), "self", "prelu_kernel"),
     # It divides by what is read, or takes a power of it.
     (RELATIVE, "tensor2", "addcdiv"),
-    (RELATIVE, "input", "log log2 log10"),
-    (
-        RELATIVE,
-        "result",
-        "sqrt rsqrt reciprocal tan rdiv log_softmax special_log_softmax",
-    ),
-    (RELATIVE, WITHIN, "rdiv"),
+    (RELATIVE, "self", "log log2 log10"),
+    (RELATIVE, "other", "div"),
+    (RELATIVE, "result", "sqrt rsqrt reciprocal tan log_softmax std"),
+    (RELATIVE, "result0", "std_mean"),
 )
 
-TABLE = {(name, position): reads for reads, position, names in _GROUPS for name in names.split()}
-"""By the operation's name and the position, where neither depends on other arguments."""
+TABLE = {(name, tensor): reads for reads, tensor, names in _GROUPS for name in names.split()}
+"""By the operation and the tensor, where neither depends on other arguments."""
+
+ALIKE: Mapping[str, Reads] = {
+    **dict.fromkeys(LINEAR, VALUES),
+    "relu": Side("not_at_most", (0.0,), 0.0, 1.0),
+    "leaky_relu": Side("above", (0.0,), 0.0, 1.0),
+    "abs": Sign(),
+    # Those of torch_sparse and pyg_lib, whose nodes show nothing.
+    **dict.fromkeys(("spmm_sum", "spmm_mean", "segment_matmul", "grouped_matmul"), VALUES),
+    # In place on a view, where the node shows nothing either.
+    "imul": VALUES,
+}
+"""By the operation, where all tensors that it saves are read alike."""
 
 
-def reads_of(call: Call, position: str) -> Reads:
-    """What the backward of the operation reads of the tensor in this position.
+def reads_of(call: Call, position: str, tensor: Tensor, saved: Attribute | None) -> Reads:
+    """What backward reads of a tensor.
 
     Args:
-        call: The operation.
-        position: An argument's name, ``result``, or :data:`WITHIN`.
+        call: The operation that saved it, as Python called it: it may be made of several.
+        position: The tensor's position in that.
+        tensor: The tensor.
+        saved: Its place in the node that saved it; None where no node shows it.
     """
     # A layer that runs again in backward saves its inputs alone, and computes all else from them.
     if call.of_layer:
         return VALUES
-    position = "input" if position == "self" else position
-    if position == POSITION:
-        return RELATIVE if call.name in UNBOUNDED else VALUES
-    special = _SPECIAL.get(call.name)
+    if position in call.tensors:
+        return RELATIVE if position == POSITION and call.name in UNBOUNDED else VALUES
+    if saved is None:
+        return ALIKE.get(call.name, EXACT)
+    composite = _COMPOSITES.get(call.name)
+    if composite is not None:
+        return composite(call, saved, tensor)
+    special = _SPECIAL.get(saved.operation)
     if special is not None:
-        return special(call, position)
-    if call.name in LINEAR:
-        return VALUES
-    return TABLE.get((call.name, position), EXACT)
+        return special(call, saved, tensor)
+    key = saved.operation, saved.name
+    return TABLE.get(key) or ALIKE.get(saved.operation, EXACT)
 
 
-def _batch_norm(call: Call, position: str) -> Reads:
-    if position != "input":
+def _attention(call: Call, saved: Attribute, x: Tensor) -> Reads:
+    """A fused kernel recomputes the exponentials in backward; separate ones save the softmax."""
+    if not saved.operation.startswith("scaled_dot_product"):
+        # What is saved are scaled query and key and the softmax: backward multiplies them.
+        return _ATTENDED
+    if saved.name in ("query", "key"):
+        return _SCORED
+    return _ATTENDED if saved.name in ("value", "output", "out") else EXACT
+
+
+def _rms_norm(call: Call, saved: Attribute, x: Tensor) -> Reads:
+    shape = call.argument(1, "normalized_shape")
+    if x.shape == call.argument(0, "input").shape:
+        return _in_rows(x, math.prod(shape))
+    return RELATIVE if x.shape[x.dim() - len(shape) :].numel() == 1 else EXACT
+
+
+def _normalize(call: Call, saved: Attribute, x: Tensor) -> Reads:
+    euclidean, dim = call.argument(1, "p", default=2) == 2, call.argument(2, "dim", default=1)
+    if not euclidean or saved.name != "self" or saved.operation == "clamp_min":
         return EXACT
-    x = call.argument(0, "input")
-    if not isinstance(x, Tensor) or x.dim() < 2:
-        return VALUES
-    return _in_slices(x, (x.size(0), x.size(1), x[0, 0].numel()), (0, 2))
+    return _in_slices(x, tuple(x.shape), (dim % x.dim(),)) if isinstance(dim, int) else VALUES
 
 
-def _rms_norm(call: Call, position: str) -> Reads:
-    return RELATIVE if position == WITHIN else _layer_norm(call, position)
+# By the function that is called: what its parts do together tells more than each of them.
+_COMPOSITES: dict[str, Callable[[Call, Attribute, Tensor], Reads]] = {
+    "scaled_dot_product_attention": _attention,
+    "rms_norm": _rms_norm,
+    "normalize": _normalize,
+}
 
 
-def _layer_norm(call: Call, position: str) -> Reads:
-    x, shape = call.argument(0, "input"), call.argument(1, "normalized_shape")
-    return _in_rows(x, math.prod(shape)) if position == "input" else EXACT
+def _batch_norm(call: Call, saved: Attribute, x: Tensor) -> Reads:
+    if saved.name != "input":
+        return EXACT
+    return _in_slices(x, (x.size(0), x.size(1), x[0, 0].numel()), (0, 2)) if len(x) else VALUES
 
 
-def _group_norm(call: Call, position: str) -> Reads:
-    if position == "weight":
-        return VALUES
-    x, groups = call.argument(0, "input"), call.argument(1, "num_groups")
-    return _in_rows(x, x[0].numel() // groups) if position == "input" and len(x) else EXACT
+def _layer_norm(call: Call, saved: Attribute, x: Tensor) -> Reads:
+    if saved.name != "input":
+        return EXACT
+    return _in_rows(x, math.prod(saved.setting("normalized_shape")))
 
 
-def _instance_norm(call: Call, position: str) -> Reads:
-    x = call.argument(0, "input")
-    return _in_rows(x, x[0, 0].numel()) if position == "input" and x.numel() else EXACT
+def _group_norm(call: Call, saved: Attribute, x: Tensor) -> Reads:
+    if saved.name != "input" or not len(x):
+        return TABLE.get((saved.operation, saved.name), EXACT)
+    return _in_rows(x, x[0].numel() // saved.setting("group"))
 
 
 def _in_rows(x: Tensor, size: int) -> Reads:
@@ -173,55 +186,52 @@ def _in_slices(x: Tensor, shape: tuple[int, ...], dims: tuple[int, ...]) -> Valu
     return Values(slices=(shape, dims)) if x.is_contiguous() and x.numel() else VALUES
 
 
-def _variance(call: Call, position: str) -> Reads:
+def _variance(call: Call, saved: Attribute, x: Tensor) -> Reads:
     """The gradient is linear in the input less its mean."""
-    if position != "input":
-        return RELATIVE if position == "result" and call.name in ("std", "std_mean") else EXACT
-    x, dims = call.argument(0, "input", "self"), call.argument(1, "dim")
-    if dims is None or isinstance(dims, bool) or not isinstance(x, Tensor) or not x.dim():
+    if saved.name != "self":
+        return TABLE.get((saved.operation, saved.name), EXACT)
+    dims = saved.setting("dim")
+    if dims is None or not x.dim():
         return VALUES
-    dims = dims if isinstance(dims, (tuple, list)) else (dims,)
-    return _in_slices(x, tuple(x.shape), tuple(sorted(d % x.dim() for d in dims)) or (0,))
+    return _in_slices(x, tuple(x.shape), tuple(sorted(_signed(d) % x.dim() for d in dims)) or (0,))
 
 
-def _product(call: Call, position: str) -> Reads:
-    if position in call.made:
-        return VALUES
-    squared = len(call.args) == 2 and call.args[0] is call.args[1]
-    if squared:
-        return _square(call, position)
-    x, other = call.argument(0, "input", "self"), call.argument(1, "other")
-    if position == "other":
-        x, other = other, x
+def _product(call: Call, saved: Attribute, x: Tensor) -> Reads:
+    if saved.is_square:
+        return _square(call, x)
+    other = saved.shape_of(1 if saved.name == "self" else 0)
     return _in_columns(x) if _is_of_channels(other, x) else VALUES
 
 
-def _is_of_channels(vector: object, x: object) -> bool:
+def _is_of_channels(vector: tuple[int, ...], x: Tensor) -> bool:
     """Whether x is multiplied by a number for each channel, as norms do with what they learn.
 
     Each of these has a gradient of its own, and the channels may have any scales.
     """
-    if not isinstance(vector, Tensor) or not isinstance(x, Tensor) or x.dim() < 2:
-        return False
-    return vector.dim() == 1 and vector.numel() == x.size(-1) >= _NARROW
+    return x.dim() >= 2 and vector == (x.size(-1),) and x.size(-1) >= _NARROW
 
 
-def _square(call: Call, position: str) -> Reads:
+def _power(call: Call, saved: Attribute, x: Tensor) -> Reads:
+    """The gradient ``exponent * x ** (exponent - 1)`` is linear in x if the exponent is 2."""
+    if saved.holds("exponent"):
+        return EXACT
+    return _square(call, x) if saved.setting("exponent") == 2 else RELATIVE
+
+
+def _square(call: Call, x: Tensor) -> Reads:
     """Squares are mostly summed to the variance of channels, which are then divided by it."""
-    reads = _in_columns(call.argument(0, "input", "self"))
+    reads = _in_columns(x)
     # PyG takes a variance as the mean of squares less the square of the mean: the noise of both
     # stays.
     of_variance = call.home.startswith(_AGGREGATIONS)
     return dataclasses.replace(reads, least_bits=16) if of_variance else reads
 
 
-def _quotient(call: Call, position: str) -> Reads:
+def _quotient(call: Call, saved: Attribute, x: Tensor) -> Reads:
     """Mostly channels over their deviations. Narrow tensors are others, such as attention heads."""
-    if position == "other":
+    if saved.name == "other":
         return RELATIVE
-    x = call.argument(0, "input", "self")
-    narrow = not isinstance(x, Tensor) or not x.dim() or x.size(-1) < _NARROW
-    return VALUES if narrow else _in_columns(x)
+    return VALUES if not x.dim() or x.size(-1) < _NARROW else _in_columns(x)
 
 
 def reads_of_source(reads: Reads, source: Tensor) -> Reads:
@@ -234,109 +244,46 @@ def reads_of_source(reads: Reads, source: Tensor) -> Reads:
     return dataclasses.replace(reads, slices=None)
 
 
-def _in_columns(x: object) -> Values:
-    if not isinstance(x, Tensor) or x.dim() < 2 or not x.numel():
+def _in_columns(x: Tensor) -> Values:
+    if x.dim() < 2 or not x.numel():
         return VALUES
     return _in_slices(x, (x.numel() // x.size(-1), x.size(-1)), (0,))
 
 
-def _softmax(call: Call, position: str) -> Reads:
-    if position != "result":
-        return EXACT
-    x, dim = call.argument(0, "input", "self"), call.argument(1, "dim")
-    if not isinstance(x, Tensor) or not isinstance(dim, int) or not x.dim():
-        return _SHARES
-    return _FEW_SHARES if x.size(dim) < _NARROW else _SHARES
+def _softmax(call: Call, saved: Attribute, x: Tensor) -> Reads:
+    dim = saved.setting("dim")
+    return _FEW_SHARES if x.dim() and x.size(_signed(dim)) < _NARROW else _SHARES
 
 
-def _norm(call: Call, position: str) -> Reads:
+def _norm(call: Call, saved: Attribute, x: Tensor) -> Reads:
     """The gradient of the 2-norm is linear in input / result; that of the 1-norm reads the sign."""
-    power = call.argument(1, "p", "ord", default=2)
-    if power is None or power == "fro":
-        power = 2
-    if position == "input" and power in (1, 2):
-        return VALUES if power == 2 else Sign()
-    return RELATIVE if position == "result" and power == 2 else EXACT
+    power = saved.setting("p" if saved.operation == "norm" else "ord")
+    if power is None or power == 2:
+        return VALUES if saved.name == "self" else RELATIVE
+    return Sign() if power == 1 and saved.name == "self" else EXACT
 
 
-def _normalize(call: Call, position: str) -> Reads:
-    euclidean = call.argument(1, "p", default=2) == 2
-    x, dim = call.argument(0, "input"), call.argument(2, "dim", default=1)
-    if position != "input" or not euclidean:
+def _distance(call: Call, saved: Attribute, x: Tensor) -> Reads:
+    if saved.setting("p") != 2:
         return EXACT
-    return _in_slices(x, tuple(x.shape), (dim % x.dim(),)) if isinstance(dim, int) else VALUES
+    return RELATIVE if saved.name == "result" else VALUES
 
 
-def _power(call: Call, position: str) -> Reads:
-    """The gradient ``exponent * x ** (exponent - 1)`` is linear in x if the exponent is 2."""
-    exponent = call.argument(1, "exponent")
-    if position != "input" or isinstance(exponent, Tensor):
-        return EXACT
-    return _square(call, position) if exponent == 2 else RELATIVE
+def _elu(call: Call, saved: Attribute, x: Tensor) -> Reads:
+    """The derivative jumps at zero, unless that of the exponential part is that of the line."""
+    return Values(sign=saved.setting("alpha") * saved.setting("input_scale") != 1)
 
 
-def _distance(call: Call, position: str) -> Reads:
-    at = 2 if call.name == "dist" else 1
-    if call.argument(at, "p", default=2) != 2 or position == WITHIN:
-        return EXACT
-    return RELATIVE if position == "result" else VALUES
-
-
-def _attention(call: Call, position: str) -> Reads:
-    """A fused kernel recomputes the exponentials in backward; separate ones save the softmax."""
-    if _is_plain_attention(call):
-        # What is saved are scaled query and key and the softmax: backward multiplies them.
-        return _ATTENDED
-    if position in ("query", "key"):
-        return _SCORED
-    return _ATTENDED if position in ("value", "result") else EXACT
-
-
-def _is_plain_attention(call: Call) -> bool:
-    """Whether PyTorch computes a softmax and two products, as with dropout on a CPU."""
-    query, key, value = (call.argument(i, n) for i, n in enumerate(("query", "key", "value")))
-    options = {
-        "attn_mask": call.argument(3, "attn_mask"),
-        "dropout_p": call.argument(4, "dropout_p", default=0.0),
-        "is_causal": call.argument(5, "is_causal", default=False),
-        "scale": call.argument(6, "scale"),
-        "enable_gqa": call.argument(7, "enable_gqa", default=False),
-    }
-    choice = torch._fused_sdp_choice(query, key, value, **options)
-    return bool(choice == SDPBackend.MATH.value)
-
-
-def _relu(call: Call, position: str) -> Reads:
-    return Side("not_at_most", (0.0,), 0.0, 1.0)
-
-
-def _leaky_relu(call: Call, position: str) -> Reads:
-    return Side("above", (0.0,), 0.0, 1.0)
-
-
-def _threshold(call: Call, position: str) -> Reads:
-    bound = call.argument(1, "threshold")
-    if _is_rounded(call, bound):
+def _threshold(call: Call, saved: Attribute, x: Tensor) -> Reads:
+    bound = saved.setting("threshold")
+    if _is_rounded(x, bound):
         return EXACT
     return Side("not_at_most", (bound,), -math.inf, math.inf)
 
 
-def _prelu(call: Call, position: str) -> Reads:
-    return Values(sign=True) if position == "input" else VALUES
-
-
-def _abs(call: Call, position: str) -> Reads:
-    return Sign()
-
-
-def _relu6(call: Call, position: str) -> Reads:
-    return Side("strictly_within", (0.0, 6.0), 0.0, 3.0)
-
-
-def _hardtanh(call: Call, position: str) -> Reads:
-    low = float(call.argument(1, "min_val", default=-1.0))
-    high = float(call.argument(2, "max_val", default=1.0))
-    if _is_rounded(call, low, high):
+def _hardtanh(call: Call, saved: Attribute, x: Tensor) -> Reads:
+    low, high = float(saved.setting("min_val")), float(saved.setting("max_val"))
+    if _is_rounded(x, low, high):
         return EXACT
     return Side("strictly_within", (low, high), low, _between(low, high))
 
@@ -349,94 +296,55 @@ def _between(low: float, high: float) -> float:
     return high - max(1.0, abs(high)) if math.isfinite(high) else 0.0
 
 
-def _is_rounded(call: Call, *bounds: float) -> bool:
+def _is_rounded(x: Tensor, *bounds: float) -> bool:
     """Whether the tensor's type cannot hold the bounds: kernels then compare with other ones."""
-    x = call.argument(0, "input")
-    if not isinstance(x, Tensor) or x.dtype not in (torch.float16, torch.bfloat16):
+    if x.dtype not in (torch.float16, torch.bfloat16):
         return False
     return torch.tensor(bounds, dtype=x.dtype, device="cpu").tolist() != [float(b) for b in bounds]
 
 
-def _clamp(call: Call, position: str) -> Reads:
-    return _within(call.argument(1, "min"), call.argument(2, "max"))
-
-
-def _clamp_min(call: Call, position: str) -> Reads:
-    return _within(call.argument(1, "min"), None)
-
-
-def _clamp_max(call: Call, position: str) -> Reads:
-    return _within(None, call.argument(1, "max"))
-
-
-def _within(low: object, high: object) -> Reads:
-    if isinstance(low, Tensor) or isinstance(high, Tensor):
+def _clamp(call: Call, saved: Attribute, x: Tensor) -> Reads:
+    if saved.holds("min") or saved.holds("max"):
         return EXACT  # saved beside the bounds, and compared with them
-    bounds = (
-        -math.inf if low is None else float(low),  # type: ignore[arg-type]
-        math.inf if high is None else float(high),  # type: ignore[arg-type]
-    )
+    low, high = (getattr(saved.node, f"_saved_{name}", None) for name in ("min", "max"))
+    bounds = -math.inf if low is None else float(low), math.inf if high is None else float(high)
     # NaN is decoded for elements outside, as it lies within no bounds; a bound for those inside.
     inside = bounds[0] if math.isfinite(bounds[0]) else bounds[1]
     return Side("within", bounds, math.nan, inside)
 
 
-def _reduction(call: Call, position: str) -> Reads:
+def _reduction(call: Call, saved: Attribute, x: Tensor) -> Reads:
     """``scatter_reduce`` and ``segment_reduce`` save all arguments, whatever the reduction is."""
-    if position in ("index", "lengths", "offsets", "indices"):
+    if saved.name in ("index", "lengths", "offsets"):
         return VALUES
-    reduce = call.argument(4 if call.name == "scatter_reduce" else 1, "reduce")
-    return Nothing() if reduce in ("sum", "mean") else EXACT
+    return Nothing() if saved.setting("reduce") in ("sum", "mean") else EXACT
 
 
-def _sparse_mm(call: Call, position: str) -> Reads:
+def _sparse_mm(call: Call, saved: Attribute, x: Tensor) -> Reads:
     """``torch.sparse.mm`` with a reduction saves the dense operand for the values' gradient."""
-    sparse, dense = call.argument(0, "sparse", "input"), call.argument(1, "dense", "mat2")
-    if len(call.args) + len(call.kwargs) < 3 or not isinstance(sparse, Tensor):
-        return VALUES
-    if sparse.requires_grad or not isinstance(dense, Tensor):
-        return VALUES
-    return Nothing() if call.position_of(dense) == position else VALUES
+    return Nothing() if saved.name == "other" and not saved.learns(0) else VALUES
 
 
-_SPECIAL: dict[str, Callable[[Call, str], Reads]] = {
-    "batch_norm": _batch_norm,
-    "layer_norm": _layer_norm,
-    "rms_norm": _rms_norm,
-    "group_norm": _group_norm,
-    "instance_norm": _instance_norm,
-    "var": _variance,
-    "var_mean": _variance,
-    "std": _variance,
-    "std_mean": _variance,
-    "square": _square,
-    **dict.fromkeys(("softmax", "special_softmax"), _softmax),
-    **dict.fromkeys(("div", "divide", "true_divide", "truediv", "itruediv"), _quotient),
+def _signed(dim: int) -> int:
+    """A dimension as it was given: nodes show negative ones as unsigned numbers of 64 bits."""
+    return dim - 2**64 if dim >= 2**63 else dim
+
+
+_SPECIAL: dict[str, Callable[[Call, Attribute, Tensor], Reads]] = {
+    **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), _batch_norm),
+    "native_layer_norm": _layer_norm,
+    "native_group_norm": _group_norm,
+    **dict.fromkeys(("var", "var_mean", "std", "std_mean"), _variance),
+    **dict.fromkeys(("softmax", "safe_softmax"), _softmax),
+    "div": _quotient,
     "mul": _product,
-    "scaled_dot_product_attention": _attention,
     "pow": _power,
-    "float_power": _power,
-    "relu": _relu,
-    "leaky_relu": _leaky_relu,
+    "elu": _elu,
     "threshold": _threshold,
-    "prelu": _prelu,
-    "abs": _abs,
-    "absolute": _abs,
-    "relu6": _relu6,
     "hardtanh": _hardtanh,
-    "clamp": _clamp,
-    "clip": _clamp,
-    "clamp_min": _clamp_min,
-    "clamp_max": _clamp_max,
-    "scatter_reduce": _reduction,
-    "segment_reduce": _reduction,
-    "sparse_mm": _sparse_mm,
-    "ipow": _power,
-    "normalize": _normalize,
-    "norm": _norm,
-    "linalg_norm": _norm,
-    "linalg_matrix_norm": _norm,
-    "linalg_vector_norm": _norm,
-    "dist": _distance,
-    "pdist": _distance,
+    **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), _clamp),
+    **dict.fromkeys(("scatter_reduce", "segment_reduce"), _reduction),
+    "sparse_mm_reduce_impl": _sparse_mm,
+    **dict.fromkeys(("norm", "linalg_vector_norm"), _norm),
+    **dict.fromkeys(("dist", "pdist_forward", "pdist"), _distance),
 }

@@ -21,6 +21,7 @@ from gact_graph.capture.gathers import GATHERING, Gathers
 from gact_graph.capture.held import Held, storages_held_by, storages_in
 from gact_graph.capture.known import KnownContexts
 from gact_graph.capture.ledger import Ledger
+from gact_graph.capture.nodes import Attribute, attributes_of
 from gact_graph.capture.noise import Noise
 from gact_graph.capture.operations import reads_of, reads_of_source
 from gact_graph.capture.replacements import Replacements
@@ -297,13 +298,7 @@ class Session:
     def _after(self, call: Call, result: Any) -> None:
         self._look_for_a_leaf((result, *call.args[:1]))
         if self._deferred:
-            deferred, self._deferred = self._deferred, []
-            for one in deferred:
-                if one.saver.call is call:
-                    self._finish(one, result)
-                elif one.saver.call.running:  # a backward, of which this operation was a part
-                    self._deferred.append(one)
-                # Else it raised, and nobody holds its graph.
+            self._finish(call, result)
         if call.name in GATHERING and self._config.exact and torch.is_grad_enabled():
             self._gathers.see(call, result)
 
@@ -319,31 +314,51 @@ class Session:
         return saved
 
     def _packed(self, tensor: Tensor) -> Saved:
-        saver = self.trace.saver(tensor)
-        if not is_plain(tensor):
-            return self._keep_parts(tensor, saver)
-        if saver.call.running and tensor not in self._held:
-            deferred = Deferred.of(tensor, saver)
+        call, constant = self.trace.call, not tensor.requires_grad
+        if is_plain(tensor):
+            tensor = tensor.detach()
+            if tensor in self._held:
+                return Saved(Context(Kept(tensor, call.label)))
+        if call.running:
+            deferred = Deferred.of(tensor, constant, call)
             self._deferred.append(deferred)
             return deferred.saved
-        reads = reads_of(saver.call, saver.position)
-        by_autograd = saver.position not in saver.call.only_here
-        return self._save(
-            _Save(tensor.detach(), saver, reads, not tensor.requires_grad, by_autograd)
-        )
+        saver = self.trace.saver(call, call.position_of(tensor, None))
+        return self._named(tensor, saver, constant, None)
 
-    def _finish(self, deferred: Deferred, result: Any) -> None:
+    def _finish(self, call: Call, result: Any) -> None:
         """Saves what waited for the end of its operation."""
-        tensor, saver = deferred.tensor, deferred.saver
-        if deferred.changed:
-            self._ledger.add(tensor, saver, deferred.saved.context)
-            return
-        reads = reads_of(saver.call, deferred.position(result))
-        deferred.finish(self._save(_Save(tensor, saver, reads, deferred.constant)))
+        waited, self._deferred = self._deferred, []
+        attributes = attributes_of(result, call.since)
+        for deferred in waited:
+            if deferred.call is call:
+                attribute = attributes.get(id(deferred.saved))
+                saver = self.trace.saver(call, call.position_of(deferred.tensor, attribute))
+                if deferred.changed:
+                    self._count(deferred.tensor, saver, deferred.saved.context)
+                else:
+                    constant = deferred.constant
+                    deferred.finish(self._named(deferred.tensor, saver, constant, attribute))
+            elif deferred.call.running:  # a backward, of which this operation was a part
+                self._deferred.append(deferred)
+            # Else it raised, and nobody holds its graph.
+
+    def _named(
+        self, tensor: Tensor, saver: Saver, constant: bool, attribute: Attribute | None
+    ) -> Saved:
+        """Saves a tensor of which is known who saves it."""
+        if not is_plain(tensor):
+            context = Context(Kept(tensor, saver.slot))
+            self._count(tensor, saver, context)
+            return Saved(context)
+        reads = reads_of(saver.call, saver.position, tensor, attribute)
+        by_autograd = saver.position not in saver.call.only_here
+        return self._save(_Save(tensor, saver, reads, constant, by_autograd))
 
     def _keep_index(self, call: Call, index: Tensor) -> Saved:
         """Saves the index of an operation that gathers."""
-        saver, constant = self.trace.saver(index, call), not index.requires_grad
+        self.trace.label(call)
+        saver, constant = self.trace.saver(call, "index"), not index.requires_grad
         return self._save(_Save(index.detach(), saver, VALUES, constant, by_autograd=False))
 
     def _save(self, save: _Save) -> Saved:
@@ -427,13 +442,11 @@ class Session:
         if self._config.quantize:
             context.reading = Reading(self._exactly, slot, self._asked, lossy)
 
-    def _keep_parts(self, tensor: Tensor, saver: Saver) -> Saved:
-        """A reference to a sparse tensor, or to one of a subclass, which counts with its parts."""
-        context = Context(Kept(tensor, saver.slot))
+    def _count(self, tensor: Tensor, saver: Saver, context: Context) -> None:
+        """Counts a reference to a tensor of any kind, which counts with its parts."""
         for part in parts_of(tensor):
             if part not in self._held:
                 self._ledger.add(part, saver, context)
-        return Saved(context)
 
 
 def _is_lossy(context: Context) -> bool:

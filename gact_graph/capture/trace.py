@@ -1,41 +1,39 @@
 """Which operation saves a tensor, and the slot that names the tensor.
 
-Autograd's saved-tensor hooks get a tensor and nothing else. A torch function mode sees each
-operation with its arguments, and hooks on the modules see which module runs and in which phase of
-message passing. Together they make the slot: ``convs.1/lin/linear.input`` is the argument ``input``
-of the operation ``linear`` in the submodule ``lin`` of ``convs.1``, and
-``convs.1/edge_update/softmax.exp.result`` is the result of ``exp`` within PyG's ``softmax``.
+A torch function mode sees each operation, and hooks on the modules see which module runs and in
+which phase of message passing. The autograd node names the tensor. Together they make the slot:
+``convs.1/lin/linear.input`` is the input of the operation ``linear`` in the submodule ``lin`` of
+``convs.1``, and ``convs.1/edge_update/softmax.exp.result`` is the result of ``exp`` within PyG's
+``softmax``.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
-import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._autograd import _get_sequence_nr
 from torch.compiler import is_compiling
 from torch.overrides import (
     TorchFunctionMode,
     _get_current_function_mode,
     _pop_mode,
     _push_mode,
-    get_testing_overrides,
 )
 
 from gact_graph.capture.callers import caller_of
+from gact_graph.capture.nodes import Attribute
 from gact_graph.capture.queries import QUERIES
 from gact_graph.support.storage import is_plain, place_of
 
-RESULT = "result"
-"""The position of a tensor that is no argument of the operation."""
+SAVED = "saved"
+"""The position of a tensor of which no node tells more."""
 
 
 class Call:
@@ -48,9 +46,10 @@ class Call:
         of_layer: Whether it is not an operation, but a layer that runs again in backward.
         home: The Python module that called it; known once it has a label.
         of_loss: Whether it was called to compute a loss; known once it has a label.
+        since: The sequence number of the first autograd node that it may have made.
         positions: How many tensors it has saved in each position.
-        made: Tensors that are saved in place of its arguments, by their positions.
-        only_here: The arguments that are saved, and that stock autograd would not save.
+        tensors: Tensors that it saves under names of their own, which no node knows.
+        only_here: The names of those that stock autograd would not save.
     """
 
     # Of the class, for most operations save nothing, and nobody sets them.
@@ -59,8 +58,9 @@ class Call:
     of_layer = False
     home = ""
     of_loss = False
+    since = 0
     positions: Mapping[str, int] = {}
-    made: Mapping[str, Tensor] = {}
+    tensors: Mapping[str, Tensor] = {}
     only_here: Collection[str] = ()
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
@@ -75,34 +75,34 @@ class Call:
             return self.args[index]
         return next((self.kwargs[name] for name in names if name in self.kwargs), default)
 
-    def names(self) -> tuple[str, ...]:
-        """The names of the positional arguments."""
-        return _argument_names(self.func, len(self.args))
+    def position_of(self, tensor: Tensor, saved: Attribute | None) -> str:
+        """The name of a tensor that it saved.
 
-    def position_of(self, tensor: Tensor) -> str:
-        """The name of the argument whose memory the tensor shares, else ``result``."""
-        if not is_plain(tensor):
-            return next((name for name, value in self._arguments() if value is tensor), RESULT)
-        place, first = place_of(tensor), RESULT
-        for name, value in self._arguments():
+        Args:
+            tensor: The tensor.
+            saved: Its place in the node that saved it; None where no node shows it.
+        """
+        own = self._name_of(tensor) if self.tensors else None
+        if own is not None or saved is None:
+            return own or SAVED
+        # ``linear`` is an ``addmm`` or an ``mm``, by whether it has a bias: its slot is the same.
+        of_linear = saved.name == "mat1" and self.name != saved.operation
+        is_input = saved.name == "self" or of_linear or saved.is_square
+        return "input" if is_input else saved.name
+
+    def _name_of(self, tensor: Tensor) -> str | None:
+        """The name of the one of :attr:`tensors` whose memory this tensor shares."""
+        first = None
+        for name, value in self.tensors.items():
             if value is tensor:
                 return name
-            if is_plain(value) and place_of(value) == place:
-                # Arguments may be parts of one storage, as query, key and value are.
-                if _is_same_part(value, tensor):
+            plain = is_plain(value) and is_plain(tensor)
+            if plain and place_of(value) == place_of(tensor):
+                # They may be parts of one storage, as query, key and value are.
+                if value.numel() == tensor.numel() and value.data_ptr() == tensor.data_ptr():
                     return name
-                first = name if first is RESULT else first
+                first = first or name
         return first
-
-    def _arguments(self) -> Iterator[tuple[str, Tensor]]:
-        named = zip(self.names(), self.args, strict=True)
-        for name, value in itertools.chain(self.made.items(), named, self.kwargs.items()):
-            if isinstance(value, Tensor):
-                yield name, value
-            elif isinstance(value, (tuple, list)):
-                for i, item in enumerate(value):
-                    if isinstance(item, Tensor):
-                        yield f"{name}.{i}", item
 
 
 class Saver(NamedTuple):
@@ -111,7 +111,7 @@ class Saver(NamedTuple):
     Attributes:
         slot: The stable name of the saved tensor.
         call: The operation.
-        position: What the tensor is in the operation: the name of an argument, or ``result``.
+        position: The tensor's name in the operation.
         of_edges: Whether messages are made, so that its first dimension is that of edges.
     """
 
@@ -157,7 +157,7 @@ class Trace(TorchFunctionMode):
             with self:
                 return _opened(func)(*args, **(kwargs or {}))
         call = Call(func, args, kwargs or {})
-        call.running = True
+        call.running, call.since = True, _get_sequence_nr()
         outer, self._call = self._call, call
         try:
             other = self._instead(call)
@@ -199,9 +199,8 @@ class Trace(TorchFunctionMode):
             tensors: Its arguments by their names.
             only_here: Those that stock autograd would not save.
         """
-        call = Call(_function(name), (), tensors)
-        call.of_layer = True
-        call.only_here = only_here
+        call = Call(_function(name), (), {})
+        call.of_layer, call.tensors, call.only_here = True, tensors, only_here
         outer, self._call = self._call, call
         try:
             yield call
@@ -246,19 +245,21 @@ class Trace(TorchFunctionMode):
         self._steps.pop()
         self._modules.pop()
 
-    def saver(self, tensor: Tensor, call: Call | None = None) -> Saver:
-        """What is saving the tensor.
+    @property
+    def call(self) -> Call:
+        """The operation that runs, labelled."""
+        # Functions outside torch (custom autograd functions, scripted code) are not seen.
+        call = self._call or Call(_unseen, (), {})
+        self.label(call, seen=self._call is not None)
+        return call
+
+    def saver(self, call: Call, position: str) -> Saver:
+        """What saves a tensor.
 
         Args:
-            tensor: The tensor.
-            call: The operation; None for the one that runs.
+            call: The operation, which has a label.
+            position: The tensor's name in the operation.
         """
-        call = call or self._call
-        seen = call is not None
-        # Functions outside torch (custom autograd functions, scripted code) are not seen.
-        call = call or Call(_unseen, (), {})
-        self.label(call, seen)
-        position = call.position_of(tensor)
         count = call.positions.get(position, 0) + 1
         call.positions = {**call.positions, position: count}
         suffix = "" if count == 1 else f".{count}"
@@ -296,12 +297,6 @@ def _function(name: str) -> Callable[[], None]:
     return function
 
 
-def _is_same_part(left: Tensor, right: Tensor) -> bool:
-    if left.numel() != right.numel():
-        return False
-    return left.data_ptr() == right.data_ptr()
-
-
 @functools.cache
 def _opened(func: FunctionType) -> FunctionType:
     """A function of torch that is written in Python, without its check for a function mode."""
@@ -317,25 +312,3 @@ def _unseen() -> None:
 
 
 _unseen.__name__ = "function"
-
-
-@functools.cache
-def _overrides() -> dict[Callable[..., Any], Callable[..., Any]]:
-    return get_testing_overrides()
-
-
-@functools.lru_cache(maxsize=4096)  # a library may make functions as it goes
-def _argument_names(func: Callable[..., Any], count: int) -> tuple[str, ...]:
-    # Builtins have no signature. For most of them torch keeps a Python function that has the same
-    # arguments. A method without one (PyG replaces torch.index_select) has those of the function of
-    # its name.
-    twin = getattr(torch, getattr(func, "__name__", "").strip("_"), func)
-    parameters: list[inspect.Parameter] = []
-    for candidate in (_overrides().get(func, func), _overrides().get(twin, twin)):
-        try:
-            parameters = [*inspect.signature(candidate).parameters.values()]
-            break
-        except (TypeError, ValueError):
-            continue
-    names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-    return tuple(names[i] if i < len(names) else f"arg{i}" for i in range(count))

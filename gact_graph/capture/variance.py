@@ -115,7 +115,7 @@ class _Square(torch.autograd.Function):
         shadow: Tensor,
     ) -> Tensor:
         deviation = _centered(x, index, size, dim)
-        call.made = {POSITION: deviation, "index": index}
+        call.tensors = {POSITION: deviation, "index": index}
         ctx.save_for_backward(deviation, index)
         ctx.size, ctx.dim, ctx.label, ctx.dtype, ctx.shadow = size, dim, label, x.dtype, shadow
         ctx.set_materialize_grads(False)

@@ -177,6 +177,39 @@ def test_slots_have_the_names_of_version_0_6_0(name):
     assert gact_graph.state_dict(model)["scheme"]["sizes"].keys() == slots.keys()
 
 
+def test_slots_of_version_0_7_0_that_have_other_names_now():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(64, 64))
+
+        def forward(self, x):
+            h = x @ self.weight
+            scores = torch.einsum("ij,kj->ik", h * 2, h.exp())
+            return (scores @ (h * 3)).mul_(h.exp())
+
+    slots = {"exp.result": 2, "einsum.operands": 3, "matmul#2.input": 5, "matmul#2.other": 6}
+    slots |= {"exp#2.result": 7, "mul.result": 8}
+    model = gact_graph.wrap(Net(), bits=4, level="L1", min_bytes=0)
+    state = gact_graph.state_dict(model)
+    state["scheme"] |= {
+        "sizes": dict.fromkeys(slots, 19200),
+        "sensitivities": dict.fromkeys(slots, 0.1),
+        "bits": slots,
+        "times": dict.fromkeys(slots, 3),
+    }
+    state["exactly"]["with_leaf"] = ["conv/matmul.other", "conv/softmax.exp.result"]
+    gact_graph.load_state_dict(model, state)
+    model(torch.randn(300, 64)).square().mean().backward()
+    rows = {row.slot: row.bits for row in gact_graph.report(model).contexts}
+    now = {"exp.result": 2, "einsum.input": 3, "matmul#2.input": 5, "matmul#2.mat2": 6}
+    now |= {"exp#2.result": 7, "mul.input": 8}
+    assert rows == now
+    new = gact_graph.state_dict(model)
+    assert new["scheme"]["sizes"].keys() == now.keys()
+    assert new["exactly"]["with_leaf"] == ["conv/matmul.mat2", "conv/softmax.exp.result"]
+
+
 def test_a_state_that_went_through_json_loads(trained):
     model = make(adapt_interval=1)
     gact_graph.load_state_dict(model, json.loads(json.dumps(trained)))

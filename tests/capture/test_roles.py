@@ -69,9 +69,9 @@ class TestRoles:
             "convs.0/edge_update/softmax.div.other.source": "node",
             "convs.0/message/mul.other": "edge",
             "norm/batch_norm.input": "node",
-            "norm/batch_norm.result": "other",
+            "norm/batch_norm.result1": "other",
             "relu.result": "mask",
-            "dropout.result": "mask",
+            "dropout.other": "mask",
             "convs.1/lin/linear.input": "node",
         }
         found = roles(model)

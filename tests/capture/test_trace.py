@@ -15,16 +15,20 @@ from samples import (
     train_step,
 )
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv
 
 import gact_graph
 from gact_graph.capture.callers import helper_of
+from gact_graph.capture.nodes import attributes_of
 from gact_graph.capture.trace import Call, Trace
 
 X, EDGES = graph()
 AS_PYG = {"min_bytes": 0, "blocks": False}
 """Any step is compressed, and layers run as PyG has them."""
+NORM = ("input", "result1", "result2")
 
 
 def slots(model):
@@ -111,7 +115,7 @@ class TestSlots:
             return Square.apply(Square.apply(x @ module.weight))
 
         model = gact_graph.wrap(Lambda(forward), **AS_PYG)
-        assert after(model, X) == ["function.result", "function#2.result"]
+        assert after(model, X) == ["function.saved", "function#2.saved"]
 
     def test_of_functions_at_the_root(self):
         def forward(module, x):
@@ -225,15 +229,75 @@ class TestExceptions:
         assert after(model, X) == ["0/exp.result"]
 
 
-class TestCall:
-    def test_positions(self):
-        a, b = torch.randn(3, 3), torch.randn(3, 3)
-        call = Call(torch.mul, (a,), {"other": b})
-        assert call.position_of(a) == "input"
-        assert call.position_of(b.t()) == "other"
-        assert call.position_of(torch.randn(3)) == "result"
-        assert Call(torch.cat, ([a, b],), {}).position_of(b) == "tensors.1"
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x, x * 2)
+        return x * 2
 
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+def in_place(x):
+    y = x * 1
+    y[:, :2].sigmoid_()
+    return y
+
+
+class TestNodes:
+    """The names of what operations save, as the nodes have them."""
+
+    @pytest.mark.parametrize(
+        ("function", "names"),
+        [
+            (lambda x: x * x.t(), {("mul", "self"), ("mul", "other")}),
+            (lambda x: F.linear(x, x, x[0]), {("addmm", "mat1"), ("addmm", "mat2")}),
+            (lambda x: torch.sigmoid_(x * 1), {("sigmoid", "result")}),
+            (lambda x: x[torch.tensor([0, 1])], {("index", "indices.0")}),
+            (lambda x: (x.exp(), [x], x.sin()), {("exp", "result"), ("sin", "self")}),
+            (lambda x: F.avg_pool2d(x[None], 2), {("avg_pool2d", "self")}),
+            (lambda x: F.layer_norm(x, (4,)), {("native_layer_norm", n) for n in NORM}),
+            (Doubled.apply, {("", "tensors.0"), ("", "tensors.1")}),
+            (in_place, set()),
+            (lambda x: None, set()),
+        ],
+    )
+    def test_of_an_operation(self, function, names):
+        held = []
+
+        def pack(tensor):
+            held.append([tensor.detach()])
+            return held[-1]
+
+        x = torch.randn(4, 4, requires_grad=True).exp()
+        since = torch.autograd._get_sequence_nr()
+        with saved_tensors_hooks(pack, lambda packed: pytest.fail("it was unpacked")):
+            result = function(x)
+        places = attributes_of(result, since)
+        found = [places[id(packed)] for packed in held if id(packed) in places]
+        assert {(place.operation, place.name) for place in found} == names
+
+    def test_nodes_made_before_are_not_looked_at(self):
+        x = torch.randn(4, 4, requires_grad=True).exp()
+        result = x.sin()
+        assert attributes_of(result, torch.autograd._get_sequence_nr()) == {}
+        assert {p.operation for p in attributes_of(result, 0).values()} == {"exp", "sin"}
+
+    def test_a_checkpoint_does_not_run_again(self):
+        runs = []
+
+        def function(x):
+            runs.append(x)
+            return x.exp().sin()
+
+        x = torch.randn(4, requires_grad=True)
+        attributes_of(checkpoint(function, x, use_reentrant=False), 0)
+        assert len(runs) == 1
+
+
+class TestCall:
     def test_names_of_special_methods(self):
         assert Call(torch.Tensor.__matmul__, (), {}).name == "matmul"
         assert Call(torch.Tensor.relu_, (), {}).name == "relu"
@@ -243,13 +307,15 @@ class TestCall:
             def __call__(self, x):
                 return x
 
-        a = torch.randn(2)
-        call = Call(Op(), (a,), {})
-        assert (call.name, call.position_of(a)) == ("Op", "x")
+        assert Call(Op(), (), {}).name == "Op"
 
-    def test_more_arguments_than_names(self):
-        a = torch.randn(2)
-        assert Call(lambda *rest: None, (a, a + 1, a), {}).position_of(a) in ("rest", "arg0")
+    def test_tensors_of_its_own(self):
+        a = torch.randn(6, 3)
+        call = Call(torch.mul, (), {})
+        call.tensors = {"query": a[:2], "key": a[2:]}
+        assert call.position_of(a[2:], None) == "key"
+        assert call.position_of(a[2:].t(), None) == "key"
+        assert call.position_of(torch.randn(3), None) == "saved"
 
 
 def test_in_place_operations_are_named_and_right():

@@ -9,35 +9,10 @@ import pytest
 import torch
 import torchgen
 
-from gact_graph.capture.operations import LINEAR, TABLE, WITHIN
+from gact_graph.capture.nodes import attributes_of
+from gact_graph.capture.operations import LINEAR, TABLE
 from gact_graph.codecs.reads import RELATIVE, VALUES
 
-# Python names of what the formulas call otherwise.
-NAMES = {
-    **dict.fromkeys(("divide", "true_divide", "truediv", "itruediv"), "div"),
-    **dict.fromkeys(("multiply", "rmul", "imul"), "mul"),
-    **dict.fromkeys(("rmatmul", "linalg_matmul"), "matmul"),
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), "convolution"),
-    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), "convolution"),
-    **dict.fromkeys(("batch_norm", "instance_norm"), "native_batch_norm"),
-    **{"layer_norm": "native_layer_norm", "group_norm": "native_group_norm"},
-    **{"softmax": "_softmax", "special_softmax": "_softmax", "special_expit": "sigmoid"},
-    **{"log_softmax": "_log_softmax", "special_log_softmax": "_log_softmax"},
-    **{"arctan": "atan", "selu": "elu", "bilinear": "_trilinear", "rdiv": "reciprocal"},
-    **{"grid_sample": "grid_sampler_2d", "embedding_bag": "_embedding_bag"},
-    **{"adaptive_avg_pool2d": "_adaptive_avg_pool2d", "pad": "reflection_pad1d"},
-    **{"adaptive_avg_pool3d": "_adaptive_avg_pool3d", "rrelu": "rrelu_with_noise"},
-    "scaled_dot_product_attention": "_scaled_dot_product_flash_attention_for_cpu",
-}
-# Made of others, which TestComposites finds in their graphs; or not of torch.
-COMPOSITES = frozenset(
-    {
-        *("inner", "outer", "ger", "kron", "einsum", "tensordot", "linalg_vecdot"),
-        *("linalg_multi_dot", "chain_matmul", "adaptive_avg_pool1d", "avg_pool1d", "rms_norm"),
-        "square",
-        *("spmm_sum", "spmm_mean", "segment_matmul", "grouped_matmul"),
-    }
-)
 # Formulas that call a function which does no more than multiply by what it is given, look at its
 # shape, or is smooth and bounded; or divide by what cannot be small.
 READ = {
@@ -50,7 +25,6 @@ READ = {
     "gather_backward(grad, self, dim, index, sparse_grad)",
     "take_backward(grad, self, index)",
     "masked_select_backward(grad, self, mask)",
-    "reflection_pad1d_backward_symint(grad, self, padding)",
     "_embedding_bag_per_sample_weights_backward(grad, weight, indices, offsets, result1, mode, "
     "padding_idx)",
     "div_tensor_other_backward(grad, self, other)",
@@ -66,7 +40,6 @@ READ = {
     "var_mean_backward(grads[0], grads[1], self, dim, correction, keepdim)",
     "std_backward(result, grad, self, dim, correction, keepdim)",
     "std_mean_backward(grads[0], grads[1], self, result0, dim, correction, keepdim)",
-    "rrelu_with_noise_backward(grad, self, noise, lower, upper, training, false)",
     "sigmoid_backward(grad, result)",
     "tanh_backward(grad, result)",
     "_softmax_backward_data(grad, result, dim, self.scalar_type())",
@@ -88,6 +61,11 @@ READ = {
 }
 # The same, of which only the start is written here.
 READ_STARTS = (
+    "mm_mat1_sparse_backward(",
+    "reflection_pad",
+    "replication_pad",
+    "rrelu_with_noise_backward(",
+    "grad.defined() ? _prelu_kernel_backward(",
     "grad.defined() ? native_batch_norm_backward(",
     "grad.defined() ? native_layer_norm_backward_symint(",
     "GradMode::is_enabled() || grads[1].defined() || grads[2].defined() ? "
@@ -105,7 +83,10 @@ _PRODUCTS = re.compile(
 
 
 def formulas() -> dict[str, list[dict[str, str]]]:
-    """By the function's name, for each overload, the formula of each of its arguments."""
+    """By the operation's name, for each overload, the formula of each of its arguments.
+
+    Names have no underscores: a node's has none either.
+    """
     path = Path(torchgen.__file__).parent / "packaged" / "autograd" / "derivatives.yaml"
     found: dict[str, list[dict[str, str]]] = {}
     overload: dict[str, str] = {}
@@ -113,7 +94,7 @@ def formulas() -> dict[str, list[dict[str, str]]]:
         name = re.match(r"- name: (\w+)", line)
         if name:
             overload = {}
-            found.setdefault(name[1], []).append(overload)
+            found.setdefault(name[1].replace("_", ""), []).append(overload)
         formula = re.match(r"\s{2,6}([\w, ]+): (.+)", line)
         if formula and not formula[1].startswith(("output_diff", "result")):
             overload[formula[1]] = formula[2].strip("\"'")
@@ -131,73 +112,56 @@ def is_product(formula: str, name: str) -> bool:
     return all(_PRODUCTS.fullmatch(call) for call in calls) and not divides and not compares
 
 
-def readers(name: str, position: str) -> list[tuple[str, str]]:
-    """The formulas of the operation in which what lies at the position occurs, and as what."""
-    entries = FORMULAS[NAMES.get(name, name)]
-    if position == "result":
-        entries = [*entries, *FORMULAS.get(f"{NAMES.get(name, name)}_", [])]
-    variables = {
-        "input": ("self", "input"),
-        "result": ("result", "result0", "output"),
-        WITHIN: ("noise",),
-    }.get(position, (position,))
-    return [
-        (formula, variable)
-        for entry in entries
-        for formula in entry.values()
-        for variable in variables
-        if re.search(rf"\b{variable}\b(?!\.(scalar_type|sym_size|options))", formula)
-    ]
+def entries_of(name: str) -> list[dict[str, str]]:
+    return FORMULAS[name.replace("_", "")]
+
+
+def readers(name: str, tensor: str) -> list[str]:
+    """The formulas of the operation in which the tensor occurs."""
+    read = re.compile(rf"\b{tensor}\b(?!\.(scalar_type|sym_size|options))")
+    formulas = [formula for entry in entries_of(name) for formula in entry.values()]
+    return [formula for formula in formulas if read.search(formula)]
 
 
 def is_known(formula: str, variable: str) -> bool:
     return formula in READ or formula.startswith(READ_STARTS) or is_product(formula, variable)
 
 
-PLAIN = [
-    (name, position)
-    for (name, position), reads in TABLE.items()
-    if not reads.relative and reads.least_bits < 8 and name not in COMPOSITES
-]
+PLAIN = [key for key, reads in TABLE.items() if not reads.relative and reads.least_bits < 8]
 
 
 class TestFormulas:
-    @pytest.mark.parametrize(("name", "position"), PLAIN)
-    def test_what_gets_noise_is_multiplied_by_or_read_in_a_formula_that_we_know(
-        self, name, position
-    ):
-        found = readers(name, position)
+    @pytest.mark.parametrize(("name", "tensor"), PLAIN)
+    def test_what_gets_noise_is_multiplied_by_or_read_in_a_formula_that_we_know(self, name, tensor):
+        found = readers(name, tensor)
         assert found
-        assert [formula for formula, variable in found if not is_known(formula, variable)] == []
+        assert [formula for formula in found if not is_known(formula, tensor)] == []
 
-    @pytest.mark.parametrize("name", sorted(LINEAR - COMPOSITES))
+    @pytest.mark.parametrize("name", sorted(LINEAR))
     def test_what_is_called_linear_is(self, name):
-        entries = FORMULAS[NAMES.get(name, name)]
+        entries = entries_of(name)
         names = {v for entry in entries for key in entry for v in key.split(", ")}
         for entry in entries:
             for formula in entry.values():
                 assert all(is_known(formula, variable) for variable in names), formula
 
     @pytest.mark.parametrize(
-        ("name", "position"),
-        [key for key, reads in TABLE.items() if reads is RELATIVE and key[0] not in COMPOSITES],
+        ("name", "tensor"), [key for key, reads in TABLE.items() if reads is RELATIVE]
     )
-    def test_what_is_rounded_is_a_divisor_or_a_base(self, name, position):
-        if position == WITHIN:  # rdiv: the reciprocal before it is multiplied
-            position = "result"
+    def test_what_is_rounded_is_a_divisor_or_a_base(self, name, tensor):
         risky = (r"/", r"div\b", r"div_tensor", r"pow\(", r"\* result", r"std", r"log_softmax")
-        assert any(re.search("|".join(risky), formula) for formula, _ in readers(name, position))
+        assert any(re.search("|".join(risky), formula) for formula in readers(name, tensor))
 
     @pytest.mark.parametrize("name", ["lgamma", "logsumexp", "cosh", "_euclidean_dist", "igamma"])
     def test_what_this_test_would_not_take(self, name):
-        for overload in FORMULAS[name]:
+        for overload in entries_of(name):
             for variable in ("self", "other", "x1"):
                 for formula in overload.values():
                     if re.search(rf"\b{variable}\b", formula) and "not_impl" not in formula:
                         assert not is_known(formula, variable)
 
     def test_a_name_that_is_not_listed_is_kept(self):
-        assert ("logsumexp", "input") not in TABLE
+        assert ("logsumexp", "self") not in TABLE
         assert TABLE["exp", "result"] == VALUES
 
 
@@ -218,11 +182,8 @@ class TestComposites:
     @pytest.mark.parametrize("name", PRODUCTS)
     def test_are_made_of_products(self, name):
         a, b = torch.randn(2, 8, 8)
-        found, waiting = set(), [PRODUCTS[name](a.requires_grad_(), b.requires_grad_()).grad_fn]
-        while waiting:
-            node = waiting.pop()
-            if any(entry.startswith("_raw_saved") for entry in dir(node)):
-                found.add(re.sub(r"Backward\d+$", "", node.name()).lower())
-            waiting += [following for following, _ in node.next_functions if following]
+        since = torch.autograd._get_sequence_nr()
+        result = PRODUCTS[name](a.requires_grad_(), b.requires_grad_())
+        found = {place.operation for place in attributes_of(result, since).values()}
         assert found
         assert found <= LINEAR

@@ -293,4 +293,4 @@ class TestAttentionAtFewBits:
         place = "scaled_dot_product_attention"
         assert (widths[f"{place}.query"], widths[f"{place}.key"]) == (16, 16)
         assert widths[f"{place}.value"] == 8
-        assert widths[f"{place}.result"] is None  # the normaliser
+        assert widths[f"{place}.logsumexp"] is None  # the normaliser

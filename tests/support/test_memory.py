@@ -78,9 +78,9 @@ def test_the_heap_is_trimmed_where_much_of_it_is_free(monkeypatch: pytest.Monkey
 def test_memory_of_other_devices_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[None] = []
     monkeypatch.setattr(heap, "trim", lambda: trims.append(None))
-    MemoryPolicy().give_back(torch.device("meta"))
+    MemoryPolicy().release(torch.device("meta"))
     assert not trims
-    MemoryPolicy().give_back(torch.device("cpu"))
+    MemoryPolicy().release(torch.device("cpu"))
     assert trims
 
 

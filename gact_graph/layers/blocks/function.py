@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gact_graph.layers.blocks.backward import Input, backward
+from gact_graph.layers.blocks.backward import backward, double_backward
 from gact_graph.layers.blocks.call import BlockedCall
 from gact_graph.layers.blocks.coded import saved_tensors
-from gact_graph.layers.blocks.double_backward import double_backward
+from gact_graph.layers.blocks.inputs import Input
 from gact_graph.layers.recompute import reuse
 from gact_graph.support.current import advises, apart
 from gact_graph.support.run_state import check_once
@@ -90,13 +90,13 @@ class _Blocked(torch.autograd.Function):
         del saved
         if again:
             ordered = [values[i] for i in range(len(requires_grad))]
-            found = _Gradient.apply(call, requires_grad, ctx.count, *ordered, *gradients)
-            return (None, None, None, None, *found)
+            results = _Gradient.apply(call, requires_grad, ctx.count, *ordered, *gradients)
+            return (None, None, None, None, *results)
         inputs = [Input(values[i], needed) for i, needed in enumerate(requires_grad)]
         del values
         with apart():
             backward(call, inputs[: ctx.count], inputs[ctx.count :], gradients)
-        return (None, None, None, None, *(one.gradient for one in inputs))
+        return (None, None, None, None, *(entry.gradient for entry in inputs))
 
 
 class _Gradient(torch.autograd.Function):
@@ -112,31 +112,25 @@ class _Gradient(torch.autograd.Function):
         call: BlockedCall,
         requires_grad: Sequence[bool],
         count: int,
-        *given: Tensor | None,
+        *tensors: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         ctx.call, ctx.needed, ctx.count = call, requires_grad, count
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*given)
-        values, gradients = given[: len(requires_grad)], given[len(requires_grad) :]
-        inputs = [Input(value, needed) for value, needed in _pairs(values, requires_grad)]
+        ctx.save_for_backward(*tensors)
+        values, gradients = tensors[: len(requires_grad)], tensors[len(requires_grad) :]
+        inputs: list[Input] = [*map(Input, values, requires_grad)]  # type: ignore[arg-type]
         with apart():
             backward(call, inputs[:count], inputs[count:], gradients)
-        return tuple(one.gradient for one in inputs)
+        return tuple(entry.gradient for entry in inputs)
 
     @staticmethod
     def backward(ctx: Any, *of_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         check_once("the gradient of a layer in blocks")
-        values, gradients = (
-            ctx.saved_tensors[: len(ctx.needed)],
-            ctx.saved_tensors[len(ctx.needed) :],
-        )
-        inputs = [Input(value, needed) for value, needed in _pairs(values, ctx.needed)]
-        given = [None if one is None else Input(one, True) for one in gradients]
+        number = len(ctx.needed)
+        values, gradients = ctx.saved_tensors[:number], ctx.saved_tensors[number:]
+        inputs = [*map(Input, values, ctx.needed, of_gradients)]
+        incoming = [None if value is None else Input(value, True) for value in gradients]
         with apart():
-            double_backward(ctx.call, inputs[: ctx.count], inputs[ctx.count :], given, of_gradients)
-        found = (*inputs, *given)
-        return (None, None, None, *(None if one is None else one.gradient for one in found))
-
-
-def _pairs(values: Sequence[Any], requires_grad: Sequence[bool]) -> Iterator[tuple[Tensor, bool]]:
-    return zip(values, requires_grad, strict=True)
+            double_backward(ctx.call, inputs[: ctx.count], inputs[ctx.count :], incoming)
+        entries = (*inputs, *incoming)
+        return (None, None, None, *(None if e is None else e.gradient for e in entries))
