@@ -112,7 +112,8 @@ def _prepared(model: str, dataset: str, root: str) -> tuple[nn.Module, tuple[Any
 def estimate(*task: str) -> dict[str, Any]:
     """Return the library's estimate of a model on a graph."""
     model, inputs, _ = _prepared(*task)
-    return gact_graph.estimate(model, *inputs).to_dict()
+    rows = gact_graph.estimate(model, *inputs).to_dict()["strategies"]
+    return {"ways": [{"way": row.pop("strategy"), **row} for row in rows]}
 
 
 def peak_of(model: str, dataset: str, root: str, way: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def choice(model: str, dataset: str, root: str, memory: int) -> dict[str, Any]:
         return {"way": REFUSED, "peak_bytes": None}
     set_cap(torch.device("cpu"), memory)
     peaks = _train(made, inputs, y, _STEPS)
-    return {"peak_bytes": max(peaks), "way": gact_graph.report(made).way}
+    return {"peak_bytes": max(peaks), "way": gact_graph.report(made).strategy}
 
 
 def _in_way(model: nn.Module, way: dict[str, Any]) -> nn.Module:

@@ -1,4 +1,4 @@
-"""What to do about a CUDA device that is out of memory."""
+"""Advice for a CUDA device that is out of memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from gact_graph.api.budget.estimate import STOCK, Estimate, Way
+from gact_graph.api.budget.estimate import STOCK, Estimate, Strategy
 from gact_graph.api.budget.trials import estimate_call
 from gact_graph.api.forward import CompressedForward
 from gact_graph.api.report import format_bytes
@@ -19,16 +19,16 @@ from gact_graph.capture.config import Config
 
 
 class Advice:
-    """Names the way that would have fitted a call which ran out of memory, there or in backward.
+    """Name a strategy that fits a call which ran out of memory, in forward or in backward.
 
-    The graph holds it until backward, so it keeps nothing alive.
+    The autograd graph holds the advice, which therefore keeps no model and no input alive.
 
     Args:
-        patch: Of the method that was called.
-        module: Its module.
-        before: Bytes of the device that were taken when the call began.
-        args: Of the call.
-        kwargs: Of the call.
+        patch: The patch of the method that was called.
+        module: The module of the method.
+        before: Bytes of the device that were in use before the call.
+        args: The positional arguments of the call.
+        kwargs: The named arguments of the call.
     """
 
     def __init__(
@@ -39,47 +39,47 @@ class Advice:
         self._inputs = tree_map(_weakly, (args, kwargs))
 
     def __call__(self) -> str:
-        """The advice, in a sentence."""
+        """Return the advice, a sentence."""
         try:
-            return self._found()
-        except Exception:  # The call's own error counts. Such as: inputs are gone, memory is full.
-            return "wrap(model, memory=...) chooses a way to train that fits."
+            return self._advice()
+        except Exception:  # only the error of the call counts: inputs may be gone, memory full
+            return "wrap(model, memory=...) chooses a strategy that fits."
 
-    def _found(self) -> str:
-        patch, module = (_alive(one) for one in self._called)
-        inputs = tree_map(lambda one: one(), self._inputs)
+    def _advice(self) -> str:
+        patch, module = (_alive(reference) for reference in self._called)
+        inputs = tree_map(lambda reference: reference(), self._inputs)
         device = next(module.parameters()).device
         room = torch.cuda.get_device_properties(device).total_memory - self._before
         config = patch.controller.config
-        found = estimate_call(module, patch.attribute, inputs, config, max(1, room))
-        failed = round(found.peak_of(_way_of(config, found)))
-        # An estimate may be wrong, but it orders the ways: what failed, and what is larger, is out.
+        estimate = estimate_call(module, patch.attribute, inputs, config, max(1, room))
+        failed = round(estimate.peak_of(_strategy_of(config, estimate)))
+        # Absolute numbers may be wrong, but their order is reliable: no advice is above the failed.
         memory = min(room, failed)
-        way = found.within(memory).choose()
+        strategy = estimate.within(memory).choose()
         free = f"the {format_bytes(room)} that were free"
-        if way is None:
+        if strategy is None:
             none = f"fits into {free}" if memory == room else "takes clearly less than this one"
-            return f"no way to train {none}; {found.smallest_as_text()}."
+            return f"no strategy {none}; {estimate.smallest_as_text()}."
         if memory == room:
-            where = f"would fit into {free}"
+            effect = f"would fit into {free}"
         else:
-            peak = format_bytes(round(found.peak_of(way)))
-            where = f"takes about {peak}, and this way {format_bytes(failed)}"
-        return f"{way.name} {where}: wrap(model, memory={memory})."
+            peak = format_bytes(round(estimate.peak_of(strategy)))
+            effect = f"takes about {peak}, and this strategy {format_bytes(failed)}"
+        return f"{strategy.name} {effect}: wrap(model, memory={memory})."
 
 
-def _way_of(config: Config, found: Estimate) -> Way:
-    """The way with these settings; if it is none that was estimated, the model as it is."""
+def _strategy_of(config: Config, estimate: Estimate) -> Strategy:
+    """Return the strategy with these settings; STOCK if there is no estimate for it."""
     bits = math.ceil(config.bits) if config.quantize else 32
-    way = Way(config.level, bits, blocks=config.block_size is not None)
-    return way if way in found.ways else STOCK
+    strategy = Strategy(config.level, bits, blocks=config.block_size is not None)
+    return strategy if strategy in estimate.strategies else STOCK
 
 
 def _weakly(value: Any) -> Callable[[], Any]:
-    """Gives a value that this does not keep alive."""
+    """Return a function that returns the value without keeping it alive."""
     try:
         reference = weakref.ref(value)
-    except TypeError:  # numbers and texts
+    except TypeError:  # numbers and strings
         return lambda: value
     return lambda: _alive(reference)
 
@@ -87,5 +87,5 @@ def _weakly(value: Any) -> Callable[[], Any]:
 def _alive(reference: weakref.ref[Any]) -> Any:
     value = reference()
     if value is None:
-        raise ReferenceError("it is gone")
+        raise ReferenceError("the object no longer exists")
     return value

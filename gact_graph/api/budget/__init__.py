@@ -1,8 +1,8 @@
-"""A memory budget: what a step would take in each way to train, and the first way that fits.
+"""Memory budgets: the peak of a training step under each strategy, and the first that fits.
 
 - ``budget``: keeps a wrapped model within its budget.
-- ``estimate``: the ways, what each takes, and a table of them.
-- ``trials``: on which parts of the graph ways are tried, and what the whole takes by them.
-- ``steps``: training steps of a copy of the model on a part, and the memory that they take.
-- ``miniature``: the inputs of a part.
+- ``estimate``: the strategies, their costs, and the table of both.
+- ``trials``: chooses parts of the graph to try strategies on, and extrapolates to the whole.
+- ``steps``: trains a copy of the model on a part and measures the peak.
+- ``miniature``: makes the inputs of a part.
 """

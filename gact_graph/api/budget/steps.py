@@ -1,4 +1,4 @@
-"""Training steps of a copy of a model on parts of a graph, and the memory that they take."""
+"""Training steps of a copy of a model on parts of a graph, and their peak memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gact_graph.api.budget.estimate import Way
+from gact_graph.api.budget.estimate import Strategy
 from gact_graph.api.controller import Controller
 from gact_graph.api.install import install, patch_of, remove
 from gact_graph.capture.config import Config
@@ -24,24 +24,20 @@ from gact_graph.support.run_state import RunState
 from gact_graph.support.storage import parts_of, tensors_in
 
 _LEAST_BLOCK = 1 / 256
-"""Of the edges of a block: the share that is left of it in the smallest parts. Of a graph of which
-these are less than that, blocks take little."""
-
-_STEPS = 2
-"""Of a trial in which sensitivities are measured: in the first, and the second has their bits."""
+"""The least share of the usual edges of a block, for small parts of the graph."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What steps on one part of the graph took, in bytes.
+    """The memory of training steps on a part of the graph, in bytes.
 
     Attributes:
-        share: Of the graph.
-        held: By the inputs.
-        peak: The most at once over what was there before, gradients included.
-        raw: What stock autograd would have saved.
-        saved: What was saved in its place.
-        coded: Elements that were quantized.
+        share: The part, as a share of the graph.
+        held: The inputs.
+        peak: The peak above the memory in use before, including gradients.
+        raw: The tensors that stock autograd would save.
+        saved: The tensors saved in their place.
+        coded: The number of quantized elements.
     """
 
     share: float
@@ -53,13 +49,16 @@ class Trial:
 
 
 class TrainedCopy:
-    """A copy of a model that trains in one way, on one part of its graph after another.
+    """A copy of a model that trains with one strategy, on one part of the graph after another.
 
-    Each part meets the model as it was. What was found out about its layers stays known.
+    Parameters and attributes of the copy are restored after each part; analyses of its layers are
+    kept.
     """
 
-    def __init__(self, original: nn.Module, method: str, way: Way, config: Config) -> None:
-        self.way = way
+    def __init__(
+        self, original: nn.Module, method: str, strategy: Strategy, config: Config
+    ) -> None:
+        self.strategy = strategy
         self._method = method
         self._model = model = copy.deepcopy(original).train()
         self._device = next(model.parameters()).device
@@ -68,31 +67,35 @@ class TrainedCopy:
             remove(patch.first)
         for module in model.modules():
             for name in [*vars(module)]:
-                if name.startswith("_cached_"):  # of PyG's layers; another graph needs another one
+                if name.startswith("_cached_"):  # PyG's layers cache results for the whole graph
                     setattr(module, name, None)
-        self._steps = _STEPS if way.bits < 32 and config.adaptive else 1
+        # Sensitivities are measured in the first step, and bits follow them in the second.
+        self._steps = 2 if strategy.bits < 32 and config.adaptive else 1
         self._controller: Controller | None = None
-        if way.level is not None:
-            settings = vars(config) | way.options | {"min_bytes": 0}
-            self._controller = install(model, Config(**settings), (method,)).controller
+        if strategy.level is not None:
+            self._controller = install(model, strategy.config(config), (method,)).controller
         self._attributes = [(module, dict(vars(module))) for module in model.modules()]
 
     @property
     def parameter_bytes(self) -> int:
-        """The size of the parameters that need a gradient."""
+        """The size of the parameters that require a gradient."""
         return sum(p.nbytes for p in self._model.parameters() if p.requires_grad)
 
-    def train(self, inputs: tuple[Any, Any], share: float) -> Trial:
-        """Train for some steps on inputs that hold a share of the graph."""
+    def train(
+        self, inputs: tuple[Any, Any], share: float, is_enough: Callable[[int], bool]
+    ) -> Trial:
+        """Train for one or two steps.
+
+        Args:
+            inputs: Positional and named arguments of the method, for a part of the graph.
+            share: The part, as a share of the graph.
+            is_enough: Whether to stop after the first step, given its peak.
+        """
         state = RunState({self._device.type})
         try:
-            with (
-                torch.enable_grad(),
-                warnings.catch_warnings(),
-                watching_peak(self._device) as peak_of,
-            ):
-                warnings.simplefilter("ignore")  # about a way that training may never go
-                return self._train(inputs, share, peak_of)
+            with torch.enable_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # training may never use this strategy
+                return self._train(inputs, share, is_enough)
         finally:
             state.restore_random_state()
             self._forget()
@@ -100,27 +103,29 @@ class TrainedCopy:
             memory_policy.release(self._device)
 
     def _train(
-        self, inputs: tuple[Any, Any], share: float, peak_of: Callable[[Callable[[], None]], int]
+        self, inputs: tuple[Any, Any], share: float, is_enough: Callable[[int], bool]
     ) -> Trial:
-        args, kwargs = inputs
         controller = self._controller
         if controller is not None and controller.blocks is not None:
             controller.blocks.share = max(share, _LEAST_BLOCK)
-
-        def steps() -> None:
-            for _ in range(self._steps):
-                self._model.zero_grad(set_to_none=True)
-                outputs = tensors_in(getattr(self._model, self._method)(*args, **kwargs))
-                losses = [_loss(out) for out in outputs if out.requires_grad]
-                torch.stack(losses).sum().backward()
-
         held = sum(part.nbytes for t in tensors_in(inputs) for part in parts_of(t))
-        peak = peak_of(steps)
+        with watching_peak(self._device) as peak_bytes:
+            for _ in range(self._steps):
+                self._step(*inputs)
+                if is_enough(peak_bytes()):
+                    break
+            peak = peak_bytes()
         if controller is None:
             return Trial(share, held, peak)
         report = controller.report
         coded = sum(row.numel for row in report.contexts if row.codec == "quantize")
         return Trial(share, held, peak, report.raw_bytes, report.stored_bytes, coded)
+
+    def _step(self, args: Any, kwargs: Any) -> None:
+        self._model.zero_grad(set_to_none=True)
+        outputs = tensors_in(getattr(self._model, self._method)(*args, **kwargs))
+        losses = [_loss(output) for output in outputs if output.requires_grad]
+        torch.stack(losses).sum().backward()
 
     def _forget(self) -> None:
         self._model.zero_grad(set_to_none=True)
@@ -133,17 +138,15 @@ class TrainedCopy:
 
 @contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Freed tensors go back to the system inside, and collecting garbage takes little time.
+    """Leave no memory of trials behind, and keep garbage collection fast inside the context.
 
-    Trials leave cycles behind; what is left of them by the end would lie between the objects of the
-    training to come.
+    Reference cycles of trials would otherwise settle between the objects of the training.
     """
     gc.collect()
-    is_ours = not gc.get_freeze_count()  # what the user has frozen stays so
     with ExitStack() as stack:
         stack.callback(memory_policy.release, device)
         stack.callback(gc.collect)
-        if is_ours:
+        if not gc.get_freeze_count():  # objects that the user has frozen remain frozen
             gc.freeze()
             stack.callback(gc.unfreeze)
         if device.type == "cpu":
@@ -152,37 +155,32 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def watching_peak(device: torch.device) -> Iterator[Callable[[Callable[[], None]], int]]:
-    """Yields a function that does a piece of work and returns its peak in bytes.
+def watching_peak(device: torch.device) -> Iterator[Callable[[], int]]:
+    """Yield a function that returns the peak in bytes since the context was entered.
 
-    On the CPU it counts what tensors take; where that cannot be told, the resident set.
+    On a CPU the peak is that of torch's allocator if it can be watched, or of the resident set.
 
     Raises:
-        RuntimeError: The system does not tell how much memory the process has.
+        RuntimeError: If the memory of the process is unknown.
     """
     with ExitStack() as stack:
-        watch = stack.enter_context(watching_allocations()) if device.type == "cpu" else None
-        if device.type == "cpu" and watch is None and resident_bytes() is None:
-            raise RuntimeError(
-                "Expected a system that tells how much memory a process has, as Linux in /proc "
-                "(got none); give bits=, level= and blocks= in place of memory="
-            )
-
-        def peak_of(work: Callable[[], None]) -> int:
+        if device.type == "cpu":
+            watch = stack.enter_context(watching_allocations())
             if watch is not None:
-                watch.restart()
-                work()
-                return watch.most_bytes
-            with PeakMeter(device) as meter:
-                before = 0
-                work()
-            return (meter.peak_bytes or 0) - before
-
-        yield peak_of
+                yield lambda: watch.most_bytes
+                return
+            if resident_bytes() is None:
+                raise RuntimeError(
+                    "Expected a system that reports the memory of a process in /proc, such as "
+                    "Linux (got none); pass bits=, level= and blocks= in place of memory="
+                )
+        meter = stack.enter_context(PeakMeter(device))
+        before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+        yield lambda: (meter.peak_bytes or 0) - before
 
 
 def _loss(output: Tensor) -> Tensor:
-    """A loss that takes about the memory that one for classes does."""
+    """Return a scalar that takes about as much memory as a classification loss."""
     if output.dim() == 2 and output.size(1) > 1:
         output = output.log_softmax(dim=-1)
     return output.float().mean()

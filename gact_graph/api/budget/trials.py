@@ -1,8 +1,8 @@
-"""Trials of ways to train: on which parts of the graph, and what the whole takes by them.
+"""Trials of strategies on parts of the graph, and the memory of the whole graph by extrapolation.
 
-A peak is the highest of several moments of a step, each of which grows with the graph along a
-straight line. So the whole takes at least what the line through two parts says, and at most what
-one part takes, divided by its share. Parts grow until the two are close.
+A peak is the highest of several moments of a step, each a linear function of the size of the graph.
+So the whole graph takes at least the extrapolation of two parts, and at most the peak of one part
+divided by its share. Parts grow until the bounds are close.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gact_graph.api.budget.estimate import (
     Cost,
     Estimate,
     Line,
-    Way,
+    Strategy,
     quantizing,
-    ways,
+    strategies,
 )
 from gact_graph.api.budget.miniature import CannotShrink, GraphSize, Miniature
 from gact_graph.api.budget.steps import TrainedCopy, Trial, undisturbed
@@ -32,29 +32,31 @@ from gact_graph.capture.config import Config
 from gact_graph.support.peak import resident_bytes
 
 _EDGES, _NODES = 1 << 14, 1 << 10
-"""Of the second part that is tried in each way; the first has a quarter."""
+"""The size of the second part for each strategy; the first part is a quarter of it."""
 
 _FEW_EDGES, _FEW_NODES = 1 << 9, 1 << 6
-"""Of the first part of all, when nothing is known of what it takes."""
-
-_MOMENTS = 2
-"""What an optimizer is expected to hold, in tensors of a parameter's size."""
+"""The size of the very first part, tried while its memory is unknown."""
 
 _MOST = 0.5
-"""The largest part that is tried."""
+"""The share of the largest part."""
 
 _LARGER = 1.25
-"""A part that is not larger than another one by this factor has nothing new to show."""
-
-_FIXED = 1 << 20
-"""Bytes that a step may take for a graph of any size, beside gradients and optimizer."""
+"""The least ratio of the sizes of two parts from which a line can be extrapolated."""
 
 _CLOSE = 1.1
-"""Two trials are enough when what the whole takes at most is within this of what it takes at
-least."""
+"""The ratio of the upper to the lower bound of a peak at which no larger part is needed."""
+
+_MOMENTS = 2
+"""Tensors per parameter that the optimizer is expected to keep."""
+
+_FIXED = 1 << 20
+"""Bytes that a step may take for any graph, in addition to the fixed bytes of stock."""
+
+_FAR = 4
+"""The ratio of stock's peak to the budget from which the smallest strategies are tried first."""
 
 _NO_PART = (IndexError, RuntimeError, ValueError)
-"""What a model raises that takes no part of its graph."""
+"""The errors of a model that does not run on a part of its graph."""
 
 
 def estimate_call(
@@ -65,39 +67,38 @@ def estimate_call(
     memory: int | None,
     nodes: int | None = None,
     edges: int | None = None,
-    first: Way | None = None,
+    first: Strategy | None = None,
     choosing: bool = False,
 ) -> Estimate:
-    """Tries ways to train on small parts of the graph and extends what they take to the whole.
+    """Estimate the memory of a training step under each strategy by trials on parts of the graph.
 
     Args:
         model: The module.
-        method: The method that is called in training.
-        inputs: Its positional and named arguments.
-        config: The settings that all ways share.
-        memory: The budget in bytes. The copy of the model and what the trials add take no more.
-        nodes: Of the graph that is meant, if it is not the one in the inputs.
-        edges: Likewise.
-        first: The way that is tried before others.
-        choosing: Try no more ways than it takes to find the first that fits.
+        method: The name of the method that training calls.
+        inputs: The positional and named arguments of the method.
+        config: The settings that all strategies share.
+        memory: The budget in bytes, which holds for the trials, too.
+        nodes: The number of nodes to extrapolate to; default: as in the inputs.
+        edges: The number of edges to extrapolate to; default: as in the inputs.
+        first: The strategy to try before all others.
+        choosing: Whether to stop at the first strategy that fits.
 
     Raises:
-        CannotShrink: No smaller graph can be made of the inputs.
+        CannotShrink: If the inputs have no parts that the model runs on.
     """
     with undisturbed(next(model.parameters()).device):
-        trials = _Trials(model, method, inputs, config, memory, nodes, edges, choosing)
+        search = Search(model, method, inputs, config, memory, nodes, edges, choosing)
         if not choosing:
-            for way in (STOCK, LOSSLESS, BLOCKS, *trials.coded):
-                trials.see(way)
-        elif first is None or not trials.fits(first):
-            trials.choose()
-        found = trials.estimate()
-        del trials  # and its copy of the model, before memory goes back
-        return found
+            search.try_all()
+        elif first is None or not search.fits(first):
+            search.choose()
+        estimate = search.estimate()
+        del search  # and its copy of the model, before memory is released
+        return estimate
 
 
-class _Trials:
-    """Of one call of a model; see :func:`estimate_call`."""
+class Search:
+    """The trials of one call of a model; see :func:`estimate_call`."""
 
     def __init__(
         self,
@@ -106,140 +107,156 @@ class _Trials:
         inputs: tuple[Any, Any],
         config: Config,
         memory: int | None,
-        nodes: int | None,
-        edges: int | None,
+        nodes: int | None = None,
+        edges: int | None = None,
         choosing: bool = False,
     ) -> None:
-        self._choosing = choosing
         self._model, self._method, self._config = model, method, config
-        self._memory = memory
+        self._memory, self._choosing = memory, choosing
         self._miniature = Miniature(*inputs)
-        self._given = self._miniature.size
-        self._size = GraphSize(nodes or self._given.nodes, edges or self._given.edges)
+        own = self._miniature.size
+        self._size = GraphSize(nodes or own.nodes, edges or own.edges)
         self._device = next(model.parameters()).device
         self._resident = resident_bytes()
         self._parameters = 0
-        self._costs: dict[Way, Cost] = {}
-        self._trials: dict[tuple[Way, float], Trial] = {}
-        self._copy: TrainedCopy | None = None  # of the way that was tried last
-        self.coded = [Way(level, LEAST_BITS) for level in quantizing(self._device.type)]
-        part = max(_EDGES / max(1, self._size.edges), _NODES / max(1, self._size.nodes))
-        self._second = min(_MOST / 2, part)
-        few = max(_FEW_EDGES / max(1, self._size.edges), _FEW_NODES / max(1, self._size.nodes))
+        self._fixed = float("inf")  # bytes that a step takes for any graph, once known
+        self._costs: dict[Strategy, Cost] = {}
+        self._trials: dict[tuple[Strategy, float], Trial] = {}
+        self._copy: TrainedCopy | None = None  # for the last strategy
+        self._coded = [Strategy(level, LEAST_BITS) for level in quantizing(self._device.type)]
+        self._second = min(_MOST / 2, self._share_of(_NODES, _EDGES))
+        few = self._share_of(_FEW_NODES, _FEW_EDGES)
         self._first = self._run(STOCK, min(self._second / 4, few))
 
+    def try_all(self) -> None:
+        """Find the costs of all strategies."""
+        for strategy in (STOCK, LOSSLESS, BLOCKS, *self._coded):
+            self._find_cost(strategy)
+
     def choose(self) -> None:
-        """Sees no more ways than it takes to find the first that fits."""
-        for way in (STOCK, LOSSLESS, BLOCKS, *self.coded):
-            if self.fits(way):
+        """Find costs until the first strategy that fits is known, or that no strategy fits."""
+        if self.fits(STOCK):
+            return
+        if self.estimate().peak_of(STOCK) > _FAR * (self._memory or 0) and not any(
+            self.fits(strategy) for strategy in self._coded
+        ):
+            return  # exact strategies take no less
+        for strategy in (LOSSLESS, BLOCKS, *self._coded):
+            if self.fits(strategy):
                 return
 
-    def fits(self, way: Way) -> bool:
-        """Whether a way fits the budget."""
-        if way not in self._costs:
-            self.see(way if way.bits == 32 else way._replace(bits=LEAST_BITS))
-        return self.estimate().fits(way, self._size)
+    def fits(self, strategy: Strategy) -> bool:
+        """Return whether a strategy fits the budget."""
+        if strategy not in self._costs:
+            quantizes = strategy.bits < 32
+            self._find_cost(strategy._replace(bits=LEAST_BITS) if quantizes else strategy)
+        return self.estimate().fits(strategy, self._size)
 
     def estimate(self) -> Estimate:
-        """What is known by now."""
-        known = {way: self._costs[way] for way in ways(self._device.type) if way in self._costs}
+        """Return the estimate by the costs known so far."""
+        known = {s: self._costs[s] for s in strategies(self._device.type) if s in self._costs}
         return Estimate(known, self._size, self._memory, self._standing)
 
     @property
     def _standing(self) -> int:
         return _MOMENTS * self._parameters + self._grown()
 
-    def see(self, way: Way) -> None:
-        """Find what a way takes; of one that quantizes, at all widths."""
+    def _find_cost(self, strategy: Strategy) -> None:
+        """Find the cost of a strategy; if it quantizes, for all numbers of bits."""
         low = self._first
-        if way != STOCK:
-            low = self._run(way, self._share_after(self._first, self._second / 4))
+        if strategy != STOCK:
+            low = self._run(strategy, self._share_after(self._first, self._second / 4))
         high = low
-        if not self._is_hopeless(low):
-            high = self._run(way, self._share_after(low, self._second))
-        while not self._is_enough(way, low, high):
+        if not self._is_hopeless(low.peak, low.share):
+            high = self._run(strategy, self._share_after(low, self._second))
+        while not self._are_enough(strategy, low, high):
             share = self._share_after(high, min(_MOST, 4 * high.share))
             if share < 1.5 * high.share:
                 break
-            low, high = high, self._run(way, share)
+            low, high = high, self._run(strategy, share)
         peak = _line(low, high, "peak")
+        if strategy == STOCK:
+            self._fixed = max(peak.fixed, self._parameters) + _FIXED
         if high.peak / high.share > _CLOSE * peak.at(1.0):
             peak = Line(0.0, high.peak / high.share)
-        if way == LOSSLESS and STOCK in self._costs:
+        if strategy == LOSSLESS and STOCK in self._costs:
             self._costs[STOCK] = Cost(self._costs[STOCK].peak, _line(low, high, "raw"))
-        self._costs[way] = cost = Cost(peak, _line(low, high, "saved"))
-        if way.bits < 32:
+        self._costs[strategy] = cost = Cost(peak, _line(low, high, "saved"))
+        if strategy.bits < 32:
             element = _line(low, high, "coded")
             for bits in range(LEAST_BITS, MOST_BITS + 1):
                 more = element.times((bits - LEAST_BITS) / 8)
                 wider = Cost(cost.peak.plus(more), cost.saved.plus(more))
-                self._costs[way._replace(bits=bits)] = wider
+                self._costs[strategy._replace(bits=bits)] = wider
 
-    def _is_hopeless(self, trial: Trial) -> bool:
-        """Whether one part tells that a way does not fit.
-
-        What does not grow with the graph is at most the gradients and :data:`_FIXED`.
-        """
-        fixed = self._parameters + _FIXED
-        least = max(trial.peak, fixed + (trial.peak - fixed) / trial.share)
-        return self._choosing and not self._is_kept(least)
+    def _is_hopeless(self, peak: int, share: float) -> bool:
+        """Return whether the peak of one part shows that a strategy does not fit."""
+        growing = max(0.0, peak - self._fixed)
+        return self._choosing and not self._is_kept(peak - growing + growing / share)
 
     def _is_kept(self, peak: float) -> bool:
         return Estimate.budget_for(self._standing + peak) <= (self._memory or 0)
 
-    def _is_enough(self, way: Way, low: Trial, high: Trial) -> bool:
-        """Whether two trials say what the whole takes, or whether that fits."""
+    def _are_enough(self, strategy: Strategy, low: Trial, high: Trial) -> bool:
+        """Return whether two trials determine the peak, or whether it fits."""
         least, most = _line(low, high, "peak").at(1.0), high.peak / high.share
         if self._memory is None or most <= _CLOSE * least:
             return most <= _CLOSE * least
-        return not self._is_kept(least) or (way.bits == 32 and self._is_kept(most))
+        return not self._is_kept(least) or (strategy.bits == 32 and self._is_kept(most))
+
+    def _share_of(self, nodes: int, edges: int) -> float:
+        return max(edges / max(1, self._size.edges), nodes / max(1, self._size.nodes))
 
     def _share_after(self, trial: Trial, wanted: float) -> float:
-        """A share that keeps to the budget, by what another one has taken."""
+        """Return the share of a part that keeps to the budget, judging by an earlier trial."""
         if self._memory is None:
             return wanted
-        # The copy of the model and its gradients; half of the rest stays free.
+        # Without the copy of the model and its gradients; half of the rest stays free.
         room = self._memory - self._grown() - (2 + _MOMENTS) * self._parameters
         taken = max(1, trial.held + trial.peak - self._parameters)
         share = min(wanted, room / 2 * trial.share / taken)
         return share if share > _LARGER * trial.share else trial.share
 
     def _grown(self) -> int:
-        """What the process has loaded since the start."""
+        """Return the bytes of libraries that the process has loaded since the search began."""
         if self._device.type != "cpu" or self._resident is None:
             return 0
         return max(0, (resident_bytes() or 0) - self._resident)
 
-    def _run(self, way: Way, share: float) -> Trial:
-        """Train on a part of the graph in one way, unless that has been done."""
-        known = self._trials.get((way, share))
-        if known is None:  # a small budget leaves room for no more than one share
-            known = self._trials[way, share] = self._trial(way, share)
-        return known
+    def _run(self, strategy: Strategy, share: float) -> Trial:
+        """Return the trial of a strategy on a part of the graph, from memory if there is one."""
+        trial = self._trials.get((strategy, share))
+        if trial is None:  # a small budget leaves room for a single share
+            trial = self._trials[strategy, share] = self._trial(strategy, share)
+        return trial
 
-    def _trial(self, way: Way, share: float) -> Trial:
-        if self._copy is None or self._copy.way != way:
-            self._copy = None  # before there is another one
+    def _trial(self, strategy: Strategy, share: float) -> Trial:
+        trained = self._copy
+        is_first = trained is None or trained.strategy != strategy
+        if trained is None or is_first:
+            self._copy = trained = None  # frees the last copy before the next is made
             gc.collect()
-            self._copy = TrainedCopy(self._model, self._method, way, self._config)
+            self._copy = trained = TrainedCopy(self._model, self._method, strategy, self._config)
+        own = self._miniature.size
         inputs = self._miniature.shrunk(
-            share * self._size.nodes / max(1, self._given.nodes),
-            share * self._size.edges / max(1, self._given.edges),
+            share * self._size.nodes / max(1, own.nodes),
+            share * self._size.edges / max(1, own.edges),
         )
         try:
-            trial = self._copy.train(inputs, share)
+            trial = trained.train(
+                inputs, share, lambda peak: is_first and self._is_hopeless(peak, share)
+            )
+        except torch.OutOfMemoryError:
+            raise
         except _NO_PART as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise CannotShrink(f"some of which no part will do: {reason}") from error
-        # By now parameters that are initialised lazily have a size.
-        self._parameters = self._copy.parameter_bytes
+            raise CannotShrink(f"a graph of which no part can be used: {reason}") from error
+        self._parameters = trained.parameter_bytes  # lazy parameters are initialized by now
         return trial
 
 
 def _line(low: Trial, high: Trial, name: str) -> Line:
-    """The line through two trials; nothing shrinks where the graph grows."""
+    """Return the line through two trials; slope and intercept are not negative."""
     at_low, at_high = getattr(low, name), getattr(high, name)
     if high.share <= low.share:
         return Line(0.0, at_high / high.share)

@@ -43,9 +43,9 @@ class ReportData(Contexts):
     spared_below: int | None = None
     """The ``min_bytes`` below which contexts were kept as they are; None where all were coded."""
 
-    way: str | None = None
-    """What a memory budget chose, such as ``"stock"`` or ``"L1, 4 bits"``; None without one, and
-    before it has chosen."""
+    strategy: str | None = None
+    """The choice of a memory budget, such as ``"stock"`` or ``"L1, 4 bits"``; None without a
+    budget, and before the first training call."""
 
     halo_bytes: int | None = None
     """What this process has sent to others since the last forward began: rows of nodes, and their
@@ -68,7 +68,7 @@ class ReportData(Contexts):
     @property
     def why_empty(self) -> str:
         """Why there is nothing to show, where the report is empty."""
-        if self.way == "stock":
+        if self.strategy == "stock":
             return "The model trains as it is: that fits the memory that was given."
         return NOTHING_YET
 
@@ -109,8 +109,8 @@ class ReportData(Contexts):
                 "where stock PyTorch holds 0 B (raw), another row counts the same storage, or the "
                 "tensor is stored because others are rebuilt from it"
             )
-        if self.way is not None:
-            yield f"chosen for the memory that was given: {self.way}"
+        if self.strategy is not None:
+            yield f"chosen for the memory that was given: {self.strategy}"
         if self.spared_below is not None:
             yield (
                 f"contexts are kept as they are until {format_bytes(self.spared_below)} are saved, "

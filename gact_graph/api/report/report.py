@@ -38,7 +38,7 @@ class Report(ReportData):
             "measurements": self.measurements,
             "forward_seconds": self.forward_seconds,
             "peak_bytes": self.peak_bytes,
-            "way": self.way,
+            "strategy": self.strategy,
             "halo_bytes": self.halo_bytes,
             "layers": [dataclasses.asdict(row) for row in self.layers],
             "order_bytes": self.order_bytes,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 LARGEST_LIMIT = 32 << 20
-"""The largest size in bytes to which glibc raises the threshold of :func:`return_from` by itself."""
+"""The size in bytes to which glibc raises the threshold of :func:`return_from` by itself."""
 
 _M_MMAP_THRESHOLD = -3
 

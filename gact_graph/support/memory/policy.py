@@ -33,7 +33,7 @@ SWITCH = "GACT_GRAPH_KEEP_MEMORY"
 """The environment variable: 1 keeps memory, 0 keeps none; by default the allocator decides."""
 
 IDLE_SECONDS = 10.0
-"""Kept memory is returned if no step starts for this time plus twice the last time between steps."""
+"""Kept memory is returned if no step starts for so long plus twice the last time between steps."""
 
 _LEAST_RETURNED, _MOST_RETURNED = 1 << 15, 4 << 20
 """Bounds of the size from which a budget returns freed tensors immediately. Returned tensors occupy
