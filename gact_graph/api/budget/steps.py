@@ -53,12 +53,15 @@ class TrainedCopy:
 
     Parameters and attributes of the copy are restored after each part; analyses of its layers are
     kept.
+
+    Attributes:
+        settings: The strategy, and the settings that all strategies share.
     """
 
     def __init__(
         self, original: nn.Module, method: str, strategy: Strategy, config: Config
     ) -> None:
-        self.strategy = strategy
+        self.settings = strategy, config
         self._method = method
         self._model = model = copy.deepcopy(original).train()
         self._device = next(model.parameters()).device
@@ -81,30 +84,25 @@ class TrainedCopy:
         """The size of the parameters that require a gradient."""
         return sum(p.nbytes for p in self._model.parameters() if p.requires_grad)
 
-    def train(
-        self, inputs: tuple[Any, Any], share: float, is_enough: Callable[[int], bool]
-    ) -> Trial:
+    def train(self, inputs: tuple[Any, Any], share: float) -> Trial:
         """Train for one or two steps.
 
         Args:
             inputs: Positional and named arguments of the method, for a part of the graph.
             share: The part, as a share of the graph.
-            is_enough: Whether to stop after the first step, given its peak.
         """
         state = RunState({self._device.type})
         try:
             with torch.enable_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # training may never use this strategy
-                return self._train(inputs, share, is_enough)
+                return self._train(inputs, share)
         finally:
             state.restore_random_state()
             self._forget()
             gc.collect()
             memory_policy.release(self._device)
 
-    def _train(
-        self, inputs: tuple[Any, Any], share: float, is_enough: Callable[[int], bool]
-    ) -> Trial:
+    def _train(self, inputs: tuple[Any, Any], share: float) -> Trial:
         controller = self._controller
         if controller is not None and controller.blocks is not None:
             controller.blocks.share = max(share, _LEAST_BLOCK)
@@ -112,8 +110,6 @@ class TrainedCopy:
         with watching_peak(self._device) as peak_bytes:
             for _ in range(self._steps):
                 self._step(*inputs)
-                if is_enough(peak_bytes()):
-                    break
             peak = peak_bytes()
         if controller is None:
             return Trial(share, held, peak)

@@ -8,6 +8,7 @@ divided by its share. Parts grow until the bounds are close.
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -137,9 +138,8 @@ class Search:
         """Find costs until the first strategy that fits is known, or that no strategy fits."""
         if self.fits(STOCK):
             return
-        if self.estimate().peak_of(STOCK) > _FAR * (self._memory or 0) and not any(
-            self.fits(strategy) for strategy in self._coded
-        ):
+        is_far = self.estimate().peak_of(STOCK) > _FAR * (self._memory or 0)
+        if is_far and not any(self._may_fit(strategy) for strategy in self._coded):
             return  # exact strategies take no less
         for strategy in (LOSSLESS, BLOCKS, *self._coded):
             if self.fits(strategy):
@@ -161,19 +161,32 @@ class Search:
     def _standing(self) -> int:
         return _MOMENTS * self._parameters + self._grown()
 
+    def _may_fit(self, strategy: Strategy) -> bool:
+        """Return whether a strategy that quantizes may fit, by a step that measures nothing."""
+        share = self._share_after(self._first, self._second / 4)
+        trial = self._trial(strategy, share, replace(self._config, adaptive=False))
+        if not self._is_hopeless(trial):
+            return True
+        self._add_cost(strategy, trial, trial)
+        return False
+
     def _find_cost(self, strategy: Strategy) -> None:
         """Find the cost of a strategy; if it quantizes, for all numbers of bits."""
         low = self._first
         if strategy != STOCK:
             low = self._run(strategy, self._share_after(self._first, self._second / 4))
         high = low
-        if not self._is_hopeless(low.peak, low.share):
+        if not self._is_hopeless(low):
             high = self._run(strategy, self._share_after(low, self._second))
         while not self._are_enough(strategy, low, high):
             share = self._share_after(high, min(_MOST, 4 * high.share))
             if share < 1.5 * high.share:
                 break
             low, high = high, self._run(strategy, share)
+        self._add_cost(strategy, low, high)
+
+    def _add_cost(self, strategy: Strategy, low: Trial, high: Trial) -> None:
+        """Extrapolate two trials of a strategy to its cost."""
         peak = _line(low, high, "peak")
         if strategy == STOCK:
             self._fixed = max(peak.fixed, self._parameters) + _FIXED
@@ -189,10 +202,10 @@ class Search:
                 wider = Cost(cost.peak.plus(more), cost.saved.plus(more))
                 self._costs[strategy._replace(bits=bits)] = wider
 
-    def _is_hopeless(self, peak: int, share: float) -> bool:
-        """Return whether the peak of one part shows that a strategy does not fit."""
-        growing = max(0.0, peak - self._fixed)
-        return self._choosing and not self._is_kept(peak - growing + growing / share)
+    def _is_hopeless(self, trial: Trial) -> bool:
+        """Return whether a single trial shows that a strategy does not fit."""
+        growing = max(0.0, trial.peak - self._fixed)
+        return self._choosing and not self._is_kept(trial.peak - growing + growing / trial.share)
 
     def _is_kept(self, peak: float) -> bool:
         return Estimate.budget_for(self._standing + peak) <= (self._memory or 0)
@@ -227,31 +240,27 @@ class Search:
         """Return the trial of a strategy on a part of the graph, from memory if there is one."""
         trial = self._trials.get((strategy, share))
         if trial is None:  # a small budget leaves room for a single share
-            trial = self._trials[strategy, share] = self._trial(strategy, share)
+            trial = self._trials[strategy, share] = self._trial(strategy, share, self._config)
         return trial
 
-    def _trial(self, strategy: Strategy, share: float) -> Trial:
-        trained = self._copy
-        is_first = trained is None or trained.strategy != strategy
-        if trained is None or is_first:
-            self._copy = trained = None  # frees the last copy before the next is made
+    def _trial(self, strategy: Strategy, share: float, config: Config) -> Trial:
+        if self._copy is None or self._copy.settings != (strategy, config):
+            self._copy = None  # frees the last copy before the next is made
             gc.collect()
-            self._copy = trained = TrainedCopy(self._model, self._method, strategy, self._config)
+            self._copy = TrainedCopy(self._model, self._method, strategy, config)
         own = self._miniature.size
         inputs = self._miniature.shrunk(
             share * self._size.nodes / max(1, own.nodes),
             share * self._size.edges / max(1, own.edges),
         )
         try:
-            trial = trained.train(
-                inputs, share, lambda peak: is_first and self._is_hopeless(peak, share)
-            )
+            trial = self._copy.train(inputs, share)
         except torch.OutOfMemoryError:
             raise
         except _NO_PART as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise CannotShrink(f"a graph of which no part can be used: {reason}") from error
-        self._parameters = trained.parameter_bytes  # lazy parameters are initialized by now
+        self._parameters = self._copy.parameter_bytes  # lazy parameters are initialized by now
         return trial
 
 
