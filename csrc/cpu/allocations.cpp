@@ -1,5 +1,5 @@
-// What torch's CPU allocator hands out while someone watches: exact, and the same at every run,
-// where the resident set of the process holds whatever else it does.
+// Bytes handed out by torch's CPU allocator during a watch: exact and reproducible, unlike the
+// resident set of the process.
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/profiler/orchestration/observer.h>
@@ -15,8 +15,7 @@ namespace {
 
 namespace profiler = torch::profiler::impl;
 
-// What sits in the profiler's place is taken for a profiler by the rest of torch: this one observes
-// no operations.
+// Torch takes the registered object for a profiler; this profiler observes no operations.
 class Watch : public profiler::ProfilerStateBase {
  public:
   Watch()
@@ -31,23 +30,18 @@ class Watch : public profiler::ProfilerStateBase {
   void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device device) override {
     if (!device.is_cpu()) return;
     const std::lock_guard<std::mutex> guard(mutex_);
-    held_ += bytes;  // negative where it is freed
+    held_ += bytes;  // negative if freed
     most_ = std::max(most_, held_);
-  }
-
-  void restart() {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    start_ = most_ = held_;
   }
 
   int64_t most() {
     const std::lock_guard<std::mutex> guard(mutex_);
-    return most_ - start_;
+    return most_;
   }
 
  private:
   std::mutex mutex_;
-  int64_t held_ = 0, start_ = 0, most_ = 0;
+  int64_t held_ = 0, most_ = 0;
 };
 
 thread_local std::shared_ptr<Watch> watch;
@@ -57,7 +51,7 @@ Watch& current() {
   return *watch;
 }
 
-// False where a profiler of torch's sits in the only place for reports.
+// Returns false if a profiler of torch is registered, since only one is possible.
 bool start_watch() {
   if (c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) != nullptr) return false;
   watch = std::make_shared<Watch>();
@@ -71,7 +65,6 @@ void end_watch() {
   watch.reset();
 }
 
-void restart_watch() { current().restart(); }
 int64_t most_watched() { return current().most(); }
 
 }  // namespace
@@ -79,7 +72,6 @@ int64_t most_watched() { return current().most(); }
 TORCH_LIBRARY_FRAGMENT(GACT_LIBRARY, library) {
   library.def("start_watch() -> bool", &start_watch);
   library.def("end_watch() -> ()", &end_watch);
-  library.def("restart_watch() -> ()", &restart_watch);
   library.def("most_watched() -> int", &most_watched);
 }
 

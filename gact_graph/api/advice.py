@@ -87,5 +87,5 @@ def _weakly(value: Any) -> Callable[[], Any]:
 def _alive(reference: weakref.ref[Any]) -> Any:
     value = reference()
     if value is None:
-        raise ReferenceError("the object no longer exists")
+        raise ReferenceError
     return value

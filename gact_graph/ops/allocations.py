@@ -1,48 +1,30 @@
-"""What torch's CPU allocator hands out: exact, and the same at every run.
+"""Bytes handed out by torch's CPU allocator: exact and reproducible.
 
-The resident set of a process holds whatever else it does: objects of the interpreter come and go by
-a few MB, and freed memory stays for a while.
+The resident set of a process also includes objects of the interpreter, which vary by a few MB, and
+freed memory that has not returned to the system yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from gact_graph.ops import cpu
 
 
-class Allocations:
-    """The most that tensors on the CPU held at once, since ``restart``."""
-
-    def __init__(self, library: Any) -> None:
-        self._library = library
-
-    def restart(self) -> None:
-        """What tensors hold now is the new start."""
-        self._library.restart_watch()
-
-    @property
-    def most_bytes(self) -> int:
-        """The most since the start, over what was held then."""
-        found: int = self._library.most_watched()
-        return found
-
-
 @contextmanager
-def watching_allocations() -> Iterator[Allocations | None]:
-    """Watches this thread inside, and the backward passes that it calls.
+def watching_allocations() -> Iterator[Callable[[], int] | None]:
+    """Watch this thread inside the context, and the backward passes that it calls.
 
     Yields:
-        What is held; None where it cannot be told: no compiler has built the kernels, or one of
-        torch's profilers is at work.
+        A function that returns the peak of CPU tensors in bytes, above the bytes at the start; None
+        without compiled kernels or under a profiler of torch.
     """
     library = cpu.load()
     if library is None or not library.start_watch():
         yield None
         return
     try:
-        yield Allocations(library)
+        yield library.most_watched
     finally:
         library.end_watch()

@@ -163,7 +163,7 @@ def watching_peak(device: torch.device) -> Iterator[Callable[[], int]]:
         if device.type == "cpu":
             watch = stack.enter_context(watching_allocations())
             if watch is not None:
-                yield lambda: watch.most_bytes
+                yield watch
                 return
             if resident_bytes() is None:
                 raise RuntimeError(
