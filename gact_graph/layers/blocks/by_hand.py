@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.utils import scatter
 
 from gact_graph.layers.blocks.arguments import Arguments
-from gact_graph.layers.blocks.collector import Collector, given_to
+from gact_graph.layers.blocks.collector import Collector, nested
 from gact_graph.layers.blocks.edge_functions import EdgeFunction
 from gact_graph.layers.blocks.edge_work import EdgeWork, Ran, in_blocks
 from gact_graph.layers.blocks.order import Order
@@ -79,10 +79,10 @@ class Messages:
 
     def _in_blocks(self, work: _Work, session: current.Capture | None, cut: _Cutting) -> Ran:
         edges = checked_edges(self.edge_index)
-        collector = Collector({})
-        collector.add("x_i", "destination", self.destination, "x_i")
-        collector.add("x_j", "source", self.source, "x_j")
-        collector.add("edge_attr", "edge", self.edge_attr, "edge_attr")
+        collector = Collector()
+        collector.add_nested("x_i", "destination", self.destination, "x_i")
+        collector.add_nested("x_j", "source", self.source, "x_j")
+        collector.add_nested("edge_attr", "edge", self.edge_attr, "edge_attr")
         arguments = collector.arguments(self.num_destinations, self.num_sources)
         edge_work = work.of(self.reduce)
         prepared = edge_work.prepare(self.message, edges, 1, arguments, cut)
@@ -110,13 +110,13 @@ def _rows(tensors: Any, index: Tensor) -> Any:
     return tree_map(lambda t: t.index_select(0, index) if isinstance(t, Tensor) else t, tensors)
 
 
-def _messages(message: Any, given: dict[str, Any]) -> Tensor:
-    out: Tensor = message(*(given_to(given, name) for name in ("x_i", "x_j", "edge_attr")))
+def _messages(message: Any, inputs: dict[str, Any]) -> Tensor:
+    out: Tensor = message(*(nested(inputs, name) for name in ("x_i", "x_j", "edge_attr")))
     return out
 
 
-def _reduced(message: Any, given: dict[str, Any], reduce: str) -> Tensor:
-    return scatter(_messages(message, given), given["index"], 0, given["dim_size"], reduce)
+def _reduced(message: Any, inputs: dict[str, Any], reduce: str) -> Tensor:
+    return scatter(_messages(message, inputs), inputs["index"], 0, inputs["dim_size"], reduce)
 
 
 _each_message = EdgeFunction(_messages, of_edges=True)

@@ -1,10 +1,8 @@
-"""Arguments of edge work that come by their levels, and may be nested.
-
-The other way is that of ``sort_arguments``, where names tell the levels, as for PyG's layers.
-"""
+"""The tensors of a call, collected one by one with the part of each that a block reads."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,85 +13,90 @@ from gact_graph.layers.recompute.structure import Structure, taken_apart
 
 
 class Collector:
-    """Takes the arguments of one call, one by one.
+    """Collects the arguments of one call.
 
-    Args:
-        lengths: For each level the rows that its tensors must have; any number if there is none.
+    Attributes:
+        others: Arguments that are no tensors, by parameter.
     """
 
-    def __init__(self, lengths: dict[Level, int]) -> None:
-        self._lengths = lengths
+    def __init__(self) -> None:
+        self.others: dict[str, Any] = {}
         self._tensors: list[Tensor] = []
         self._names: list[str] = []
         self._uses: list[Use] = []
-        self._structures: dict[str, Structure] = {}
 
-    def add(self, parameter: str, level: Level, value: Any, name: str) -> None:
-        """Takes an argument: a tensor, None, or tuples, lists and dicts of tensors.
+    def add(self, parameter: str, level: Level, tensor: Tensor, name: str) -> None:
+        """Add a tensor.
 
         Args:
-            parameter: What :func:`given_to` will know it by.
-            level: What a block gets of its tensors.
+            parameter: The parameter of the edge function that gets it.
+            level: The part of it that a block reads.
+            tensor: The tensor.
+            name: Its name in the report.
+
+        Raises:
+            CannotBlock: It is of a kind that cannot be cut.
+        """
+        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+            raise CannotBlock(f"has a {type(tensor).__name__} in {name}")
+        index = next((i for i, t in enumerate(self._tensors) if t is tensor), None)
+        if index is None:
+            index = len(self._tensors)
+            self._tensors.append(tensor)
+            self._names.append(name)
+        self._uses.append(Use(parameter, level, index))
+
+    def add_nested(
+        self, parameter: str, level: Level, value: Any, name: str, rows: int | None = None
+    ) -> None:
+        """Add a tensor, None, or tuples, lists and dicts of tensors: :func:`nested` returns them.
+
+        Args:
+            parameter: A name for :func:`nested`.
+            level: The part of each tensor that a block reads.
             value: The argument.
             name: Its name in the report.
+            rows: The rows that its tensors must have; None for any number.
 
         Raises:
             CannotBlock: A tensor has another number of rows, or is of a kind that cannot be cut.
         """
         tensors, structure = taken_apart(value)
-        self._structures[parameter] = structure
+        self.others[parameter] = structure
+        self.others[f"{parameter} as text"] = str(structure.spec), structure.others
         for number, tensor in enumerate(tensors):
             inner = name if len(tensors) == 1 else f"{name}.{number}"
-            if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
-                raise CannotBlock(f"has a {type(tensor).__name__} in {inner}")
-            rows = self._lengths.get(level)
             if rows is not None and (tensor.dim() == 0 or tensor.size(0) != rows):
                 raise CannotBlock(
                     f"has a tensor of shape {[*tensor.shape]} in {inner} where {rows} rows are "
                     "expected"
                 )
-            index = next((i for i, t in enumerate(self._tensors) if t is tensor), None)
-            if index is None:
-                index = len(self._tensors)
-                self._tensors.append(tensor)
-                self._names.append(inner)
-            self._uses.append(Use(_part(parameter, number), level, index))
+            self.add(f"{parameter}.{number}", level, tensor, inner)
 
     def arguments(self, num_destinations: int, num_sources: int) -> Arguments:
-        """All of them.
+        """Return the arguments.
 
         Raises:
             CannotBlock: There is no tensor.
         """
-        if not self._tensors:
+        if not self._uses:
             raise CannotBlock("gets no tensor")
-        others = {
-            "structures": self._structures,
-            "leaves": [structure.others for structure in self._structures.values()],
-            "specs": [str(structure.spec) for structure in self._structures.values()],
-        }
         return Arguments(
             tuple(self._tensors),
             tuple(self._names),
             tuple(self._uses),
-            others,
+            self.others,
             num_destinations,
             num_sources,
         )
 
 
-def given_to(given: dict[str, Any], parameter: str) -> Any:
-    """An argument as a block has it.
+def nested(inputs: Mapping[str, Any], parameter: str) -> Any:
+    """An argument of :meth:`Collector.add_nested`, for a block.
 
     Args:
-        given: What :meth:`Arguments.part` gave.
-        parameter: As in :meth:`Collector.add`.
+        inputs: The inputs of the edge function.
+        parameter: The name of the argument.
     """
-    structure: Structure = given["structures"][parameter]
-    return structure.filled(
-        [given[_part(parameter, number)] for number in range(structure.num_tensors)]
-    )
-
-
-def _part(parameter: str, number: int) -> str:
-    return f"{parameter}.{number}"
+    structure: Structure = inputs[parameter]
+    return structure.filled([inputs[f"{parameter}.{i}"] for i in range(structure.num_tensors)])

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch_geometric.nn import MetaLayer
 
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock
-from gact_graph.layers.blocks.collector import Collector, given_to
+from gact_graph.layers.blocks.collector import Collector, nested
 from gact_graph.layers.blocks.edge_functions import EdgeFunction
 from gact_graph.layers.blocks.supported import checked_edges
 
@@ -30,18 +30,18 @@ def sort_arguments_of(
     if not isinstance(x, Tensor) or not x.dim():
         raise CannotBlock("gets no tensor")
     nodes = x.size(0)
-    found = Collector({"source": nodes, "destination": nodes, "edge": edges.size(1)})
-    found.add("src", "source", x, "x")
-    found.add("dest", "destination", x, "x")
-    found.add("edge_attr", "edge", edge_attr, "edge_attr")
-    found.add("u", "whole", u, "u")
-    found.add("batch", "source", batch, "batch")
-    return edges, found.arguments(nodes, nodes)
+    collector = Collector()
+    collector.add_nested("src", "source", x, "x", nodes)
+    collector.add_nested("dest", "destination", x, "x", nodes)
+    collector.add_nested("edge_attr", "edge", edge_attr, "edge_attr", edges.size(1))
+    collector.add_nested("u", "whole", u, "u")
+    collector.add_nested("batch", "source", batch, "batch", nodes)
+    return edges, collector.arguments(nodes, nodes)
 
 
-def _edge_model(module: Any, given: dict[str, Any]) -> Tensor:
+def _edge_model(module: Any, inputs: dict[str, Any]) -> Tensor:
     names = ("src", "dest", "edge_attr", "u", "batch")
-    return module(*(given_to(given, name) for name in names))
+    return module(*(nested(inputs, name) for name in names))
 
 
 edge_model = EdgeFunction(_edge_model, of_edges=True)

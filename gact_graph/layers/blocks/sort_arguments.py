@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from inspect import Parameter
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
-from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, Level, Use
+from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, Level
+from gact_graph.layers.blocks.collector import Collector
 from gact_graph.support.storage import tensors_in
 
 _WHOLE_GRAPH = frozenset({"edge_index", "adj_t", "size"})
@@ -52,11 +52,11 @@ def sort_arguments(
         raise CannotBlock(f"asks for {', '.join(sorted(names & _WHOLE_GRAPH))}")
     target = target_of(module)
     sizes: list[int | None] = list(size) if size is not None else [None, None]
-    collector = _Collector(module.node_dim, target, sizes)
+    sorter = _Sorter(module.node_dim, target, sizes)
     plain: list[str] = []
     for name in sorted(names - MessagePassing.special_args):
         if name[-2:] in ("_i", "_j"):
-            collector.lift(name, given.get(name[:-2], Parameter.empty))
+            sorter.lift(name, given.get(name[:-2], Parameter.empty))
         else:
             plain.append(name)
     num_destinations, num_sources = sizes[target], sizes[1 - target]
@@ -68,22 +68,12 @@ def sort_arguments(
         on_edges = any(name in asked[f] for f in functions if f != "update")
         in_update = name in asked.get("update", ())
         value = given.get(name, Parameter.empty)
-        edges = edge_index.size(1)
-        collector.hand_over(name, value, edges, num_destinations, on_edges, in_update)
-    if not collector.uses:
-        raise CannotBlock("gets no tensor")
-    return Arguments(
-        tuple(collector.tensors),
-        tuple(collector.names),
-        tuple(collector.uses),
-        collector.others,
-        num_destinations,
-        num_sources,
-    )
+        sorter.hand_over(name, value, edge_index.size(1), num_destinations, on_edges, in_update)
+    return sorter.collector.arguments(num_destinations, num_sources)
 
 
-class _Collector:
-    """Takes arguments one by one.
+class _Sorter:
+    """Sorts arguments by PyG's rule.
 
     Args:
         node_dim: The layer's.
@@ -92,28 +82,26 @@ class _Collector:
     """
 
     def __init__(self, node_dim: int, target: int, sizes: list[int | None]) -> None:
+        self.collector = Collector()
         self._node_dim, self._target, self._sizes = node_dim, target, sizes
-        self.tensors: list[Tensor] = []
-        self.names: list[str] = []
-        self.uses: list[Use] = []
-        self.others: dict[str, Any] = {}
 
     def lift(self, parameter: str, data: Any) -> None:
-        """Takes the argument for a parameter that ends in ``_i`` or ``_j``."""
+        """Take the argument for a parameter that ends in ``_i`` or ``_j``."""
         side = self._target if parameter.endswith("_i") else 1 - self._target
         name = parameter[:-2]
         if isinstance(data, (tuple, list)):
             if len(data) != 2:
                 raise CannotBlock(f"has a tuple of {len(data)} in {name}")
-            for row, one in enumerate(data):
-                if isinstance(one, Tensor):
-                    self._check_size(row, one, name)
+            for row, half in enumerate(data):
+                if isinstance(half, Tensor):
+                    self._check_size(row, half, name)
             # PyG takes x_i from the second tensor of a pair, whichever way messages flow.
-            half = 1 if parameter.endswith("_i") else 0
-            data, name = data[half], f"{name}.{half}"
+            number = 1 if parameter.endswith("_i") else 0
+            data, name = data[number], f"{name}.{number}"
         if isinstance(data, Tensor):
             self._check_size(side, data, name)
-            self._add(parameter, "destination" if side == self._target else "source", name, data)
+            level: Level = "destination" if side == self._target else "source"
+            self.collector.add(parameter, level, data, name)
         else:
             self._other(parameter, data)
 
@@ -126,7 +114,7 @@ class _Collector:
         on_edges: bool,
         in_update: bool,
     ) -> None:
-        """Takes the argument for a parameter of another name.
+        """Take the argument for a parameter of another name.
 
         Args:
             parameter: Its name.
@@ -147,12 +135,12 @@ class _Collector:
         if of_nodes and on_edges:
             raise CannotBlock(f"uses the node tensor {parameter} both in message and in update")
         level: Level = "edge" if of_edges else "node" if of_nodes else "whole"
-        self._add(parameter, level, parameter, data)
+        self.collector.add(parameter, level, data, parameter)
 
     def _other(self, parameter: str, data: Any) -> None:
         if next(tensors_in(data), None) is not None:
             raise CannotBlock(f"has tensors inside the argument {parameter}")
-        self.others[parameter] = data
+        self.collector.others[parameter] = data
 
     def _check_size(self, row: int, data: Tensor, name: str) -> None:
         if data.dim() == 0 or data.dim() + self._node_dim != 0 != self._node_dim:
@@ -161,13 +149,3 @@ class _Collector:
         if known is not None and known != data.size(0):
             raise CannotBlock(f"has {data.size(0)} nodes in {name} where {known} are expected")
         self._sizes[row] = data.size(0)
-
-    def _add(self, parameter: str, level: Level, name: str, data: Tensor) -> None:
-        if type(data) not in (Tensor, torch.nn.Parameter) or data.layout != torch.strided:
-            raise CannotBlock(f"has a {type(data).__name__} in {name}")
-        index = next((i for i, t in enumerate(self.tensors) if t is data), None)
-        if index is None:
-            index = len(self.tensors)
-            self.tensors.append(data)
-            self.names.append(name)
-        self.uses.append(Use(parameter, level, index))
