@@ -50,7 +50,7 @@ _CLOSE = 1.1
 _MOMENTS = 2
 """Tensors per parameter that the optimizer is expected to keep."""
 
-_FIXED = 1 << 20
+_FIXED = 1 << 18
 """Bytes that a step may take for any graph, in addition to the fixed bytes of stock."""
 
 _FAR = 4
