@@ -43,7 +43,7 @@ _SHARE_RETURNED = 1024
 """The share of a budget that this size is: some dozens of smaller tensors may remain with the
 process, a few per cent of the budget."""
 
-_TRIM_EVERY, _TRIM_FROM = 64 << 20, 256 << 20
+_TRIM_EVERY, _TRIM_FROM = 64 << 20, 64 << 20
 """Bytes of encoded and decoded tensors between two checks of the heap, and the free bytes from
 which it is trimmed. Layers in blocks free less between two blocks, and reuse it immediately."""
 
