@@ -1,4 +1,4 @@
-"""Activation compressed training for graph networks: wrap a model and train it in less memory."""
+"""Activation compressed training of graph neural networks: wrap a model to train in less memory."""
 
 import sys
 
@@ -35,6 +35,6 @@ __all__ = [
     "wrap",
 ]
 
-# A room would be too much for two functions, but `from gact_graph.distributed import partition` has
-# to work, as `os.path` does.
+# `from gact_graph.distributed import partition` works without a package for two functions, as
+# `os.path` does.
 sys.modules[f"{__name__}.distributed"] = distributed

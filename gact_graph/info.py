@@ -1,4 +1,4 @@
-"""``python -m gact_graph.info``: what was found here, and which kernels serve."""
+"""``python -m gact_graph.info``: print the versions, devices and kernels of this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gact_graph.support.memory.policy import SWITCH, memory_policy
 
 
 def facts() -> dict[str, str]:
-    """Versions, devices and kernels by name. Builds nothing."""
+    """Return versions, devices and kernels by name, without building anything."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {
         "gact_graph": gact_graph.__version__,
@@ -43,8 +43,11 @@ def _cpu_kernels() -> str:
             except OSError as error:
                 remarks.append(str(error))
                 continue
-            said = f"not built yet: the first step runs {shlex.join(command)}"
-            return "; ".join([said if path is None else f"built: {path}", *remarks])
+            if path is None:
+                status = f"not built yet: the first step runs {shlex.join(command)}"
+            else:
+                status = f"built: {path}"
+            return "; ".join([status, *remarks])
     except FileNotFoundError as error:
         remarks.append(str(error))
     return "cannot be built: " + "; ".join(remarks)
@@ -52,19 +55,19 @@ def _cpu_kernels() -> str:
 
 def _cuda_kernels() -> str:
     if not torch.cuda.is_available():
-        return "not needed: torch sees no GPU"
+        return "not needed: torch finds no GPU"
     architecture = nvrtc.architecture_of(torch.cuda.current_device())
     try:
-        return f"made for {architecture} at first use, by {nvrtc.compiler()}"
-    except Exception as error:  # whatever an installation may raise
-        return f"cannot be made: {type(error).__name__}: {error}"
+        return f"built for {architecture} at first use, by {nvrtc.compiler()}"
+    except Exception as error:  # an installation may raise anything
+        return f"cannot be built: {type(error).__name__}: {error}"
 
 
 def _kept_memory() -> str:
     cause = memory_policy.why_not()
     if cause is not None:
         return f"not kept: {cause}"
-    return f"kept from a wrapped model's first step on; {SWITCH}=0 switches that off"
+    return f"kept from the first step of a wrapped model; {SWITCH}=0 disables this"
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""A callback for Lightning's Trainer, from either of its packages."""
+"""A callback for the Trainer of Lightning, in either of its packages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _callback() -> Any:
-    """Lightning's Callback: of the package that was imported, else of the first that is there."""
+    """Return Lightning's Callback, from an imported package if possible, else an installed one."""
     for name in sorted(_PACKAGES, key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name).Callback
@@ -28,27 +28,26 @@ def _callback() -> Any:
 
 
 class Compression(_callback()):  # type: ignore[misc]
-    """Trains the ``LightningModule`` compressed: wraps it while the Trainer fits it.
+    """Wraps a ``LightningModule`` with ``gact_graph.wrap`` while the Trainer fits it.
 
-    ``Trainer(callbacks=[Compression(bits=4)])`` is all it takes. Checkpoints of the Trainer hold
-    what ``gact_graph.state_dict`` gives, so a run that is resumed goes on with the same bits
-    and the same noise.
+    Use it as ``Trainer(callbacks=[Compression(bits=4)])``. Checkpoints of the Trainer contain
+    ``gact_graph.state_dict``, so a resumed run continues with the same bits and the same noise.
 
-    It logs ``gact_graph/raw_mb`` (what stock autograd would hold for backward, in 10^6 bytes),
-    ``gact_graph/stored_mb`` (what is held instead), ``gact_graph/rate`` (the one over the other)
-    and, once it was measured, ``gact_graph/gradient_error`` (how far the gradient was off, over its
-    length).
+    The callback logs ``gact_graph/raw_mb`` (bytes that stock autograd would hold for backward, in
+    10^6), ``gact_graph/stored_mb`` (bytes that are held), their ratio ``gact_graph/rate`` and,
+    after the first measurement, ``gact_graph/gradient_error`` (error relative to the length of the
+    gradient).
 
     Args:
-        bits: As of ``gact_graph.wrap``.
-        options: The other options of ``gact_graph.wrap``, by name.
+        bits: The option of ``gact_graph.wrap``.
+        options: Other options of ``gact_graph.wrap``, by name.
 
     Attributes:
-        report: That of the last training step; also after the module was unwrapped.
+        report: The report of the last training step, also after the module was unwrapped.
 
     Raises:
-        TypeError: ``gact_graph.wrap`` has no such option. What it raises for a value that is wrong,
-            it raises when the Trainer sets the module up.
+        TypeError: ``gact_graph.wrap`` has no such option. A wrong value raises an error when the
+            Trainer sets up the module.
     """
 
     def __init__(self, bits: float | None = None, **options: Any) -> None:
@@ -60,7 +59,7 @@ class Compression(_callback()):  # type: ignore[misc]
         self._state: dict[str, Any] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        # Without parameters it makes its layers in configure_model, which comes after.
+        # A module without parameters creates its layers in configure_model, which runs later.
         if stage == "fit" and next(pl_module.parameters(), None) is not None:
             self._wrap(pl_module)
 
@@ -80,26 +79,26 @@ class Compression(_callback()):  # type: ignore[misc]
             "rate": report.rate,
             "gradient_error": report.gradient_error,
         }
-        found = {
+        known = {
             f"gact_graph/{name}": value for name, value in scalars.items() if value is not None
         }
-        pl_module.log_dict(found, on_step=True, on_epoch=False, batch_size=1)
+        pl_module.log_dict(known, on_step=True, on_epoch=False, batch_size=1)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        # Lightning does not come here after an exception; the next fit finds the module wrapped.
+        # Lightning skips this after an exception; the next fit finds a wrapped module.
         if stage == "fit" and self._module is not None:
-            self.state_dict()  # for checkpoints that are saved later
+            self.state_dict()  # for later checkpoints
             gact_graph.unwrap(self._module)
             self._module = None
 
     def state_dict(self) -> dict[str, Any]:
-        """For Lightning: what its checkpoint holds."""
+        """Return the state for Lightning's checkpoint."""
         if self._module is not None:
             self._state = gact_graph.state_dict(self._module)
         return self._state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """For Lightning: takes over what a checkpoint holds, now or when the module is set up."""
+        """Load the state of Lightning's checkpoint, now or when the module is set up."""
         self._state = dict(state_dict)
         if self._module is not None and self._state:
             gact_graph.load_state_dict(self._module, self._state)

@@ -1,5 +1,5 @@
-// Bytes handed out by torch's CPU allocator during a watch: exact and reproducible, unlike the
-// resident set of the process.
+// The bytes that torch's CPU allocator hands out, an exact count: see
+// gact_graph/ops/allocations.py.
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/profiler/orchestration/observer.h>
@@ -15,7 +15,7 @@ namespace {
 
 namespace profiler = torch::profiler::impl;
 
-// Torch takes the registered object for a profiler; this profiler observes no operations.
+// A profiler to the rest of torch, which observes no operations, only memory.
 class Watch : public profiler::ProfilerStateBase {
  public:
   Watch()
@@ -30,7 +30,7 @@ class Watch : public profiler::ProfilerStateBase {
   void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device device) override {
     if (!device.is_cpu()) return;
     const std::lock_guard<std::mutex> guard(mutex_);
-    held_ += bytes;  // negative if freed
+    held_ += bytes;  // negative when memory is freed
     most_ = std::max(most_, held_);
   }
 
@@ -51,7 +51,7 @@ Watch& current() {
   return *watch;
 }
 
-// Returns false if a profiler of torch is registered, since only one is possible.
+// Returns false if a profiler of torch is active, since only one can receive reports.
 bool start_watch() {
   if (c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE) != nullptr) return false;
   watch = std::make_shared<Watch>();

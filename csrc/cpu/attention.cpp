@@ -74,9 +74,7 @@ void attention(at::Tensor& out, const at::Tensor& source, const at::Tensor& dest
   const Dropout dropout_factor(dropout, seed);
   const int64_t rows = inputs.check_weights("out", out);
   check_terms(terms, inputs, rows);
-  at::assert_no_overlap(out, source);
-  at::assert_no_overlap(out, destination);
-  if (terms) at::assert_no_overlap(out, *terms);
+  check_no_overlap({out}, {source, destination, terms.value_or(at::Tensor())});
   AT_DISPATCH_FLOATING_TYPES(source.scalar_type(), "attention", [&] {
     AT_DISPATCH_INDEX_TYPES(inputs.all.kind, "attention", [&] {
       const SumScore<scalar_t, index_t> score(inputs, terms, rows, slope);
@@ -98,13 +96,8 @@ void attention_backward(at::Tensor& of_score, at::Tensor& of_destination,
   check_terms(terms, inputs, rows);
   check_tensor("of_score", of_score, source.scalar_type(), {rows, heads});
   check_tensor("of_destination", of_destination, source.scalar_type(), {inputs.edges.rows, heads});
-  for (at::Tensor* to : {&of_score, &of_destination}) {
-    for (const at::Tensor& from : {gradient, source, destination}) {
-      at::assert_no_overlap(*to, from);
-    }
-    if (terms) at::assert_no_overlap(*to, *terms);
-  }
-  at::assert_no_overlap(of_score, of_destination);
+  check_no_overlap({of_score, of_destination},
+                   {gradient, source, destination, terms.value_or(at::Tensor())});
   AT_DISPATCH_FLOATING_TYPES(source.scalar_type(), "attention_backward", [&] {
     AT_DISPATCH_INDEX_TYPES(inputs.all.kind, "attention_backward", [&] {
       const SumScore<scalar_t, index_t> score(inputs, terms, rows, slope);
@@ -122,7 +115,7 @@ void segment_sum(at::Tensor& out, const at::Tensor& x, const at::Tensor& places,
   const AllPlaces all(places, x.size(0));
   const Edges edges(starts, all.count);
   check_tensor("out", out, x.scalar_type(), {edges.rows, width});
-  at::assert_no_overlap(out, x);
+  check_no_overlap({out}, {x});
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "segment_sum", [&] {
     AT_DISPATCH_INDEX_TYPES(all.kind, "segment_sum", [&] {
       const Places<index_t> place("places", all.of_rows, x.size(0));

@@ -2,7 +2,6 @@
 // their gradients. The scores of edges live only while their row is processed.
 #pragma once
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/core/Tensor.h>
 
 #include <cmath>

@@ -2,6 +2,7 @@
 // read and write memory without further checks.
 #pragma once
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -53,6 +54,16 @@ inline bool is_coded(at::ScalarType dtype) {
 inline void check_coded(const char* name, at::ScalarType dtype) {
   TORCH_CHECK_TYPE(is_coded(dtype), "Expected ", name,
                    " of float16, bfloat16, float32 or float64 (got ", dtype, ")");
+}
+
+// Checks that outputs share no memory with inputs or with each other. Tensors may be undefined.
+inline void check_no_overlap(at::TensorList outputs, at::TensorList inputs) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    for (const at::Tensor& input : inputs) {
+      if (input.defined()) at::assert_no_overlap(outputs[i], input);
+    }
+    for (size_t j = 0; j < i; ++j) at::assert_no_overlap(outputs[i], outputs[j]);
+  }
 }
 
 // Returns the number of elements of a shape.

@@ -37,12 +37,8 @@ void dot_attention(at::Tensor& out, const at::Tensor& source, const at::Tensor& 
   const Heads shared(source, out.size(1));
   const AttentionInputs inputs(source, destination, shared.heads, places, weight_places, starts);
   inputs.check_weights("out", out);
-  at::assert_no_overlap(out, source);
-  at::assert_no_overlap(out, destination);
-  if (terms) {
-    check_tensor("terms", *terms, source.scalar_type(), {inputs.all.count, shared.heads});
-    at::assert_no_overlap(out, *terms);
-  }
+  if (terms) check_tensor("terms", *terms, source.scalar_type(), {inputs.all.count, shared.heads});
+  check_no_overlap({out}, {source, destination, terms.value_or(at::Tensor())});
   AT_DISPATCH_FLOATING_TYPES(source.scalar_type(), "dot_attention", [&] {
     AT_DISPATCH_INDEX_TYPES(inputs.all.kind, "dot_attention", [&] {
       const scalar_t* added = terms ? terms->const_data_ptr<scalar_t>() : nullptr;
@@ -61,7 +57,7 @@ void dot_attention_backward(at::Tensor& gradient, const at::Tensor& weight,
   check_tensor("weight", weight, gradient.scalar_type(), {rows, heads});
   const AllPlaces all(places, rows);
   const Edges edges(starts, all.count);
-  at::assert_no_overlap(gradient, weight);
+  check_no_overlap({gradient}, {weight});
   AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), "dot_attention_backward", [&] {
     AT_DISPATCH_INDEX_TYPES(all.kind, "dot_attention_backward", [&] {
       const Places<index_t> place("places", all.of_rows, rows);

@@ -15,7 +15,7 @@ namespace gact_graph {
 // The distance, in edges, at which rows are prefetched.
 constexpr int64_t kAhead = 8;
 
-// The least number of edges in a part of the work.
+// The least edges in a part of the work.
 constexpr int64_t kGrain = 512;
 
 template <typename scalar_t>

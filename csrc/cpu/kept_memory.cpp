@@ -1,16 +1,15 @@
-// Memory of freed tensors that the process keeps for the tensors that follow.
+// An allocator that keeps the memory of freed tensors for later tensors.
 //
-// The C library returns a large freed tensor to the system, and the next one fetches its pages
-// anew: a page fault for each 4 KiB. Here the next tensor takes a part of what was freed. What is
-// kept and what is in use never exceed together what was in use at some moment of this step or of
-// the last, so the process peaks no higher. gact_graph/support/memory/policy.py decides when
-// memory is kept.
+// The C library returns the memory of large freed tensors to the system, so the next tensor causes
+// a page fault for each 4 KiB. This allocator reuses the memory. Kept memory and memory in use
+// together never exceed the most memory that was in use in this step or the last, so the peak of
+// the process stays the same. gact_graph/support/memory/policy.py decides when memory is kept.
 
 #include <torch/library.h>
 
 #include <cstdint>
 
-// AddressSanitizer watches what the C library hands out, and nothing else.
+// AddressSanitizer checks only memory of the C library.
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__)
 
 #include <c10/core/Allocator.h>
@@ -32,10 +31,10 @@
 namespace gact_graph {
 namespace {
 
-// The least that is kept. What is smaller stays with the C library, which keeps it as well.
+// The least bytes of a tensor whose memory is kept. The C library itself keeps smaller ones.
 constexpr size_t kLeast = size_t{1} << 16;
 
-// From this size on a tensor begins where a huge page may begin: one of these takes one page fault
+// The least bytes of a tensor that is aligned to huge pages, each of which costs one page fault
 // instead of 512.
 constexpr size_t kLarge = size_t{4} << 20;
 constexpr size_t kHugePage = size_t{2} << 20;
@@ -52,7 +51,7 @@ char* round_up(char* place, size_t unit) {
          (round_up(reinterpret_cast<size_t>(place), unit) - reinterpret_cast<size_t>(place));
 }
 
-// Where a tensor of so many bytes may begin.
+// The alignment of a tensor of so many bytes.
 size_t alignment_of(size_t bytes) { return bytes < kLarge ? page_size() : kHugePage; }
 
 double now() {
@@ -61,7 +60,8 @@ double now() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// Whoever else asks for memory could not take back what is kept here: addresses count, too.
+// Whether the address space or the data of the process is limited. Kept memory counts towards the
+// limits, so other allocations could fail.
 bool is_limited() {
   rlimit addresses, data;
   return getrlimit(RLIMIT_AS, &addresses) != 0 || getrlimit(RLIMIT_DATA, &data) != 0 ||
@@ -84,7 +84,7 @@ class KeptMemory : public c10::Allocator {
     } else if (on_ && now() > until_) {
       end();
     }
-    // It says in its own words where there is no memory.
+    // Without memory, the inner allocator raises its own error.
     if (begin == nullptr) return inner_->allocate(bytes);
     c10::profiledCPUMemoryReporter().New(begin, bytes);
     return {begin, begin, &release, c10::Device(c10::DeviceType::CPU)};
@@ -99,10 +99,10 @@ class KeptMemory : public c10::Allocator {
   void free(void* begin) {
     {
       const std::lock_guard<std::mutex> guard(mutex_);
-      const auto found = used_.find(static_cast<char*>(begin));
-      if (found != used_.end()) {
-        const size_t bytes = found->second;
-        used_.erase(found);
+      const auto range = used_.find(static_cast<char*>(begin));
+      if (range != used_.end()) {
+        const size_t bytes = range->second;
+        used_.erase(range);
         in_use_ -= bytes;
         end_if_idle();
         if (on_) {
@@ -140,7 +140,7 @@ class KeptMemory : public c10::Allocator {
     return kept_bytes_;
   }
 
-  // Across a fork, the child's copy must not be one that another thread was about to change.
+  // Held across a fork, so that the child's copy is consistent.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
 
@@ -151,11 +151,11 @@ class KeptMemory : public c10::Allocator {
     shrink();
   }
 
-  // nullptr where the system has no more memory.
+  // Returns memory for a tensor; nullptr if the system has no more.
   char* take(size_t bytes) {
     char* begin = cut(bytes);
     if (begin == nullptr) {
-      // Before the system is asked for more, as what is kept counts as well.
+      // Kept memory counts towards the peak, so it shrinks before the system provides more.
       const size_t with = in_use_ + bytes, most = std::max(most_, last_most_);
       shrink_to(most > with ? most - with : 0);
       begin = fetch(bytes);
@@ -172,14 +172,14 @@ class KeptMemory : public c10::Allocator {
     return begin;
   }
 
-  // A part of the smallest range that suffices, or of one that does wherever huge pages begin in
-  // it. Small parts are cut from the end, so that a range goes on to begin where a huge page does.
+  // Takes a part of the smallest range that suffices, or that suffices with any alignment. Small
+  // parts are cut from the end, so that the range stays aligned to huge pages.
   char* cut(size_t bytes) {
     const size_t unit = alignment_of(bytes);
     for (const size_t enough : {bytes, bytes + unit - page_size()}) {
-      const auto found = by_size_.lower_bound({enough, nullptr});
-      if (found == by_size_.end()) return nullptr;
-      const auto [size, begin] = *found;
+      const auto range = by_size_.lower_bound({enough, nullptr});
+      if (range == by_size_.end()) return nullptr;
+      const auto [size, begin] = *range;
       char* const first = unit == page_size() ? begin + (size - bytes) : round_up(begin, unit);
       if (first + bytes > begin + size) continue;
       take_out(begin, size, first, bytes);
@@ -190,23 +190,24 @@ class KeptMemory : public c10::Allocator {
 
   static char* fetch(size_t bytes) {
     const size_t unit = alignment_of(bytes), spare = unit - page_size();
-    void* const found =
+    void* const mapped =
         mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (found == MAP_FAILED) return nullptr;
-    char* const first = static_cast<char*>(found);
+    if (mapped == MAP_FAILED) return nullptr;
+    char* const first = static_cast<char*>(mapped);
     char* const begin = round_up(first, unit);
     const size_t before = static_cast<size_t>(begin - first);
     if (before > 0) munmap(first, before);
     if (spare > before) munmap(begin + bytes, spare - before);
 #ifdef MADV_HUGEPAGE
-    // Where the system has none the advice changes nothing.
+    // A system without huge pages ignores the advice.
     if (bytes >= kLarge) madvise(begin, bytes, MADV_HUGEPAGE);
 #endif
     return begin;
   }
 
-  // The system may take back whole huge pages where it is short of memory, as at the limit of a
-  // container. Offering one costs little, 512 small ones cost half of what fetching them does.
+  // Lets the system take back whole huge pages when memory is short, as at the limit of a
+  // container. Offering a huge page costs little; offering 512 small pages costs half as much as
+  // fetching them.
   static void offer(char* begin, size_t bytes) {
 #ifdef MADV_FREE
     if (bytes < kLarge) return;
@@ -215,12 +216,11 @@ class KeptMemory : public c10::Allocator {
   }
 
   static void unmap(char* begin, size_t bytes) {
-    // Where a process may have no more mappings than it has, the addresses stay and the memory
-    // goes.
+    // At the limit of mappings munmap fails; then only the memory is returned, not the addresses.
     if (munmap(begin, bytes) != 0) madvise(begin, bytes, MADV_DONTNEED);
   }
 
-  // Neighbours become one range.
+  // Adds a range to the kept ranges and merges it with its neighbours.
   void keep(char* begin, size_t bytes) {
     kept_bytes_ += bytes;
     auto next = kept_.lower_bound(begin);
@@ -242,7 +242,7 @@ class KeptMemory : public c10::Allocator {
     by_size_.emplace(bytes, begin);
   }
 
-  // A part of a range is kept no longer; what is before and behind it is.
+  // Removes a part of a kept range; the parts before and after it stay.
   void take_out(char* range, size_t size, char* begin, size_t bytes) {
     by_size_.erase({size, range});
     kept_.erase(range);
@@ -266,15 +266,15 @@ class KeptMemory : public c10::Allocator {
 
   c10::Allocator* inner_;
   std::mutex mutex_;
-  std::map<char*, size_t> used_, kept_;         // ranges by where they begin
-  std::set<std::pair<size_t, char*>> by_size_;  // what is kept
+  std::map<char*, size_t> used_, kept_;         // sizes of ranges by address
+  std::set<std::pair<size_t, char*>> by_size_;  // kept ranges
   size_t kept_bytes_ = 0, in_use_ = 0, most_ = 0, last_most_ = 0;
-  // Read without the lock where small tensors are made, which looks whether training has ended.
+  // Small allocations read these without the lock to notice the end of training.
   std::atomic<bool> on_ = false;
   std::atomic<double> until_ = 0;
 };
 
-// Tensors may outlive whatever ends at exit.
+// Never destroyed, since tensors may outlive static objects.
 KeptMemory* kept_memory = nullptr;
 
 void release(void* begin) { kept_memory->free(begin); }
@@ -282,7 +282,7 @@ void release(void* begin) { kept_memory->free(begin); }
 bool start_keeping(double seconds) {
   if (kept_memory == nullptr) {
     c10::Allocator* inner = c10::GetCPUAllocator();
-    if (inner->raw_deleter() == nullptr) return false;  // one that frees only what it made itself
+    if (inner->raw_deleter() == nullptr) return false;  // it frees only DataPtrs
     kept_memory = new KeptMemory(inner);
     pthread_atfork([] { kept_memory->lock(); }, [] { kept_memory->unlock(); },
                    [] { kept_memory->unlock(); });

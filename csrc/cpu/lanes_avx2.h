@@ -126,7 +126,7 @@ inline void encode_tile(const float* x, float low, float scale, uint32_t index, 
   }
 }
 
-// 32 bytes, all bits of a byte set where the mask has one.
+// 32 bytes, each with all bits set if the mask has its bit.
 inline __m256i bytes_where(uint32_t mask) {
   const __m256i places =
       _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);

@@ -38,7 +38,7 @@ inline void write(c10::Half* p, __m512 x) {
   const __m256i raw = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), raw);
 }
-// NaN must be the quiet one without a payload, as decode makes it, to survive the addition.
+// NaN must be quiet and without a payload, as decode makes it, to survive the addition.
 inline void write(c10::BFloat16* p, __m512 x) {
   __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), set1(1));

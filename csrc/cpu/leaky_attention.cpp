@@ -1,5 +1,5 @@
 // Attention weights from the rows of nodes on the CPU, and their gradients: see
-// gact_graph/ops/leaky_attention.py. No row of an edge is ever written.
+// gact_graph/ops/leaky_attention.py. No row of an edge is materialized.
 
 #include <ATen/Dispatch.h>
 #include <torch/library.h>
@@ -123,7 +123,7 @@ void leaky_attention(at::Tensor& out, const at::Tensor& source, const at::Tensor
   const AttentionInputs inputs(source, destination, shape.heads, places, weight_places, starts);
   const Dropout dropout_factor(dropout, seed);
   inputs.check_weights("out", out);
-  for (const at::Tensor& from : {source, destination, att}) at::assert_no_overlap(out, from);
+  check_no_overlap({out}, {source, destination, att});
   AT_DISPATCH_FLOATING_TYPES(source.scalar_type(), "leaky_attention", [&] {
     AT_DISPATCH_INDEX_TYPES(inputs.all.kind, "leaky_attention", [&] {
       const LeakyScore<scalar_t> score(shape, att, slope);
@@ -147,12 +147,7 @@ void leaky_attention_backward(at::Tensor& of_score, at::Tensor& of_destination, 
   check_tensor("of_score", of_score, kind, {rows, shape.heads});
   check_tensor("of_destination", of_destination, kind, {inputs.edges.rows, width});
   check_tensor("of_att", of_att, kind, {shape.heads, shape.each});
-  for (const at::Tensor& from : {gradient, source, destination, att}) {
-    for (const at::Tensor& to : {of_score, of_destination, of_att}) at::assert_no_overlap(to, from);
-  }
-  at::assert_no_overlap(of_score, of_destination);
-  at::assert_no_overlap(of_score, of_att);
-  at::assert_no_overlap(of_destination, of_att);
+  check_no_overlap({of_score, of_destination, of_att}, {gradient, source, destination, att});
   AT_DISPATCH_FLOATING_TYPES(kind, "leaky_attention_backward", [&] {
     AT_DISPATCH_INDEX_TYPES(inputs.all.kind, "leaky_attention_backward", [&] {
       const LeakyScore<scalar_t> score(shape, att, slope);
@@ -188,9 +183,7 @@ void leaky_attention_source(at::Tensor& of_source, const at::Tensor& of_score,
   check_tensor("destination", destination, kind, {destination.size(0), width});
   check_tensor("source", source, kind, {edges.rows, width});
   check_tensor("of_source", of_source, kind, {edges.rows, width});
-  for (const at::Tensor& from : {of_score, source, destination, att}) {
-    at::assert_no_overlap(of_source, from);
-  }
+  check_no_overlap({of_source}, {of_score, source, destination, att});
   AT_DISPATCH_FLOATING_TYPES(kind, "leaky_attention_source", [&] {
     AT_DISPATCH_INDEX_TYPES(all.kind, "leaky_attention_source", [&] {
       const Places<index_t> place("places", all.of_rows, destination.size(0));

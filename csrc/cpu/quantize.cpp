@@ -113,8 +113,7 @@ float limit_of() {
                        : static_cast<float>(std::numeric_limits<T>::max());
 }
 
-// A decoding of codes for elements of type T: the decorrelated one if there is a seed, else the
-// plain one.
+// A decoding of codes for elements of type T: decorrelated if there is a seed, else plain.
 template <typename T>
 class Decoder {
  public:
@@ -182,32 +181,6 @@ void pack_group(const T* x, int64_t count, uint64_t index, uint64_t seed, int64_
   }
 }
 
-template <typename T>
-void unpack_group(const uint64_t* words, Stats stats, int64_t start, int64_t count, int64_t bits,
-                  const Decoder<T>& decode, T* x) {
-  constexpr bool kIsFloat = std::is_same_v<T, float>;
-  if (stats.step == 0.f) {
-    double value;
-    std::memcpy(&value, words, sizeof value);
-    std::fill_n(x, count, static_cast<T>(value));
-    return;
-  }
-  float buffer[kBlock];
-  for (int64_t t = 0; t < count; t += kBlock, words += kBlock / kTile * bits) {
-    const int64_t n = std::min(kBlock, count - t);
-    const int64_t whole = n / kTile * kTile;
-    if constexpr (kIsFloat) {
-      decode(words, whole / kTile, stats, start + t, x + t);
-      if (whole == n) continue;
-      decode(words + whole / kTile * bits, 1, stats, start + t + whole, buffer + whole);
-    } else {
-      decode(words, tiles_of(n), stats, start + t, buffer);
-      for (int64_t i = 0; i < whole; i += kTile) narrow_tile(buffer + i, x + t + i);
-    }
-    for (int64_t i = whole; i < n; ++i) x[t + i] = static_cast<T>(buffer[i]);
-  }
-}
-
 // The elements of exact groups: rows of `width`, by ascending group.
 template <typename T>
 struct ExactGroups {
@@ -253,7 +226,12 @@ void unpack_span(const uint64_t* words, const at::BFloat16* pairs, int64_t start
       }
     }
     decode(tiles, tiles_of(end - first), s, first, buffer);
-    for (int64_t i = at; i < end; ++i) x[i - at] = static_cast<T>(buffer[i - first]);
+    int64_t i = at;
+    if constexpr (!std::is_same_v<T, float>) {
+      const int64_t whole = at == first ? first + (end - first) / kTile * kTile : at;
+      for (; i < whole; i += kTile) narrow_tile(buffer + (i - first), x + (i - at));
+    }
+    for (; i < end; ++i) x[i - at] = static_cast<T>(buffer[i - first]);
   }
 }
 
@@ -367,15 +345,9 @@ at::Tensor unpack(const at::Tensor& codes, const at::Tensor& stats, at::IntArray
     const Decoder<scalar_t> decode(bits, seed);
     scalar_t* to = x.mutable_data_ptr<scalar_t>();
     for_each_range(groups, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
-      for (int64_t g = begin; g < end; ++g) {
-        const int64_t start = g * group_size, count = std::min(group_size, n - start);
-        const Stats s = {static_cast<float>(pairs[2 * g]), static_cast<float>(pairs[2 * g + 1])};
-        if (const scalar_t* own = exact.find(g, s)) {
-          std::copy_n(own, count, to + start);
-        } else {
-          unpack_group(words + start / kTile * bits, s, start, count, bits, decode, to + start);
-        }
-      }
+      const int64_t start = begin * group_size;
+      const int64_t count = std::min((end - begin) * group_size, n - start);
+      unpack_span(words, pairs, start, count, bits, group_size, decode, exact, to + start);
     });
   });
   return x;

@@ -2,7 +2,6 @@
 // No message is materialized.
 
 #include <ATen/Dispatch.h>
-#include <ATen/MemoryOverlap.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -44,8 +43,7 @@ void weighted_sum(at::Tensor& out, const at::Tensor& x, const std::optional<at::
   const int64_t heads = shared.heads, width = shared.width, each = shared.each;
   const Edges edges(starts, all.count);
   check_tensor("out", out, x.scalar_type(), {edges.rows, width});
-  at::assert_no_overlap(out, x);
-  at::assert_no_overlap(out, weight);
+  check_no_overlap({out}, {x, weight});
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "weighted_sum", [&] {
     AT_DISPATCH_INDEX_TYPES(all.kind, "weighted_sum", [&] {
       const Places<index_t> place("places", places, x.size(0));
@@ -119,11 +117,7 @@ void weighted_sum_backward(at::Tensor& of_x, at::Tensor& of_weight, const at::Te
   check_tensor("x", x, x.scalar_type(), {edges.rows, width});
   check_tensor("of_x", of_x, x.scalar_type(), {edges.rows, width});
   check_tensor("of_weight", of_weight, x.scalar_type(), {weight.size(0), heads});
-  for (const at::Tensor& from : {gradient, x, weight}) {
-    at::assert_no_overlap(of_x, from);
-    at::assert_no_overlap(of_weight, from);
-  }
-  at::assert_no_overlap(of_x, of_weight);
+  check_no_overlap({of_x, of_weight}, {gradient, x, weight});
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "weighted_sum_backward", [&] {
     AT_DISPATCH_INDEX_TYPES(all.kind, "weighted_sum_backward", [&] {
       const Places<index_t> place("places", rows, gradient.size(0));

@@ -58,7 +58,7 @@ struct Element<Half> {
 template <>
 struct Element<BFloat16> {
   static constexpr float kMax = 3.38953138925153547590e+38f;
-  // Rounds to nearest even. NaN must be the quiet one without a payload, to survive the addition.
+  // Rounds to nearest even. NaN must be quiet and without a payload, to survive the addition.
   static BFloat16 of(double x) {
     const uint32_t bits = __float_as_uint(static_cast<float>(x));
     return {static_cast<uint16_t>((bits + (bits >> 16 & 1) + 0x7FFF) >> 16)};

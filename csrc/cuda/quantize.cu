@@ -4,8 +4,8 @@
 //
 // A warp processes one group after another, 256 elements at a time. Of every 32 elements four lanes
 // hold eight each: lane j of them 4j to 4j + 3 and, 16 further on, the four that share a hash with
-// those. So loads and stores are of 16 bytes, each hash is computed once, and what four lanes hold
-// of a plane's 32 bits comes together by two shuffles.
+// those. So loads and stores are of 16 bytes, each hash is computed once, and two shuffles combine
+// the 32 bits of a plane from four lanes.
 
 #include "element.h"
 #include "warp.h"

@@ -1,12 +1,13 @@
-"""Bits for each slot: measured, decided, and measured once more while training goes on.
+"""Bits for each slot, from measurements that are repeated during training.
 
-In the order in which they serve one measurement:
+In the order of one measurement:
 
 - ``adaptation``: when to measure.
 - ``agreement``: the same bits on all ranks of ``DistributedDataParallel``.
-- ``sensitivity``: how much the noise of each slot moves the gradient.
+- ``sensitivity``: the effect of each slot's noise on the gradient.
 - ``allocator``: the integer program that turns sensitivities into bits.
-- ``scheme``: the bits in force, and all that was measured.
+- ``scheme``: the current bits, and the measurements.
+- ``slot_names``: slots of older versions.
 - ``state_checks``: whether a saved state can be loaded.
 
 Not here: code that encodes, or that knows a kind of layer.

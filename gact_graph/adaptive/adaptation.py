@@ -1,4 +1,4 @@
-"""When sensitivities are measured: as soon as possible, and once more at each interval."""
+"""When sensitivities are measured: as soon as possible, and again at each interval."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from gact_graph.adaptive.state_checks import check_count, check_keys
 from gact_graph.support.warn import warn
 
 _ENOUGH = 3
-"""Failures in a row after which no forward is recorded, until other parameters learn."""
+"""Failures in a row after which nothing is measured until other parameters require gradients."""
 
 _REMEMBERED = 8
-"""Sets of learning parameters whose bits are remembered."""
+"""The number of sets of trained parameters whose bits are remembered."""
 
 ALARM = 0.5
-"""A warning is given once if the variance that compression adds is more than this share of the
-gradient's mean square, and so more than the gradient and all its other variance together."""
+"""The share of the gradient's mean square above which the variance that compression adds causes a
+warning: it is then more than the gradient and all its other variance together."""
 
 _EARLY = 32
-"""This forward is measured although the first interval has not ended: sensitivities change fast
-when training begins."""
+"""A forward that is measured before the first interval ends, since sensitivities change fast at the
+beginning of training."""
 
 _SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})
 
 
 @dataclass
-class _Pending:
-    """When to measure next, by what came of the last attempts.
+class _Progress:
+    """The results of the last attempts to measure, which decide the next one.
 
     Attributes:
-        wait: Nothing is measured before this forward.
-        failures: Steps in a row that could not be measured.
-        blanks: Measurements in a row whose gradient was zero or not finite.
-        agreement: With the other ranks, if there are any.
+        wait: The first forward that may be measured.
+        failures: The number of steps in a row that could not be measured.
+        blanks: The number of measurements in a row whose gradient was zero or not finite.
+        agreement: The agreement with other ranks, if there are any.
     """
 
     wait: int = 0
@@ -56,13 +56,13 @@ class Adaptation:
     """Finds the bits of one model's slots from some of its steps.
 
     Args:
-        scheme: Gets what is measured.
-        interval: Forwards from one measurement to the next.
+        scheme: The scheme, which gets the measurements.
+        interval: The number of forwards between measurements.
 
     Attributes:
-        scheme: The same.
-        has_part: Whether the model runs on a part of a graph in each rank of the default group.
-        measurements: How many steps were measured.
+        scheme: The scheme.
+        has_part: Whether each rank of the default group runs the model on a part of a graph.
+        measurements: The number of measured steps.
     """
 
     def __init__(self, scheme: Scheme, interval: int) -> None:
@@ -71,78 +71,57 @@ class Adaptation:
         self.measurements = 0
         self._interval = interval
         self._forwards = 0
-        self._pending = _Pending()
+        self._progress = _Progress()
         self._measuring: weakref.ref[Measurement] | None = None
-        self._complained: set[str] = set()
+        self._warned: set[str] = set()
         self._alarmed = False
-        self._learns: tuple[bool, ...] | None = None
-        # By which parameters learn: the scheme's state, and what is pending.
-        self._others: dict[tuple[bool, ...], tuple[dict[str, Any], _Pending]] = {}
+        self._requires_grad: tuple[bool, ...] | None = None
+        # By `requires_grad` of the parameters: the state of the scheme, and the progress.
+        self._others: dict[tuple[bool, ...], tuple[dict[str, Any], _Progress]] = {}
 
     def next_step(self, model: nn.Module) -> None:
-        """Called when a training forward starts, before anything is measured.
+        """Load the bits that ranks have agreed on, if due, before a training forward starts.
 
-        Takes over what the ranks of ``DistributedDataParallel``, or of one graph, have agreed on,
-        if that is due.
+        The ranks are those of ``DistributedDataParallel``, or those with the parts of one graph.
         """
         ddp = data_parallel(model)
         if ddp is None and not self.has_part:
             return
-        self._see_what_learns(model)
-        pending = self._pending
-        if pending.agreement is None:
-            pending.agreement = agreement_of(dist.group.WORLD if ddp is None else ddp.process_group)
+        self._update_requires_grad(model)
+        progress = self._progress
+        if progress.agreement is None:
+            group = dist.group.WORLD if ddp is None else ddp.process_group
+            progress.agreement = agreement_of(group)
         sums = ddp is None or ddp.require_backward_grad_sync
-        if pending.agreement is None or not sums:
+        if progress.agreement is None or not sums:
             return
-        outcome = pending.agreement.next_step(self._decide)
+        outcome = progress.agreement.next_step(self._decide)
         if outcome is None:
             return
-        # What was measured in this round and comes late does not count in the next.
+        # A late measurement of this round does not count in the next.
         self._measuring = None
         self.scheme.load_state_dict(outcome["scheme"])
         self._forwards = max(self._forwards, outcome["forwards"])
         self._warn_if_noise_dominates()
 
     def _decide(self, measured: Measured | None) -> dict[str, Any]:
-        """The outcome of a round of all ranks."""
+        """Return the outcome of a round of all ranks."""
         scheme = copy.deepcopy(self.scheme)
         if measured is not None:
             scheme.measure(*measured)
         return {"scheme": scheme.state_dict(), "forwards": self._forwards}
 
-    def _take(self, measured: Measured | None) -> None:
-        """Takes a measurement in; None is one whose gradient was zero or not finite."""
-        pending = self._pending
-        pending.failures = 0
-        self.measurements += 1
-        if pending.agreement is not None:
-            pending.agreement.publish(measured)
-        if measured is not None:
-            pending.blanks = 0
-            if pending.agreement is None:
-                self.scheme.measure(*measured)
-                self._warn_if_noise_dominates()
-            return
-        pending.wait = self._forwards + self._interval
-        pending.blanks += 1
-        if pending.blanks == _ENOUGH:
-            self._complain(
-                f"in {_ENOUGH} steps the gradient was zero or not finite. Look for NaN or infinity "
-                "in the loss and, if there is none without gact_graph, take more bits"
-            )
-
     def begin(self, model: nn.Module, lock: AbstractContextManager[object]) -> Measurement | None:
-        """Called when a forward starts.
+        """Return the measurement of the forward that starts, or None if none is due.
 
         Args:
             model: The model.
-            lock: Held while a measurement is taken in, when backward has ended.
+            lock: A lock that is held while the measurement is recorded, at the end of backward.
 
         Returns:
-            The measurement of this step, which is to watch the output; None where none is due.
+            A measurement, which is to watch the output.
         """
-        self._see_what_learns(model)
+        self._update_requires_grad(model)
         self._forwards += 1
         if not self._is_due:
             return None
@@ -160,104 +139,125 @@ class Adaptation:
                     text = f"an operation raised {type(outcome).__name__}: {outcome}"
                     self._fail(text.splitlines()[0][:300])
                 else:
-                    self._take(outcome)
+                    self._record(outcome)
 
         measurement = Measurement(done)
         self._measuring = measuring = weakref.ref(measurement)
         return measurement
 
+    def _record(self, measured: Measured | None) -> None:
+        """Record a measurement; None if the gradient was zero or not finite."""
+        progress = self._progress
+        progress.failures = 0
+        self.measurements += 1
+        if progress.agreement is not None:
+            progress.agreement.publish(measured)
+        if measured is not None:
+            progress.blanks = 0
+            if progress.agreement is None:
+                self.scheme.measure(*measured)
+                self._warn_if_noise_dominates()
+            return
+        progress.wait = self._forwards + self._interval
+        progress.blanks += 1
+        if progress.blanks == _ENOUGH:
+            self._warn(
+                f"in {_ENOUGH} steps the gradient was zero or not finite. Look for NaN or infinity "
+                "in the loss and, if there is none without gact_graph, take more bits"
+            )
+
     @property
     def _is_due(self) -> bool:
-        pending = self._pending
+        progress = self._progress
         early = self._forwards == min(_EARLY, self._interval)
         due = early or self._forwards % self._interval == 0 or not self.scheme.measured
-        held_up = self._forwards < pending.wait or pending.failures >= _ENOUGH
-        held_up |= pending.agreement is not None and pending.agreement.waits
-        # A step whose backward never came is gone, with its graph.
-        return due and not held_up and (self._measuring is None or self._measuring() is None)
+        blocked = self._forwards < progress.wait or progress.failures >= _ENOUGH
+        blocked |= progress.agreement is not None and progress.agreement.waits
+        # A step without a backward is gone, with its graph.
+        return due and not blocked and (self._measuring is None or self._measuring() is None)
 
-    def _see_what_learns(self, model: nn.Module) -> None:
-        """Changes to the bits of the parameters that learn now.
+    def _update_requires_grad(self, model: nn.Module) -> None:
+        """Switch to the bits of the parameters that require gradients now.
 
-        The noise of a frozen layer moves no gradient, so each set of learning parameters has bits
-        of its own, which start at the average. The last few sets are remembered, because layers
-        may learn in turns.
+        The noise of a frozen layer has no effect on the gradient, so each set of trained parameters
+        has its own bits, which start at the average. The last few sets are remembered, since layers
+        may be trained in turns.
         """
-        learns = tuple(p.requires_grad for p in model.parameters())
-        if self._learns is not None and learns != self._learns:
+        requires_grad = tuple(p.requires_grad for p in model.parameters())
+        if self._requires_grad is not None and requires_grad != self._requires_grad:
             self._measuring = None
             state = self.scheme.state_dict()
-            self._others[self._learns] = state, self._pending
+            self._others[self._requires_grad] = state, self._progress
             if len(self._others) > _REMEMBERED:
                 del self._others[next(iter(self._others))]
-            nothing = {"sizes": {}, "sensitivities": {}, "bits": {}, "least": state["least"]}
-            new = nothing, _Pending(wait=self._forwards)
-            state, self._pending = self._others.pop(learns, new)
+            empty = {"sizes": {}, "sensitivities": {}, "bits": {}, "least": state["least"]}
+            new = empty, _Progress(wait=self._forwards)
+            state, self._progress = self._others.pop(requires_grad, new)
             self.scheme.load_state_dict(state)
-        self._learns = learns
+        self._requires_grad = requires_grad
 
     def state_dict(self) -> dict[str, int]:
-        """Counters, so that a resumed run measures when this one would."""
+        """Return the counters, so that a resumed run measures at the same steps."""
         return {"forwards": self._forwards, "measurements": self.measurements}
 
     @staticmethod
     def check_state(path: str, state: object) -> None:
-        """Raises TypeError or ValueError unless :meth:`load_state_dict` can take ``state``.
+        """Raise TypeError or ValueError unless :meth:`load_state_dict` accepts ``state``.
 
         Args:
-            path: What to call the state in a message.
-            state: Anything.
+            path: The name of the state in messages.
+            state: Any object.
         """
-        # Version 0.6.0 saved a "turn", and it and 0.7.0 how many "passes" they had taken.
+        # Version 0.6.0 saved a "turn", and it and 0.7.0 the number of "passes".
         check_keys(path, state, ("forwards",), ("measurements", "passes", "turn"))
         assert isinstance(state, Mapping)
         for key in ("forwards", "measurements"):
             check_count(f"{path}[{key!r}]", state.get(key, 0))
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Takes over what :meth:`state_dict` gave and :meth:`check_state` has passed.
+        """Load a state that :meth:`check_state` has accepted.
 
-        A step whose backward has not ended counts no more.
+        A step whose backward has not ended no longer counts.
         """
         self._forwards, self.measurements = state["forwards"], state.get("measurements", 0)
-        self._measuring = self._learns = None
-        self._pending = _Pending()
+        self._measuring = self._requires_grad = None
+        self._progress = _Progress()
         self._others.clear()
-
-    def _warn_if_noise_dominates(self) -> None:
-        """The alarm of the paper's section 4.2."""
-        ratio = self.scheme.variance_ratio
-        if self._alarmed or ratio is None or ratio <= ALARM:
-            return
-        self._alarmed = True
-        cure = self.scheme.cure(ALARM / 2)
-        advice = "level='lossless'" if cure is None else f"bits={cure:g}"
-        warn(
-            f"The noise of compression dominates the gradient: its variance is {ratio:.2g} of the "
-            "gradient's mean square, which has it in it. Most of it comes from "
-            f"{', '.join(self.scheme.worst())}. "
-            f"Take more bits: by what was measured, {advice} brings it below {ALARM / 2:g}.",
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {
-            "_pending": replace(self._pending, agreement=None),
+            "_progress": replace(self._progress, agreement=None),
             "_measuring": None,
             "_others": {},
         }
 
-    def _fail(self, reason: str) -> None:
-        self._pending.failures += 1
-        self._complain(reason)
-
-    def _complain(self, reason: str) -> None:
-        if reason in self._complained or len(self._complained) == _ENOUGH:
+    def _warn_if_noise_dominates(self) -> None:
+        """Raise the alarm of section 4.2 of the paper."""
+        ratio = self.scheme.variance_ratio
+        if self._alarmed or ratio is None or ratio <= ALARM:
             return
-        self._complained.add(reason)
+        self._alarmed = True
+        average = self.scheme.average_for(ALARM / 2)
+        advice = "level='lossless'" if average is None else f"bits={average:g}"
+        warn(
+            f"The noise of compression dominates the gradient: its variance is {ratio:.2g} of the "
+            "gradient's mean square, which includes it. Most of it comes from "
+            f"{', '.join(self.scheme.worst())}. "
+            f"Take more bits: by the measurements, {advice} brings it below {ALARM / 2:g}.",
+        )
+
+    def _fail(self, reason: str) -> None:
+        self._progress.failures += 1
+        self._warn(reason)
+
+    def _warn(self, reason: str) -> None:
+        if reason in self._warned or len(self._warned) == _ENOUGH:
+            return
+        self._warned.add(reason)
         warn(
             f"gact_graph could not measure which tensors need more bits, because {reason}. "
-            "Training goes on and the bits stay as they are; adaptive=False asks for the same "
-            "bits everywhere, and measures nothing.",
+            "Training continues with the current bits; adaptive=False uses the same bits "
+            "everywhere and measures nothing.",
         )
 
 

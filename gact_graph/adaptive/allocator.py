@@ -1,4 +1,4 @@
-r"""Bits for each slot, by the integer program of GACT (ICML 2022), section 4.1:
+r"""Bits for each slot, from the integer program of GACT (ICML 2022), section 4.1:
 
 .. math::
     \min_b \sum_l c_l S(b_l) \quad \text{subject to} \quad \sum_l D_l b_l \le B, \qquad
@@ -17,20 +17,20 @@ import math
 from collections.abc import Mapping, Sequence
 
 WIDTHS = (*range(1, 9), 16, 32)
-"""The widths that a slot may have. At 32 it is not quantized."""
+"""The widths of slots. At 32 bits a slot is not quantized."""
 
 _FIXED = ((8, 2), (24, 1))
-"""Up to 8 slots, two of them are fixed to each pair of widths in turn; up to 24 slots, one is. With
-few slots, one may take most of the budget, and the greedy search alone may miss the best by a lot.
-"""
+"""With up to 8 slots, each pair of slots is fixed to each pair of widths in turn; with up to 24,
+each single slot. A single slot may then take most of the budget, and the greedy search may be far
+from the optimum."""
 
 
 def noise(bits: int) -> float:
-    """S(b), the variance of b bits in units of the group's squared range; 0 at 32 bits."""
+    """Return S(b), the variance of b bits in units of the group's squared range; 0 at 32 bits."""
     return 0.0 if bits >= 32 else (2.0**bits - 1) ** -2
 
 
-# How much of S each step from one width to the next removes, per bit.
+# The part of S that each step to the next width removes, per bit.
 _RATES = [(noise(a) - noise(b)) / (b - a) for a, b in itertools.pairwise(WIDTHS)]
 _LOSSES = [-rate for rate in _RATES]
 # Bits an element above the least width.
@@ -38,16 +38,16 @@ _COSTS = [width - WIDTHS[0] for width in WIDTHS]
 
 
 def variance(sensitivities: Sequence[float], bits: Sequence[int]) -> float:
-    """The objective: the variance that these bits add to the gradient."""
+    """Return the objective: the variance that these bits add to the gradient."""
     return sum(c * noise(b) for c, b in zip(sensitivities, bits, strict=True))
 
 
 def allocate(sensitivities: Sequence[float], sizes: Sequence[int], budget: float) -> list[int]:
-    """The width of each slot.
+    """Return the width of each slot.
 
     All slots start at the least width. While the budget allows, the step to the next width that
     removes the most variance per bit is taken from a heap: O(L log L) for L slots. With few slots,
-    this is tried with one or two of them fixed beforehand, and the best result counts.
+    the search runs with each one or two of them fixed beforehand, and the best result is used.
 
     Args:
         sensitivities: c_l of each slot, not negative.
@@ -62,9 +62,10 @@ def allocate(sensitivities: Sequence[float], sizes: Sequence[int], budget: float
     for slots in itertools.combinations(range(len(sizes)), min(depth, len(sizes))):
         for steps in itertools.product(range(len(WIDTHS)), repeat=len(slots)):
             fixed = dict(zip(slots, steps, strict=True))
-            if sum(sizes) + sum(_cost(sizes, *pair) for pair in fixed.items()) <= budget:
+            if sum(sizes) + _cost(sizes, fixed) <= budget:
                 trials.append(_greedy(sensitivities, sizes, budget, fixed))
-    return min(map(_bits, trials), key=lambda bits: variance(sensitivities, bits))
+    widths = ([WIDTHS[step] for step in steps] for steps in trials)
+    return min(widths, key=lambda bits: variance(sensitivities, bits))
 
 
 def allocate_by_name(
@@ -73,25 +74,25 @@ def allocate_by_name(
     average: float,
     least: Mapping[str, int],
 ) -> dict[str, int]:
-    """The width of each slot, for an average of bits an element.
+    """Return the width of each slot for an average number of bits an element.
 
     Args:
         sensitivities: c_l by slot.
         sizes: D_l by slot.
-        average: Bits an element on average over all slots.
-        least: The least width of a slot, at most the average; 1 for slots that are not named.
+        average: The average of bits an element over all slots.
+        least: The least width by slot, at most the average; 1 for other slots.
     """
     bits: dict[str, int] = {}
     names = [*sizes]
     while True:
-        # A slot below its least width gets that, and the others share what is left.
+        # Slots below their least width get that width, and the others share the remaining budget.
         budget = average * sum(sizes.values())
         budget -= sum(width * sizes[name] for name, width in bits.items())
-        found = allocate([sensitivities[n] for n in names], [sizes[n] for n in names], budget)
-        given = dict(zip(names, found, strict=True))
-        low = {name: least[name] for name in names if given[name] < least.get(name, 1)}
+        widths = allocate([sensitivities[n] for n in names], [sizes[n] for n in names], budget)
+        free = dict(zip(names, widths, strict=True))
+        low = {name: least[name] for name in names if free[name] < least.get(name, 1)}
         if not low:
-            return {name: bits.get(name, given.get(name, 0)) for name in sizes}
+            return {name: bits.get(name, free.get(name, 0)) for name in sizes}
         bits |= low
         names = [name for name in names if name not in low]
 
@@ -99,10 +100,9 @@ def allocate_by_name(
 def _greedy(
     sensitivities: Sequence[float], sizes: Sequence[int], budget: float, fixed: Mapping[int, int]
 ) -> list[int]:
-    """Steps of :data:`WIDTHS` for each slot; those of ``fixed`` are not moved."""
-    left = budget - sum(sizes) - sum(_cost(sizes, slot, step) for slot, step in fixed.items())
-
-    # What a bit of each slot is worth, but for the step. Negative, because a heap pops its least.
+    """Return an index into :data:`WIDTHS` for each slot; ``fixed`` has those that do not change."""
+    left = budget - sum(sizes) - _cost(sizes, fixed)
+    # The worth of a bit of each slot, except for its step. Negative: a heap pops its least item.
     worth = [-c / size if size else 0.0 for c, size in zip(sensitivities, sizes, strict=True)]
     steps = [0 if slot in fixed else step for slot, step in enumerate(_start(worth, sizes, left))]
     left -= sum(_COSTS[step] * size for step, size in zip(steps, sizes, strict=True))
@@ -119,7 +119,7 @@ def _greedy(
         _, slot = heap[0]
         step = steps[slot]
         price = (WIDTHS[step + 1] - WIDTHS[step]) * sizes[slot]
-        # If this step is too dear, steps of smaller slots may still fit.
+        # If this step exceeds the budget, steps of smaller slots may still fit.
         if price > left:
             heapq.heappop(heap)
             continue
@@ -133,15 +133,15 @@ def _greedy(
 
 
 def _start(worth: Sequence[float], sizes: Sequence[int], left: float) -> list[int]:
-    """The steps that are worth more than a threshold, which the budget can pay all together.
+    """Return the steps whose worth exceeds a threshold at which the budget covers all of them.
 
-    The heap would take exactly these first, one by one; this saves that time.
+    The heap would take exactly these steps first, which is slower.
     """
     logs = [(size, math.log(-w)) for w, size in zip(worth, sizes, strict=True) if w and size]
     if not logs or left <= 0:
         return [0] * len(sizes)
     total = sum(size for size, _ in logs)
-    # If all slots are alike, this ends one bit before the budget: a bit is worth a factor of four.
+    # If all slots are equal, this ends one bit below the budget: a bit is worth a factor of four.
     threshold = math.exp(sum(size * log for size, log in logs) / total) * 4.0 ** (1 - left / total)
     while True:
         steps = [bisect.bisect_left(_LOSSES, threshold / w) if w else 0 for w in worth]
@@ -151,9 +151,5 @@ def _start(worth: Sequence[float], sizes: Sequence[int], left: float) -> list[in
         threshold *= 4
 
 
-def _cost(sizes: Sequence[int], slot: int, step: int) -> int:
-    return _COSTS[step] * sizes[slot]
-
-
-def _bits(steps: Sequence[int]) -> list[int]:
-    return [WIDTHS[step] for step in steps]
+def _cost(sizes: Sequence[int], steps: Mapping[int, int]) -> int:
+    return sum(_COSTS[step] * sizes[slot] for slot, step in steps.items())

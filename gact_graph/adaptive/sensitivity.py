@@ -1,20 +1,20 @@
-r"""How much the noise of each slot moves the gradient: all slots in one backward, the user's own.
+r"""The effect of each slot's noise on the gradient, for all slots in the user's own backward.
 
-GACT (ICML 2022, Algorithm 1) runs a step again for each slot l, with other noise in that slot
-alone, and takes how far the gradient moves for its sensitivity :math:`c_l`. Here no step runs
-again. In a step that is measured, quantized contexts wait in a finer width, and backward decodes
-that. When an operation of backward has run, the same operation runs again by itself:
+For each slot l, GACT (ICML 2022, Algorithm 1) runs a step again with other noise in that slot only,
+and takes the change of the gradient as its sensitivity :math:`c_l`. Here no step runs again. In a
+measured step, quantized contexts are stored in a finer width, which backward decodes. After each
+operation of backward, the same operation runs again by itself:
 
 - with one slot decoded in the width of training. The difference is the slot's error :math:`u_l` in
   the gradients of the operation's inputs and parameters;
-- on the error :math:`e` that the operations before have left in its incoming gradient. Backward is
-  linear in gradients, so this carries the error on, and tells by how much the operation magnifies
-  its square: :math:`\lVert J e \rVert^2 / \lVert e \rVert^2`.
+- on the error :math:`e` of its incoming gradient. Backward is linear in gradients, so this
+  propagates the error, and gives the factor by which the operation magnifies its square:
+  :math:`\lVert J e \rVert^2 / \lVert e \rVert^2`.
 
-What one operation hands on to the next are all errors together, :math:`e = J e' + \sum_l u_l`;
-what reaches the parameters is the error of the gradient, to first order. The part of a single slot
-follows when backward has ended, from the parameters back to the outputs: the square of an error at
-a parameter counts once, and at any other tensor as much as the operations from there on magnify it,
+An operation passes on all errors together, :math:`e = J e' + \sum_l u_l`; at the parameters, they
+are the error of the gradient, to first order. The part of a single slot is computed when backward
+has ended, from the parameters back to the outputs: a squared error counts once at a parameter, and
+elsewhere as much as the operations from there on magnify it,
 
 .. math::
     c_l = \frac{1}{S(b_l) \lVert g \rVert^2} \Bigl(
@@ -22,8 +22,8 @@ a parameter counts once, and at any other tensor as much as the operations from 
     a_x = \sum_p \frac{\lVert J_p e_x \rVert^2}{\lVert e_x \rVert^2}
         + \sum_{x'} a_{x'} \frac{\lVert J_{x'} e_x \rVert^2}{\lVert e_x \rVert^2} .
 
-Only operations of PyTorch and of this library run again: neither the model's code nor a user's
-hook or ``autograd.Function`` does.
+Only operations of PyTorch and of this library run again, never the model's code, a user's hook or a
+user's ``autograd.Function``.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from gact_graph.support.graph import ends_of, nodes_before, saved_by_node
 
 
 class Measured(NamedTuple):
-    """Sensitivities of one step.
+    """The sensitivities of one step.
 
     Attributes:
-        sensitivities: c_l by slot, over the squared length of the gradient.
-        error: Length of the gradient's error with the bits in force, over that of the gradient.
-        explained: The same, by the sensitivities alone.
+        sensitivities: c_l by slot, over the squared norm of the gradient.
+        error: The norm of the gradient's error at the current bits, over that of the gradient.
+        explained: The same, computed from the sensitivities.
     """
 
     sensitivities: dict[str, float]
@@ -64,10 +64,10 @@ class Edge(NamedTuple):
     """A tensor in the graph of a step: an input of the operation that made it, in backward.
 
     Attributes:
-        node: The operation's number.
-        input: Which of its outputs the tensor is.
-        shape: The tensor's.
-        dtype: The tensor's.
+        node: The number of the operation.
+        input: The index of the tensor among its outputs.
+        shape: The tensor's shape.
+        dtype: The tensor's dtype.
         parameter: Whether the tensor is a leaf whose gradient counts.
     """
 
@@ -78,15 +78,14 @@ class Edge(NamedTuple):
     parameter: bool
 
 
-_MANY = 1 << 14
-"""Elements of an error from which on it waits in 4 bits an element."""
+_MANY = 1 << 20
+"""Errors with at least this many elements are stored in 4 bits an element."""
 
-_AT_ONCE = 1 << 18
-"""Elements that are squared at once."""
+_RUN = 1 << 10
+"""The number of elements whose squares are summed in their own precision."""
 
 Outcome = Measured | Exception | None
-"""None where the gradient was zero or not finite; an exception that an operation raised when it ran
-again."""
+"""None if the gradient was zero or not finite; the exception of an operation that ran again."""
 
 Gradients = Sequence[Tensor | None]
 
@@ -94,14 +93,14 @@ Gradients = Sequence[Tensor | None]
 class Measurement:
     """Measures all slots in the backward of one forward.
 
-    The hooks on the graph hold the measurement, and the measurement no node of the graph: both go
-    with the graph if no backward comes.
+    The hooks on the graph hold the measurement, which holds no node of the graph: both are released
+    with the graph if backward never runs.
 
     Args:
-        done: Called when backward has ended.
+        done: A callback for the end of backward.
 
     Attributes:
-        widths: For the session that captures the forward.
+        widths: The widths of contexts, for the session that captures the forward.
     """
 
     def __init__(self, done: Callable[[Outcome], None]) -> None:
@@ -112,21 +111,21 @@ class Measurement:
         self._order: list[int] = []
         self._ended = False
         self._error: Exception | None = None
-        # On their way: errors by node and input, and of parameters parts of gradients and errors.
+        # In transit: errors by node and input, and the parts of gradients and errors of parameters.
         self._errors: dict[tuple[int, int], list[Tensor | Packed]] = {}
         self._parameters: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         self._squared_gradient = 0.0
         self._squared_error = 0.0
-        # Squared errors of slots at edges, and by node how much each edge magnifies.
+        # The squared errors of slots at edges, and the factor of each edge by node.
         self._own: dict[str, list[tuple[Edge, float]]] = {}
         self._magnified: dict[int, list[tuple[Edge, float]]] = {}
         self._not_run: set[str] = set()
 
     def watch(self, outputs: Iterable[Tensor], inputs: Iterable[Tensor]) -> None:
-        """Hooks on to the graph of a forward that has ended.
+        """Add hooks to the graph of a forward that has ended.
 
         Args:
-            outputs: What the forward returned.
+            outputs: The outputs of the forward.
             inputs: Its arguments. Their gradients do not count.
         """
         nodes = [*nodes_before(ends_of(outputs))]
@@ -148,12 +147,12 @@ class Measurement:
         for number, node in enumerate(nodes):
             self._edges.append([edge(*following) for following in node.next_functions])
             if self._edges[-1]:
-                given = number, _can_run_again(node)
-                node.register_prehook(functools.partial(self._before, *given))
-                node.register_hook(functools.partial(self._after, *given))
+                can_run_again = _can_run_again(node)
+                node.register_prehook(functools.partial(self._before, number, can_run_again))
+                node.register_hook(functools.partial(self._after, number, can_run_again))
 
     def _before(self, number: int, can_run_again: bool, gradients: Gradients) -> None:
-        """A node is about to run: carries on the error of what it gets, the first time."""
+        """Propagate the errors of a node's incoming gradients, before its first run."""
         if self._ended or number in self._magnified:
             return
         if not self._order:
@@ -162,13 +161,13 @@ class Measurement:
         self._magnified[number] = []
         with self._measuring():
             if can_run_again:
-                self._carry(number, gradients)
+                self._propagate(number, gradients)
         self.widths.read.clear()
 
     def _after(
         self, number: int, can_run_again: bool, results: Gradients, gradients: Gradients
     ) -> None:
-        """A node has run: adds the errors that it made, and hands all on to the next nodes."""
+        """Add the errors of the slots that a node has read, and the gradients of parameters."""
         if self._ended or self._order[-1:] != [number]:
             return
         with self._measuring():
@@ -176,11 +175,11 @@ class Measurement:
             slots = sorted(self.widths.read)
             if not can_run_again:
                 self._not_run.update(slots)
-                self._guess(number, results, gradients)
+                self._estimate(number, results, gradients)
             elif slots:
-                # What waited for other processes is compared with what does not.
-                alone = _alone(torch._C._current_autograd_node())
-                fine = results if alone is None else self._run_again(number, gradients)
+                # Runs again do not communicate, so the run that they are compared with must not.
+                local = _local_backward(torch._C._current_autograd_node())
+                fine = results if local is None else self._run_again(number, gradients)
                 for slot in slots:
                     self._measure(number, slot, fine, gradients)
             for edge, result in zip(self._edges[number], results, strict=True):
@@ -190,52 +189,53 @@ class Measurement:
 
     @contextmanager
     def _measuring(self) -> Iterator[None]:
-        """What an operation raises inside ends the measurement, and not the user's backward.
+        """End the measurement, and not the user's backward, if an operation inside raises.
 
-        It is told of when backward has ended: where backward itself raises, that says it all.
+        The error is reported when backward has ended: if backward itself raises, the report is not
+        needed.
         """
         try:
             with torch.no_grad():
                 yield
-        except Exception as error:  # of any kind: it was not made to run twice
+        except Exception as error:  # of any kind: the operation was not made to run twice
             self._ended = True
             self._error = error.with_traceback(None)  # whose frames hold tensors
 
     def _run_again(self, number: int, gradients: Gradients) -> list[Tensor | None]:
-        found = [*_run_again(torch._C._current_autograd_node(), gradients)]
-        for place, edge in enumerate(self._edges[number]):  # each is let go before the next
-            found[place] = _as(edge, found[place])
-        return found
+        results = [*_run_again(torch._C._current_autograd_node(), gradients)]
+        for index, edge in enumerate(self._edges[number]):  # each is released before the next
+            results[index] = _as(edge, results[index])
+        return results
 
-    def _carry(self, number: int, gradients: Gradients) -> None:
-        """Runs the node on the errors of its incoming gradients, if there are any."""
+    def _propagate(self, number: int, gradients: Gradients) -> None:
+        """Run a node on the errors of its incoming gradients, if there are any."""
         errors = [self._take_error(number, i) for i in range(len(gradients))]
         total = _sum_of_squares(errors)
         if not total:
             return
-        pairs = zip(errors, gradients, strict=True)
-        given = [_zeros(gradient) if error is None else error for error, gradient in pairs]
-        del errors
-        self._carried(number, self._run_again(number, given), total)
+        for index, gradient in enumerate(gradients):
+            if errors[index] is None and gradient is not None:
+                errors[index] = torch.zeros_like(gradient)
+        self._add_magnified(number, self._run_again(number, errors), total)
 
-    def _guess(self, number: int, results: Gradients, gradients: Gradients) -> None:
-        """As if errors kept their size beside the gradient, and lost their direction."""
+    def _estimate(self, number: int, results: Gradients, gradients: Gradients) -> None:
+        """Propagate errors of unchanged size relative to the gradient, with random signs."""
         total = _sum_of_squares([self._take_error(number, i) for i in range(len(gradients))])
-        length = _sum_of_squares(gradients)
-        if total and length:
-            share = math.sqrt(total / length)
-            carried = [None if r is None else _with_random_signs(r) * share for r in results]
-            self._carried(number, carried, total)
+        squared = _sum_of_squares(gradients)
+        if total and squared:
+            share = math.sqrt(total / squared)
+            errors = [None if r is None else _with_random_signs(r) * share for r in results]
+            self._add_magnified(number, errors, total)
 
-    def _carried(self, number: int, errors: Gradients, total: float) -> None:
-        """Takes the errors that a node made of errors whose squares are ``total``."""
+    def _add_magnified(self, number: int, errors: Gradients, total: float) -> None:
+        """Add the errors that a node made from errors whose sum of squares is ``total``."""
         for edge, error in zip(self._edges[number], errors, strict=True):
             if edge is not None and error is not None:
                 self._magnified[number].append((edge, _squared(error) / total))
                 self._add_error(edge, error)
 
     def _measure(self, number: int, slot: str, results: Gradients, gradients: Gradients) -> None:
-        """Runs a node with one slot narrow, beside the results with all of them fine."""
+        """Run a node with one narrow slot, and compare with the results of fine slots."""
         self.widths.narrow = slot
         try:
             narrow = self._run_again(number, gradients)
@@ -246,7 +246,7 @@ class Measurement:
             own = narrow.pop()
             if edge is None or own is None or fine is None:
                 continue
-            # Not in place: what a node hands on may be the very gradient that it was given.
+            # Not in place: a node may return its incoming gradient itself.
             own = own - fine
             squared = _squared(own)
             if squared:
@@ -260,15 +260,15 @@ class Measurement:
             self._errors.setdefault((edge.node, edge.input), []).append(_small(error))
 
     def _take_error(self, number: int, index: int) -> Tensor | None:
-        """The error of a node's incoming gradient; None for none."""
-        found: Tensor | None = None
+        """Return and remove the error of a node's incoming gradient, if there is one."""
+        total: Tensor | None = None
         for part in self._errors.pop((number, index), ()):
             error = part.unpack() if isinstance(part, Packed) else part
-            found = error if found is None else found + error
-        return found
+            total = error if total is None else total + error
+        return total
 
     def _sum_up(self, number: int, uses: int) -> None:
-        """Counts the gradient of a parameter, once all of its parts are there."""
+        """Count the gradient of a parameter, once all of its parts are there."""
         gradients, errors = self._parameters.get(number, ([], []))
         if gradients and len(gradients) == uses:
             del self._parameters[number]
@@ -276,7 +276,7 @@ class Measurement:
             self._squared_error += _squared(functools.reduce(torch.add, errors)) if errors else 0.0
 
     def _end(self) -> None:
-        """Backward has ended."""
+        """End the measurement, after backward."""
         if self._error is not None:
             self._done(self._error)
         if self._ended:
@@ -285,12 +285,11 @@ class Measurement:
         for number, (gradients, _) in [*self._parameters.items()]:
             self._sum_up(number, len(gradients))
         self._errors.clear()
-        length, error = self._squared_gradient, self._squared_error
-        self._done(self._measured() if 0 < length < math.inf and error < math.inf else None)
+        gradient, error = self._squared_gradient, self._squared_error
+        self._done(self._measured() if 0 < gradient < math.inf and error < math.inf else None)
 
     def _measured(self) -> Measured:
-        length, widths = self._squared_gradient, self.widths
-        counts: dict[int, float] = {}
+        slots, counts = self.widths.slots, dict[int, float]()
 
         def squared(parts: Iterable[tuple[Edge, float]]) -> float:
             of_tensors = (s * counts.get(edge.node, 0.0) for edge, s in parts)
@@ -298,22 +297,23 @@ class Measurement:
 
         for number in reversed(self._order):
             counts[number] = squared(self._magnified[number])
-        shares = {s: squared(self._own.get(s, ())) / length for s in sorted(widths.slots)}
-        # Nothing is known of an operation that did not run again: its slots count as the worst do.
+        gradient = self._squared_gradient
+        shares = {s: squared(self._own.get(s, ())) / gradient for s in sorted(slots)}
+        # An operation that did not run again is unknown: its slots count as the worst do.
         worst = max(shares.values(), default=0.0)
-        shares |= dict.fromkeys(self._not_run & set(widths.slots), worst)
-        found = {slot: share / noise(widths.slots[slot]) for slot, share in shares.items()}
+        shares |= dict.fromkeys(self._not_run & set(slots), worst)
+        values = {slot: share / noise(slots[slot]) for slot, share in shares.items()}
         return Measured(
-            {slot: value for slot, value in found.items() if value < math.inf},
-            math.sqrt(self._squared_error / length),
+            {slot: value for slot, value in values.items() if value < math.inf},
+            math.sqrt(self._squared_error / gradient),
             math.sqrt(sum(shares.values())),
         )
 
 
 def _can_run_again(node: Node) -> bool:
-    """Whether a node's backward is PyTorch's or ours, and reads nothing that others restore.
+    """Whether a node belongs to PyTorch or this library, and other hooks hold none of its tensors.
 
-    The hooks of ``torch.utils.checkpoint`` would run a forward, and can be asked once only.
+    The hooks of ``torch.utils.checkpoint`` would run a forward, and work only once.
     """
     hooks = {getattr(saved, "unpack_hook", None) for saved in saved_by_node(node)}
     if not hooks <= {None, unpack}:
@@ -324,27 +324,27 @@ def _can_run_again(node: Node) -> bool:
     return bool(function.__module__.startswith(("gact_graph.", "torch._functorch.")))
 
 
-def _alone(node: Any) -> Callable[..., Any] | None:
-    """The backward of a function that runs again without the other processes, if it has one."""
-    return getattr(getattr(node, "_forward_cls", None), "alone", None)
+def _local_backward(node: Any) -> Callable[..., Any] | None:
+    """Return the backward without communication of a function that communicates, if it has it."""
+    return getattr(getattr(node, "_forward_cls", None), "local_backward", None)
 
 
 def _run_again(node: Any, gradients: Gradients) -> Gradients:
-    """What a node hands on, an item for each of its ``next_functions``."""
+    """Return the results of a node, in the order of its ``next_functions``."""
     if not hasattr(node, "needs_input_grad"):
         results = node(*gradients)
         return results if isinstance(results, tuple) else (results,)
-    # A function written in Python gives an item for each argument, tensor or not. The other
-    # processes do not run it again: functions that wait for them have another backward.
-    alone = _alone(node)
-    results = node.apply(*gradients) if alone is None else alone(node, *gradients)
+    # A function in Python returns an item for each argument, tensor or not. Other processes do not
+    # run it again, so a function that communicates has a backward without that.
+    local = _local_backward(node)
+    results = node.apply(*gradients) if local is None else local(node, *gradients)
     results = results if isinstance(results, tuple) else (results,)
     needed = (r for r, need in zip(results, node.needs_input_grad, strict=False) if need)
     return tuple(None if node is None else next(needed) for node, _ in node.next_functions)
 
 
 def _as(edge: Edge | None, gradient: Tensor | None) -> Tensor | None:
-    """A gradient in the shape and dtype of its tensor, as autograd itself brings it to them."""
+    """Return a gradient in the shape and dtype of its tensor, as autograd converts it."""
     if edge is None or gradient is None:
         return None
     shaped = gradient if gradient.is_sparse else gradient.sum_to_size(edge.shape)
@@ -352,7 +352,7 @@ def _as(edge: Edge | None, gradient: Tensor | None) -> Tensor | None:
 
 
 def _small(error: Tensor) -> Tensor | Packed:
-    """An error as it waits for the next operation: beside the gradient, it should take little."""
+    """Return the form in which an error waits for the next operation."""
     if error.is_sparse or error.dtype not in DTYPES or error.numel() < _MANY:
         return error
     if error.untyped_storage().nbytes() <= error.numel() // 2:  # expanded: 4 bits would take more
@@ -360,18 +360,10 @@ def _small(error: Tensor) -> Tensor | Packed:
     return pack(error, 4, group_size=256, seed=0)
 
 
-def _zeros(like: Tensor | None) -> Tensor | None:
-    return None if like is None else torch.zeros_like(like)
-
-
 def _with_random_signs(tensor: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(tensor.numel())
-    signs = (
-        torch.randint(2, tensor.shape, generator=generator, dtype=torch.int8, device="cpu")
-        .mul_(2)
-        .sub_(1)
-    )
-    return tensor * signs.to(tensor.device)
+    bits = torch.randint(2, tensor.shape, generator=generator, dtype=torch.int8, device="cpu")
+    return tensor * bits.mul_(2).sub_(1).to(tensor.device)
 
 
 def _sum_of_squares(tensors: Gradients) -> float:
@@ -379,9 +371,12 @@ def _sum_of_squares(tensors: Gradients) -> float:
 
 
 def _squared(tensor: Tensor) -> float:
-    """The sum of squares, in float64: for some rows at a time, since each is copied for that."""
-    values = torch.atleast_1d(tensor.coalesce().values() if tensor.is_sparse else tensor)
-    dtype = torch.complex128 if values.is_complex() else torch.float64
-    rows = max(1, _AT_ONCE * len(values) // max(1, values.numel()))
-    parts = [torch.linalg.vector_norm(part, dtype=dtype) for part in values.split(rows)]
-    return float(torch.stack(parts).square().sum())
+    """Return the sum of squares: by runs of elements in the tensor's own precision, without a copy,
+    and over all runs in float64."""
+    values = tensor.coalesce().values() if tensor.is_sparse else tensor
+    values = torch.view_as_real(values) if values.is_complex() else values
+    flat = values.reshape(-1)
+    end = len(flat) // _RUN * _RUN
+    runs = torch.linalg.vector_norm(flat[:end].view(-1, _RUN), dim=1).double()
+    rest = torch.linalg.vector_norm(flat[end:].double())
+    return float(runs.square().sum() + rest.square())

@@ -1,4 +1,4 @@
-"""Slots that had other names in versions up to 0.7.0, whose states may be loaded.
+"""Slots of states that versions up to 0.7.0 saved.
 
 These versions named a saved tensor by the argument whose memory it shares. Slots now have the names
 of PyTorch's derivative formulas.
@@ -23,15 +23,14 @@ _RENAMED = {
     "scaled_dot_product_attention.result.2": "scaled_dot_product_attention.output",
 }
 
-
 _SLOT = re.compile(r"(.*/)?([^/.]+\.)?([^/.#]+)(#\d+)?\.(\w+(?:\.\d+)?)(\.source)?")
 
 
 def with_new_names(state: Any) -> Any:
-    """A state of any version, with the names that slots have now.
+    """Return a state of any version with the current names of slots.
 
-    A slot that no operation saves any more keeps its name, as those of layers that a model has lost
-    do. The slot in its place has the bits of a new one until it is measured.
+    A slot that no operation saves any more keeps its name, like those of removed layers. The slot
+    that replaces it has the bits of a new slot until it is measured.
     """
     if isinstance(state, Mapping):
         return {_new_name(key): with_new_names(value) for key, value in state.items()}

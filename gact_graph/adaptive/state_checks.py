@@ -1,4 +1,4 @@
-"""Checks of a saved state: each error names the entry that is wrong.
+"""Checks of a saved state: each error names the wrong entry.
 
 All entries are checked before any of them is loaded, so that a state is loaded whole or not at all.
 """
@@ -15,13 +15,13 @@ Check = Callable[[str, object], None]
 
 
 def check_keys(path: str, state: object, keys: Iterable[str], optional: Iterable[str] = ()) -> None:
-    """Raises TypeError unless ``state`` is a mapping, ValueError unless it has just these keys.
+    """Raise TypeError unless ``state`` is a mapping, and ValueError unless it has these keys only.
 
-    Those that are ``optional`` (states of other versions have them, or lack them) may be missing.
+    Keys that are ``optional``, as states of some versions have them, may be missing.
     """
     if not isinstance(state, Mapping):
         raise TypeError(
-            f"Expected {path} to be a mapping, as gact_graph.state_dict gives it "
+            f"Expected {path} to be a mapping, as gact_graph.state_dict returns it "
             f"(got {type(state).__name__})"
         )
     expected = set(keys)
@@ -33,12 +33,12 @@ def check_keys(path: str, state: object, keys: Iterable[str], optional: Iterable
         )
         raise ValueError(
             f"Expected {path} to have the keys {', '.join(sorted(map(repr, expected)))} "
-            f"(got {got}); pass what gact_graph.state_dict gave"
+            f"(got {got}); pass the result of gact_graph.state_dict"
         )
 
 
 def check_by_slot(path: str, entries: object, check: Check) -> None:
-    """Raises TypeError or ValueError unless each slot's name is a str and its value passes."""
+    """Raise TypeError or ValueError unless each slot is a str whose value passes the check."""
     if not isinstance(entries, Mapping):
         raise TypeError(
             f"Expected {path} to map names of slots to values (got {type(entries).__name__})"
@@ -50,7 +50,7 @@ def check_by_slot(path: str, entries: object, check: Check) -> None:
 
 
 def check_count(path: str, value: object) -> None:
-    """Raises TypeError or ValueError unless ``value`` is an int of at least 0."""
+    """Raise TypeError or ValueError unless ``value`` is an int of at least 0."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"Expected {path} to be an int (got {_got(value)})")
     if value < 0:
@@ -58,14 +58,14 @@ def check_count(path: str, value: object) -> None:
 
 
 def check_width(path: str, value: object) -> None:
-    """Raises TypeError or ValueError unless ``value`` is one of the widths."""
+    """Raise TypeError or ValueError unless ``value`` is one of the widths."""
     check_count(path, value)
     if value not in WIDTHS:
         raise ValueError(f"Expected {path} to be 1 to 16, or 32 (got {value})")
 
 
 def check_measured(path: str, value: object) -> None:
-    """Raises TypeError or ValueError unless ``value`` is a finite number of at least 0."""
+    """Raise TypeError or ValueError unless ``value`` is a finite number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"Expected {path} to be a number (got {_got(value)})")
     if not 0 <= value < math.inf:

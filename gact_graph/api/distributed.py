@@ -1,4 +1,4 @@
-"""One graph over several processes that ``torch.distributed`` connects.
+"""Training on one graph with several processes of ``torch.distributed``.
 
 ```python
 part = gact_graph.distributed.partition(data, parts=world)[rank]
@@ -22,15 +22,15 @@ __all__ = ["partition", "sum_gradients"]
 
 
 def sum_gradients(model: nn.Module) -> None:
-    """Adds up the gradients of the parameters over all processes, once backward has run.
+    """Sum the gradients of the parameters over all processes, after backward.
 
-    A parameter without a gradient in this process counts as zero. All processes call it; without
-    a process group nothing happens.
+    All processes call this function. A parameter without a gradient in this process counts as zero.
+    Without a process group, nothing changes.
     """
     if not dist.is_initialized():
         return
-    learning = [p for p in model.parameters() if p.requires_grad]
-    for parameter in learning:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        dist.all_reduce(parameter.grad)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)

@@ -1,4 +1,4 @@
-"""Message passing in blocks for code that is no ``MessagePassing`` module."""
+"""Message passing in blocks for code without a ``MessagePassing`` module."""
 
 from __future__ import annotations
 
@@ -26,48 +26,47 @@ def message_passing(
     dim_size: int | None = None,
     blocks: int | Literal["auto"] = "auto",
 ) -> Tensor:
-    r"""``scatter(message(x[dst], x[src], edge_attr), dst)``, for a part of the edges at a time.
+    r"""Compute ``scatter(message(x[dst], x[src], edge_attr), dst)`` in blocks of edges.
 
     .. math::
         h_i = \bigoplus_{(j, i) \in E} \mathrm{message}(x_i, x_j, e_{ji})
 
-    The edge work runs for one block of destination nodes after another, and each block is computed
-    again in backward: no tensor of messages, and none that a network in ``message`` makes of them,
-    is alive for more than a block. What is saved for backward is ``x``, ``edge_attr`` and the
-    parameters; in a model that ``gact_graph.wrap`` has wrapped, these are compressed as the
-    inputs of a layer are. A gradient that is differentiated once more, as forces in a loss are,
-    comes in blocks, too.
+    The edge work runs for one block of destination nodes after another, and backward computes each
+    block again: messages, and the tensors that a network in ``message`` derives from them, exist
+    for one block at a time. Backward needs ``x``, ``edge_attr`` and the parameters; in a model that
+    is wrapped by ``gact_graph.wrap``, these are compressed like the inputs of a layer. Gradients of
+    gradients, as for forces in a loss, run in blocks, too.
 
-    ``message`` may be a module, a method of one, or a function or lambda that reaches modules and
-    tensors through its variables; all that learns has its gradient. It must treat each edge by
-    itself. If it does not, as with batch norm over edges, or if its gradients could not be told,
-    all messages are made at once, and a warning says why.
+    ``message`` may be a module, a method of a module, or a function that reaches modules and
+    tensors through its variables; all parameters get gradients. It must treat each edge separately.
+    Otherwise, as with batch norm over edges, or if its gradients cannot be determined, all messages
+    are computed at once, and a warning gives the reason.
 
     Args:
-        message: Called as ``message(x_i, x_j, edge_attr)`` with the rows of some edges: ``x_i`` at
-            their destinations, ``x_j`` at their sources. Returns a tensor [edges, ...].
-        x: Node tensors [N, ...]; or a pair ``(source, destination)`` of [N_src, ...] and
-            [N_dst, ...], either of which may be None. In place of a tensor there may be a dict or
-            list of tensors, which ``message`` gets as such.
+        message: Called as ``message(x_i, x_j, edge_attr)`` with the rows of a block's edges:
+            ``x_i`` at their destinations, ``x_j`` at their sources. Returns a tensor [edges, ...].
+        x: Node tensors [N, ...], or a pair ``(source, destination)`` of [N_src, ...] and
+            [N_dst, ...], either of which may be None. A dict or list of tensors may stand in place
+            of a tensor; ``message`` gets a dict or list.
         edge_index: [2, E], int64: sources in the first row, destinations in the second, as in PyG.
         edge_attr: Edge tensors [E, ...], a dict or list of them, or None.
-        reduce: How the messages to one destination are joined: ``"sum"``, ``"mean"``, ``"max"`` or
-            ``"min"``; zeros where there are none. None joins nothing: the result has a row for each
-            edge, in the order of ``edge_index``.
+        reduce: Reduction of the messages to each destination: ``"sum"``, ``"mean"``, ``"max"`` or
+            ``"min"``; zeros at nodes without messages. None: no reduction; the result has a row for
+            each edge, in the order of ``edge_index``.
         dim_size: Number of destination nodes; by default the rows of ``x``, or of the destination
-            of a pair. With fewer than ``x`` has rows, the first ones are destinations.
-        blocks: Edges of a block, 1 to 2^40; ``"auto"`` chooses by the width of the tensors, and
-            makes no blocks of 4,096 edges or fewer; False makes all messages at once.
+            of a pair. With fewer than the rows of ``x``, the first rows are destinations.
+        blocks: Edges per block, 1 to 2^40. ``"auto"`` decides by the width of the tensors, and uses
+            one block for up to 4,096 edges. False computes all messages at once.
 
     Returns:
         [N_dst, ...], or [E, ...] with ``reduce=None``.
 
     Raises:
-        TypeError: An argument is of the wrong type.
-        ValueError: An argument has the wrong shape, the number of destinations cannot be told, or
-            ``message`` returns something else than a row for each edge.
-        RuntimeError: In backward: a gradient of a gradient is to be differentiated, which only
-            ``blocks=False`` supports.
+        TypeError: An argument has the wrong type.
+        ValueError: An argument has the wrong shape, the number of destinations is unknown, or
+            ``message`` does not return a row for each edge.
+        RuntimeError: Backward differentiates a gradient of a gradient; only ``blocks=False``
+            supports this.
     """
     if not callable(message):
         raise TypeError(f"Expected message to be callable (got {type(message).__name__})")
@@ -104,9 +103,10 @@ def message_passing(
     if num_destinations is None:
         if reduce is not None:
             raise ValueError(
-                "Expected the number of destination nodes (got no tensor of theirs); pass dim_size"
+                "Expected the number of destination nodes (got no tensor with a row for each); "
+                "pass dim_size"
             )
-        num_destinations = _beyond(edge_index[1])
+        num_destinations = _count(edge_index[1])
     return Messages(
         message,
         source,
@@ -114,28 +114,25 @@ def message_passing(
         edge_attr,
         edge_index,
         reduce,
-        _beyond(edge_index[0]) if num_sources is None else num_sources,
+        _count(edge_index[0]) if num_sources is None else num_sources,
         num_destinations,
     ).run("auto" if blocks is None else blocks or None)
 
 
 def _rows(name: str, value: Any) -> int | None:
-    """The rows of all tensors in a nested value; None if there is no tensor."""
-    found = {None if t.dim() == 0 else t.size(0) for t in tree_leaves(value) if _is_tensor(t)}
-    if None in found or len(found) > 1:
-        got = sorted(list(t.shape) for t in tree_leaves(value) if _is_tensor(t))
-        raise ValueError(f"Expected tensors of {name} with the same number of rows (got {got})")
-    return next(iter(found), None)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
+    """Return the number of rows of all tensors in a nested value; None without tensors."""
+    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    counts = {tensor.size(0) if tensor.dim() else None for tensor in tensors}
+    if None in counts or len(counts) > 1:
+        shapes = sorted(list(tensor.shape) for tensor in tensors)
+        raise ValueError(f"Expected tensors of {name} with the same number of rows (got {shapes})")
+    return next(iter(counts), None)
 
 
 def _first_rows(value: Any, count: int) -> Any:
-    return tree_map(lambda t: t[:count] if isinstance(t, Tensor) else t, value)
+    return tree_map(lambda leaf: leaf[:count] if isinstance(leaf, Tensor) else leaf, value)
 
 
-def _beyond(nodes: Tensor) -> int:
-    """One more than the largest number among these nodes."""
+def _count(nodes: Tensor) -> int:
+    """Return the least number of nodes that includes these indices."""
     return int(nodes.max()) + 1 if nodes.numel() else 0

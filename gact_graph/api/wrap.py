@@ -20,12 +20,12 @@ from gact_graph.api.controller import Controller
 from gact_graph.api.forward import should_compress
 from gact_graph.api.install import check_module, install, patch_of, remove, wrapped
 from gact_graph.api.report import Report
-from gact_graph.api.report.units import parse_bytes
+from gact_graph.api.report.names import parse_bytes
 from gact_graph.api.tracked import NEWER
 from gact_graph.capture.config import MIN_BYTES, Config
 from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.halo.layers import attach
-from gact_graph.layers.halo.local import check_local
+from gact_graph.layers.halo.supported import check_supported
 from gact_graph.ops.quantize import check_bits
 from gact_graph.support.peak import peak_so_far
 from gact_graph.support.warn import warn
@@ -188,7 +188,7 @@ def _exchange(
             f"{config.level!r}), for a layer that is computed again would fetch its rows again"
         )
     check_bits(bits)
-    check_local(model)
+    check_supported(model)
     return Exchange(part, bits, config.seed)
 
 

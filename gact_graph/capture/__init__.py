@@ -1,12 +1,11 @@
-"""One training forward: which tensors autograd saves, for which operation, and what backward reads.
+"""One training forward: the saved tensors, their operations, and the parts that backward reads.
 
-Here: the session, which takes each saved tensor; the trace, which names it; the tables of what
-operations read; the ledger, which counts bytes; and the hooks on modules. Not here: how a tensor is
-encoded (``codecs``) or how many bits it gets (``adaptive``).
+Here: the session, which takes each saved tensor; the trace, which names it; the tables of the parts
+that backward reads; the ledger, which counts bytes; and the hooks on modules. Not here: the codecs
+(``codecs``), and the number of bits that a tensor gets (``adaptive``).
 
-A saved tensor goes this way: ``session.pack`` gets it from autograd, ``trace`` knows the operation
-that saves it, and ``deferred`` holds it until that has returned. Then ``nodes`` finds the autograd
-node that names it, ``operations`` has what backward reads of it, ``held`` and ``allowance`` whether
-it is kept as it is, ``gathers`` whether it can be gathered again, ``known`` whether its elements
-were encoded before. If not, ``encoder`` asks the codecs and ``ledger`` counts the bytes.
+The path of a saved tensor: ``session`` gets it from autograd and holds it until the operation that
+``trace`` has recorded returns. The autograd node names it (``nodes``), and ``operations`` has the
+part of it that backward reads. It is kept by reference (``owned``), gathered again (``gathers``),
+found in ``cache`` by its ``elements``, or encoded. ``ledger`` counts the bytes.
 """

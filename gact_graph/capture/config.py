@@ -1,4 +1,4 @@
-"""What a user may set, and the levels as data."""
+"""The settings of a wrapped model, and the levels."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from dataclasses import dataclass, field
 
 from gact_graph.ops.quantize import check_bits, check_group_size, check_int
 
-# Far beyond any graph, and far below what int64 can add a number of edges to.
+# Beyond any graph, and small enough that int64 sums with a number of edges do not overflow.
 _MOST_EDGES = 2**40
 
-
 MIN_BYTES = 16 << 20
-"""Below this, coding takes longer than it is worth: a step of a small graph takes several times as
-long, for memory that nobody misses. It is no share of the device's memory: then the same training
-would be compressed on one machine and not on another, and its gradients would differ."""
+"""The default of ``min_bytes``. Compressing a small graph makes a step several times as long, for
+little memory. The value does not depend on the device's memory: otherwise the same training would
+be compressed on one machine and not on another, and its gradients would differ."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """What a level does to the contexts that autograd saves.
+    """The treatment of the tensors that autograd saves.
 
     Args:
-        exact: Masks, indices, gathers and what is never read take their small exact forms.
-        quantize: What is left takes ``bits`` an element.
-        blocks: The edge work runs in blocks, unless the user says otherwise.
-        recompute: Message passing layers save their inputs, and are computed again in backward.
-        swap: Encoded contexts on a CUDA device wait for backward in host memory.
+        exact: Whether masks, indices, gathers and tensors that are never read take exact forms.
+        quantize: Whether other tensors take ``bits`` bits an element.
+        blocks: Whether edge work runs in blocks by default.
+        recompute: Whether message passing layers save their inputs and run again in backward.
+        swap: Whether encoded tensors on a CUDA device wait for backward in host memory.
     """
 
     exact: bool
@@ -108,14 +107,14 @@ class Config:
 
     @property
     def block_size(self) -> int | str | None:
-        """Edges of a block, ``"auto"``, or None where layers run as PyG has them."""
+        """The edges of a block, ``"auto"``, or None to run layers as stock PyG."""
         if self.blocks is None:
             return "auto" if LEVELS[self.level].blocks else None
         return self.blocks or None
 
 
 def check_blocks(blocks: object) -> None:
-    """Raises an error unless ``blocks`` is what a user may set."""
+    """Raise TypeError or ValueError unless ``blocks`` is a valid setting."""
     if blocks is None or blocks is False or blocks == "auto":
         return
     if isinstance(blocks, bool) or not isinstance(blocks, int):

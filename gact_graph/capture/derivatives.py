@@ -1,9 +1,9 @@
-"""Pointwise operations that save their derivative, in place of what it is computed from.
+"""Pointwise operations that save their derivative in place of their argument.
 
-Autograd saves the argument x of ``gelu``, and backward multiplies by the derivative there. The
-derivative of a noisy x is wrong on average: the mean of f'(x + noise) is not f'(x). So where x
-would get noise, the derivative is computed in forward, while x is exact, and saved in its place: it
-takes as many bits, and what backward multiplies by is right on average.
+Autograd saves the argument x of ``gelu``, and backward multiplies by the derivative at x. The
+derivative at a noisy x is biased: the mean of f'(x + noise) is not f'(x). So where x would get
+noise, the derivative is computed in forward, from the exact x, and saved in its place: it takes as
+many bits, and is unbiased.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +25,10 @@ from gact_graph.support.storage import is_plain
 from gact_graph.support.transforms import is_transformed
 
 POSITION = "derivative"
-"""The position of the derivative among the tensors that an operation saves, in slots."""
+"""The position of the derivative in slots."""
 
-# Operations whose derivative is not linear in what autograd saves. tanh and sigmoid are not among
-# them: they save their result, which the next operation often saves too.
+# Operations whose derivative is not linear in the saved tensor, except tanh and sigmoid: these save
+# their result, which the next operation often saves too.
 BOUNDED = frozenset(
     {
         *("gelu", "silu", "mish", "softplus", "elu", "selu", "celu", "log_sigmoid", "logsigmoid"),
@@ -37,7 +37,7 @@ BOUNDED = frozenset(
         *("erf", "erfc", "special_erf", "special_erfc", "pow"),
     }
 )
-# The derivative of these has poles and spans orders of magnitude: its error has to be relative.
+# Their derivative has poles and spans orders of magnitude, so its error has to be relative.
 UNBOUNDED = frozenset(
     {
         *("log1p", "special_log1p", "logit", "special_logit", "tan", "erfinv", "special_erfinv"),
@@ -46,29 +46,25 @@ UNBOUNDED = frozenset(
     }
 )
 
-_APART = (Tensor.detach, lambda tensor: tensor)
+_NO_HOOKS = (Tensor.detach, lambda tensor: tensor)
 
 
-class Pointwise:
-    """A pointwise operation about to run, on one tensor that needs a gradient."""
+class Replacement(NamedTuple):
+    """A form of an operation that saves another tensor in place of its argument.
 
-    def __init__(self, call: Call, x: Tensor, function: Callable[[Tensor], Tensor], dirty: bool):
-        self.x = x
-        self._call = call
-        self._function = function
-        self._dirty = dirty
+    Args:
+        x: The argument.
+        position: The name of the other tensor in slots.
+        run: A function from the label of the operation to its result.
+    """
 
-    def run(self, label: str) -> Tensor:
-        """The operation's result. Its derivative is saved as ``label.derivative``."""
-        shadow = Shadow.apply(self.x)
-        result: Tensor = _Multiply.apply(
-            self.x, self._function, self._call, self._dirty, label, shadow
-        )
-        return result
+    x: Tensor
+    position: str
+    run: Callable[[str], Tensor]
 
 
-def pointwise(call: Call) -> Pointwise | None:
-    """The operation, if its derivative can be saved in place of its argument; else None."""
+def pointwise(call: Call) -> Replacement | None:
+    """Return the replacement of an operation whose derivative can be saved."""
     if call.name not in BOUNDED and call.name not in UNBOUNDED:
         return None
     x = call.argument(0, "input", "self")
@@ -81,54 +77,57 @@ def pointwise(call: Call) -> Pointwise | None:
         return None
     if call.name == "pow" and not _is_curved(call.argument(1, "exponent")):
         return None
-    function, dirty = _out_of_place(call)
-    if function is None or (dirty and (x.is_leaf or x._is_view())):
+    function, in_place = _out_of_place(call)
+    if function is None or (in_place and (x.is_leaf or x._is_view())):
         return None
-    return Pointwise(call, x, function, dirty)
+
+    def run(label: str) -> Tensor:
+        anchor = GraphAnchor.apply(x)
+        result: Tensor = _Multiply.apply(x, function, call, in_place, label, anchor)
+        return result
+
+    return Replacement(x, POSITION, run)
 
 
 def _is_curved(exponent: object) -> bool:
-    """Whether the derivative of this power is not linear, but has no pole at zero."""
+    """Whether the derivative of this power is not linear and has no pole at zero."""
     return isinstance(exponent, int | float) and exponent > 1 and exponent != 2
 
 
 def is_opaque() -> bool:
     """Whether forward-mode derivatives, ``torch.func`` or a tracer are active.
 
-    They look into each operation, and could not look into an autograd function in Python.
+    These inspect each operation, and cannot inspect an autograd function in Python.
     """
     return forward_ad._current_level >= 0 or is_transformed()
 
 
 def _out_of_place(call: Call) -> tuple[Callable[[Tensor], Tensor] | None, bool]:
-    """The operation without its effect in place, and whether it has one."""
-    func, kwargs = call.func, dict(call.kwargs)
+    """Return the operation without its effect in place, and whether it has one."""
+    func, args, kwargs = call.func, [*call.args], dict(call.kwargs)
     name = getattr(func, "__name__", "")
-    in_place_method = name.endswith("_") and not name.startswith("_")
-    if in_place_method:
-        homes: tuple[Any, ...] = (Tensor, torch, F)
-        home = next((home for home in homes if hasattr(home, call.name)), None)
+    in_place = name.endswith("_") and not name.startswith("_")
+    if in_place:
+        namespaces: tuple[Any, ...] = (Tensor, torch, F)
+        home = next((home for home in namespaces if hasattr(home, call.name)), None)
         if home is None:
             return None, False
         func = getattr(home, call.name)
-    names = _arguments(func)
-    args = [*call.args]
-    dirty = in_place_method
+    names = _parameters(func)
     at = names.index("inplace") if "inplace" in names else len(args)
     if at < len(args):
-        dirty, args[at] = bool(args[at]), False
+        in_place, args[at] = bool(args[at]), False
     elif "inplace" in kwargs:
-        dirty, kwargs["inplace"] = bool(kwargs["inplace"]), False
+        in_place, kwargs["inplace"] = bool(kwargs["inplace"]), False
     if args:
-        rest = args[1:]
-        return (lambda x: func(x, *rest, **kwargs)), dirty
+        return (lambda x: func(x, *args[1:], **kwargs)), in_place
     [key] = (key for key in ("input", "self") if key in kwargs)
-    return (lambda x: func(**(kwargs | {key: x}))), dirty
+    return (lambda x: func(**(kwargs | {key: x}))), in_place
 
 
-@functools.lru_cache(maxsize=4096)  # a library may make functions as it goes
-def _arguments(func: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of the arguments of a function in Python; none of a builtin one."""
+@functools.lru_cache(maxsize=4096)  # libraries may create functions at run time
+def _parameters(func: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the parameters of a Python function; none of a builtin one."""
     try:
         return tuple(inspect.signature(func).parameters)
     except (TypeError, ValueError):
@@ -136,7 +135,7 @@ def _arguments(func: Callable[..., Any]) -> tuple[str, ...]:
 
 
 class _Multiply(torch.autograd.Function):
-    """Computes an operation and saves its derivative; backward multiplies by that."""
+    """Runs an operation and saves its derivative, by which backward multiplies."""
 
     @staticmethod
     def forward(
@@ -144,25 +143,25 @@ class _Multiply(torch.autograd.Function):
         x: Tensor,
         function: Callable[[Tensor], Tensor],
         call: Call,
-        dirty: bool,
+        in_place: bool,
         label: str,
-        shadow: Tensor,
+        anchor: Tensor,
     ) -> Tensor:
-        # The operation itself saves tensors, too. They live no longer than this block.
-        with torch.enable_grad(), saved_tensors_hooks(*_APART):
+        # The tensors that the operation itself saves live no longer than this block.
+        with torch.enable_grad(), saved_tensors_hooks(*_NO_HOOKS):
             leaf = x.detach().requires_grad_()
             result = function(leaf)
             ones = torch.ones((), dtype=result.dtype, device=x.device).expand_as(result)
             [derivative] = torch.autograd.grad(result, leaf, ones)
         result = result.detach()
-        if dirty:
+        if in_place:
             x.copy_(result)
             result = x
             ctx.mark_dirty(x)
         call.tensors = {POSITION: derivative}
         ctx.save_for_backward(derivative)
-        ctx.label, ctx.dtype, ctx.shadow = label, x.dtype, shadow
-        ctx.set_materialize_grads(False)  # what has no gradient hands none on, as in stock
+        ctx.label, ctx.dtype, ctx.anchor = label, x.dtype, anchor
+        ctx.set_materialize_grads(False)  # no gradient in, no gradient out, as in stock autograd
         return result
 
     @staticmethod
@@ -172,17 +171,18 @@ class _Multiply(torch.autograd.Function):
         if gradient is None:
             return (None,) * 6
         [derivative] = ctx.saved_tensors
+        arguments = gradient, derivative, ctx.dtype
         if torch.is_grad_enabled():
-            product = Once.apply(gradient, derivative, ctx.dtype, ctx.label, ctx.shadow)
+            product = OnceDifferentiable.apply(*arguments, ctx.label, ctx.anchor)
         else:
-            product = _product(gradient, derivative, ctx.dtype)
+            product = _product(*arguments)
         return product, None, None, None, None, None
 
 
-class Shadow(torch.autograd.Function):
-    """An empty tensor that hangs on the graph of ``x``, and holds none of the memory of ``x``.
+class GraphAnchor(torch.autograd.Function):
+    """Returns an empty tensor in the graph of ``x`` that holds no memory of ``x``.
 
-    Through it a second backward reaches :class:`Once`, which tells the user why it cannot be had.
+    Through it a second backward reaches :class:`OnceDifferentiable`, which raises the error.
     """
 
     @staticmethod
@@ -191,11 +191,11 @@ class Shadow(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> None:
-        return None  # what comes after it raises
+        return None  # the error was raised before
 
 
-class Once(torch.autograd.Function):
-    """The product in backward. It has no gradient: the second derivative is not known."""
+class OnceDifferentiable(torch.autograd.Function):
+    """The product in backward. It has no gradient, since the second derivative is unknown."""
 
     @staticmethod
     def forward(
@@ -204,7 +204,7 @@ class Once(torch.autograd.Function):
         derivative: Tensor,
         dtype: torch.dtype,
         label: str,
-        shadow: Tensor,
+        anchor: Tensor,
     ) -> Tensor:
         ctx.label = label
         return _product(gradient, derivative, dtype)
@@ -213,8 +213,8 @@ class Once(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> None:
         raise RuntimeError(
             f"Expected one backward through {ctx.label} (got a second one, through the gradient): "
-            "its derivative is saved, in few bits, and not what that depends on. Keep its argument "
-            f"instead, with pin={{{ctx.label + '.*'!r}: 32}}, or take level='lossless'."
+            "only its derivative is saved, in few bits. Keep its argument instead, with "
+            f"pin={{{ctx.label + '.*'!r}: 32}}, or take level='lossless'."
         )
 
 

@@ -1,4 +1,4 @@
-"""Which elements a saved tensor shows, so that two views of the same elements are encoded once."""
+"""The elements that a saved tensor shows: two views of the same elements are encoded once."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gact_graph.support.storage import Layout, place_of, span_of, version_of, wh
 
 
 class Elements(NamedTuple):
-    """The elements of a tensor, each once.
+    """The elements that a tensor shows, each once.
 
     Args:
-        flat: The elements [numel]; a view where they are consecutive in memory, else a copy.
-        layout: How the tensor lies over them.
-        offset: Where they start in the storage, in elements.
-        identity: Equal for two tensors that show the same elements at the same version, for as
-            long as somebody holds the :func:`gact_graph.support.storage.key_of` of their storage.
+        flat: The elements [numel]; a view if they are consecutive in memory, else a copy.
+        layout: The layout of the tensor over them.
+        offset: Their first index in the storage.
+        identity: A key that is equal for two tensors that show the same elements at the same
+            version, while the :func:`gact_graph.support.storage.key_of` of their storage is held.
     """
 
     flat: Tensor
@@ -28,11 +28,11 @@ class Elements(NamedTuple):
 
 
 def elements_of(tensor: Tensor, whole_storage: bool) -> Elements | None:
-    """The elements of a tensor, or None where they overlap in a way that has no flat form.
+    """Return the elements of a tensor, or None if they overlap in a way that has no flat form.
 
     Args:
         tensor: The tensor.
-        whole_storage: Take all elements of its storage, whichever it shows.
+        whole_storage: Whether to take all elements of its storage, shown or not.
     """
     span = whole_of(tensor) if whole_storage else span_of(tensor)
     if span is None:

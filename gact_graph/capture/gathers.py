@@ -1,77 +1,46 @@
-"""Which tensors were gathered from another one, by ``index_select`` and its kin."""
+"""Tensors that were gathered from another tensor, by ``index_select`` and similar operations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gact_graph.capture.trace import Call
-from gact_graph.codecs.base import Gathered, GatherOperation, Saved
+from gact_graph.codecs.base import Gathered, Saved
 from gact_graph.support.storage import is_plain, key_of, place_of, plain_of, version_of
 
 
-@dataclass(frozen=True)
-class Select:
-    """``source.index_select(dim, index)``."""
+class Gather(NamedTuple):
+    """A gathering operation, as a function of the source and the index."""
 
-    dim: int
-
-    def gather(self, source: Tensor, index: Tensor) -> Tensor:
-        return source.index_select(self.dim, index)
-
-
-@dataclass(frozen=True)
-class Item:
-    """``source[..., index, ...]``: slices that take all, and one tensor."""
-
-    before: tuple[Any, ...]
-    after: tuple[Any, ...]
-
-    def gather(self, source: Tensor, index: Tensor) -> Tensor:
-        key = (*self.before, index, *self.after)
-        return source[key]
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """``source.repeat_interleave(index, dim)``, which PyG's softmax over sorted edges takes."""
-
-    dim: int
-    size: int
-
-    def gather(self, source: Tensor, index: Tensor) -> Tensor:
-        return source.repeat_interleave(index, self.dim, output_size=self.size)
+    gather: Callable[[Tensor, Tensor], Tensor]
 
 
 class Gathers:
-    """Remembers each gathered tensor for as long as its memory lives.
+    """Records each gathered tensor for as long as its memory lives.
 
-    A record holds the source, for nobody else may: the sum in PyG's softmax is a passing value. The
-    source is no larger than the gathered tensor, and is let go when that is gone.
+    A record holds the source, which may be a temporary tensor such as the sum in PyG's softmax. The
+    source is no larger than the gathered tensor, and is released with it.
 
     Args:
-        keep: Saves the index of an operation.
+        keep: A function that saves the index of an operation.
     """
 
     def __init__(self, keep: Callable[[Call, Tensor], Saved]) -> None:
         self._keep = keep
-        # By the places of their tensors, whose keys tell whether they are gone.
+        # By the places of the gathered tensors; an expired key shows that a tensor is gone.
         self._records: dict[int, tuple[StorageWeakRef, Gathered]] = {}
 
     def see(self, call: Call, result: Any) -> None:
-        """Makes a record of the operation if it gathered."""
+        """Record the operation if it gathered."""
         form = _FORMS.get(call.name)
         if form is None or not isinstance(result, Tensor) or not is_plain(result):
             return
-        found = form(call, result)
-        if found is None:
-            return
-        source, index, operation = found
-        if not isinstance(source, Tensor) or not isinstance(index, Tensor):
+        source, index, operation = form(call, result)
+        if operation is None or not isinstance(source, Tensor) or not isinstance(index, Tensor):
             return
         source, index = plain_of(source), plain_of(index)
         whole = result.untyped_storage().nbytes() == result.nbytes and result.is_contiguous()
@@ -79,11 +48,9 @@ class Gathers:
         if not (is_plain(source) and is_plain(index)) or not whole or lazy:
             return
         key = key_of(result)
-        if place_of(source) == key.cdata:
+        if place_of(source) == key.cdata or source.numel() > result.numel():
             return
-        if source.numel() > result.numel():
-            return
-        self.forget()
+        self._forget()
         gathered = Gathered(
             source=source.detach(),
             source_version=version_of(source),
@@ -96,54 +63,60 @@ class Gathers:
         self._records[key.cdata] = key, gathered
 
     def find(self, tensor: Tensor) -> Gathered | None:
-        """How to gather the tensor again, if neither it nor its source has changed since."""
+        """Return the record of a tensor if neither the tensor nor its source has changed since."""
         if not self._records:
             return None
-        self.forget()
+        self._forget()
         _, record = self._records.get(place_of(tensor), (None, None))
         if record is None or record.dtype != tensor.dtype or record.version != version_of(tensor):
             return None
         return record if version_of(record.source) == record.source_version else None
 
-    def forget(self) -> None:
-        """Drops the records whose tensor is gone."""
+    def _forget(self) -> None:
         for place in [place for place, (key, _) in self._records.items() if key.expired()]:
             del self._records[place]
 
     def clear(self) -> None:
-        """Drops all records."""
+        """Remove all records."""
         self._records.clear()
 
 
-def _select(call: Call, result: Tensor) -> tuple[Any, Any, GatherOperation] | None:
+_Form = tuple[Any, Any, Gather | None]
+"""The source, the index, and the operation; None if it does not gather."""
+
+
+def _select(call: Call, result: Tensor) -> _Form:
     dim = call.argument(1, "dim")
-    if not isinstance(dim, int):
-        return None
-    return call.argument(0, "input", "self"), call.argument(2, "index"), Select(dim)
+    operation = Gather(lambda x, i: x.index_select(dim, i)) if isinstance(dim, int) else None
+    return call.argument(0, "input", "self"), call.argument(2, "index"), operation
 
 
-def _item(call: Call, result: Tensor) -> tuple[Any, Any, GatherOperation] | None:
+def _item(call: Call, result: Tensor) -> _Form:
+    """``source[..., index, ...]``: one tensor among slices that take all elements."""
     source, key = call.args
     key = key if isinstance(key, tuple) else (key,)
     tensors = [i for i, part in enumerate(key) if isinstance(part, Tensor)]
     if len(tensors) != 1:
-        return None
+        return source, None, None
     [at] = tensors
     before, after = key[:at], key[at + 1 :]
     if any(part is not Ellipsis and part != slice(None) for part in (*before, *after)):
-        return None
-    return source, key[at], Item(before, after)
+        return source, None, None
+    return source, key[at], Gather(lambda x, i: x.__getitem__((*before, i, *after)))
 
 
-def _repeat(call: Call, result: Tensor) -> tuple[Any, Any, GatherOperation] | None:
+def _repeat(call: Call, result: Tensor) -> _Form:
+    """As in PyG's softmax over sorted edges."""
+    source, repeats = call.argument(0, "input", "self"), call.argument(1, "repeats")
     dim = call.argument(2, "dim")
     if not isinstance(dim, int):
-        return None
-    source, repeats = call.argument(0, "input", "self"), call.argument(1, "repeats")
-    return source, repeats, Repeat(dim, result.size(dim))
+        return source, repeats, None
+    size = result.size(dim)
+    operation = Gather(lambda x, i: x.repeat_interleave(i, dim, output_size=size))
+    return source, repeats, operation
 
 
-_FORMS: dict[str, Callable[[Call, Tensor], tuple[Any, Any, GatherOperation] | None]] = {
+_FORMS: dict[str, Callable[[Call, Tensor], _Form]] = {
     "index_select": _select,
     "getitem": _item,
     "repeat_interleave": _repeat,

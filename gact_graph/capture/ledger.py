@@ -1,205 +1,228 @@
-"""The bytes of one forward: for each context what stock autograd would hold and what is held."""
+"""The bytes of one forward: for each context, those of stock autograd and those that are held."""
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gact_graph.capture.elements import Elements
-from gact_graph.capture.roles import Sizes
-from gact_graph.capture.trace import Saver
+from gact_graph.capture.trace import Save
 from gact_graph.codecs import Context, Kept
 from gact_graph.support.rows import NOT_MADE, Row
 from gact_graph.support.storage import key_of, physical_of, version_of
 
 
+class Sizes:
+    """The numbers of nodes and edges in the message passing of one forward."""
+
+    def __init__(self) -> None:
+        self._nodes: set[int] = set()
+        self._edges: set[int] = set()
+
+    def add(self, edge_index: Any, size: Any) -> None:
+        """Add the sizes of one call of ``propagate``.
+
+        Args:
+            edge_index: The edges in any format.
+            size: The numbers of source and destination nodes; None for an unknown one.
+        """
+        self._nodes |= {int(n) for n in size if n is not None}
+        if not isinstance(edge_index, Tensor):
+            self._edges.add(int(edge_index.nnz()))  # torch_sparse.SparseTensor
+        elif edge_index.layout == torch.strided:
+            self._edges.add(int(edge_index.size(1)))
+        elif edge_index.layout == torch.sparse_coo:
+            self._edges.add(int(edge_index._nnz()))
+        else:
+            self._edges.add(int(edge_index.values().size(0)))
+
+    def role_of(self, shape: tuple[int, ...], of_edges: bool) -> str:
+        """Return ``node``, ``edge`` or ``other``.
+
+        Args:
+            shape: The shape of a tensor. On static graphs a batch dimension precedes the nodes.
+            of_edges: Whether the tensor was saved while messages were computed, which decides
+                where a graph has as many nodes as edges.
+        """
+        kinds = [(self._nodes, "node"), (self._edges, "edge")]
+        for size in (*shape[:1], *shape[-2:-1]):
+            for sizes, role in reversed(kinds) if of_edges else kinds:
+                if size in sizes:
+                    return role
+        return "other"
+
+
 @dataclass
 class Entry:
-    """Where a context comes from, and what is known of it while forward runs.
+    """One context, or one tensor that only stock autograd would save.
 
     Attributes:
-        context: A weak reference: autograd alone keeps the context alive.
-        key: The storage of the tensor that it was made from; its ``cdata`` is no other storage's
-            for as long as the entry lives.
-        version: That tensor's version.
-        dtype: Its type.
-        offset: The first encoded element in the storage.
+        row: The row of the report, not counting that other entries may have the same storage.
+        key: The storage of the tensor, if there is one. Its ``cdata`` belongs to no other storage
+            while the entry lives.
+        context: A weak reference, since only autograd keeps the context alive; None for a tensor
+            that only stock autograd would save. The attributes below are those of contexts.
+        version: The tensor's version.
+        dtype: The tensor's dtype.
+        offset: The index of the first encoded element in the storage.
         dense: Whether the encoded elements are consecutive in memory.
-        of_edges: Whether the tensor was saved while messages were made.
-        storage_bytes: Bytes of the whole storage.
-        row: Its row in the report, as if no other tensor showed the same storage.
-        is_held: Whether it turned out to be a reference to what others hold anyway.
+        of_edges: Whether the tensor was saved while messages were computed.
+        storage_bytes: The bytes of the whole storage.
+        is_owned: Whether the model or its inputs turned out to own the storage.
     """
 
-    context: weakref.ref[Context]
-    key: StorageWeakRef
-    version: int | None
-    dtype: torch.dtype
-    offset: int
-    dense: bool
-    of_edges: bool
-    storage_bytes: int
     row: Row
-    is_held: bool = False
+    key: StorageWeakRef | None
+    context: weakref.ref[Context] | None = None
+    version: int | None = None
+    dtype: torch.dtype | None = None
+    offset: int = 0
+    dense: bool = False
+    of_edges: bool = False
+    storage_bytes: int = 0
+    is_owned: bool = False
 
     def count_as_saved(self) -> None:
-        """Autograd saves the tensor, too, and not only another context refers to it."""
+        """Count the tensor as saved by stock autograd, not only by another context."""
         self.row.raw_bytes = self.storage_bytes
 
     def refer_to(self, tensor: Tensor) -> bool:
-        """Replaces the encoded form by a reference into the storage of ``tensor``, if it can."""
-        context = self.context()
+        """Replace the encoded form by a reference into the storage of ``tensor``, if possible."""
+        context = None if self.context is None else self.context()
         if context is None:
             return False
         if isinstance(context.encoded, Kept):
             return True
-        # One storage may be seen in two types, as the real view of a complex tensor is.
-        alike = tensor.dtype == self.dtype and version_of(tensor) == self.version
-        if not (self.dense and alike):
+        # A storage may be viewed in two dtypes, as the real view of a complex tensor is.
+        matches = tensor.dtype == self.dtype and version_of(tensor) == self.version
+        if not (self.dense and matches):
             return False
         flat = physical_of(tensor.detach()).as_strided((self.row.numel,), (1,), self.offset)
         context.encoded = Kept(flat, self.row.slot)
         return True
 
 
-@dataclass(frozen=True)
-class OfStock:
-    """What stock autograd would save where layers run in blocks, and is not saved.
-
-    Attributes:
-        row: Its row in the report.
-        key: The storage of the tensor, if there is one.
-    """
-
-    row: Row
-    key: StorageWeakRef | None
-
-
 class Ledger:
     """Collects the contexts of one forward."""
 
     def __init__(self) -> None:
-        self._entries: list[Entry | OfStock] = []
+        self._entries: list[Entry] = []
 
     def add(
         self,
-        tensor: Tensor,
-        saver: Saver,
+        save: Save,
         context: Context,
         elements: Elements | None = None,
         *,
-        by_autograd: bool = True,
         is_shared: bool = False,
     ) -> Entry:
-        """Enters a context.
+        """Add a context.
 
         Args:
-            tensor: The plain tensor that it was made from.
-            saver: Who saves that.
-            context: What is held.
-            elements: Those that were encoded; None for a reference to the tensor.
-            by_autograd: Whether autograd saves the tensor, or only another context refers to it.
-            is_shared: Whether the context was there already, made from an equal tensor.
+            save: The dense tensor that it was made from.
+            context: The context.
+            elements: The elements that were encoded; None for a reference to the tensor.
+            is_shared: Whether the context was made before, from an equal tensor.
         """
+        tensor, form = save.tensor, context.form
         storage = tensor.untyped_storage().nbytes()
-        form = context.form
         stored = storage if form.codec == Kept.codec else form.nbytes
         row = Row(
-            slot=saver.slot,
+            slot=save.slot,
             role=_role_of(tensor, form.codec),
             codec=form.codec,
             shape=tuple(tensor.shape),
             numel=tensor.numel() if elements is None else elements.flat.numel(),
             bits=form.bits,
-            raw_bytes=storage if by_autograd else 0,
+            raw_bytes=storage if save.by_autograd else 0,
             stored_bytes=0 if is_shared else stored,
             host_bytes=0 if is_shared else form.host_bytes,
         )
         entry = Entry(
-            context=weakref.ref(context),
-            key=key_of(tensor),
-            version=version_of(tensor),
-            dtype=tensor.dtype,
-            offset=int(tensor.storage_offset()) if elements is None else elements.offset,
+            row,
+            key_of(tensor),
+            weakref.ref(context),
+            version_of(tensor),
+            tensor.dtype,
+            offset=0 if elements is None else elements.offset,
             dense=elements is not None and elements.layout.dense,
-            of_edges=saver.of_edges,
+            of_edges=save.of_edges,
             storage_bytes=storage,
-            row=row,
         )
         self._entries.append(entry)
         return entry
 
     def add_of_stock(self, slot: str, nbytes: int, tensor: Tensor | None = None) -> None:
-        """Enters what stock autograd would save, and nothing is saved for.
+        """Add bytes that stock autograd would save and that are recomputed instead.
 
         Args:
-            slot: Its name.
-            nbytes: How much it is.
+            slot: The name of the row.
+            nbytes: The number of bytes.
             tensor: The tensor, if there is one. Another entry may have its storage.
         """
         role = "edge" if tensor is None or tensor.is_floating_point() else "index"
         shape = () if tensor is None else tuple(tensor.shape)
         numel = 0 if tensor is None else tensor.numel()
         row = Row(slot, role, NOT_MADE, shape, numel, None, nbytes, 0)
-        self._entries.append(OfStock(row, None if tensor is None else key_of(tensor)))
+        self._entries.append(Entry(row, None if tensor is None else key_of(tensor)))
 
-    def refer_to(self, held: Mapping[int, Tensor], outputs: Mapping[int, Tensor]) -> None:
-        """Replaces encoded forms of tensors that others hold now by references to these tensors.
+    def refer_to(self, owned: Mapping[int, Tensor], outputs: Mapping[int, Tensor]) -> None:
+        """Replace encoded forms of tensors that live elsewhere by references to these tensors.
 
         Args:
-            held: What the model and its inputs hold, by the places of the storages. Stock autograd
-                holds it at no cost, too.
-            outputs: The model's outputs, which live on in the caller's hands and in the loss.
+            owned: The tensors of the model and its inputs, by the places of their storages. They
+                take no memory in stock autograd either.
+            outputs: The outputs of the model, which the caller and the loss keep alive.
         """
         for entry in self._entries:
-            if isinstance(entry, OfStock):
+            if entry.key is None or entry.context is None:
                 continue
             row, place = entry.row, entry.key.cdata
-            if place in held:
-                entry.is_held = entry.refer_to(held[place])
-                continue
-            is_output = place in outputs and row.bits is not None
-            if is_output and entry.refer_to(outputs[place]):
+            if place in owned:
+                entry.is_owned = entry.refer_to(owned[place])
+            elif place in outputs and row.bits is not None and entry.refer_to(outputs[place]):
                 row.codec, row.bits, row.host_bytes = Kept.codec, None, 0
                 row.stored_bytes = entry.storage_bytes
 
-    def rows(self, held: Container[int], sizes: Sizes, count_dead: bool = False) -> list[Row]:
-        """The rows of the report. Nothing is changed.
+    def rows(self, owned: Container[int], sizes: Sizes, count_dead: bool = False) -> list[Row]:
+        """Return the rows of the report, without changes to the ledger.
 
         Args:
-            held: Places of storages that the model and its inputs hold: they are not counted.
-            sizes: Tells nodes from edges.
-            count_dead: Whether contexts count that are gone already.
+            owned: Places of storages that the model and its inputs own, which are not counted.
+            sizes: The numbers of nodes and edges.
+            count_dead: Whether to count contexts that were released.
         """
-        found: list[Row] = []
+        rows: list[Row] = []
         raw: set[int] = set()
         kept: set[int] = set()
         for entry in self._entries:
-            row = Row(**vars(entry.row))
+            row = dataclasses.replace(entry.row)
             place = None if entry.key is None else entry.key.cdata
-            if isinstance(entry, Entry):
-                if entry.is_held or (entry.context() is None and not count_dead):
+            if entry.context is not None and place is not None:
+                if entry.is_owned or (entry.context() is None and not count_dead):
                     continue
-                # A storage is held once, by a reference as by stock autograd.
+                # References to one storage hold it once, as in stock autograd.
                 if row.codec == Kept.codec:
                     row.stored_bytes *= place not in kept
-                    kept.add(entry.key.cdata)
+                    kept.add(place)
                 if row.role == "other":
                     row.role = sizes.role_of(row.shape, entry.of_edges)
             if row.raw_bytes and place is not None:
-                row.raw_bytes *= place not in raw and place not in held
+                row.raw_bytes *= place not in raw and place not in owned
                 raw.add(place)
             if row.raw_bytes or row.stored_bytes:
-                found.append(row)
-        return found
+                rows.append(row)
+        return rows
 
     def clear(self) -> None:
-        """Forgets all entries."""
+        """Remove all entries."""
         self._entries.clear()
 
 

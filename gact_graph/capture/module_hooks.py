@@ -1,8 +1,8 @@
-"""Hooks on a wrapped model's modules: they tell its session which module and phase runs."""
+"""Hooks on a wrapped model's modules: they report the module and phase that runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from torch_geometric.nn import MessagePassing
 from gact_graph.support.current import Hook, Owner, is_busy, session_of
 from gact_graph.support.storage import tensors_in
 from gact_graph.support.transforms import is_transformed
+
+_PHASES = ("edge_update", "message", "aggregate", "message_and_aggregate")
 
 
 class EnterModule(Hook):
@@ -35,9 +37,8 @@ class LeaveModule(Hook):
         if session is not None:
             session.trace.leave(self.name)
         elif not self.owner.followed and module.training and torch.is_grad_enabled():
-            if is_busy():  # another wrapped model calls this module
-                return
-            if torch.compiler.is_compiling() or is_transformed():
+            # is_busy: another wrapped model calls this module.
+            if is_busy() or torch.compiler.is_compiling() or is_transformed():
                 return
             for tensor in tensors_in(output):
                 if tensor.grad_fn is not None:
@@ -45,26 +46,21 @@ class LeaveModule(Hook):
                     return
 
 
-class EnterPhase(Hook):
-    """Pre-hook on a phase of message passing, such as ``message``."""
+class Phase(Hook):
+    """Pre-hook on a phase of message passing, and hook after it, which also gets its result."""
 
-    def __call__(self, module: nn.Module, args: Any) -> None:
+    def __call__(self, module: nn.Module, args: Any, *result: Any) -> None:
         session = session_of(self.owner)
-        if session is not None:
+        if session is None:
+            return
+        if result:
+            session.trace.leave_phase(self.name)
+        else:
             session.trace.enter_phase(self.name)
 
 
-class LeavePhase(Hook):
-    """Hook after a phase; its result is left as it is."""
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        session = session_of(self.owner)
-        if session is not None:
-            session.trace.leave_phase(self.name)
-
-
 class Propagated(Hook):
-    """Hook after ``propagate``, which has been told how many nodes and edges there are."""
+    """Hook after ``propagate``, whose arguments contain the numbers of nodes and edges."""
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         session = session_of(self.owner)
@@ -76,30 +72,31 @@ class Propagated(Hook):
 def attach(
     owner: Owner, model: nn.Module, only: Container[nn.Module] | None = None
 ) -> Iterator[RemovableHandle]:
-    """Puts hooks on the model and its submodules, and yields handles that remove them.
+    """Add hooks to the model and its submodules, and yield the handles that remove them.
 
     Args:
-        owner: What the hooks carry.
+        owner: The owner that the hooks carry.
         model: The model.
         only: The modules that get hooks; None for all of them.
     """
     for name, module in model.named_modules():
         if only is not None and module not in only:
             continue
-        # A scripted module takes no hooks: what it saves gets the name of the module around it.
+        # A scripted module takes no hooks: its saved tensors get the name of the module around it.
         if module is not model and not isinstance(module, RecursiveScriptModule):
             enter, leave = EnterModule(owner, name), LeaveModule(owner, name)
             yield module.register_forward_pre_hook(enter, with_kwargs=True)
             yield module.register_forward_hook(leave, always_call=True)
         if isinstance(module, MessagePassing):
             yield module.register_propagate_forward_hook(Propagated(owner, "propagate"))
-            for phase, before, after in _phases(module):
-                yield before(EnterPhase(owner, phase))
-                yield after(LeavePhase(owner, phase))
+            for phase in _PHASES:
+                hook = Phase(owner, phase)
+                yield getattr(module, f"register_{phase}_forward_pre_hook")(hook)
+                yield getattr(module, f"register_{phase}_forward_hook")(hook)
 
 
 def without_hooks(owner: Owner, model: nn.Module) -> set[nn.Module]:
-    """The submodules without hooks of this owner: they were added after the model was wrapped."""
+    """Return the submodules without hooks of this owner, added after the model was wrapped."""
     return {
         module
         for module in model.modules()
@@ -110,14 +107,3 @@ def without_hooks(owner: Owner, model: nn.Module) -> set[nn.Module]:
             for hook in module._forward_pre_hooks.values()
         )
     }
-
-
-def _phases(
-    module: MessagePassing,
-) -> Iterator[tuple[str, Callable[..., RemovableHandle], Callable[..., RemovableHandle]]]:
-    for phase in ("edge_update", "message", "aggregate", "message_and_aggregate"):
-        yield (
-            phase,
-            getattr(module, f"register_{phase}_forward_pre_hook"),
-            getattr(module, f"register_{phase}_forward_hook"),
-        )

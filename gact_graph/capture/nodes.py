@@ -1,7 +1,7 @@
 """The autograd nodes that save tensors: they name the operation and the argument.
 
 A saved-tensor hook gets a tensor and nothing else. Once the operation has returned, the graph of
-its result has a node for each differentiable step, and the node names each tensor that it saved as
+its result has a node for each differentiable step, which names each tensor that it saved as
 PyTorch's derivative formulas do: ``AddmmBackward0`` holds ``mat1``. Nodes of in-place operations on
 views, and of functions that extensions write in C++, show nothing.
 """
@@ -18,14 +18,14 @@ _RAW = "_raw_saved_"
 
 
 class Attribute(NamedTuple):
-    """The place of a saved tensor in a node.
+    """The attribute of a node that holds a saved tensor.
 
     Args:
         node: The node.
-        operation: The operation that the node differentiates, as in ``derivatives.yaml`` but for
-            leading underscores: ``native_batch_norm``. Empty for an autograd function in Python.
+        operation: The operation that the node differentiates, as in ``derivatives.yaml`` except for
+            leading underscores: ``native_batch_norm``. Empty for most autograd functions in Python.
         name: The tensor's name in the formulas: ``self``, ``mat1``, ``result``. Tensors of a list
-            have their index behind it: ``indices.0``.
+            have their index appended: ``indices.0``.
     """
 
     node: Any
@@ -41,57 +41,66 @@ class Attribute(NamedTuple):
         return bool(left == right)
 
     def setting(self, name: str) -> Any:
-        """An argument of the operation that is no tensor."""
+        """Return an argument of the operation that is not a tensor."""
         return getattr(self.node, f"_saved_{name}")
 
     def holds(self, name: str) -> bool:
         """Whether the argument of this name is a tensor, which the node saved."""
         return hasattr(self.node, f"{_RAW}{name}")
 
-    def learns(self, index: int) -> bool:
-        """Whether the input at this index needs a gradient."""
+    def requires_grad(self, index: int) -> bool:
+        """Whether the input at this index requires a gradient."""
         return self.node.next_functions[index][0] is not None
 
     def shape_of(self, index: int) -> tuple[int, ...]:
-        """The shape of the input at this index, which needs a gradient."""
+        """Return the shape of the input at this index, which requires a gradient."""
         node, output = self.node.next_functions[index]
         return tuple(node._input_metadata[output].shape)
 
 
 def attributes_of(result: Any, since: int) -> dict[int, Attribute]:
-    """The places of the tensors that an operation saved, by the ids of what holds them.
+    """Return the attributes of the tensors that an operation saved.
 
     Args:
-        result: What the operation returned: a tensor, or several.
+        result: The result of the operation: a tensor, or several.
         since: The sequence number of the first node that the operation may have made.
+
+    Returns:
+        The attributes by the ids of the objects that the pack hook returned.
     """
     results = result if isinstance(result, (tuple, list)) else (result,)
     waiting: list[Any] = [tensor.grad_fn for tensor in results if isinstance(tensor, Tensor)]
-    places: dict[int, Attribute] = {}
+    attributes: dict[int, Attribute] = {}
     seen: set[Any] = set()
     for node in waiting:
         if node is None or node in seen or node._sequence_nr() < since:
             continue
         seen.add(node)
-        operation, attributes = _attributes(node.__class__, node.name())
-        for attribute, name in attributes:
-            raw = getattr(node, attribute)
+        operation, names, tensors = _names(node.__class__, node.name())
+        for name in names:
+            raw = getattr(node, _RAW + name)
             if isinstance(raw, tuple):
                 for i, saved in enumerate(raw):
-                    places[id(saved.data)] = Attribute(node, operation, f"{name}.{i}")
+                    item = tensors[i] if tensors else f"{name}.{i}"
+                    attributes[id(saved.data)] = Attribute(node, operation, item)
             else:
-                places[id(raw.data)] = Attribute(node, operation, name)
+                attributes[id(raw.data)] = Attribute(node, operation, name)
         waiting += [following for following, _ in node.next_functions]
-    return places
+    return attributes
 
 
-@functools.lru_cache(maxsize=4096)  # a library may make functions as it goes
-def _attributes(kind: Any, name: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The operation of a kind of node, and the attributes with what it saved, with their names."""
+@functools.lru_cache(maxsize=4096)  # libraries may create functions at run time
+def _names(kind: Any, name: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Return the operation of a kind of node, and the names of the tensors that it saves.
+
+    The third item has the names for an autograd function in Python with an attribute
+    ``differentiates``: the operation that the function stands for, and its saved tensors.
+    """
     native = re.fullmatch(r"(\w+)Backward\d+", name)
-    raw = [attribute for attribute in dir(kind) if attribute.startswith(_RAW)]
-    attributes = tuple((attribute, attribute.removeprefix(_RAW)) for attribute in raw)
-    return (_snake(native[1]) if native else "", attributes)
+    names = tuple(a.removeprefix(_RAW) for a in dir(kind) if a.startswith(_RAW))
+    function = getattr(kind, "_forward_cls", None)
+    operation, tensors = getattr(function, "differentiates", ("", ()))
+    return (_snake(native[1]) if native else operation, names, tensors)
 
 
 def _snake(name: str) -> str:

@@ -1,12 +1,11 @@
-"""The table of what the backward of each operation reads of the tensors that it saved.
+"""The parts of saved tensors that the backward of each operation reads.
 
-Autograd saves whole tensors. Some operations read no more of them than on which side of a bound
-each element lies, or nothing at all. Others read values: noise that is zero on average does no harm
-where the gradient is linear in them, and little where it is smooth and bounded. But what is divided
-by, exponentiated or compared must be precise. Which is which follows from PyTorch's derivative
-formulas (``derivatives.yaml``, which torch ships in ``torchgen``), whose names of operations and
-tensors the table has; the tests hold this file against them. What is not listed here is kept
-exactly.
+Autograd saves whole tensors. Some operations read only on which side of a bound each element lies,
+or nothing. Others read values: noise of mean zero is harmless where the gradient is linear in them,
+and nearly so where it is smooth and bounded. Divisors, exponents and compared values must be
+precise. All this follows from PyTorch's derivative formulas (``derivatives.yaml``, which torch
+ships in ``torchgen``), whose names of operations and tensors the table uses; tests check this file
+against them. Tensors that are not listed are kept exactly.
 """
 
 from __future__ import annotations
@@ -41,43 +40,42 @@ LINEAR = frozenset(
     }
 )
 
-# Backward computes the scores from query and key once more, and their exponentials, while the
-# normaliser is that of exact scores. At 16 bits an element is off by at most 1 / 65535 of its
-# group's range, and a score by about 1e-5 of the largest that such elements can give. On average an
-# exponential is off by half the square of that.
+# Backward recomputes the scores from query and key, and their exponentials, but the normalizer is
+# that of exact scores. At 16 bits the error of an element is at most 1 / 65535 of its group's range
+# and that of a score about 1e-5 of the largest possible score. The mean error of an exponential is
+# half the square of that.
 _SCORED = Values(least_bits=16)
-# The gradient is linear in value and result. But where attention is sharp, backward subtracts a
-# large number made from the one from a large number made from the other: their noise stays.
+# The gradient is linear in value and result. But where attention is sharp, backward subtracts large
+# numbers that are computed from them: the numbers cancel, and their noise does not.
 _ATTENDED = Values(least_bits=8)
-# Backward multiplies two elements of the result, or squares one. The square of noise is not zero on
-# average: it makes gradients of a softmax 8 % too small at 2 bits, and 0.3 % at 4 bits.
+# Backward multiplies two elements of the result, or squares an element. The mean of squared noise
+# is not zero: it makes gradients of a softmax 8 % too small at 2 bits, and 0.3 % at 4 bits.
 _SHARES = Values(least_bits=4)
-# Shares sum to 1, and what is common to the gradients of a few large terms cancels by that. The
-# noise of a few shares leaves it, where it may be far more than what is left; and they take little
-# memory beside these terms.
+# Shares sum to 1, so the common part of the gradients of a few large terms cancels. With noise in a
+# few shares it does not, and may exceed the rest by far; such shares take little memory.
 _FEW_SHARES = Values(least_bits=16)
 _NARROW = 16
 _AGGREGATIONS = "torch_geometric.nn.aggr"
 
 _GROUPS: tuple[tuple[Reads, str, str], ...] = (
-    # The gradient is linear in what is read,
+    # The gradient is linear in the tensor,
     (VALUES, "result", "exp exp2 expm1"),
     (VALUES, "tensor1", "addcdiv"),
     (VALUES, "weight", "embedding_bag native_group_norm prelu_kernel"),
     (VALUES, "per_sample_weights", "embedding_bag"),
     (VALUES, "input", "grid_sampler2d"),
     (VALUES, "noise", "rrelu_with_noise"),
-    # or reads its shape,
+    # or depends on its shape,
     (VALUES, "self", "gather take masked_select"),
     (VALUES, "self", "reflection_pad1d reflection_pad2d reflection_pad3d"),
     (VALUES, "self", "replication_pad1d replication_pad2d replication_pad3d"),
     (VALUES, "self", "avg_pool2d avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d"),
-    # or it is smooth and bounded.
+    # or is smooth and bounded.
     (VALUES, "self", "celu gelu silu mish softplus glu hardswish sin cos erf erfc atan"),
     (VALUES, "result", "celu"),
     (_SHARES, "result", "sigmoid tanh"),
     (Values(sign=True), "self", "prelu_kernel"),
-    # It divides by what is read, or takes a power of it.
+    # Backward divides by the tensor, or takes a power of it.
     (RELATIVE, "tensor2", "addcdiv"),
     (RELATIVE, "self", "log log2 log10"),
     (RELATIVE, "other", "div"),
@@ -86,51 +84,51 @@ _GROUPS: tuple[tuple[Reads, str, str], ...] = (
 )
 
 TABLE = {(name, tensor): reads for reads, tensor, names in _GROUPS for name in names.split()}
-"""By the operation and the tensor, where neither depends on other arguments."""
+"""By operation and tensor, where the entry does not depend on other arguments."""
 
 ALIKE: Mapping[str, Reads] = {
     **dict.fromkeys(LINEAR, VALUES),
     "relu": Side("not_at_most", (0.0,), 0.0, 1.0),
     "leaky_relu": Side("above", (0.0,), 0.0, 1.0),
     "abs": Sign(),
-    # Those of torch_sparse and pyg_lib, whose nodes show nothing.
+    # Operations of torch_sparse and pyg_lib, whose nodes show nothing.
     **dict.fromkeys(("spmm_sum", "spmm_mean", "segment_matmul", "grouped_matmul"), VALUES),
     # In place on a view, where the node shows nothing either.
     "imul": VALUES,
 }
-"""By the operation, where all tensors that it saves are read alike."""
+"""By operation, where backward reads the same part of all tensors that it saves."""
 
 
 def reads_of(call: Call, position: str, tensor: Tensor, saved: Attribute | None) -> Reads:
-    """What backward reads of a tensor.
+    """Return the part of a tensor that backward reads.
 
     Args:
-        call: The operation that saved it, as Python called it: it may be made of several.
-        position: The tensor's position in that.
+        call: The operation that saved it, as Python called it: it may consist of several.
+        position: The tensor's position in the call.
         tensor: The tensor.
-        saved: Its place in the node that saved it; None where no node shows it.
+        saved: Its attribute of the autograd node; None if no node shows it.
     """
-    # A layer that runs again in backward saves its inputs alone, and computes all else from them.
+    # A layer that runs again in backward saves only its inputs.
     if call.of_layer:
         return VALUES
     if position in call.tensors:
         return RELATIVE if position == POSITION and call.name in UNBOUNDED else VALUES
     if saved is None:
         return ALIKE.get(call.name, EXACT)
-    composite = _COMPOSITES.get(call.name)
-    if composite is not None:
-        return composite(call, saved, tensor)
-    special = _SPECIAL.get(saved.operation)
-    if special is not None:
-        return special(call, saved, tensor)
+    rule = _COMPOSITES.get(call.name) or _RULES.get(saved.operation)
+    if rule is not None:
+        return rule(call, saved, tensor)
     key = saved.operation, saved.name
     return TABLE.get(key) or ALIKE.get(saved.operation, EXACT)
 
 
+_Rule = Callable[[Call, Attribute, Tensor], Reads]
+
+
 def _attention(call: Call, saved: Attribute, x: Tensor) -> Reads:
-    """A fused kernel recomputes the exponentials in backward; separate ones save the softmax."""
     if not saved.operation.startswith("scaled_dot_product"):
-        # What is saved are scaled query and key and the softmax: backward multiplies them.
+        # Separate kernels save scaled query and key and the softmax, which backward multiplies. A
+        # fused kernel recomputes the exponentials.
         return _ATTENDED
     if saved.name in ("query", "key"):
         return _SCORED
@@ -151,8 +149,8 @@ def _normalize(call: Call, saved: Attribute, x: Tensor) -> Reads:
     return _in_slices(x, tuple(x.shape), (dim % x.dim(),)) if isinstance(dim, int) else VALUES
 
 
-# By the function that is called: what its parts do together tells more than each of them.
-_COMPOSITES: dict[str, Callable[[Call, Attribute, Tensor], Reads]] = {
+# By the function that is called, where its operations together allow more than each of them.
+_COMPOSITES: dict[str, _Rule] = {
     "scaled_dot_product_attention": _attention,
     "rms_norm": _rms_norm,
     "normalize": _normalize,
@@ -182,12 +180,12 @@ def _in_rows(x: Tensor, size: int) -> Reads:
 
 
 def _in_slices(x: Tensor, shape: tuple[int, ...], dims: tuple[int, ...]) -> Values:
-    """Values in slices; plain ones where memory has the elements in another order."""
+    """Values in slices, or plain values if memory has the elements in another order."""
     return Values(slices=(shape, dims)) if x.is_contiguous() and x.numel() else VALUES
 
 
 def _variance(call: Call, saved: Attribute, x: Tensor) -> Reads:
-    """The gradient is linear in the input less its mean."""
+    """The gradient is linear in the input minus its mean."""
     if saved.name != "self":
         return TABLE.get((saved.operation, saved.name), EXACT)
     dims = saved.setting("dim")
@@ -200,15 +198,10 @@ def _product(call: Call, saved: Attribute, x: Tensor) -> Reads:
     if saved.is_square:
         return _square(call, x)
     other = saved.shape_of(1 if saved.name == "self" else 0)
-    return _in_columns(x) if _is_of_channels(other, x) else VALUES
-
-
-def _is_of_channels(vector: tuple[int, ...], x: Tensor) -> bool:
-    """Whether x is multiplied by a number for each channel, as norms do with what they learn.
-
-    Each of these has a gradient of its own, and the channels may have any scales.
-    """
-    return x.dim() >= 2 and vector == (x.size(-1),) and x.size(-1) >= _NARROW
+    # If the other factor has a number for each channel, as the weights of norms do, each number has
+    # its own gradient, and the scales of channels may differ.
+    of_channels = x.dim() >= 2 and other == (x.size(-1),) and x.size(-1) >= _NARROW
+    return _in_columns(x) if of_channels else VALUES
 
 
 def _power(call: Call, saved: Attribute, x: Tensor) -> Reads:
@@ -221,21 +214,21 @@ def _power(call: Call, saved: Attribute, x: Tensor) -> Reads:
 def _square(call: Call, x: Tensor) -> Reads:
     """Squares are mostly summed to the variance of channels, which are then divided by it."""
     reads = _in_columns(x)
-    # PyG takes a variance as the mean of squares less the square of the mean: the noise of both
-    # stays.
-    of_variance = call.home.startswith(_AGGREGATIONS)
+    # PyG computes a variance as the mean of squares minus the square of the mean: the two cancel,
+    # and their noise does not.
+    of_variance = call.caller.startswith(_AGGREGATIONS)
     return dataclasses.replace(reads, least_bits=16) if of_variance else reads
 
 
 def _quotient(call: Call, saved: Attribute, x: Tensor) -> Reads:
-    """Mostly channels over their deviations. Narrow tensors are others, such as attention heads."""
+    """Mostly channels over their deviations, except narrow tensors, such as attention heads."""
     if saved.name == "other":
         return RELATIVE
     return VALUES if not x.dim() or x.size(-1) < _NARROW else _in_columns(x)
 
 
 def reads_of_source(reads: Reads, source: Tensor) -> Reads:
-    """What is read of a tensor, where this is read of rows that are gathered from it."""
+    """Return the part of a tensor that is read if ``reads`` is read of rows gathered from it."""
     if not isinstance(reads, Values) or reads.slices is None:
         return reads
     shape, dims = reads.slices
@@ -256,7 +249,7 @@ def _softmax(call: Call, saved: Attribute, x: Tensor) -> Reads:
 
 
 def _norm(call: Call, saved: Attribute, x: Tensor) -> Reads:
-    """The gradient of the 2-norm is linear in input / result; that of the 1-norm reads the sign."""
+    """The gradient of the 2-norm is linear in input / result; the 1-norm reads the sign."""
     power = saved.setting("p" if saved.operation == "norm" else "ord")
     if power is None or power == 2:
         return VALUES if saved.name == "self" else RELATIVE
@@ -270,7 +263,7 @@ def _distance(call: Call, saved: Attribute, x: Tensor) -> Reads:
 
 
 def _elu(call: Call, saved: Attribute, x: Tensor) -> Reads:
-    """The derivative jumps at zero, unless that of the exponential part is that of the line."""
+    """The derivative jumps at zero, unless the slopes of both parts agree there."""
     return Values(sign=saved.setting("alpha") * saved.setting("input_scale") != 1)
 
 
@@ -297,7 +290,7 @@ def _between(low: float, high: float) -> float:
 
 
 def _is_rounded(x: Tensor, *bounds: float) -> bool:
-    """Whether the tensor's type cannot hold the bounds: kernels then compare with other ones."""
+    """Whether the tensor's dtype cannot represent the bounds: kernels then use rounded bounds."""
     if x.dtype not in (torch.float16, torch.bfloat16):
         return False
     return torch.tensor(bounds, dtype=x.dtype, device="cpu").tolist() != [float(b) for b in bounds]
@@ -305,16 +298,16 @@ def _is_rounded(x: Tensor, *bounds: float) -> bool:
 
 def _clamp(call: Call, saved: Attribute, x: Tensor) -> Reads:
     if saved.holds("min") or saved.holds("max"):
-        return EXACT  # saved beside the bounds, and compared with them
+        return EXACT  # the bounds are saved tensors, too
     low, high = (getattr(saved.node, f"_saved_{name}", None) for name in ("min", "max"))
     bounds = -math.inf if low is None else float(low), math.inf if high is None else float(high)
-    # NaN is decoded for elements outside, as it lies within no bounds; a bound for those inside.
+    # Elements outside decode to NaN, which is within no bounds, and elements inside to a bound.
     inside = bounds[0] if math.isfinite(bounds[0]) else bounds[1]
     return Side("within", bounds, math.nan, inside)
 
 
 def _reduction(call: Call, saved: Attribute, x: Tensor) -> Reads:
-    """``scatter_reduce`` and ``segment_reduce`` save all arguments, whatever the reduction is."""
+    """``scatter_reduce`` and ``segment_reduce`` save all arguments, for any reduction."""
     if saved.name in ("index", "lengths", "offsets"):
         return VALUES
     return Nothing() if saved.setting("reduce") in ("sum", "mean") else EXACT
@@ -322,15 +315,16 @@ def _reduction(call: Call, saved: Attribute, x: Tensor) -> Reads:
 
 def _sparse_mm(call: Call, saved: Attribute, x: Tensor) -> Reads:
     """``torch.sparse.mm`` with a reduction saves the dense operand for the values' gradient."""
-    return Nothing() if saved.name == "other" and not saved.learns(0) else VALUES
+    return Nothing() if saved.name == "other" and not saved.requires_grad(0) else VALUES
 
 
 def _signed(dim: int) -> int:
-    """A dimension as it was given: nodes show negative ones as unsigned numbers of 64 bits."""
+    """Return a dimension as an argument: nodes show negative ones as unsigned 64-bit integers."""
     return dim - 2**64 if dim >= 2**63 else dim
 
 
-_SPECIAL: dict[str, Callable[[Call, Attribute, Tensor], Reads]] = {
+# By operation, where the entry depends on its other arguments.
+_RULES: dict[str, _Rule] = {
     **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"), _batch_norm),
     "native_layer_norm": _layer_norm,
     "native_group_norm": _group_norm,

@@ -1,7 +1,7 @@
-"""Which operation saves a tensor, and the slot that names the tensor.
+"""The operation that saves a tensor, and the slot that names the tensor.
 
-A torch function mode sees each operation, and hooks on the modules see which module runs and in
-which phase of message passing. The autograd node names the tensor. Together they make the slot:
+A torch function mode sees each operation. Hooks on modules report the module and the phase of
+message passing that runs. The autograd node names the tensor. Together they make the slot:
 ``convs.1/lin/linear.input`` is the input of the operation ``linear`` in the submodule ``lin`` of
 ``convs.1``, and ``convs.1/edge_update/softmax.exp.result`` is the result of ``exp`` within PyG's
 ``softmax``.
@@ -13,9 +13,11 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from types import FunctionType
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from types import FunctionType, GetSetDescriptorType
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._C._autograd import _get_sequence_nr
@@ -27,41 +29,64 @@ from torch.overrides import (
     _push_mode,
 )
 
-from gact_graph.capture.callers import caller_of
+from gact_graph.capture.call_site import call_site
 from gact_graph.capture.nodes import Attribute
-from gact_graph.capture.queries import QUERIES
+from gact_graph.codecs import Saved
+from gact_graph.codecs.reads import EXACT, Reads
 from gact_graph.support.storage import is_plain, place_of
 
 SAVED = "saved"
-"""The position of a tensor of which no node tells more."""
+"""The position of a tensor that no autograd node shows."""
+
+_METHODS = (
+    *("size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "__len__"),
+    *("is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_conj", "is_neg"),
+    *("is_inference", "element_size", "data_ptr", "get_device", "untyped_storage"),
+)
+
+# Functions that save nothing and return nothing that could be saved, as a function mode gets them:
+# methods, and getters of attributes. There are about ten of them for each operation of a layer. A
+# view that is read as an attribute, such as ``x.T``, is included: autograd saves nothing for it.
+_QUERIES = frozenset(
+    [
+        *(
+            attribute.__get__
+            for part in Tensor.__mro__
+            for attribute in vars(part).values()
+            if isinstance(attribute, (GetSetDescriptorType, property))
+        ),
+        *(getattr(Tensor, name) for name in _METHODS),
+        *(getattr(torch, name) for name in _METHODS if hasattr(torch, name)),
+    ]
+)
 
 
 class Call:
-    """One operation.
+    """One call of an operation.
 
     Attributes:
-        name: The name of its function, without underscores: ``mul``.
-        label: The path of the module that runs it, and its name; empty until it saves something.
+        name: The name of its function, without underscores at the ends: ``mul``.
+        label: The path of the module that runs it, and its name; empty until it saves a tensor.
         running: Whether it runs now, followed by the function mode, which will see its result.
-        of_layer: Whether it is not an operation, but a layer that runs again in backward.
-        home: The Python module that called it; known once it has a label.
+        of_layer: Whether it stands for a layer that runs again in backward.
+        caller: The Python module that called it; known once it has a label.
         of_loss: Whether it was called to compute a loss; known once it has a label.
         since: The sequence number of the first autograd node that it may have made.
-        positions: How many tensors it has saved in each position.
-        tensors: Tensors that it saves under names of their own, which no node knows.
-        only_here: The names of those that stock autograd would not save.
+        positions: The number of tensors that it has saved in each position.
+        tensors: Tensors that it saves under its own names, which no autograd node knows.
+        extra_saved: The names of those that stock autograd would not save.
     """
 
-    # Of the class, for most operations save nothing, and nobody sets them.
+    # Defaults on the class: most operations save nothing, and set none of these.
     label = ""
     running = False
     of_layer = False
-    home = ""
+    caller = ""
     of_loss = False
     since = 0
     positions: Mapping[str, int] = {}
     tensors: Mapping[str, Tensor] = {}
-    only_here: Collection[str] = ()
+    extra_saved: Collection[str] = ()
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
         self.func = func
@@ -70,28 +95,28 @@ class Call:
         self.kwargs = kwargs
 
     def argument(self, index: int, *names: str, default: Any = None) -> Any:
-        """An argument by its index among the positional ones, or by one of its names."""
+        """Return an argument by its index among the positional ones, or by one of its names."""
         if index < len(self.args):
             return self.args[index]
         return next((self.kwargs[name] for name in names if name in self.kwargs), default)
 
-    def position_of(self, tensor: Tensor, saved: Attribute | None) -> str:
-        """The name of a tensor that it saved.
+    def position_of(self, tensor: Tensor, attribute: Attribute | None) -> str:
+        """Return the name of a tensor that the operation saved.
 
         Args:
             tensor: The tensor.
-            saved: Its place in the node that saved it; None where no node shows it.
+            attribute: Its attribute of the autograd node; None if no node shows it.
         """
         own = self._name_of(tensor) if self.tensors else None
-        if own is not None or saved is None:
+        if own is not None or attribute is None:
             return own or SAVED
         # ``linear`` is an ``addmm`` or an ``mm``, by whether it has a bias: its slot is the same.
-        of_linear = saved.name == "mat1" and self.name != saved.operation
-        is_input = saved.name == "self" or of_linear or saved.is_square
-        return "input" if is_input else saved.name
+        of_linear = attribute.name == "mat1" and self.name != attribute.operation
+        is_input = attribute.name == "self" or of_linear or attribute.is_square
+        return "input" if is_input else attribute.name
 
     def _name_of(self, tensor: Tensor) -> str | None:
-        """The name of the one of :attr:`tensors` whose memory this tensor shares."""
+        """Return the name in :attr:`tensors` of the memory that this tensor shares."""
         first = None
         for name, value in self.tensors.items():
             if value is tensor:
@@ -105,31 +130,42 @@ class Call:
         return first
 
 
-class Saver(NamedTuple):
-    """What saves a tensor.
+@dataclass(slots=True)
+class Save:
+    """One tensor that an operation saves for backward.
 
     Attributes:
-        slot: The stable name of the saved tensor.
+        tensor: The tensor; detached if it is dense.
         call: The operation.
+        requires_grad: Whether the tensor requires a gradient.
         position: The tensor's name in the operation.
-        of_edges: Whether messages are made, so that its first dimension is that of edges.
+        slot: The stable name of the saved tensor.
+        of_edges: Whether messages are computed, so that the first dimension is that of edges.
+        reads: The part of the tensor that backward reads.
+        by_autograd: Whether stock autograd saves the tensor, too.
+        pending: What autograd holds while the operation runs; it gets its final context later.
+        version: The tensor's version when it was saved.
     """
 
-    slot: str
+    tensor: Tensor
     call: Call
-    position: str
-    of_edges: bool
+    requires_grad: bool
+    position: str = ""
+    slot: str = ""
+    of_edges: bool = False
+    reads: Reads = EXACT
+    by_autograd: bool = True
+    pending: Saved | None = None
+    version: int | None = None
 
 
 class Trace(TorchFunctionMode):
-    """Follows the operations, modules and phases of one forward, and names what they save.
+    """Follows the operations, modules and phases of one forward, and names the tensors they save.
 
     Args:
-        after: Called with each operation and its result.
-        instead: Called with each operation before it runs; returns what is to run in its place, or
-            None.
-
-    Attributes:
+        after: A callback for each operation and its result.
+        instead: A callback for each operation before it runs. It returns a function to run in
+            place of the operation, or None.
     """
 
     def __init__(
@@ -141,27 +177,26 @@ class Trace(TorchFunctionMode):
         self._after = after
         self._instead = instead
         self._call: Call | None = None
-        self._steps: list[str] = []
-        # For each step the module's full name; None for a phase of message passing.
-        self._modules: list[str | None] = []
+        # The modules and phases that run, with the full names of modules; None for a phase.
+        self._stack: list[tuple[str, str | None]] = []
         self._operations: Counter[str] = Counter()
         self._pauses = 0
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if is_compiling() or self._pauses or func in QUERIES:
+        if is_compiling() or self._pauses or func in _QUERIES:
             return func(*args, **kwargs) if kwargs else func(*args)
         if func is F.multi_head_attention_forward:
-            # It is written in Python. The operations in it are followed in its place.
+            # It is written in Python. The operations inside are followed in its place.
             with self:
-                return _opened(func)(*args, **(kwargs or {}))
+                return _without_dispatch(func)(*args, **(kwargs or {}))
         call = Call(func, args, kwargs or {})
         call.running, call.since = True, _get_sequence_nr()
         outer, self._call = self._call, call
         try:
-            other = self._instead(call)
-            result = func(*call.args, **call.kwargs) if other is None else other()
+            replacement = self._instead(call)
+            result = func(*call.args, **call.kwargs) if replacement is None else replacement()
         finally:
             self._call = outer
             call.running = False
@@ -169,38 +204,38 @@ class Trace(TorchFunctionMode):
         return result
 
     def __exit__(self, *error: Any) -> None:
-        # An interrupt may have come while it stood aside.
+        # An interrupt may arrive while the mode is paused.
         if _get_current_function_mode() is self:
             super().__exit__(*error)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Operations inside are not followed."""
-        # Where it is the innermost mode it steps aside, so that they do not run through Python.
-        aside = _get_current_function_mode() is self
-        if aside:
+        """Follow no operations inside."""
+        # The innermost mode leaves the stack, so that operations do not run through Python.
+        is_innermost = _get_current_function_mode() is self
+        if is_innermost:
             _pop_mode()
         self._pauses += 1
         try:
             yield
         finally:
             self._pauses -= 1
-            if aside:
+            if is_innermost:
                 _push_mode(self)
 
     @contextmanager
     def standing_for(
-        self, name: str, tensors: dict[str, Tensor], only_here: Collection[str] = ()
+        self, name: str, tensors: dict[str, Tensor], extra_saved: Collection[str] = ()
     ) -> Iterator[Call]:
-        """Tensors saved inside count as arguments of one operation, which this gives.
+        """Count tensors that are saved inside as arguments of one operation, and yield its call.
 
         Args:
-            name: Its name.
-            tensors: Its arguments by their names.
-            only_here: Those that stock autograd would not save.
+            name: The name of the operation.
+            tensors: Its arguments by name.
+            extra_saved: The names of those that stock autograd would not save.
         """
         call = Call(_function(name), (), {})
-        call.of_layer, call.tensors, call.only_here = True, tensors, only_here
+        call.of_layer, call.tensors, call.extra_saved = True, tensors, extra_saved
         outer, self._call = self._call, call
         try:
             yield call
@@ -209,79 +244,71 @@ class Trace(TorchFunctionMode):
 
     @property
     def inside_module(self) -> bool:
-        return bool(self._modules)
+        return bool(self._stack)
 
     @property
     def module(self) -> str | None:
         """The full name of the submodule that runs; None in a phase of message passing."""
-        return self._modules[-1] if self._modules else None
+        return self._stack[-1][1] if self._stack else None
 
     def enter(self, module: str) -> None:
-        """A submodule, by its full name, starts."""
-        outer = next((name for name in reversed(self._modules) if name is not None), None)
-        self._steps.append(module if outer is None else module.removeprefix(f"{outer}."))
-        self._modules.append(module)
+        """Enter a submodule, by its full name."""
+        outer = next((name for _, name in reversed(self._stack) if name is not None), None)
+        step = module if outer is None else module.removeprefix(f"{outer}.")
+        self._stack.append((step, module))
 
     def leave(self, module: str) -> None:
-        """A submodule has ended, and so has a phase in it that an exception cut off."""
-        # An exception in another hook may have kept us from entering it.
-        if module in self._modules:
-            while self._modules[-1] is None:
-                self._pop()
-            if self._modules[-1] == module:
-                self._pop()
+        """Leave a submodule, and a phase in it that an exception interrupted."""
+        # An exception in another hook may have prevented `enter`.
+        if any(name == module for _, name in self._stack):
+            while self.module is None:
+                self._stack.pop()
+            if self.module == module:
+                self._stack.pop()
 
     def enter_phase(self, phase: str) -> None:
-        """A phase of message passing starts."""
-        self._steps.append(phase)
-        self._modules.append(None)
+        """Enter a phase of message passing."""
+        self._stack.append((phase, None))
 
     def leave_phase(self, phase: str) -> None:
-        """The phase has ended."""
-        if self._modules and self._modules[-1] is None and self._steps[-1] == phase:
-            self._pop()
-
-    def _pop(self) -> None:
-        self._steps.pop()
-        self._modules.pop()
+        """Leave a phase of message passing."""
+        if self._stack[-1:] == [(phase, None)]:
+            self._stack.pop()
 
     @property
     def call(self) -> Call:
         """The operation that runs, labelled."""
         # Functions outside torch (custom autograd functions, scripted code) are not seen.
         call = self._call or Call(_unseen, (), {})
-        self.label(call, seen=self._call is not None)
+        self.label(call)
         return call
 
-    def saver(self, call: Call, position: str) -> Saver:
-        """What saves a tensor.
-
-        Args:
-            call: The operation, which has a label.
-            position: The tensor's name in the operation.
-        """
+    def name(self, save: Save, position: str) -> None:
+        """Set the position, slot and kind of a tensor whose operation has a label."""
+        call = save.call
         count = call.positions.get(position, 0) + 1
         call.positions = {**call.positions, position: count}
         suffix = "" if count == 1 else f".{count}"
-        of_edges = self._modules[-1:] == [None] and self._steps[-1] != "aggregate"
-        return Saver(f"{call.label}.{position}{suffix}", call, position, of_edges)
+        save.position, save.slot = position, f"{call.label}.{position}{suffix}"
+        step, module = self._stack[-1] if self._stack else ("", "")
+        save.of_edges = module is None and step != "aggregate"
 
-    def label(self, call: Call, seen: bool = True) -> str:
-        """The name of an operation; the slots of what it saves start with it."""
+    def label(self, call: Call) -> str:
+        """Return the name of an operation, with which the slots of its saved tensors begin."""
         if not call.label:
             name = call.name
-            if seen:
-                caller = caller_of(Trace.__torch_function__.__code__)
-                call.home, call.of_loss = caller.module, caller.of_loss
-                name = f"{caller.helper}.{name}" if caller.helper else name
-            label = "/".join([*self._steps, name])
+            if call.func is not _unseen:
+                entry = Trace.__torch_function__.__code__
+                helper, call.caller, call.of_loss = call_site(entry)
+                name = f"{helper}.{name}" if helper else name
+            label = "/".join([*(step for step, _ in self._stack), name])
             self._operations[label] += 1
             count = self._operations[label]
             call.label = label if count == 1 else f"{label}#{count}"
         return call.label
 
 
-@functools.lru_cache(maxsize=4096)  # a library may make functions as it goes
+@functools.lru_cache(maxsize=4096)  # libraries may create functions at run time
 def _name_of(func: Callable[..., Any]) -> str:
     name: str = getattr(func, "__name__", type(func).__name__)
     return name.strip("_")
@@ -289,7 +316,7 @@ def _name_of(func: Callable[..., Any]) -> str:
 
 @functools.cache
 def _function(name: str) -> Callable[[], None]:
-    """A function of this name, always the same one, as functions are keys of caches."""
+    """Return a function of this name, always the same object: functions are keys of caches."""
 
     def function() -> None: ...
 
@@ -297,18 +324,15 @@ def _function(name: str) -> Callable[[], None]:
     return function
 
 
+_unseen = _function("function")  # the function of a call that no function mode saw
+
+
 @functools.cache
-def _opened(func: FunctionType) -> FunctionType:
-    """A function of torch that is written in Python, without its check for a function mode."""
+def _without_dispatch(func: FunctionType) -> FunctionType:
+    """Return a Python function of torch without its check for a function mode."""
     names = {name for name in func.__code__.co_names if name.startswith("has_torch_function")}
-    world = func.__globals__ | dict.fromkeys(names, lambda *args: False)
-    opened = FunctionType(func.__code__, world, func.__name__, func.__defaults__, func.__closure__)
-    opened.__kwdefaults__ = func.__kwdefaults__
-    return opened
-
-
-def _unseen() -> None:
-    """Stands for the function of a call that no function mode saw."""
-
-
-_unseen.__name__ = "function"
+    namespace = func.__globals__ | dict.fromkeys(names, lambda *args: False)
+    arguments = func.__code__, namespace, func.__name__, func.__defaults__, func.__closure__
+    function = FunctionType(*arguments)
+    function.__kwdefaults__ = func.__kwdefaults__
+    return function

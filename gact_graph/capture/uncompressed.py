@@ -1,4 +1,4 @@
-"""Forwards that are not compressed, because they save little: their bytes are only counted."""
+"""Forwards that save too little to be compressed: their saved tensors are only counted."""
 
 from __future__ import annotations
 
@@ -8,23 +8,16 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gact_graph.codecs import Context, Kept, Saved
-from gact_graph.support.storage import (
-    is_plain,
-    key_of,
-    parts_of,
-    plain_of,
-    tensors_held_by,
-    tensors_in,
-)
+from gact_graph.support.storage import key_of, parts_of, plain_of, tensors_held_by, tensors_in
 
 
 class Counted:
-    """Keeps what one forward saves by reference, and counts its bytes.
+    """Keeps the tensors that one forward saves by reference, and counts their bytes.
 
-    No trace follows the operations: that takes longer than a small forward itself.
+    Operations are not traced, which would take longer than a small forward itself.
 
     Args:
-        inputs: The arguments of forward, nested as they come; not counted.
+        inputs: The arguments of forward, nested; they are not counted.
     """
 
     def __init__(self, inputs: Any) -> None:
@@ -32,25 +25,28 @@ class Counted:
         self._saved: dict[StorageWeakRef, int] = {}
 
     def pack(self, tensor: Tensor) -> Saved:
-        """The pack hook; :func:`gact_graph.support.current.unpack` is the other one."""
+        """Return a reference to the tensor, and count it: the pack hook.
+
+        The unpack hook is :func:`gact_graph.support.current.unpack`.
+        """
         tensor = plain_of(tensor)
         if not isinstance(tensor, nn.Parameter):
-            for part in (tensor,) if is_plain(tensor) else parts_of(tensor):
+            for part in parts_of(tensor):
                 key = key_of(part)
                 if key not in self._saved and key not in self._inputs:
                     self._saved[key] = part.untyped_storage().nbytes()
         return Saved(Context(Kept(tensor, "a forward that is left alone")))
 
     def raw_bytes(self, model: nn.Module, enough: int) -> int:
-        """Bytes of the unique storages that were saved.
+        """Return the bytes of the unique storages that were saved.
 
         Args:
-            model: What it holds (parameters under any view, buffers, caches) is not counted.
-            enough: Below so many bytes the count may include what the model holds: finding that
+            model: The model. Its parameters under any view, buffers and caches are not counted.
+            enough: Below this number the count may include tensors of the model, since finding them
                 takes time.
         """
         if sum(self._saved.values()) >= enough:
-            for held in tensors_held_by(model):
-                for part in parts_of(held):
+            for owned in tensors_held_by(model):
+                for part in parts_of(owned):
                     self._saved.pop(key_of(part), None)
         return sum(self._saved.values())

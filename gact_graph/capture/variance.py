@@ -1,10 +1,10 @@
-"""``VarAggregation`` saves how far messages are from the mean at their destination.
+"""``VarAggregation`` saves the deviations of messages from the mean at their destination.
 
-PyG takes the variance of messages as the mean of their squares less the square of their mean.
-Autograd saves the messages for the one and the means for the other, and backward subtracts what
-both give: where means are large beside deviations, nearly all of it cancels, and of noise nothing
-does. Here the difference is taken in forward, while messages are exact, and saved in place of both.
-Backward brings the sum of its noise at each destination to zero.
+PyG computes the variance of messages as the mean of their squares minus the square of their mean.
+Autograd saves the messages for the former and the means for the latter, and backward subtracts the
+two gradients: where means are large beside deviations, nearly all of the gradient cancels and none
+of the noise does. Here the difference is computed in forward, from exact messages, and saved in
+place of both. Backward shifts the noise at each destination so that it sums to zero.
 """
 
 from __future__ import annotations
@@ -16,71 +16,80 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn.aggr import VarAggregation
 
-from gact_graph.capture.derivatives import Once, Shadow, is_opaque
+from gact_graph.capture.derivatives import (
+    GraphAnchor,
+    OnceDifferentiable,
+    Replacement,
+    is_opaque,
+)
 from gact_graph.capture.trace import Call
 from gact_graph.support.storage import is_plain
 
 POSITION = "deviation"
-"""The position of the difference among the tensors that are saved, in slots."""
+"""The position of the deviations in slots."""
 
 
 class Variance:
     """One call of a ``VarAggregation``.
 
     Args:
-        x: Its messages.
+        x: The messages.
         index: Their destinations.
-        dim_size: How many destinations there are; None for as many as ``index`` names.
-        dim: Of ``x``, along which messages lie.
+        dim_size: The number of destinations; None to read it from ``index``.
+        dim: The dimension of ``x`` along which messages lie.
     """
 
     def __init__(self, x: Tensor, index: Tensor, dim_size: int | None, dim: int) -> None:
-        self.x = x
+        self._x = x
         self._index = index
         self._size = dim_size
         self._dim = dim % x.dim()
         self._is_centered = False
 
     def square_of_mean(self, call: Call) -> Callable[[], Tensor] | None:
-        """What computes the square of the mean without a gradient, if this call is that square.
+        """Return a function for the square of the mean without a gradient, if this call is it.
 
-        The gradient of the deviations has its gradient in it already.
+        The gradient of the deviations contains its gradient.
         """
         mean = _squared(call)
-        if not self._is_centered or mean is None or mean is self.x:
+        if not self._is_centered or mean is None or mean is self._x:
             return None
         return lambda: mean.detach().square()
 
-    def is_square(self, call: Call) -> bool:
-        """Whether this call takes the square of the messages."""
-        return _squared(call) is self.x
+    def square(self, call: Call) -> Replacement | None:
+        """Return the replacement of this call, which saves deviations, if it squares messages."""
+        if _squared(call) is not self._x:
+            return None
 
-    def square(self, call: Call, label: str) -> Tensor:
-        """The square of the messages. It saves their deviations from the mean for backward."""
-        self._is_centered = True
-        index = self._index
-        size = self._size if self._size is not None else int(index.max()) + 1
-        shadow = Shadow.apply(self.x)
-        result: Tensor = _Square.apply(self.x, index, size, self._dim, call, label, shadow)
-        return result
+        def run(label: str) -> Tensor:
+            self._is_centered = True
+            size = self._size if self._size is not None else int(self._index.max()) + 1
+            arguments = self._x, self._index, size, self._dim, call, label
+            result: Tensor = _Square.apply(*arguments, GraphAnchor.apply(self._x))
+            return result
+
+        return Replacement(self._x, POSITION, run)
 
 
 def variance_of(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Variance | None:
-    """The call of a ``VarAggregation`` that starts, if it can save deviations; else None."""
+    """Return the call of a ``VarAggregation`` that starts, if it can save deviations."""
     if type(module) is not VarAggregation or module.semi_grad or not torch.is_grad_enabled():
         return None
     names = ("x", "index", "ptr", "dim_size", "dim")
-    given = {"dim": -2} | dict(zip(names, args, strict=False)) | kwargs
-    x, index = given.get("x"), given.get("index")
-    if given.get("ptr") is not None or not isinstance(x, Tensor) or not isinstance(index, Tensor):
+    arguments = {"dim": -2} | dict(zip(names, args, strict=False)) | kwargs
+    x, index = arguments.get("x"), arguments.get("index")
+    if (
+        not (isinstance(x, Tensor) and isinstance(index, Tensor))
+        or arguments.get("ptr") is not None
+    ):
         return None
     if not is_plain(x) or not x.is_floating_point() or not x.requires_grad or not x.numel():
         return None
     if index.dim() != 1 or is_opaque():
         return None
-    return Variance(x, index, given.get("dim_size"), given["dim"])
+    return Variance(x, index, arguments.get("dim_size"), arguments["dim"])
 
 
 def _squared(call: Call) -> Tensor | None:
@@ -91,7 +100,7 @@ def _squared(call: Call) -> Tensor | None:
 
 
 def _centered(x: Tensor, index: Tensor, size: int, dim: int) -> Tensor:
-    """``x`` less the mean at its destination, computed in float32 or wider."""
+    """``x`` minus the mean at its destination, computed in float32 or wider."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     shape = list(x.shape)
     shape[dim] = size
@@ -112,12 +121,12 @@ class _Square(torch.autograd.Function):
         dim: int,
         call: Call,
         label: str,
-        shadow: Tensor,
+        anchor: Tensor,
     ) -> Tensor:
         deviation = _centered(x, index, size, dim)
         call.tensors = {POSITION: deviation, "index": index}
         ctx.save_for_backward(deviation, index)
-        ctx.size, ctx.dim, ctx.label, ctx.dtype, ctx.shadow = size, dim, label, x.dtype, shadow
+        ctx.size, ctx.dim, ctx.label, ctx.dtype, ctx.anchor = size, dim, label, x.dtype, anchor
         ctx.set_materialize_grads(False)
         return x * x
 
@@ -128,5 +137,5 @@ class _Square(torch.autograd.Function):
             return (None,) * 7
         deviation, index = ctx.saved_tensors
         derivative = 2 * _centered(deviation, index, ctx.size, ctx.dim)
-        product = Once.apply(gradient, derivative, ctx.dtype, ctx.label, ctx.shadow)
+        product = OnceDifferentiable.apply(gradient, derivative, ctx.dtype, ctx.label, ctx.anchor)
         return product, None, None, None, None, None, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -12,7 +13,17 @@ from torch import Tensor
 
 from gact_graph.codecs.reads import Reads
 from gact_graph.support.advising import Advise
+from gact_graph.support.exact import Reading
 from gact_graph.support.storage import Layout
+
+
+class Form(NamedTuple):
+    """The attributes of an encoded tensor in the report; see :class:`Encoded`."""
+
+    codec: str
+    bits: int | None
+    nbytes: int
+    host_bytes: int
 
 
 class Encoded(ABC):
@@ -43,6 +54,11 @@ class Encoded(ABC):
     def host_bytes(self) -> int:
         """The part of :attr:`nbytes` that was swapped to host memory."""
         return 0
+
+    @property
+    def form(self) -> Form:
+        """The attributes in the report."""
+        return Form(self.codec, self.bits, self.nbytes, self.host_bytes)
 
     @abstractmethod
     def decode(self) -> Tensor:
@@ -90,27 +106,25 @@ class Encoded(ABC):
         return False
 
 
-class Form(NamedTuple):
-    """The attributes of an encoded tensor in the report; see :class:`Encoded`."""
+@dataclass(eq=False)
+class Movable(Encoded):
+    """An encoded tensor that consists of tensors which level ``L2`` may move.
 
-    codec: str
-    bits: int | None
-    nbytes: int
-    host_bytes: int
+    Attributes:
+        parts: The names of the attributes that hold them.
+    """
 
-
-def form_of(encoded: Encoded) -> Form:
-    """Return the attributes of an encoded tensor."""
-    return Form(encoded.codec, encoded.bits, encoded.nbytes, encoded.host_bytes)
-
-
-class Reading(Protocol):
-    """See :class:`gact_graph.support.exact.Reading`."""
+    parts: ClassVar[tuple[str, ...]] = ()
 
     @property
-    def lossy(self) -> bool: ...
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.movable())
 
-    def __call__(self, slot: str | None) -> None: ...
+    def movable(self) -> tuple[Tensor, ...]:
+        return tuple(getattr(self, part) for part in self.parts)
+
+    def moved(self, *tensors: Tensor) -> Encoded:
+        return dataclasses.replace(self, **dict(zip(self.parts, tensors, strict=True)))
 
 
 class Context:
@@ -130,7 +144,7 @@ class Context:
     @property
     def form(self) -> Form:
         """The attributes of the form that training stores."""
-        return form_of(self.encoded)
+        return self.encoded.form
 
     def move(self, leave: Callable[[Encoded], Encoded]) -> None:
         """Replace the encoded form by a copy in other memory."""

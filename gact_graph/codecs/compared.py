@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from gact_graph.codecs.base import Context, Encoded, Form, Request, Saved, form_of
+from gact_graph.codecs.base import Context, Encoded, Form, Request, Saved
 
 FINER = 2
-"""Bits that the fine width has more than the narrow one. The narrow form is encoded from the fine
-one, so the difference is its whole error, and the fine form costs little more than training."""
+"""Bits by which the fine width exceeds the narrow width. The narrow form is encoded from the fine
+form, so the difference is its whole error, and the fine form costs little more than training."""
 
 _OTHER_NOISE = 0x9E3779B97F4A7C15
 """A mask for the seed of the narrow width. It rounds values that the fine width has rounded: with
@@ -54,7 +54,7 @@ class Compared(Context):
         widths: Widths,
     ) -> None:
         self._fine = fine
-        self._form = form_of(narrow)
+        self._form = narrow.form
         # Without references to tensors. A quantized form refers to no other tensor.
         self._narrow: Request | None = dataclasses.replace(
             request,
@@ -87,7 +87,7 @@ class Compared(Context):
 
     @encoded.setter
     def encoded(self, encoded: Encoded) -> None:
-        self._fine, self._form = encoded, form_of(encoded)
+        self._fine, self._form = encoded, encoded.form
         self._narrow = None
 
 

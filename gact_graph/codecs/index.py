@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from gact_graph.support.content import mark_of, same
 _NARROW = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
 
+@dataclass(eq=False)
 class Narrowed(Encoded):
     """Integers in a narrower type.
 
@@ -24,13 +26,11 @@ class Narrowed(Encoded):
         mark: The fingerprint from :func:`gact_graph.support.content.mark_of`.
     """
 
+    values: Tensor
+    dtype: torch.dtype
+    mark: tuple[int, ...]
     codec = "index"
     exact = True
-
-    def __init__(self, values: Tensor, dtype: torch.dtype, mark: tuple[int, ...]) -> None:
-        self.values = values
-        self.dtype = dtype
-        self._mark = mark
 
     @property
     def nbytes(self) -> int:
@@ -41,7 +41,7 @@ class Narrowed(Encoded):
 
     def fingerprint(self) -> Hashable:
         kind = (self.codec, self.dtype, self.values.dtype, self.values.numel(), self.values.device)
-        return *kind, self._mark
+        return *kind, self.mark
 
     def equals(self, other: Encoded) -> bool:
         return isinstance(other, Narrowed) and same(self.values, other.values)

@@ -7,73 +7,50 @@ bound each element lies.
 
 from __future__ import annotations
 
-import copy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gact_graph.codecs.base import Codec, Encoded, Request
+from gact_graph.codecs.base import Codec, Encoded, Movable, Request
 from gact_graph.codecs.reads import Side, Sign
 from gact_graph.ops.bitmask import pack_bits, pack_pair, unpack_bits
 from gact_graph.support.storage import sample_of
 
 
-class Masked(Encoded):
+@dataclass(eq=False)
+class Masked(Movable):
     """One bit per element, and the values of both bits."""
 
+    words: Tensor
+    numel: int
+    dtype: torch.dtype
+    low: float
+    high: float
+    exact: bool = False
     codec = "mask"
-
-    def __init__(self, words: Tensor, like: Tensor, low: float, high: float, exact: bool) -> None:
-        self.words = words
-        self.numel = like.numel()
-        self.dtype = like.dtype
-        self.low = low
-        self.high = high
-        self.exact = exact
-
-    @property
-    def nbytes(self) -> int:
-        return self.words.nbytes
+    parts = ("words",)
 
     def decode(self) -> Tensor:
         return unpack_bits(self.words, (self.numel,), self.low, self.high, self.dtype)
 
-    def movable(self) -> tuple[Tensor, ...]:
-        return (self.words,)
 
-    def moved(self, *tensors: Tensor) -> Masked:
-        other = copy.copy(self)
-        [other.words] = tensors
-        return other
-
-
-class Signs(Encoded):
+@dataclass(eq=False)
+class Signs(Movable):
     """Two bits per element: whether it is positive, and whether it is negative."""
 
+    positive: Tensor
+    negative: Tensor
+    numel: int
+    dtype: torch.dtype
     codec = "mask"
-
-    def __init__(self, x: Tensor) -> None:
-        self.positive = Masked(pack_bits(x, "above"), x, 0.0, 1.0, exact=False)
-        self.negative = Masked(pack_bits(x < 0), x, 0.0, 1.0, exact=False)
-
-    @property
-    def nbytes(self) -> int:
-        return self.positive.nbytes + self.negative.nbytes
+    parts = ("positive", "negative")
 
     def decode(self) -> Tensor:
-        return self.positive.decode().sub_(self.negative.decode())
-
-    def movable(self) -> tuple[Tensor, ...]:
-        return self.positive.words, self.negative.words
-
-    def moved(self, *tensors: Tensor) -> Signs:
-        other = copy.copy(self)
-        positive, negative = tensors
-        other.positive, other.negative = (
-            self.positive.moved(positive),
-            self.negative.moved(negative),
+        positive, negative = (
+            unpack_bits(words, (self.numel,), 0.0, 1.0, self.dtype) for words in self.movable()
         )
-        return other
+        return positive.sub_(negative)
 
 
 class Mask(Codec):
@@ -83,14 +60,15 @@ class Mask(Codec):
 
     def encode(self, request: Request) -> Encoded | None:
         x, reads = request.tensor, request.reads
+        like = x.numel(), x.dtype
         if x.dtype == torch.bool:
-            return Masked(pack_bits(x), x, 0.0, 1.0, exact=True)
+            return Masked(pack_bits(x), *like, 0.0, 1.0, exact=True)
         if not x.dtype.is_floating_point:
             return None
         if isinstance(reads, Side):
-            return Masked(reads.words(x), x, reads.low, reads.high, exact=False)
+            return Masked(reads.words(x), *like, reads.low, reads.high)
         if isinstance(reads, Sign):
-            return Signs(x)
+            return Signs(pack_bits(x, "above"), pack_bits(x < 0), *like)
         return _of_two_values(request)
 
 
@@ -107,4 +85,4 @@ def _of_two_values(request: Request) -> Masked | None:
         return None
     low, high = torch.stack(x.aminmax()).tolist()  # waits for the device once
     words, matched = pack_pair(x, low, high)
-    return Masked(words, x, low, high, exact=True) if matched else None
+    return Masked(words, x.numel(), x.dtype, low, high, exact=True) if matched else None

@@ -2,51 +2,49 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from gact_graph.codecs.base import Codec, Encoded, Request
+from gact_graph.codecs.base import Codec, Encoded, Movable, Request
 from gact_graph.codecs.reads import Values
 from gact_graph.ops.bitmask import pack_bits, unpack_bits
 from gact_graph.ops.quantize import DTYPES, Packed, pack
 
 
-class Quantized(Encoded):
+@dataclass(eq=False)
+class Quantized(Movable):
     """The codes of a tensor and the statistics of its groups."""
 
+    packed: Packed
     codec = "quantize"
 
-    def __init__(self, packed: Packed) -> None:
-        self.packed = packed
-        self.bits = packed.bits
-
-    @property
-    def nbytes(self) -> int:
-        return self.packed.nbytes
+    def __post_init__(self) -> None:
+        self.bits = self.packed.bits
 
     def decode(self) -> Tensor:
         return self.packed.unpack()
 
     def decorrelated(self) -> Encoded:
-        return Quantized(self.packed.decorrelated())
+        return dataclasses.replace(self, packed=self.packed.decorrelated())
 
     def movable(self) -> tuple[Tensor, ...]:
-        return self.packed.tensors
+        return *self.packed.tensors, *super().movable()
 
-    def moved(self, *tensors: Tensor) -> Quantized:
-        return Quantized(self.packed.moved(*tensors))
+    def moved(self, *tensors: Tensor) -> Encoded:
+        count = len(self.packed.tensors)
+        parts = dict(zip(self.parts, tensors[count:], strict=True))
+        return dataclasses.replace(self, packed=self.packed.moved(*tensors[:count]), **parts)
 
 
+@dataclass(eq=False)
 class QuantizedWithSign(Quantized):
     """Codes and statistics, and one more bit per element: whether it is positive."""
 
-    def __init__(self, packed: Packed, words: Tensor) -> None:
-        super().__init__(packed)
-        self.words = words
-
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes + self.words.nbytes
+    words: Tensor
+    parts = ("words",)
 
     def decode(self) -> Tensor:
         x = super().decode()
@@ -56,13 +54,6 @@ class QuantizedWithSign(Quantized):
 
     def decorrelated(self) -> Encoded:
         return self  # clamped values are unbiased in neither decoding
-
-    def movable(self) -> tuple[Tensor, ...]:
-        return *super().movable(), self.words
-
-    def moved(self, *tensors: Tensor) -> QuantizedWithSign:
-        *packed, words = tensors
-        return QuantizedWithSign(super().moved(*packed).packed, words)
 
 
 class Quantize(Codec):

@@ -7,41 +7,34 @@ scale of 16 bits for numbers from 1e-15 to 1 does not distinguish those below 1e
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from gact_graph.codecs.base import Codec, Encoded, Request
+from gact_graph.codecs.base import Codec, Movable, Request
 from gact_graph.codecs.reads import Values
 
 
-class Rounded(Encoded):
+@dataclass(eq=False)
+class Rounded(Movable):
     """float32 as bfloat16, float64 as its upper 32 bits.
 
     The relative error is at most 2^-8 and 2^-20. Zero, infinity and NaN are preserved.
     """
 
+    short: Tensor
+    dtype: torch.dtype
     codec = "round"
+    parts = ("short",)
 
-    def __init__(self, short: Tensor, dtype: torch.dtype) -> None:
-        self.short = short
-        self.dtype = dtype
-        self.bits = 8 * short.element_size()
-
-    @property
-    def nbytes(self) -> int:
-        return self.short.nbytes
+    def __post_init__(self) -> None:
+        self.bits = 8 * self.short.element_size()
 
     def decode(self) -> Tensor:
         if self.dtype == torch.float64:
             return self.short.long().bitwise_left_shift_(32).view(torch.float64)
         return self.short.to(self.dtype)
-
-    def movable(self) -> tuple[Tensor, ...]:
-        return (self.short,)
-
-    def moved(self, *tensors: Tensor) -> Rounded:
-        [short] = tensors
-        return Rounded(short, self.dtype)
 
 
 class Round(Codec):

@@ -8,20 +8,24 @@ range of their group, where the minimum-variance decoding has half the noise of 
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gact_graph.codecs.base import Codec, Encoded, Request
+from gact_graph.codecs.quantize import Quantized
 from gact_graph.codecs.reads import Values
-from gact_graph.ops.quantize import DTYPES, Packed, pack
+from gact_graph.ops.quantize import DTYPES, pack
 
 _FEW = 8
 """The least elements of a slice: the statistics of smaller ones take more memory than codes."""
 
 
-class QuantizedBySlice(Encoded):
+@dataclass(eq=False)
+class QuantizedBySlice(Quantized):
     """The codes of a tensor whose slices were normalized, with the mean and deviation of each.
 
     Args:
@@ -32,62 +36,32 @@ class QuantizedBySlice(Encoded):
         shape: The shape of the tensor.
         dtype: The dtype of the tensor.
         weight: The weight of the minimum-variance decoding, float32, on the device that encoded.
-        min_variance: Whether to decode with the least variance.
+        least_noise: Whether to decode with the least variance.
     """
 
-    codec = "quantize"
-
-    def __init__(
-        self,
-        packed: Packed,
-        mean: Tensor,
-        deviation: Tensor,
-        shape: torch.Size,
-        dtype: torch.dtype,
-        weight: Tensor,
-        min_variance: bool = False,
-    ) -> None:
-        self.packed = packed
-        self.mean = mean
-        self.deviation = deviation
-        self.shape = shape
-        self.dtype = dtype
-        self.bits = packed.bits
-        self._weight = weight
-        self._min_variance = min_variance
+    mean: Tensor
+    deviation: Tensor
+    shape: torch.Size
+    dtype: torch.dtype
+    weight: Tensor
+    least_noise: bool = False
+    parts = ("mean", "deviation")
 
     @property
     def nbytes(self) -> int:
-        parts = self.mean, self.deviation, self._weight
-        return self.packed.nbytes + sum(part.nbytes for part in parts)
+        return super().nbytes + self.weight.nbytes
 
     def decode(self) -> Tensor:
-        packed, weight = self.packed, self._weight
-        x = packed.unpack_min_variance(weight) if self._min_variance else packed.unpack()
+        packed = self.packed
+        x = packed.unpack_min_variance(self.weight) if self.least_noise else packed.unpack()
         x = x.view(self.shape)
         # Normalized slices have mean 0, so gradients that backward passes on sum to 0 in each slice
         # and large means of earlier tensors cancel. So does the noise without its mean.
         x -= x.sum_to_size(self.mean.shape) / (x.numel() // self.mean.numel())
         return torch.addcmul(self.mean, x, self.deviation.float(), out=x).view(-1).to(self.dtype)
 
-    def decorrelated(self) -> Encoded:
-        return self._with(self.packed.decorrelated(), self.mean, self.deviation)
-
     def min_variance(self) -> Encoded:
-        return self._with(self.packed, self.mean, self.deviation, min_variance=True)
-
-    def movable(self) -> tuple[Tensor, ...]:
-        return *self.packed.tensors, self.mean, self.deviation
-
-    def moved(self, *tensors: Tensor) -> QuantizedBySlice:
-        *packed, mean, deviation = tensors
-        return self._with(self.packed.moved(*packed), mean, deviation)
-
-    def _with(
-        self, packed: Packed, mean: Tensor, deviation: Tensor, min_variance: bool = False
-    ) -> QuantizedBySlice:
-        others = self.shape, self.dtype, self._weight, min_variance
-        return QuantizedBySlice(packed, mean, deviation, *others)
+        return dataclasses.replace(self, least_noise=True)
 
 
 class QuantizeBySlice(Codec):

@@ -38,7 +38,7 @@ def clamp_group_size(group_size: int, n: int) -> int:
 def check_coded(name: str, dtype: torch.dtype) -> None:
     if dtype not in DTYPES:
         raise TypeError(
-            f"Expected {name} of float16, bfloat16, float32 or float64 (got {_name(dtype)})"
+            f"Expected {name} of float16, bfloat16, float32 or float64 (got {name_of(dtype)})"
         )
 
 
@@ -63,7 +63,7 @@ def check_tensor(
     """Raise an error unless a tensor is contiguous and has a dtype, shape and device."""
     check_strided(name, x, device)
     if x.dtype != dtype:
-        raise TypeError(f"Expected {name} of {_name(dtype)} (got {_name(x.dtype)})")
+        raise TypeError(f"Expected {name} of {name_of(dtype)} (got {name_of(x.dtype)})")
     if [*x.shape] != [*shape] or not x.is_contiguous():
         how = "" if x.is_contiguous() else ", not contiguous"
         raise ValueError(f"Expected {name} of {[*shape]}, contiguous (got {[*x.shape]}{how})")
@@ -83,7 +83,7 @@ def check_exact_groups(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Raise an error unless there are values for each exact group, or neither is given."""
+    """Raise an error unless there are values for each exact group, or there are neither."""
     if groups is None or values is None:
         if groups is not values:
             raise ValueError("Expected groups and values, or none of both (got one)")
@@ -126,7 +126,7 @@ def check_rows(rows: Tensor, numel: int, width: int, device: torch.device) -> No
         raise ValueError(f"Expected rows of 1 element or more (got {width})")
     check_strided("rows", rows, device)
     if rows.dtype != torch.int64:
-        raise TypeError(f"Expected rows of int64 (got {_name(rows.dtype)})")
+        raise TypeError(f"Expected rows of int64 (got {name_of(rows.dtype)})")
     if rows.dim() != 1:
         raise ValueError(f"Expected rows of 1 dimension(s) (got {[*rows.shape]})")
 
@@ -142,50 +142,6 @@ def check_range(name: str, x: Tensor, last: int) -> None:
         raise IndexError(f"Expected {name} from 0 to {last} (got {wrong})")
 
 
-def check_edges(places: Tensor | None, starts: Tensor, edges: int, device: torch.device) -> int:
-    """Raise an error unless each edge has a place and a row.
-
-    Returns:
-        The number of rows.
-    """
-    if places is not None:
-        check_places("places", places, edges, device)
-    check_strided("starts", starts, device)
-    if not starts.numel():
-        raise ValueError("Expected starts of 1 number or more (got none)")
-    check_tensor("starts", starts, torch.int64, [starts.numel()], device)
-    if device.type == "cpu":
-        if bool((starts[1:] < starts[:-1]).any()):
-            raise ValueError("Expected starts that do not decrease (got some that do)")
-        first, last = starts[0].item(), starts[-1].item()
-        if last - first != edges:
-            raise ValueError(f"Expected starts that span {edges} edges (got {first} to {last})")
-    return starts.numel() - 1
-
-
-def check_places(name: str, places: Tensor, edges: int, device: torch.device) -> None:
-    """Raise an error unless a tensor has an index for each edge."""
-    check_strided(name, places, device)
-    if places.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"Expected {name} of int32 or int64 (got {_name(places.dtype)})")
-    check_tensor(name, places, places.dtype, [edges], device)
-
-
-def check_matrix(name: str, x: Tensor, heads: int | None, device: torch.device) -> None:
-    """Raise an error unless a tensor is a contiguous float32 or float64 matrix.
-
-    Args:
-        heads: A number that divides the columns; None for any number of columns.
-    """
-    check_strided(name, x, device)
-    if x.dim() != 2 or not x.is_contiguous():
-        how = "" if x.is_contiguous() else ", not contiguous"
-        raise ValueError(f"Expected {name} of 2 dimension(s), contiguous (got {[*x.shape]}{how})")
-    if x.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"Expected {name} of float32 or float64 (got {_name(x.dtype)})")
-    if heads is not None and (heads < 1 or x.size(1) % heads):
-        raise ValueError(f"Expected heads that share {x.size(1)} columns evenly (got {heads})")
-
-
-def _name(dtype: torch.dtype) -> str:
+def name_of(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without ``torch.``."""
     return str(dtype).removeprefix("torch.")

@@ -40,7 +40,7 @@ def load() -> Any | None:
     """Load the kernels; return ``torch.ops.gact_graph``, or None with one warning on failure."""
     try:
         library = build(_vector_flags())
-    except Exception as error:  # whatever a toolchain may raise: the reference still serves
+    except Exception as error:  # of any type that a toolchain raises: use the reference
         fallback.warn("build its CPU kernels", "a C++ compiler (g++ or clang++)", error)
         return None
     memory_policy.use(library)

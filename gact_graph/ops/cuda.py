@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gact_graph.ops.checks import (
+    DTYPES,
     TILE,
     check_coded,
     check_packed,
@@ -17,6 +19,7 @@ from gact_graph.ops.checks import (
     check_strided,
     checked_numel,
     clamp_group_size,
+    name_of,
 )
 from gact_graph.ops.kernels import fallback, nvrtc
 from gact_graph.ops.kernels.nvrtc import Kernel
@@ -36,20 +39,22 @@ from gact_graph.support.progress import telling
 Launch = Callable[..., None]
 """The type of :func:`gact_graph.ops.kernels.nvrtc.launch`; tests pass an emulator."""
 
-_LANES = 32
-_VECTOR = 16  # bytes that a lane loads at a time, and the alignment of addresses
-_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+LANES = 32
+"""Lanes per warp."""
+
+VECTOR = 16
+"""The most bytes that a lane loads at a time, and the alignment of their addresses."""
+
 _PLAIN_INTEGERS = (
     *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     *(torch.int8, torch.int16, torch.int32, torch.int64),
 )
 
 
-class Kernels:
-    """The operators on CUDA tensors, as methods with the signatures of the references.
+class Launcher:
+    """The base class of kernels for CUDA.
 
-    All work is queued on the current stream; nothing waits for the device. A tensor that is not
-    contiguous, or is not aligned to 16 bytes, is copied first.
+    All work is queued on the current stream; nothing waits for the device.
 
     Args:
         launch: A function that launches a kernel.
@@ -57,6 +62,27 @@ class Kernels:
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
+
+    def _run(self, kernel: Kernel, device: torch.device, warps: int, *args: Any) -> None:
+        """Launch a kernel. Tensors stand for their addresses, None for 0, a tuple for its items."""
+        self._launch(kernel, device, warps, *_numbers(args))
+
+
+def _numbers(args: Iterable[Any]) -> Iterator[int | float]:
+    for arg in args:
+        if isinstance(arg, tuple):
+            yield from _numbers(arg)
+        elif isinstance(arg, Tensor):
+            yield arg.data_ptr()
+        else:
+            yield 0 if arg is None else arg
+
+
+class Kernels(Launcher):
+    """The quantizer and bit masks, as methods with the signatures of the references.
+
+    A tensor that is not contiguous, or is not aligned to 16 bytes, is copied first.
+    """
 
     def pack(self, x: Tensor, bits: int, group_size: int, seed: int) -> tuple[Tensor, Tensor]:
         check_quantization(bits, group_size)
@@ -67,10 +93,9 @@ class Kernels:
         codes = x.new_empty((-(-n // TILE), bits), dtype=torch.int64)
         stats = x.new_empty((groups, 2), dtype=torch.bfloat16)
         if n:
-            kernel = _quantizer("pack", bits, x.dtype)
-            outputs = codes.data_ptr(), stats.data_ptr()
             size = clamp_group_size(group_size, n)
-            self._launch(kernel, x.device, groups, x.data_ptr(), n, size, seed, *outputs)
+            kernel = _quantizer("pack", bits, x.dtype)
+            self._run(kernel, x.device, groups, x, n, size, seed, codes, stats)
         return codes, stats
 
     def unpack(
@@ -89,11 +114,10 @@ class Kernels:
         check_packed(codes, stats, n, bits, group_size, dtype, groups, values)
         x = codes.new_empty(shape, dtype=dtype)
         if n:
-            kernel = _quantizer(_decoder("unpack", seed), bits, dtype)
-            inputs = codes.data_ptr(), stats.data_ptr(), *_exact(groups, values)
-            warps = -(-n // group_size)
+            inputs = codes, stats, groups, values, 0 if groups is None else len(groups), n
             size = clamp_group_size(group_size, n)
-            self._launch(kernel, x.device, warps, *inputs, n, size, seed or 0, x.data_ptr())
+            kernel = _quantizer(_decoder("unpack", seed), bits, dtype)
+            self._run(kernel, x.device, -(-n // group_size), inputs, size, seed, x)
         return x
 
     def unpack_rows(
@@ -115,38 +139,30 @@ class Kernels:
         rows = rows.contiguous()
         x = codes.new_empty((len(rows), width), dtype=dtype)
         if len(rows):
-            kernel = _quantizer(_decoder("unpack_rows", seed), bits, dtype)
-            inputs = codes.data_ptr(), stats.data_ptr(), *_exact(groups, values), rows.data_ptr()
+            inputs = codes, stats, groups, values, 0 if groups is None else len(groups), rows
             sizes = len(rows), numel, width, clamp_group_size(group_size, numel)
-            self._launch(kernel, x.device, len(rows), *inputs, *sizes, seed or 0, x.data_ptr())
+            kernel = _quantizer(_decoder("unpack_rows", seed), bits, dtype)
+            self._run(kernel, x.device, len(rows), inputs, sizes, seed, x)
         return x
 
     def pack_bits(self, x: Tensor, test: int, threshold: float) -> Tensor:
         check_mask_test(x, test)
-        kind = _name(x.dtype)
+        kind = name_of(x.dtype)
         if x.dtype in _PLAIN_INTEGERS:
             kind = str(x.element_size())
-        elif x.dtype not in _FLOATS:
+        elif x.dtype not in DTYPES:
             x, kind = x != 0, "1"
         x = _aligned(x)
         words = _words_for(x)
-        if x.numel():
-            kernel = Kernel("cuda/bitmask.cu", f"{TESTS[test]}_{kind}")
-            args = (threshold,) if test else ()
-            self._launch(
-                kernel, x.device, _warps(x), x.data_ptr(), x.numel(), *args, words.data_ptr()
-            )
+        self._run_on_bits(f"{TESTS[test]}_{kind}", x, x, (threshold,) if test else (), words)
         return words
 
     def pack_pair(self, x: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
         check_pair(x)
         x = _aligned(x)
         words, matched = _words_for(x), x.new_ones((), dtype=torch.bool)
-        if x.numel():
-            kernel = Kernel("cuda/bitmask.cu", f"pack_pair_{x.element_size()}")
-            outputs = words.data_ptr(), matched.data_ptr()
-            pair = raw_pair(low, high, x.dtype)
-            self._launch(kernel, x.device, _warps(x), x.data_ptr(), x.numel(), *pair, *outputs)
+        pair = *raw_pair(low, high, x.dtype), words, matched
+        self._run_on_bits(f"pack_pair_{x.element_size()}", x, x, pair)
         return words, matched
 
     def unpack_bits(
@@ -154,41 +170,32 @@ class Kernels:
     ) -> Tensor:
         check_words(words, shape, dtype)
         x = words.new_empty(shape, dtype=dtype)
-        words = words.contiguous()
-        if x.numel():
-            kernel = Kernel("cuda/bitmask.cu", f"unpack_bits_{x.element_size()}")
-            pair = raw_pair(low, high, dtype)
-            self._launch(
-                kernel, x.device, _warps(x), words.data_ptr(), x.numel(), *pair, x.data_ptr()
-            )
+        pair = *raw_pair(low, high, dtype), x
+        self._run_on_bits(f"unpack_bits_{x.element_size()}", x, words.contiguous(), pair)
         return x
 
-
-def load(device: torch.device) -> Kernels | None:
-    """Return the kernels for a CUDA device, or None with one warning if they cannot be used."""
-    return _load(device)
-
-
-implement(
-    "cuda",
-    lambda device: load(device),
-    *(reference.pack, reference.unpack, reference.unpack_rows),
-    *(bits_reference.pack_bits, bits_reference.pack_pair, bits_reference.unpack_bits),
-)
+    def _run_on_bits(self, name: str, x: Tensor, source: Tensor, *args: Any) -> None:
+        if x.numel():
+            warps = -(-x.nbytes // (LANES * VECTOR))
+            self._run(Kernel("cuda/bitmask.cu", name), x.device, warps, source, x.numel(), *args)
 
 
 @once
-def _load(device: torch.device) -> Kernels | None:
+def load(device: torch.device) -> Kernels | None:
+    """Return the kernels for a CUDA device, or None with one warning if they cannot be used."""
     kernels = Kernels(nvrtc.launch)
-    return kernels if serves(lambda: verify(kernels, device), "its CUDA kernels") else None
+    return kernels if passes(lambda: verify(kernels, device), "its CUDA kernels") else None
 
 
-def serves(trial: Callable[[], None], what: str) -> bool:
+implement("cuda", lambda device: load(device), Kernels)
+
+
+def passes(trial: Callable[[], None], kernels: str) -> bool:
     """Return whether kernels pass a trial, which compiles them; warn once if they do not.
 
     Args:
         trial: A function that waits for the device and raises an exception for an error.
-        what: The name of the kernels in the warning.
+        kernels: The name of the kernels in the warning.
 
     Raises:
         RuntimeError: If a CUDA graph is being captured.
@@ -199,7 +206,7 @@ def serves(trial: Callable[[], None], what: str) -> bool:
             trial()
     except Exception as error:  # of any type that a toolchain or driver raises: use the reference
         remedy = f"`{_package()}` and a driver that is no older than that CUDA"
-        fallback.warn(f"make {what}", remedy, error)
+        fallback.warn(f"make {kernels}", remedy, error)
         return False
     return True
 
@@ -232,13 +239,9 @@ def _package() -> str:
     return f"pip install 'cuda-core[cu{major}]'"
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 @functools.cache
 def _quantizer(name: str, bits: int, dtype: torch.dtype) -> Kernel:
-    return Kernel("cuda/quantize.cu", f"{name}_{_name(dtype)}", bits)
+    return Kernel("cuda/quantize.cu", f"{name}_{name_of(dtype)}", bits)
 
 
 def _decoder(name: str, seed: int | None) -> str:
@@ -247,19 +250,8 @@ def _decoder(name: str, seed: int | None) -> str:
 
 def _aligned(x: Tensor) -> Tensor:
     x = x.contiguous()
-    return x if x.data_ptr() % _VECTOR == 0 else x.clone()
+    return x if x.data_ptr() % VECTOR == 0 else x.clone()
 
 
 def _words_for(x: Tensor) -> Tensor:
     return x.new_empty(-(-x.numel() // TILE), dtype=torch.int64)
-
-
-def _warps(x: Tensor) -> int:
-    return -(-x.nbytes // (_LANES * _VECTOR))
-
-
-def _exact(groups: Tensor | None, values: Tensor | None) -> tuple[int, int, int]:
-    """Return the addresses of the exact groups and their elements, and their number."""
-    if groups is None or values is None:
-        return 0, 0, 0
-    return groups.data_ptr(), values.data_ptr(), len(groups)

@@ -1,61 +1,33 @@
-"""Attention on CUDA tensors: checks, allocations and kernel launches."""
+"""Attention on CUDA tensors: allocations and kernel launches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gact_graph.ops.cuda_sums import (
-    Segments,
-    SumKernels,
-    chunks,
-    columns_of_lane,
-    kernel_of,
-    places_args,
-)
-from gact_graph.ops.kernels.nvrtc import Kernel
-from gact_graph.ops.reference.attention import check_attention, check_attention_backward
-from gact_graph.ops.reference.dot_attention import (
-    check_dot_attention,
-    check_dot_attention_backward,
-    check_drop_weights,
-)
-from gact_graph.ops.reference.leaky_attention import (
-    check_leaky_attention,
-    check_leaky_attention_backward,
-    check_leaky_attention_source,
-)
-from gact_graph.ops.reference.softmax import GRAINS, dropped_of
-
-_SOURCE = "cuda/attention.cu"
-_LANES = 32
+from gact_graph.ops.cuda import LANES
+from gact_graph.ops.cuda_sums import Index, Segments, SumKernels, chunks, columns_of_lane, index
+from gact_graph.ops.reference.edges import GRAINS, dropped_of
 
 
-@dataclass(frozen=True)
-class _Dropout:
-    probability: float
-    seed: int
-
-    @property
-    def args(self) -> tuple[int, float, int]:
-        """The arguments of kernels: the threshold of 65536, the scale of kept weights, the seed."""
-        dropped = dropped_of(self.probability)
-        return dropped, GRAINS / (GRAINS - dropped), self.seed
+def _dropout(probability: float, seed: int) -> tuple[int, float, int]:
+    """Return the arguments of kernels: the threshold, the scale of kept weights and the seed."""
+    dropped = dropped_of(probability)
+    return dropped, GRAINS / (GRAINS - dropped), seed
 
 
-_NONE = _Dropout(0.0, 0)
+_NO_DROPOUT = _dropout(0.0, 0)
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """Scores that are LeakyReLU of the sum of the scores of source, destination and edge."""
+class _LeakyEdges(NamedTuple):
+    """Arguments of the kernels for the gradients of ``rows``, whose edges lead to ``others``."""
 
-    source: Tensor
-    places: Tensor
-    destination: Tensor
-    terms: Tensor | None
-    slope: float
+    of_score: Tensor
+    score_index: Index
+    rows: Tensor
+    others: Tensor
+    other_index: Index
 
 
 class EdgeKernels(SumKernels):
@@ -77,12 +49,10 @@ class EdgeKernels(SumKernels):
         dropout: float,
         seed: int,
     ) -> None:
-        edges = places, weight_places, starts
-        check_attention(out, source, destination, terms, *edges, dropout)
         segments = Segments(starts, places.numel())
-        sums = _Sums(source, places, destination, terms, slope)
-        self._sum_scores(out, weight_places, sums, segments)
-        self._weigh(out, weight_places, segments, 1.0, _Dropout(dropout, seed))
+        terms_of_scores = source, index(places, source), destination, terms, float(slope)
+        self._sum_scores(out, weight_places, terms_of_scores, segments)
+        self._weigh(out, weight_places, segments, 1.0, _dropout(dropout, seed))
 
     def attention_backward(
         self,
@@ -99,14 +69,11 @@ class EdgeKernels(SumKernels):
         dropout: float,
         seed: int,
     ) -> None:
-        edges = places, weight_places, starts
-        inputs = gradient, source, destination, terms, *edges, dropout
-        check_attention_backward(of_score, of_destination, *inputs)
         segments = Segments(starts, places.numel())
-        sums = _Sums(source, places, destination, terms, slope)
-        self._sum_scores(of_score, weight_places, sums, segments)
-        self._weigh(of_score, weight_places, segments, 1.0, _NONE)
-        settings = 1.0, _Dropout(dropout, seed), sums
+        terms_of_scores = source, index(places, source), destination, terms, float(slope)
+        self._sum_scores(of_score, weight_places, terms_of_scores, segments)
+        self._weigh(of_score, weight_places, segments, 1.0, _NO_DROPOUT)
+        settings = 1.0, _dropout(dropout, seed), terms_of_scores
         self._backward(of_score, of_score, gradient, weight_places, segments, *settings)
         self._sum(of_destination, of_score, weight_places, None, None, segments)
 
@@ -123,11 +90,9 @@ class EdgeKernels(SumKernels):
         dropout: float,
         seed: int,
     ) -> None:
-        rows, edges = (source, destination, att), (places, weight_places, starts)
-        check_leaky_attention(out, *rows, *edges, dropout)
         segments = Segments(starts, places.numel())
-        self._leaky_scores(out, *rows, places, weight_places, segments, slope)
-        self._weigh(out, weight_places, segments, 1.0, _Dropout(dropout, seed))
+        self._leaky_scores(out, source, destination, att, places, weight_places, segments, slope)
+        self._weigh(out, weight_places, segments, 1.0, _dropout(dropout, seed))
 
     def leaky_attention_backward(
         self,
@@ -145,17 +110,15 @@ class EdgeKernels(SumKernels):
         dropout: float,
         seed: int,
     ) -> None:
-        rows, edges = (source, destination, att), (places, weight_places, starts)
-        outputs = of_score, of_destination, of_att
-        check_leaky_attention_backward(*outputs, gradient, *rows, *edges, dropout)
-        segments = Segments(starts, places.numel())
+        segments, rows = Segments(starts, places.numel()), (source, destination, att)
         self._leaky_scores(of_score, *rows, places, weight_places, segments, slope)
-        self._weigh(of_score, weight_places, segments, 1.0, _NONE)
-        settings = 1.0, _Dropout(dropout, seed)
+        self._weigh(of_score, weight_places, segments, 1.0, _NO_DROPOUT)
+        settings = 1.0, _dropout(dropout, seed)
         self._backward(of_score, of_score, gradient, weight_places, segments, *settings)
-        inputs = of_score, weight_places, destination, source, places, att, slope, segments
-        self._leaky_rows(of_destination, *inputs)
-        self._leaky_vector(of_att, *inputs)
+        of_edges = of_score, index(weight_places, of_score)
+        edges = _LeakyEdges(*of_edges, destination, source, index(places, source))
+        self._leaky_rows(of_destination, edges, att, slope, segments)
+        self._leaky_vector(of_att, edges, slope, segments)
 
     def leaky_attention_source(
         self,
@@ -169,11 +132,9 @@ class EdgeKernels(SumKernels):
         starts: Tensor,
         slope: float,
     ) -> None:
-        rows, edges = (source, destination, att), (places, weight_places, starts)
-        check_leaky_attention_source(of_source, of_score, *rows, *edges)
-        segments = Segments(starts, places.numel())
-        inputs = of_score, weight_places, source, destination, places, att, slope, segments
-        self._leaky_rows(of_source, *inputs)
+        of_edges = of_score, index(weight_places, of_score)
+        edges = _LeakyEdges(*of_edges, source, destination, index(places, destination))
+        self._leaky_rows(of_source, edges, att, slope, Segments(starts, places.numel()))
 
     def dot_attention(
         self,
@@ -186,14 +147,13 @@ class EdgeKernels(SumKernels):
         starts: Tensor,
         scale: float,
     ) -> None:
-        check_dot_attention(out, source, destination, terms, places, weight_places, starts)
         segments = Segments(starts, places.numel())
         self._dots(out, weight_places, destination, source, places, segments)
         if terms is not None:
             # Places have no duplicates.
             rows = slice(None) if weight_places is None else weight_places.long()
             out[rows] += terms
-        self._weigh(out, weight_places, segments, scale, _NONE)
+        self._weigh(out, weight_places, segments, scale, _NO_DROPOUT)
 
     def dot_attention_backward(
         self,
@@ -203,33 +163,24 @@ class EdgeKernels(SumKernels):
         starts: Tensor,
         scale: float,
     ) -> None:
-        edges = check_dot_attention_backward(gradient, weight, places, starts)
-        segments = Segments(starts, edges)
-        self._backward(gradient, weight, gradient, places, segments, scale, _NONE)
+        segments = Segments(starts, len(gradient) if places is None else places.numel())
+        self._backward(gradient, weight, gradient, places, segments, scale, _NO_DROPOUT)
 
     def drop_weights(self, weight: Tensor, dropout: float, seed: int) -> None:
-        check_drop_weights(weight, dropout)
         if weight.numel():
-            warps = -(-weight.numel() // _LANES)
-            args = weight.data_ptr(), weight.numel(), *_Dropout(dropout, seed).args
-            self._launch(_kernel("drop", weight), weight.device, warps, *args)
+            warps, settings = -(-weight.numel() // LANES), _dropout(dropout, seed)
+            self._run_on_edges("drop", weight, warps, weight, weight.numel(), settings)
 
     def _sum_scores(
-        self, out: Tensor, out_places: Tensor | None, sums: _Sums, segments: Segments
+        self,
+        out: Tensor,
+        out_places: Tensor | None,
+        terms: tuple[Any, ...],
+        segments: Segments,
     ) -> None:
-        if not segments.edges or not out.numel():
-            return
-        self._launch(
-            _kernel("sum_scores", out),
-            *(out.device, segments.count),
-            *(
-                sums.source.data_ptr(),
-                *places_args(sums.places, sums.source),
-                sums.destination.data_ptr(),
-            ),
-            *(_address(sums.terms), float(sums.slope), *segments.args, out.size(1)),
-            *(out.data_ptr(), *places_args(out_places, out)),
-        )
+        if segments.edges and out.numel():
+            args = terms, segments.args, out.size(1), out, index(out_places, out)
+            self._run_on_edges("sum_scores", out, segments.count, *args)
 
     def _leaky_scores(
         self,
@@ -242,28 +193,11 @@ class EdgeKernels(SumKernels):
         segments: Segments,
         slope: float,
     ) -> None:
-        if not segments.edges or not out.numel():
-            return
-        heads, each = att.shape
-        columns = columns_of_lane(each, 1, source, destination, att)
-        self._launch(
-            _kernel("leaky_scores", out, columns),
-            *(out.device, segments.count),
-            *(
-                source.data_ptr(),
-                *places_args(places, source),
-                destination.data_ptr(),
-                att.data_ptr(),
-            ),
-            *(
-                float(slope),
-                *segments.args,
-                heads,
-                each,
-                out.data_ptr(),
-                *places_args(out_places, out),
-            ),
-        )
+        if segments.edges and out.numel():
+            columns = columns_of_lane(att.size(1), 1, source, destination, att)
+            inputs = source, index(places, source), destination, att, float(slope)
+            args = inputs, segments.args, tuple(att.shape), out, index(out_places, out)
+            self._run_on_edges("leaky_scores", out, segments.count, *args, columns=columns)
 
     def _weigh(
         self,
@@ -271,7 +205,7 @@ class EdgeKernels(SumKernels):
         places: Tensor | None,
         segments: Segments,
         scale: float,
-        dropout: _Dropout,
+        dropout: tuple[int, float, int],
     ) -> None:
         """Replace scores by weights."""
         if not segments.edges or not weight.numel():
@@ -279,15 +213,12 @@ class EdgeKernels(SumKernels):
         heads = weight.size(1)
         softmax = weight.new_empty((segments.rows, heads, 2))
         carry = weight.new_empty((segments.count, heads, 2))
-        outputs = softmax.data_ptr(), carry.data_ptr()
-        inputs = weight.data_ptr(), *places_args(places, weight), float(scale)
-        edges, warps = (*segments.args, heads), segments.count * chunks(heads)
-        device = weight.device
-        self._launch(_kernel("softmax", weight), device, warps, *inputs, *edges, *outputs)
+        inputs = weight, index(places, weight), float(scale)
+        edges, warps = (segments.args, heads), segments.count * chunks(heads)
+        self._run_on_edges("softmax", weight, warps, inputs, edges, softmax, carry)
         if segments.count > 1:
-            self._launch(_kernel("softmax_carries", weight), device, warps, *edges, *outputs)
-        rest = softmax.data_ptr(), *dropout.args, *edges
-        self._launch(_kernel("weigh", weight), device, segments.count, *inputs, *rest)
+            self._run_on_edges("softmax_carries", weight, warps, edges, softmax, carry)
+        self._run_on_edges("weigh", weight, segments.count, inputs, softmax, dropout, edges)
 
     def _backward(
         self,
@@ -297,87 +228,50 @@ class EdgeKernels(SumKernels):
         places: Tensor | None,
         segments: Segments,
         scale: float,
-        dropout: _Dropout,
-        sums: _Sums | None = None,
+        dropout: tuple[int, float, int],
+        terms: tuple[Any, ...] = (0, 0, 0, 0, 0, 0, 0.0),
     ) -> None:
-        """Write the gradients of scores; ``out`` may be ``weight`` or ``gradient``."""
+        """Write the gradients of scores; ``out`` may be ``weight`` or ``gradient``.
+
+        Args:
+            terms: As for :meth:`_sum_scores`, if scores are LeakyReLU of the sums of these terms.
+        """
         if not segments.edges or not out.numel():
             return
-        heads, device = out.size(1), out.device
+        heads = out.size(1)
         mean, carry = out.new_empty((segments.rows, heads)), out.new_empty((segments.count, heads))
-        edges, warps = (*segments.args, heads), segments.count * chunks(heads)
-        inputs = weight.data_ptr(), gradient.data_ptr(), *places_args(places, out)
-        outputs = mean.data_ptr(), carry.data_ptr()
-        self._launch(_kernel("mean", out), device, warps, *inputs, *dropout.args, *edges, *outputs)
+        edges, warps = (segments.args, heads), segments.count * chunks(heads)
+        inputs = weight, gradient, index(places, out)
+        self._run_on_edges("mean", out, warps, inputs, dropout, edges, mean, carry)
         self._add_carries(mean, carry, segments)
-        leaky: tuple[int | float, ...] = (0, 0, 0, 0, 0, 0, 0.0)
-        if sums is not None:
-            of_source = sums.source.data_ptr(), *places_args(sums.places, sums.source)
-            of_others = sums.destination.data_ptr(), _address(sums.terms)
-            leaky = *of_source, *of_others, float(sums.slope)
-        rest = mean.data_ptr(), float(scale), *dropout.args, *leaky, *edges
-        kernel = _kernel("backward", out)
-        self._launch(kernel, device, segments.count, out.data_ptr(), *inputs, *rest)
+        args = out, inputs, mean, float(scale), dropout, terms, edges
+        self._run_on_edges("backward", out, segments.count, *args)
 
     def _leaky_rows(
-        self,
-        out: Tensor,
-        of_score: Tensor,
-        score_places: Tensor | None,
-        rows: Tensor,
-        others: Tensor,
-        places: Tensor,
-        att: Tensor,
-        slope: float,
-        segments: Segments,
+        self, out: Tensor, edges: _LeakyEdges, att: Tensor, slope: float, segments: Segments
     ) -> None:
-        """Write the gradients of ``rows``, whose edges lead to ``others``."""
+        """Write the gradients of ``edges.rows``."""
         if not out.numel():
             return
         heads, each = att.shape
-        columns = columns_of_lane(each, heads, rows, others, out)
+        columns = columns_of_lane(each, heads, edges.rows, edges.others, out)
         carry = out.new_empty((segments.count, heads * each))
-        self._launch(
-            _kernel("leaky_rows", out, columns),
-            *(out.device, segments.count * chunks(heads * each // columns)),
-            *(of_score.data_ptr(), *places_args(score_places, of_score), rows.data_ptr()),
-            *(others.data_ptr(), *places_args(places, others), att.data_ptr(), float(slope)),
-            *(*segments.args, heads, each, out.data_ptr(), carry.data_ptr()),
-        )
+        args = edges, att, float(slope), segments.args, heads, each, out, carry
+        warps = segments.count * chunks(heads * each // columns)
+        self._run_on_edges("leaky_rows", out, warps, *args, columns=columns)
         self._add_carries(out, carry, segments)
 
     def _leaky_vector(
-        self,
-        out: Tensor,
-        of_score: Tensor,
-        score_places: Tensor | None,
-        rows: Tensor,
-        others: Tensor,
-        places: Tensor,
-        att: Tensor,
-        slope: float,
-        segments: Segments,
+        self, out: Tensor, edges: _LeakyEdges, slope: float, segments: Segments
     ) -> None:
         """Write the gradient of ``att``, a sum over all edges."""
         if not segments.edges or not out.numel():
             out.zero_()
             return
-        heads, each = att.shape
-        columns = columns_of_lane(each, heads, rows, others)
+        heads, each = out.shape
+        columns = columns_of_lane(each, heads, edges.rows, edges.others)
         parts = out.new_empty((segments.count, heads, each))
-        self._launch(
-            _kernel("leaky_vector", out, columns),
-            *(out.device, segments.count * chunks(heads * each // columns)),
-            *(of_score.data_ptr(), *places_args(score_places, of_score), rows.data_ptr()),
-            *(others.data_ptr(), *places_args(places, others), float(slope)),
-            *(*segments.args, heads, each, parts.data_ptr()),
-        )
+        args = edges, float(slope), segments.args, heads, each, parts
+        warps = segments.count * chunks(heads * each // columns)
+        self._run_on_edges("leaky_vector", out, warps, *args, columns=columns)
         out.copy_(parts.sum(0))
-
-
-def _address(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
-
-
-def _kernel(name: str, x: Tensor, columns: int | None = None) -> Kernel:
-    return kernel_of(name, x.dtype, columns, _SOURCE)

@@ -12,34 +12,21 @@ from gact_graph.ops import cuda
 from gact_graph.ops.cuda_attention import EdgeKernels
 from gact_graph.ops.kernels import nvrtc
 from gact_graph.ops.kernels.once import once
-from gact_graph.ops.reference import attention, dot_attention, leaky_attention, weighted_sum
+from gact_graph.ops.reference import leaky_attention, weighted_sum
 from gact_graph.ops.registration import implement
 
 
+@once
 def load(device: torch.device) -> EdgeKernels | None:
     """Return the kernels for a CUDA device, or None with one warning if they cannot be used."""
-    return _load(device)
-
-
-implement(
-    "cuda",
-    lambda device: load(device),
-    *(weighted_sum.weighted_sum, weighted_sum.weighted_sum_weights),
-    *(weighted_sum.weighted_sum_backward, attention.segment_sum),
-    *(attention.attention, attention.attention_backward),
-    *(leaky_attention.leaky_attention, leaky_attention.leaky_attention_backward),
-    *(leaky_attention.leaky_attention_source, dot_attention.drop_weights),
-    *(dot_attention.dot_attention, dot_attention.dot_attention_backward),
-)
-
-
-@once
-def _load(device: torch.device) -> EdgeKernels | None:
     if cuda.load(device) is None:  # after a warning
         return None
     kernels = EdgeKernels(nvrtc.launch)
-    trial = cuda.serves(lambda: verify(kernels, device), "its CUDA kernels for edges")
-    return kernels if trial else None
+    passed = cuda.passes(lambda: verify(kernels, device), "its CUDA kernels for edges")
+    return kernels if passed else None
+
+
+implement("cuda", lambda device: load(device), EdgeKernels)
 
 
 def verify(kernels: EdgeKernels, device: torch.device) -> None:

@@ -1,19 +1,19 @@
-"""Sums over edges on CUDA tensors: checks, allocations and kernel launches."""
+"""Sums over edges on CUDA tensors: allocations and kernel launches."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gact_graph.ops.cuda import Launch
+from gact_graph.ops.checks import name_of
+from gact_graph.ops.cuda import LANES, VECTOR, Launcher
 from gact_graph.ops.kernels.nvrtc import Kernel
-from gact_graph.ops.reference.attention import check_segment_sum
-from gact_graph.ops.reference.weighted_sum import check_backward, check_sum, check_weights
 
-_LANES = 32
-_VECTOR = 16  # bytes that a lane loads at a time, at most
+# The kernels of weighted_sum.cu; attention.cu has the others.
+_SUMS = ("sum", "add_carries", "dots")
 
 # The least number of edges and row ends in a segment, and the most segments. Each segment may write
 # a row of carries, and these must be few beside the rows themselves.
@@ -42,23 +42,16 @@ class Segments:
         return -(-(self.rows + self.edges) // self.length)
 
     @property
-    def args(self) -> tuple[int, int, int, int]:
+    def args(self) -> tuple[Tensor, int, int, int]:
         """The arguments of kernels."""
-        return self.starts.data_ptr(), self.rows, self.edges, self.length
+        return self.starts, self.rows, self.edges, self.length
 
 
-class SumKernels:
-    """The operators on CUDA tensors, as methods with the signatures of the references.
+class SumKernels(Launcher):
+    """The sums, as methods with the signatures of the references.
 
-    All work is queued on the current stream; nothing waits for the device. Kernels use no atomic
-    additions, so results do not depend on the number of warps.
-
-    Args:
-        launch: A function that launches a kernel.
+    Kernels use no atomic additions, so results do not depend on the number of warps.
     """
-
-    def __init__(self, launch: Launch) -> None:
-        self._launch = launch
 
     def weighted_sum(
         self,
@@ -69,13 +62,13 @@ class SumKernels:
         weight_places: Tensor | None,
         starts: Tensor,
     ) -> None:
-        edges = check_sum(out, x, places, weight, weight_places, starts)
+        edges = len(x) if places is None else places.numel()
         self._sum(out, x, places, weight, weight_places, Segments(starts, edges))
 
     def weighted_sum_weights(
         self, gradient: Tensor, x: Tensor, places: Tensor | None, starts: Tensor, heads: int
     ) -> Tensor:
-        edges = check_weights(gradient, x, places, starts, heads)
+        edges = len(x) if places is None else places.numel()
         out = x.new_empty((edges, heads))
         self._dots(out, None, gradient, x, places, Segments(starts, edges))
         return out
@@ -91,13 +84,11 @@ class SumKernels:
         weight_places: Tensor,
         starts: Tensor,
     ) -> None:
-        edges = check_backward(of_x, of_weight, gradient, x, places, weight, weight_places, starts)
-        segments = Segments(starts, edges)
+        segments = Segments(starts, places.numel())
         self._sum(of_x, gradient, places, weight, weight_places, segments)
         self._dots(of_weight, weight_places, x, gradient, places, segments)
 
     def segment_sum(self, out: Tensor, x: Tensor, places: Tensor, starts: Tensor) -> None:
-        check_segment_sum(out, x, places, starts)
         self._sum(out, x, places, None, None, Segments(starts, places.numel()))
 
     def _sum(
@@ -112,37 +103,22 @@ class SumKernels:
         """Sum rows; if ``weight`` is None, each weight is 1."""
         if not out.numel():
             return
-        heads = 1 if weight is None else weight.size(1)
-        width = x.size(1)
+        heads, width = 1 if weight is None else weight.size(1), x.size(1)
         columns = columns_of_lane(width // heads, heads, x, out)
         carry = x.new_empty((segments.count, width))
-        weights = (
-            (0, 0, 0, 0)
-            if weight is None
-            else (weight.data_ptr(), *places_args(weight_places, weight))
-        )
-        self._launch(
-            kernel_of("sum", x.dtype, columns),
-            *(x.device, segments.count * chunks(width // columns)),
-            *(
-                x.data_ptr(),
-                *places_args(places, x),
-                *weights,
-                *segments.args,
-                heads,
-                width // heads,
-            ),
-            *(out.data_ptr(), carry.data_ptr()),
-        )
+        weights = (weight, 0, 0, 0) if weight is None else (weight, index(weight_places, weight))
+        warps = segments.count * chunks(width // columns)
+        rows = x, index(places, x), weights
+        args = *rows, segments.args, heads, width // heads, out, carry
+        self._run_on_edges("sum", x, warps, *args, columns=columns)
         self._add_carries(out, carry, segments)
 
     def _add_carries(self, out: Tensor, carry: Tensor, segments: Segments) -> None:
         """Add the carries: the partial sums of rows in segments before their last one."""
         if segments.count > 1:
-            outputs = out.data_ptr(), carry.data_ptr()
-            warps = segments.count * chunks(carry.size(1))
-            kernel = kernel_of("add_carries", out.dtype)
-            self._launch(kernel, out.device, warps, *segments.args, carry.size(1), *outputs)
+            width = carry.size(1)
+            warps = segments.count * chunks(width)
+            self._run_on_edges("add_carries", out, warps, segments.args, width, out, carry)
 
     def _dots(
         self,
@@ -162,43 +138,31 @@ class SumKernels:
             return
         each = x.size(1) // heads
         columns = columns_of_lane(each, 1, of_sum, x)
-        self._launch(
-            kernel_of("dots", x.dtype, columns),
-            *(x.device, segments.count),
-            *(
-                of_sum.data_ptr(),
-                x.data_ptr(),
-                *places_args(places, x),
-                *segments.args,
-                heads,
-                each,
-            ),
-            *(out.data_ptr(), *places_args(out_places, out)),
-        )
+        args = of_sum, x, index(places, x), segments.args, heads, each, out, index(out_places, out)
+        self._run_on_edges("dots", x, segments.count, *args, columns=columns)
+
+    def _run_on_edges(
+        self, name: str, x: Tensor, warps: int, *args: Any, columns: int | None = None
+    ) -> None:
+        """Launch the kernel for a tensor's dtype and, if it has variants, the columns per lane."""
+        suffix = "" if columns is None else f"_{columns}"
+        source = "cuda/weighted_sum.cu" if name in _SUMS else "cuda/attention.cu"
+        kernel = Kernel(source, f"{name}_{name_of(x.dtype)}{suffix}")
+        self._run(kernel, x.device, warps, *args)
 
 
-def kernel_of(
-    name: str,
-    dtype: torch.dtype,
-    columns: int | None = None,
-    source: str = "cuda/weighted_sum.cu",
-) -> Kernel:
-    """Return the kernel of a name for a dtype and, if it has variants, for the columns per lane."""
-    suffix = "" if columns is None else f"_{columns}"
-    name = f"{name}_{str(dtype).removeprefix('torch.')}{suffix}"
-    return Kernel(source, name)
+Index = tuple[Tensor | None, int, int]
+"""The arguments of kernels for an index: the places, whether they have 64 bits, and their limit."""
 
 
-def places_args(places: Tensor | None, x: Tensor) -> tuple[int, int, int]:
+def index(places: Tensor | None, x: Tensor) -> Index:
     """Return the arguments of kernels for places in the rows of x."""
-    if places is None:
-        return 0, 0, x.size(0)
-    return places.data_ptr(), int(places.dtype == torch.int64), x.size(0)
+    return places, int(places is not None and places.dtype == torch.int64), len(x)
 
 
 def chunks(units: int) -> int:
     """Return the number of warps that share a row."""
-    return -(-units // _LANES)
+    return -(-units // LANES)
 
 
 def columns_of_lane(each: int, heads: int, *tensors: Tensor) -> int:
@@ -213,7 +177,7 @@ def columns_of_lane(each: int, heads: int, *tensors: Tensor) -> int:
     best, least = 1, None
     for columns in (4, 2, 1):
         aligned = all(t.data_ptr() % (columns * size) == 0 for t in tensors)
-        if columns * size > _VECTOR or each % columns or not aligned:
+        if columns * size > VECTOR or each % columns or not aligned:
             continue
         idle = _idle(each * heads // columns)
         if least is None or idle < least:
@@ -223,5 +187,5 @@ def columns_of_lane(each: int, heads: int, *tensors: Tensor) -> int:
 
 def _idle(units: int) -> float:
     """Return the share of lanes without a unit."""
-    beside = min(_LANES, 1 << (units - 1).bit_length())
+    beside = min(LANES, 1 << (units - 1).bit_length())
     return 1 - units / (-(-units // beside) * beside)

@@ -231,12 +231,6 @@ def pack(x: Tensor, bits: int, *, group_size: int = 256, seed: int = 0) -> Packe
     check_bits(bits)
     check_group_size(group_size)
     check_int("seed", seed)
-    if not isinstance(x, Tensor):
-        raise TypeError(f"Expected a tensor (got {type(x).__name__})")
-    if x.layout != torch.strided:
-        raise TypeError(f"Expected a strided tensor (got {x.layout})")
-    if x.dtype not in DTYPES:
-        raise TypeError(f"Expected a float16, bfloat16, float32 or float64 tensor (got {x.dtype})")
     x = x.detach()
     if bits == 32 or bits >= 8 * x.element_size():
         return Packed(x, None, x.shape, x.dtype, bits, group_size)

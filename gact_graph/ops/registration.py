@@ -3,7 +3,7 @@
 A function in pure torch declares an operator. Its signature is the schema, and its body serves
 every device for which there is no kernel:
 
->>> @operator(mutates=("out",))
+>>> @operator(mutates=("out",), shapes="x: N W, places: E < N, starts: R + 1, out: R W")
 ... def segment_sum(out: Tensor, x: Tensor, places: Tensor, starts: Tensor) -> None: ...
 
 defines ``gact_graph::segment_sum(Tensor(a0!) out, Tensor x, Tensor places, Tensor starts) -> ()``.
@@ -13,19 +13,24 @@ kernels for CUDA are registered by :func:`implement`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
 
 from gact_graph.ops import cpu
+from gact_graph.ops.shapes import Shapes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
+# The pure-torch code of each operator, and the shapes of its arguments.
+_operators: dict[str, tuple[Callable[..., Any], Shapes | None]] = {}
 
-def operator(*, mutates: tuple[str, ...] = ()) -> Callable[[F], F]:
+
+def operator(*, mutates: tuple[str, ...] = (), shapes: str | None = None) -> Callable[[F], F]:
     """Declare the operator of the decorated function's name and signature.
 
     The first call on CPU tensors builds or loads the compiled kernels. Later calls reach a kernel
@@ -34,14 +39,20 @@ def operator(*, mutates: tuple[str, ...] = ()) -> Callable[[F], F]:
 
     Args:
         mutates: The names of the tensors that the operator writes to.
+        shapes: The shapes of the arguments, as for :class:`gact_graph.ops.shapes.Shapes`, which are
+            checked before this function or a kernel of :func:`implement` runs. None if the function
+            and the kernels check the arguments themselves.
 
     Returns:
-        A decorator that returns the function itself: calling it runs the pure-torch code.
+        A decorator that returns a function which runs the pure-torch code.
     """
 
-    def declare(reference: F) -> F:
-        name = f"{cpu.NAMESPACE}::{reference.__name__}"
-        torch.library.define(name, torch.library.infer_schema(reference, mutates_args=mutates))
+    def declare(function: F) -> F:
+        name = f"{cpu.NAMESPACE}::{function.__name__}"
+        torch.library.define(name, torch.library.infer_schema(function, mutates_args=mutates))
+        rules = None if shapes is None else Shapes(function, shapes)
+        reference = function if rules is None else _checked(function, rules)
+        _operators[function.__name__] = reference, rules
 
         @torch.library.impl(name, "default")
         def run(*args: Any) -> Any:
@@ -56,26 +67,40 @@ def operator(*, mutates: tuple[str, ...] = ()) -> Callable[[F], F]:
     return declare
 
 
-def implement(device: str, load: Callable[[torch.device], Any], *references: F) -> None:
+def _checked(function: F, shapes: Shapes) -> F:
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        shapes.check(*args)
+        return function(*args)
+
+    return cast(F, run)
+
+
+def implement(device: str, load: Callable[[torch.device], Any], kernels: type) -> None:
     """Register kernels for a device type.
 
     Args:
         device: The device type, such as ``cuda``.
-        load: Returns an object for a device whose methods have the names and signatures of the
-            references; or None, in which case the references run.
-        references: The functions that declared the operators.
+        load: Returns an instance of ``kernels`` for a device; or None, in which case the pure-torch
+            code runs.
+        kernels: A class whose public methods have the names and signatures of operators.
     """
-    for reference in references:
-        _implement(device, load, reference)
+    for name in dir(kernels):
+        if not name.startswith("_"):
+            _implement(device, load, name)
 
 
-def _implement(device: str, load: Callable[[torch.device], Any], reference: F) -> None:
-    name = reference.__name__
+def _implement(device: str, load: Callable[[torch.device], Any], name: str) -> None:
+    reference, shapes = _operators[name]
 
     @torch.library.impl(f"{cpu.NAMESPACE}::{name}", device)
     def run(*args: Any) -> Any:
         kernels = load(args[0].device)
-        return (reference if kernels is None else getattr(kernels, name))(*args)
+        if kernels is None:
+            return reference(*args)
+        if shapes is not None:
+            shapes.check(*args)
+        return getattr(kernels, name)(*args)
 
 
 def dispatched(reference: F) -> F:

@@ -37,7 +37,7 @@ class Steps(Protocol):
     def paused(self) -> AbstractContextManager[None]: ...
 
     def standing_for(
-        self, name: str, tensors: dict[str, Tensor], only_here: Collection[str] = ()
+        self, name: str, tensors: dict[str, Tensor], extra_saved: Collection[str] = ()
     ) -> AbstractContextManager[Any]: ...
 
     def leave(self, module: str) -> None: ...
@@ -119,7 +119,7 @@ def apart() -> Iterator[None]:
     if not forward_runs():
         yield
         return
-    with unseen(), saved_tensors_hooks(torch.Tensor.detach, _same):
+    with capture_disabled(), saved_tensors_hooks(torch.Tensor.detach, _same):
         yield
 
 
@@ -128,22 +128,22 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def unseen() -> Iterator[None]:
+def capture_disabled() -> Iterator[None]:
     """No session follows what runs inside, on this thread."""
     session = current()
     with ExitStack() as stack:
         if session is not None:
             stack.enter_context(session.trace.paused())
         stack.callback(set_current, session)
-        stack.callback(setattr, _local, "unseen", getattr(_local, "unseen", False))
+        stack.callback(setattr, _local, "disabled", getattr(_local, "disabled", False))
         set_current(None)
-        _local.unseen = True
+        _local.disabled = True
         yield
 
 
 def is_busy() -> bool:
-    """Whether a session captures on this thread, or would but for :func:`unseen`."""
-    return current() is not None or getattr(_local, "unseen", False)
+    """Whether a session captures on this thread, or would but for :func:`capture_disabled`."""
+    return current() is not None or getattr(_local, "disabled", False)
 
 
 def unpack(saved: Any) -> torch.Tensor:

@@ -14,7 +14,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from gact_graph.support.current import unseen
+from gact_graph.support.current import capture_disabled
 
 
 class RunState:
@@ -39,7 +39,7 @@ class RunState:
         """
         now = _RandomState.now()
         with ExitStack() as stack:
-            stack.enter_context(unseen())
+            stack.enter_context(capture_disabled())
             stack.callback(now.set)
             self._random.set()
             stack.enter_context(torch.enable_grad())

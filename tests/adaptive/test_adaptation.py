@@ -289,7 +289,7 @@ class TestAlarm:
     def test_the_cure_it_names_is_one(self):
         model = self.steps(4, 0.01)
         scheme = model.forward.controller.forward.scheme
-        cure = scheme.cure(0.001)
+        cure = scheme.average_for(0.001)
         assert scheme._ratio(scheme._allocated(cure)) <= 0.001
         assert scheme._ratio(scheme._allocated(cure - 0.5)) > 0.001
 

@@ -97,7 +97,8 @@ def test_it_names_the_way_that_would_fit(device):
 def test_it_names_a_smaller_way_where_the_one_that_failed_should_have_fitted(device):
     text = call(GIB, device)
     found = re.search(
-        r"gact_graph: lossless \+ blocks takes about 1\d\.\d MiB, and this strategy [789]\d\.\d MiB: "
+        r"gact_graph: lossless \+ blocks takes about 1\d\.\d MiB, "
+        r"and this strategy [789]\d\.\d MiB: "
         r"wrap\(model, memory=(\d+)\)\.$",
         text,
     )

@@ -72,7 +72,7 @@ def test_it_says_what_the_step_cost(trained):
 
 
 def test_rows_of_nothing_in_stock_are_explained():
-    words = "where stock PyTorch holds 0 B (raw), another row counts the same storage"
+    words = "a row with 0 B raw shares its storage with another row"
     assert words in str(Report([row("a"), row("b", raw=0, stored=10)]))
     assert words not in str(Report([row("a"), row("b", raw=10, stored=0)]))
 

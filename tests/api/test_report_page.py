@@ -9,8 +9,7 @@ from samples import GraphNet, graph, make, train_step
 
 import gact_graph
 from gact_graph.api.report import Report
-from gact_graph.api.report.areas import areas
-from gact_graph.api.report.curve import curve
+from gact_graph.api.report.figures import curve, treemap
 from gact_graph.support.rows import LayerRow, Row
 
 
@@ -102,7 +101,7 @@ def test_where_a_part_of_stock_is_not_known_raw_is_not_called_stock(tmp_path):
         page = (tmp_path / "memory.html").read_text(encoding="utf-8")
         assert f'<button type="button">{word}</button>' in page
         assert f'<button type="button">{other}' not in page
-        said = "what stock PyTorch would keep inside convs.0: that is not known"
+        said = "tensors that stock PyTorch would save inside convs.0: their size is unknown"
         assert (said in " ".join(str(report).split())) == (said in page) == (report is unknown)
 
 
@@ -123,7 +122,7 @@ def test_areas_add_up():
     rows.append(row("convs.0/d.x", 0, 77))
     report = Report(rows)
     for field, total in (("raw_bytes", report.raw_bytes), ("stored_bytes", report.stored_bytes)):
-        (trace,) = areas(report, field)["data"]
+        (trace,) = treemap(report, field)["data"]
         assert _sum_of(trace, "") == total
         assert len(set(trace["ids"])) == len(trace["ids"])
         for key in set(trace["parents"]) - {""}:
@@ -133,7 +132,7 @@ def test_areas_add_up():
 
 def test_many_layers_of_one_kind_lie_together():
     rows = [row(f"{name}.{i}/a.b") for i in range(20) for name in ("convs", "norms")]
-    (trace,) = areas(Report(rows), "raw_bytes")["data"]
+    (trace,) = treemap(Report(rows), "raw_bytes")["data"]
     top = [n for n, parent in zip(trace["labels"], trace["parents"], strict=True) if not parent]
     assert [name.split()[0] for name in top] == ["convs", "norms"]
     assert _sum_of(trace, "") == 40_000

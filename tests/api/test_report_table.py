@@ -11,8 +11,8 @@ from samples import GraphNet, graph, make, train_step
 
 import gact_graph
 from gact_graph.api.report import Report
-from gact_graph.api.report.layers import by_layer, layer_of
-from gact_graph.api.report.names import shorten
+from gact_graph.api.report.contexts import by_layer
+from gact_graph.api.report.names import layer_of, shorten
 from gact_graph.support.rows import Row
 
 LONG = "convs.{}/convs.<author___writes_very_often___paper>/{}/linear.input"
@@ -205,7 +205,7 @@ def test_a_notebook_shows_layers_and_remarks():
     found = Cells()
     found.feed(report._repr_html_())
     assert len(found.rows) == 1 + 64 + 64 + 1 + 1
-    assert "min_bytes=0 codes all" in report._repr_html_()
+    assert "min_bytes=0 encodes all" in report._repr_html_()
 
 
 def test_a_notebook_is_told_that_there_is_nothing_yet():

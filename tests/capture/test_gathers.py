@@ -284,7 +284,7 @@ class TestRecords:
             del result
             assert gathers.find(view) is alive()
             del view
-            gathers.forget()
+            gathers._forget()
             assert alive() is None
         finally:
             gc.enable()

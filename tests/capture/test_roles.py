@@ -11,7 +11,7 @@ from torch_geometric.typing import WITH_TORCH_SPARSE
 from zoo import csr, sparse
 
 import gact_graph
-from gact_graph.capture.roles import Sizes
+from gact_graph.capture.ledger import Sizes
 
 X, EDGES = graph()
 

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GATConv
 
 import gact_graph
-from gact_graph.capture.callers import helper_of
+from gact_graph.capture.call_site import helper_of
 from gact_graph.capture.nodes import attributes_of
 from gact_graph.capture.trace import Call, Trace
 

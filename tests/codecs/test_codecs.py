@@ -193,12 +193,12 @@ class TestIndex:
 
     def test_equal_ones_are_known(self):
         x = torch.arange(1000) * 7 % 300
-        one, two = encoded(x), encoded(x.clone())
-        assert one.fingerprint() == two.fingerprint() and one.equals(two)
+        first, second = encoded(x), encoded(x.clone())
+        assert first.fingerprint() == second.fingerprint() and first.equals(second)
         other = x.clone()
         other[501] += 1  # between the samples
         three = encoded(other)
-        assert one.fingerprint() == three.fingerprint() and not one.equals(three)
+        assert first.fingerprint() == three.fingerprint() and not first.equals(three)
 
 
 class TestDrop:
@@ -277,7 +277,7 @@ class TestKeep:
 
     def test_one_that_was_changed_has_no_twin(self):
         x = torch.rand(100)
-        one, two = Kept(x.clone(), "a"), Kept(x.clone(), "b")
-        assert one.fingerprint() == two.fingerprint() and one.equals(two)
-        two.tensor.mul_(1)
-        assert not one.equals(two)
+        first, second = Kept(x.clone(), "a"), Kept(x.clone(), "b")
+        assert first.fingerprint() == second.fingerprint() and first.equals(second)
+        second.tensor.mul_(1)
+        assert not first.equals(second)

@@ -88,17 +88,17 @@ def formulas() -> dict[str, list[dict[str, str]]]:
     Names have no underscores: a node's has none either.
     """
     path = Path(torchgen.__file__).parent / "packaged" / "autograd" / "derivatives.yaml"
-    found: dict[str, list[dict[str, str]]] = {}
+    actual: dict[str, list[dict[str, str]]] = {}
     overload: dict[str, str] = {}
     for line in path.read_text().splitlines():
         name = re.match(r"- name: (\w+)", line)
         if name:
             overload = {}
-            found.setdefault(name[1].replace("_", ""), []).append(overload)
+            actual.setdefault(name[1].replace("_", ""), []).append(overload)
         formula = re.match(r"\s{2,6}([\w, ]+): (.+)", line)
         if formula and not formula[1].startswith(("output_diff", "result")):
             overload[formula[1]] = formula[2].strip("\"'")
-    return found
+    return actual
 
 
 FORMULAS = formulas()
@@ -133,9 +133,9 @@ PLAIN = [key for key, reads in TABLE.items() if not reads.relative and reads.lea
 class TestFormulas:
     @pytest.mark.parametrize(("name", "tensor"), PLAIN)
     def test_what_gets_noise_is_multiplied_by_or_read_in_a_formula_that_we_know(self, name, tensor):
-        found = readers(name, tensor)
-        assert found
-        assert [formula for formula in found if not is_known(formula, tensor)] == []
+        actual = readers(name, tensor)
+        assert actual
+        assert [formula for formula in actual if not is_known(formula, tensor)] == []
 
     @pytest.mark.parametrize("name", sorted(LINEAR))
     def test_what_is_called_linear_is(self, name):
@@ -184,6 +184,6 @@ class TestComposites:
         a, b = torch.randn(2, 8, 8)
         since = torch.autograd._get_sequence_nr()
         result = PRODUCTS[name](a.requires_grad_(), b.requires_grad_())
-        found = {place.operation for place in attributes_of(result, since).values()}
-        assert found
-        assert found <= LINEAR
+        actual = {place.operation for place in attributes_of(result, since).values()}
+        assert actual
+        assert actual <= LINEAR

@@ -88,8 +88,8 @@ def test_the_documented_example_trains_and_shows_in_the_report(kind):
         gact_graph.wrap(make(lambda: GraphNet(kind)), min_bytes=0),
         make(lambda: GraphNet(kind)),
     )
-    found = train_step(model, X, EDGES)
-    assert 0 < distance(found, train_step(stock, X, EDGES)) < 0.02
+    actual = train_step(model, X, EDGES)
+    assert 0 < distance(actual, train_step(stock, X, EDGES)) < 0.02
     assert "bfloat16" in names(model) and "quantize" not in names(model)
     assert "bfloat16" in str(gact_graph.report(model))
     rows = [row for row in gact_graph.report(model).contexts if row.codec == "bfloat16"]
@@ -128,8 +128,8 @@ def test_the_last_one_registered_in_a_place_is_asked_right_before_it():
 def test_the_level_lossless_asks_only_what_loses_nothing(codec, asked):
     codecs.register(codec)
     model = gact_graph.wrap(make(lambda: GraphNet("gcn")), level="lossless", min_bytes=0)
-    found = train_step(model, X, EDGES)
-    assert equal(found, train_step(make(lambda: GraphNet("gcn")), X, EDGES))
+    actual = train_step(model, X, EDGES)
+    assert equal(actual, train_step(make(lambda: GraphNet("gcn")), X, EDGES))
     assert ("halves" in names(model)) is asked
 
 

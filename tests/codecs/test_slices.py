@@ -74,9 +74,9 @@ class TestCodec:
         x = torch.randn(shape, generator=seeded(2)) * 3
         x -= x.mean(dims, keepdim=True)
         expected = x.double().square().mean(dims, keepdim=True).sqrt()
-        found = _root_mean_square(x, dims)
-        assert found.shape == expected.shape
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+        actual = _root_mean_square(x, dims)
+        assert actual.shape == expected.shape
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-6)
 
     def test_bytes(self):
         # Codes, statistics of 125 groups, a float32 and a bfloat16 a channel, and a share.
@@ -87,7 +87,8 @@ class TestCodec:
         form = by_channel(x, (64, 1))
         readings = (form, form.min_variance(), form.decorrelated())
         first, alone, second = (
-            float(((one.decode().view(500, 64) - x) / x.std(0)).square().mean()) for one in readings
+            float(((form.decode().view(500, 64) - x) / x.std(0)).square().mean())
+            for form in readings
         )
         # Means of 32,000 squares.
         assert second == pytest.approx(first, rel=0.1)
@@ -117,11 +118,11 @@ class TestCodec:
         assert torch.allclose(by_channel(x, (64, 1), bits=8).decode().view(-1, 64)[:, 3], x[:, 3])
 
     def test_what_does_not_divide_is_quantized_as_it_lies(self):
-        assert isinstance(by_channel(torch.randn(1001), (64, 1)), Quantized)
+        assert type(by_channel(torch.randn(1001), (64, 1))) is Quantized
 
     def test_slices_of_few_elements_are_quantized_as_they_lie(self):
         """Their statistics would take more room than their codes."""
-        assert isinstance(by_channel(torch.randn(7, 64), (64, 1)), Quantized)
+        assert type(by_channel(torch.randn(7, 64), (64, 1))) is Quantized
 
     def test_nan_stays_in_its_channel(self):
         x = scaled()

@@ -82,8 +82,8 @@ class TestMovable:
         [
             Quantized(pack(X, 3)),
             QuantizedWithSign(pack(X, 2), pack_bits(X, "above")),
-            Masked(pack_bits(X > 0), X, -1.0, 2.0, exact=True),
-            Signs(X),
+            Masked(pack_bits(X > 0), X.numel(), X.dtype, -1.0, 2.0, exact=True),
+            Signs(pack_bits(X, "above"), pack_bits(X < 0), X.numel(), X.dtype),
         ],
     )
     def test_decodes_alike_with_its_tensors_elsewhere(self, encoded):
@@ -413,22 +413,22 @@ class TestModel:
         expected = steps(l1)
         streams = Simulated(3)
         model = gact_graph.wrap(make(lambda: GraphNet(kind)), level="L2", min_bytes=0, **options)
-        found = steps(swapping(model, streams))
-        assert all(map(equal, found, expected))
+        actual = steps(swapping(model, streams))
+        assert all(map(equal, actual, expected))
         assert copies(streams, OFFLOAD) and copies(streams, PREFETCH)
         streams.finish()
 
     def test_with_blocks(self):
-        found = []
+        actual = []
         for level in ("L1", "L2"):
             model = gact_graph.wrap(
                 make(lambda: GraphNet("gat")), level=level, blocks=500, min_bytes=0
             )
             if level == "L2":
                 swapping(model, Simulated(4))
-            found.append(steps(model))
+            actual.append(steps(model))
             assert any(row.blocks for row in gact_graph.report(model).layers)
-        assert all(map(equal, *found))
+        assert all(map(equal, *actual))
         assert gact_graph.report(model).host_bytes > 0
 
     def test_backward_twice_on_another_thread_and_of_a_gradient(self):
@@ -436,9 +436,9 @@ class TestModel:
             parameters = [*model.parameters()]
             x = X.clone().requires_grad_()
             loss = F.cross_entropy(model(x, EDGES), labels())
-            found = [*torch.autograd.grad(loss, parameters, retain_graph=True)]
+            actual = [*torch.autograd.grad(loss, parameters, retain_graph=True)]
             thread = threading.Thread(
-                target=lambda: found.extend(
+                target=lambda: actual.extend(
                     torch.autograd.grad(loss, parameters, retain_graph=True)
                 )
             )
@@ -446,40 +446,43 @@ class TestModel:
             thread.join()
             (slope,) = torch.autograd.grad(loss, x, create_graph=True)
             slope.square().sum().backward()
-            return found + gradients(model)
+            return actual + gradients(model)
 
         def net():
             return make(lambda: GraphNet("gat", dropout=0.0))
 
         expected = run(gact_graph.wrap(net(), adaptive=False, min_bytes=0))
         streams = Simulated(5)
-        found = run(
+        actual = run(
             swapping(gact_graph.wrap(net(), level="L2", adaptive=False, min_bytes=0), streams)
         )
-        assert equal(found, expected)
+        assert equal(actual, expected)
         streams.finish()
 
     def test_two_models_at_once_one_inside_a_checkpoint(self):
         class Pair(torch.nn.Module):
             def __init__(self):
                 super().__init__()
-                self.one, self.two = GraphNet("gcn", dropout=0.0), GraphNet("sage", dropout=0.0)
+                self.first, self.second = (
+                    GraphNet("gcn", dropout=0.0),
+                    GraphNet("sage", dropout=0.0),
+                )
 
             def forward(self, x, edge_index):
-                left = checkpoint(self.one, x, edge_index, use_reentrant=False)
-                return left * self.two(x, edge_index)
+                left = checkpoint(self.first, x, edge_index, use_reentrant=False)
+                return left * self.second(x, edge_index)
 
         def run(level):
             pair = make(Pair)
             streams = [Simulated(i) for i in range(2)]
-            for part, device in zip((pair.one, pair.two), streams, strict=True):
+            for part, device in zip((pair.first, pair.second), streams, strict=True):
                 gact_graph.wrap(part, level=level, adaptive=False, min_bytes=0)
                 if level == "L2":
                     swapping(part, device)
-            found = steps(pair)
+            actual = steps(pair)
             for device in streams:
                 device.finish()
-            return found
+            return actual
 
         assert all(map(equal, run("L2"), run("L1")))
 
@@ -565,13 +568,13 @@ class TestReport:
             moved = row.codec in ("mask", "quantize", "round")
             assert row.host_bytes == (row.stored_bytes if moved else 0)
         assert {row.codec for row in report.contexts} >= {"mask", "quantize", "index"}
-        found = report.to_dict()
-        assert 0 < found["host_bytes"] < found["stored_bytes"]
-        assert found["host_bytes"] == sum(c["host_bytes"] for c in found["contexts"])
-        assert "lie in host memory" in str(report) and "equals" not in str(report)
+        actual = report.to_dict()
+        assert 0 < actual["host_bytes"] < actual["stored_bytes"]
+        assert actual["host_bytes"] == sum(c["host_bytes"] for c in actual["contexts"])
+        assert "are in host memory" in str(report) and "equals" not in str(report)
 
     def test_stored_bytes_are_those_of_l1(self):
-        found = []
+        actual = []
         for level in ("L1", "L2"):
             model = gact_graph.wrap(
                 make(lambda: GraphNet("gat")), level=level, adaptive=False, min_bytes=0
@@ -579,19 +582,19 @@ class TestReport:
             if level == "L2":
                 swapping(model, Simulated())
             train_step(model, X, EDGES)
-            found.append(gact_graph.report(model).stored_bytes)
-        assert found[0] == found[1]
+            actual.append(gact_graph.report(model).stored_bytes)
+        assert actual[0] == actual[1]
 
     def test_on_a_cpu_it_is_l1_and_says_so(self):
-        found = []
+        actual = []
         for level in ("L1", "L2"):
             model = gact_graph.wrap(make(lambda: GraphNet("gat")), level=level, min_bytes=0)
-            found.append(steps(model))
+            actual.append(steps(model))
             words = "L2 equals L1 here: no context on a CUDA device takes 1.0 MiB or more"
             text = " ".join(str(gact_graph.report(model)).split())
             assert (words in text) == (level == "L2")
             assert gact_graph.report(model).host_bytes == 0
-        assert all(map(equal, *found))
+        assert all(map(equal, *actual))
 
     def test_small_contexts_stay(self):
         streams = Simulated()
@@ -642,17 +645,17 @@ class TestCuda:
         expected = self.step(self.model("L1"), x)
         model, stream = self.model("L2"), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        found = []
+        actual = []
         with torch.cuda.stream(stream):
             for _ in range(3):
                 torch.manual_seed(0)
                 loss = F.cross_entropy(model(x), labels(self.NODES).cuda())
                 for retain in (True, False):
                     parameters = [*model.parameters()]
-                    found.append([*torch.autograd.grad(loss, parameters, retain_graph=retain)])
+                    actual.append([*torch.autograd.grad(loss, parameters, retain_graph=retain)])
         torch.cuda.current_stream().wait_stream(stream)
         # cuBLAS may choose otherwise on another stream.
-        assert all(distance(one, expected) < 1e-4 for one in found)
+        assert all(distance(x, expected) < 1e-4 for x in actual)
 
     def test_the_device_holds_less_between_forward_and_backward(self):
         held = {}

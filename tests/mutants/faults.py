@@ -134,7 +134,7 @@ REFERENCE = [
     ),
     Fault(
         "the gradient of softmax misses the mean of its row",
-        f"{_REFERENCE}/softmax.py",
+        f"{_REFERENCE}/edges.py",
         "return weight * (gradient - mean[owners])",
         "return weight * (gradient - mean[owners] * 0)",
         ("ops/test_attention.py",),
@@ -224,7 +224,7 @@ CAPTURE = [
     ),
     Fault(
         "a mask serves a backward that reads values",
-        "gact_graph/capture/known.py",
+        "gact_graph/capture/cache.py",
         "exact = context.encoded.exact",
         "exact = True",
         ("capture/test_session.py", "codecs/test_reads_gradients.py"),
@@ -232,8 +232,8 @@ CAPTURE = [
     Fault(
         "a storage that two operations save is counted twice",
         "gact_graph/capture/ledger.py",
-        "row.raw_bytes *= place not in raw and place not in held",
-        "row.raw_bytes *= place not in held",
+        "row.raw_bytes *= place not in raw and place not in owned",
+        "row.raw_bytes *= place not in owned",
         ("capture/test_session.py",),
     ),
     Fault(

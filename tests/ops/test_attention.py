@@ -78,8 +78,8 @@ class Sample:
         of_score = torch.full_like(self.gradient, torch.nan)
         of_destination = torch.full_like(self.destination, torch.nan)
         ends, settings = (self.source, self.destination), (0.2, dropout, seed)
-        given = self.gradient, *ends, self.terms, *self.edges, *settings
-        kernels.attention_backward(of_score, of_destination, *given)
+        arguments = self.gradient, *ends, self.terms, *self.edges, *settings
+        kernels.attention_backward(of_score, of_destination, *arguments)
         by_source, starts = self.by_source
         of_source = torch.full_like(self.source, torch.nan)
         kernels.segment_sum(of_source, of_score, self.weight_places[by_source], starts)
@@ -114,8 +114,8 @@ class Sample:
             weight = torch.where(of_row[:, None], _softmax_of(score, of_row), weight)
         weight = weight * kept
         gradient = self.gradient.double()[self.weight_places.long()]
-        found = torch.autograd.grad(weight, inputs, gradient)
-        return weight.detach(), *found
+        actual = torch.autograd.grad(weight, inputs, gradient)
+        return weight.detach(), *actual
 
 
 class TermSample(Sample):
@@ -141,8 +141,8 @@ class RowSample(Sample):
 
     def forward(self, kernels: Any, dropout: float = 0.0, seed: int = 0) -> Tensor:
         out = torch.full_like(self.gradient, torch.nan)
-        given = self.source, self.destination, self.att, *self.edges, 0.2, dropout, seed
-        kernels.leaky_attention(out, *given)
+        arguments = self.source, self.destination, self.att, *self.edges, 0.2, dropout, seed
+        kernels.leaky_attention(out, *arguments)
         return out[self.weight_places.long()]
 
     def backward(self, kernels: Any, dropout: float = 0.0, seed: int = 0) -> tuple[Tensor, ...]:
@@ -151,8 +151,8 @@ class RowSample(Sample):
             for t in (self.gradient, self.source, self.destination, self.att)
         )
         rows = self.source, self.destination, self.att
-        given = self.gradient, *rows, *self.edges, 0.2, dropout, seed
-        kernels.leaky_attention_backward(of_score, of_destination, of_att, *given)
+        arguments = self.gradient, *rows, *self.edges, 0.2, dropout, seed
+        kernels.leaky_attention_backward(of_score, of_destination, of_att, *arguments)
         by_source, starts = self.by_source
         edges = self.owners.to(self.places.dtype)[by_source], self.weight_places[by_source], starts
         kernels.leaky_attention_source(of_source, of_score, *rows, *edges, 0.2)
@@ -184,8 +184,8 @@ class DotSample(Sample):
         kernels.weighted_sum(of_destination, self.source, self.places, of_score, at, starts)
         by_source, starts = self.by_source
         owners = self.owners.to(self.places.dtype)[by_source]
-        given = self.destination, owners, of_score, at[by_source], starts
-        kernels.weighted_sum(of_source, *given)
+        arguments = self.destination, owners, of_score, at[by_source], starts
+        kernels.weighted_sum(of_source, *arguments)
         if self.terms is None:
             return of_source, of_destination
         return of_source, of_destination, of_score[at.long()]
@@ -262,8 +262,10 @@ def test_dropout_is_the_same_in_backward(kind: Any, dropout: float, kernels: Any
         assert torch.equal(kept != 0, torch.isclose(kept, kept.max()))
         assert kept.max() == pytest.approx(1 / (1 - dropout), rel=1e-3)
         _, *gradients = sample.by_autograd(kept)
-        for found, expected in zip(sample.backward(kernels, dropout, seed), gradients, strict=True):
-            assert torch.allclose(found, expected, rtol=1e-6, atol=1e-12)
+        for actual, expected in zip(
+            sample.backward(kernels, dropout, seed), gradients, strict=True
+        ):
+            assert torch.allclose(actual, expected, rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["heads", "terms", "rows", "products", "products, terms"])

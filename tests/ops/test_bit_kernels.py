@@ -251,82 +251,39 @@ def test_meta_and_fake_tensors_have_the_shapes_of_real_ones() -> None:
             assert (y.shape, y.dtype, y.device) == (x.shape, torch.float16, x.device)
 
 
-_FLOAT = torch.ones(3)
+_FLOAT, _SPARSE = torch.ones(3), torch.eye(3).to_sparse()
 _WORD = torch.zeros(1, dtype=torch.int64)
 
 
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: pack_bits([1.0]), TypeError, r"Expected a tensor \(got list\)"),
-        (lambda: pack_pair([1.0], 0, 1), TypeError, r"Expected a tensor \(got list\)"),
-        (lambda: unpack_bits([1], [3], 0, 1, torch.bool), TypeError, r"Expected a tensor"),
-        (
-            lambda: pack_bits(torch.eye(3).to_sparse()),
-            TypeError,
-            r"Expected a strided tensor \(got torch.sparse",
-        ),
+        (lambda: pack_bits(torch.eye(3).to_sparse()), TypeError, "Expected x to be a strided"),
         (
             lambda: pack_pair(torch.eye(3).to_sparse(), 0, 1),
             TypeError,
-            r"Expected a strided tensor \(got torch.sparse",
+            "Expected x to be a strided",
         ),
         (lambda: pack_bits(_FLOAT, "below"), ValueError, r"'not_at_most' \(got 'below'\)"),
         (lambda: pack_bits(_FLOAT, 1), ValueError, r"\(got 1\)"),
-        (
-            lambda: pack_bits(_FLOAT.to(torch.complex64)),
-            TypeError,
-            r"Expected a real tensor .*\(got torch.complex64\)",
-        ),
-        (
-            lambda: pack_bits(_FLOAT.int(), "above"),
-            TypeError,
-            r"Expected a floating-point tensor for the test 'above', .*\(got torch.int32\)",
-        ),
+        (lambda: pack_bits(_FLOAT.to(torch.complex64)), TypeError, "Expected x to be real"),
+        (lambda: pack_bits(_FLOAT.int(), "above"), TypeError, r"Expected x of float16, .*\(got"),
         (
             lambda: pack_bits(_FLOAT.to(torch.float8_e5m2), "not_at_most"),
             TypeError,
-            r"for the test 'not_at_most', of float16, .*\(got torch.float8_e5m2\)",
+            r"Expected x of float16, .*\(got",
         ),
-        (
-            lambda: pack_bits(_FLOAT, "above", "0"),
-            TypeError,
-            r"Expected threshold to be a number \(got str\)",
-        ),
-        (
-            lambda: pack_pair(_FLOAT, None, 1),
-            TypeError,
-            r"Expected low to be a number \(got NoneType\)",
-        ),
-        (
-            lambda: pack_pair(_FLOAT.int(), 0, 1),
-            TypeError,
-            r"Expected a floating-point tensor \(got torch.int32\)",
-        ),
+        (lambda: pack_pair(_FLOAT.int(), 0, 1), TypeError, "Expected x to be floating-point"),
         (
             lambda: unpack_bits(_WORD, [65], 0, 1, torch.bool),
             ValueError,
-            r"Expected 2 words of int64 for shape \[65\] \(got \[1\] of torch.int64\)",
+            r"Expected words of \[2\], contiguous \(got \[1\]\)",
         ),
-        (
-            lambda: unpack_bits(_WORD.int(), [64], 0, 1, torch.bool),
-            ValueError,
-            r"\(got \[1\] of torch.int32\)",
-        ),
-        (
-            lambda: unpack_bits(_WORD, [64], 0, "1", torch.bool),
-            TypeError,
-            r"Expected high to be a number \(got str\)",
-        ),
+        (lambda: unpack_bits(_WORD.int(), [64], 0, 1, torch.bool), TypeError, "Expected words of"),
         (
             lambda: unpack_bits(_WORD, [64], 0, 1, torch.complex64),
             TypeError,
-            r"Expected a real dtype \(got torch.complex64\)",
-        ),
-        (
-            lambda: unpack_bits(_WORD, [64], 0, 1, "bool"),
-            TypeError,
-            r"Expected a real dtype \(got bool\)",
+            "Expected a real dtype",
         ),
     ],
 )

@@ -167,9 +167,9 @@ def _path_of_system(folder: Path) -> str:
 
 
 def _program(name: str) -> str:
-    found = shutil.which(name)
-    assert found is not None
-    return found
+    actual = shutil.which(name)
+    assert actual is not None
+    return actual
 
 
 def test_no_ninja_and_no_activated_venv_is_needed(tmp_path: Path, stand_in: str) -> None:

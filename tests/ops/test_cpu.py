@@ -77,8 +77,8 @@ def test_the_second_reading_is_that_of_the_reference(dtype: torch.dtype, kernels
         assert same_bytes(kernels.unpack(codes, stats, [3001], *how), y), (bits, group_size)
         some = y[:3000].view(30, 100)[rows]
         for backend in (kernels, reference):
-            found = backend.unpack_rows(codes, stats, rows, 3001, 100, *how)
-            assert same_bytes(found, some), (bits, group_size)
+            actual = backend.unpack_rows(codes, stats, rows, 3001, 100, *how)
+            assert same_bytes(actual, some), (bits, group_size)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 8, 9])
@@ -91,8 +91,8 @@ def test_products_of_both_readings_are_right_on_average(bits: int, kernels: Any)
         x[::256], x[1::256] = 0, top  # so that a step is 1
         codes, stats = kernels.pack(x, bits, 256, 3)
         how = bits, 256, x.dtype, None, None
-        found = (kernels.unpack(codes, stats, [count], *how, seed) for seed in (None, 3))
-        first, second = ((y - x)[inside].double() for y in found)
+        actual = (kernels.unpack(codes, stats, [count], *how, seed) for seed in (None, 3))
+        first, second = ((y - x)[inside].double() for y in actual)
         variance = fraction * (1 - fraction)
         # Each is a mean over 50,800 numbers below 1, or 2.
         assert first.mean().item() == pytest.approx(0, abs=0.015)
@@ -115,10 +115,10 @@ def test_rows_are_those_of_the_whole(dtype: torch.dtype, width: int, kernels: An
         whole = reference.unpack(codes, stats, [100, width], bits, group_size, dtype)
         for backend in (kernels, reference):
             for wanted in (rows, rows.repeat(2)[::2], rows[:0]):
-                found = backend.unpack_rows(
+                actual = backend.unpack_rows(
                     codes, stats, wanted, x.numel(), width, bits, group_size, dtype
                 )
-                assert same_bytes(found, whole[wanted]), (bits, group_size)
+                assert same_bytes(actual, whole[wanted]), (bits, group_size)
 
 
 def test_rows_that_are_not_there_are_refused(kernels: Any) -> None:

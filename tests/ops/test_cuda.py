@@ -155,7 +155,9 @@ def test_operators_of_cuda_tensors_take_these_kernels(monkeypatch: pytest.Monkey
     for kernels in (simt.KERNELS, None):
         asked: list[torch.device] = []
         monkeypatch.setattr(
-            cuda, "load", lambda device, found=kernels, asked=asked: asked.append(device) or found
+            cuda,
+            "load",
+            lambda device, kernels=kernels, asked=asked: asked.append(device) or kernels,
         )
         packed = call("pack", x, 2, 256, 3)
         assert torch.equal(packed[0], reference.pack(x, 2, 256, 3)[0])
@@ -184,8 +186,8 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _forget() -> None:
-    cuda._load.clear()
-    cuda_edges._load.clear()
+    cuda.load.clear()
+    cuda_edges.load.clear()
 
 
 def test_without_them_one_warning_tells_what_to_install(no_kernels: None) -> None:
@@ -203,7 +205,7 @@ def test_without_them_one_warning_tells_what_to_install(no_kernels: None) -> Non
 def test_info_tells_of_a_gpu(no_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    assert info._cuda_kernels().startswith("made for sm_90 at first use, by NVRTC")
+    assert info._cuda_kernels().startswith("built for sm_90 at first use, by NVRTC")
 
 
 def test_importing_loads_no_compiler() -> None:
@@ -262,11 +264,16 @@ class _Driver:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> _Driver:
-    pytest.importorskip("cuda.core")
-    found, stream = _Driver(), SimpleNamespace(cuda_stream=0)
+    core = pytest.importorskip("cuda.core")
+    stand_in, stream = _Driver(), SimpleNamespace(cuda_stream=0)
+    of_cuda = {
+        "LaunchConfig": core.LaunchConfig,
+        "Device": lambda index: SimpleNamespace(set_current=lambda: stand_in.note(index)),
+        "launch": stand_in.start,
+    }
     of_torch = {
-        "current_device": lambda: found.device,
-        "device": found.on,
+        "current_device": lambda: stand_in.device,
+        "device": stand_in.on,
         "current_stream": lambda index: stream,
     }
     ours = {
@@ -274,13 +281,12 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> _Driver:
         "function": lambda kernel, architecture: (kernel, architecture),
         "_multiprocessors": lambda index: 4,
         "_stream": lambda handle: handle,
-        "_set_current": found.note,
-        "_start": lambda: found.start,
+        "_core": lambda: SimpleNamespace(**of_cuda),
     }
     for owner, parts in ((torch.cuda, of_torch), (nvrtc, ours)):
         for name, part in parts.items():
             monkeypatch.setattr(owner, name, part)
-    return found
+    return stand_in
 
 
 def test_a_launch_has_a_warp_for_each_piece_of_work(driver: _Driver) -> None:
@@ -386,13 +392,13 @@ def _skip(*args: object) -> None:
 
 def test_a_first_use_while_a_graph_is_captured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    cuda._load.clear()
+    cuda.load.clear()
     with pytest.raises(RuntimeError, match="Expected a step with the same bits before"):
         cuda.load(torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(cuda, "verify", lambda kernels, device: None)
     assert cuda.load(torch.device("cuda", 0)) is not None
-    cuda._load.clear()
+    cuda.load.clear()
 
 
 def test_an_unwritable_cache_compiles_in_memory(

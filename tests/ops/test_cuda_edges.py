@@ -60,25 +60,25 @@ class Graph:
         att = self.x[0].view(heads, each).contiguous()
         where, settings = (self.places, self.weight_places, self.starts), (0.2, 0.3, 7)
         rows = self.x, self.gradient, att
-        one, two, three, back, of_score = (torch.empty_like(edges) for _ in range(5))
+        weight, leaky, dot, back, of_score = (torch.empty_like(edges) for _ in range(5))
         of_destination, of_rows, of_own = (
             torch.empty_like(t) for t in (destination, self.gradient, self.gradient)
         )
         of_att, by = torch.empty_like(att), edges.clone()
-        kernels.attention(one, source, destination, edges, *where, *settings)
-        given = edges, source, destination, edges, *where, *settings
-        kernels.attention_backward(back, of_destination, *given)
-        kernels.leaky_attention(two, *rows, *where, *settings)
+        kernels.attention(weight, source, destination, edges, *where, *settings)
+        arguments = edges, source, destination, edges, *where, *settings
+        kernels.attention_backward(back, of_destination, *arguments)
+        kernels.leaky_attention(leaky, *rows, *where, *settings)
         kernels.leaky_attention_backward(of_score, of_rows, of_att, edges, *rows, *where, *settings)
         own = self.gradient, self.x, att
         kernels.leaky_attention_source(of_own, of_score, *own, *where, 0.2)
-        kernels.dot_attention(three, self.x, self.gradient, edges, *where, 0.4)
-        kernels.dot_attention_backward(by, three, *where[1:], 0.4)
-        kernels.drop_weights(three, 0.3, 7)
-        found = [one, back, of_destination, two, of_score, of_rows, of_att, of_own, three, by]
+        kernels.dot_attention(dot, self.x, self.gradient, edges, *where, 0.4)
+        kernels.dot_attention_backward(by, dot, *where[1:], 0.4)
+        kernels.drop_weights(dot, 0.3, 7)
+        actual = [weight, back, of_destination, leaky, of_score, of_rows, of_att, of_own, dot, by]
         totals = torch.empty_like(self.gradient)
         kernels.segment_sum(totals, self.x, self.places, self.starts)
-        return [*found, totals]
+        return [*actual, totals]
 
 
 @pytest.mark.parametrize("blocks", [1, 3, 100])
@@ -86,8 +86,8 @@ def test_the_number_of_warps_changes_no_bit(blocks: int, monkeypatch: pytest.Mon
     graph = Graph(24, 3)
     expected = graph.run(simt.EDGE_KERNELS) + graph.attend(simt.EDGE_KERNELS)
     monkeypatch.setattr(simt, "MOST_BLOCKS", blocks)
-    found = graph.run(simt.EDGE_KERNELS) + graph.attend(simt.EDGE_KERNELS)
-    assert all(map(torch.equal, found, expected))
+    actual = graph.run(simt.EDGE_KERNELS) + graph.attend(simt.EDGE_KERNELS)
+    assert all(map(torch.equal, actual, expected))
 
 
 @pytest.mark.parametrize("most", [1, 2, 7])
@@ -96,11 +96,11 @@ def test_a_large_graph_has_longer_segments(most: int, monkeypatch: pytest.Monkey
     expected = [t.double() for t in (*graph.run(reference), *graph.attend(reference))]
     monkeypatch.setattr(cuda_sums, "_MOST_SEGMENTS", most)
     assert Segments(graph.starts, 4000).count <= most
-    for found, wanted in zip(
+    for actual, wanted in zip(
         (*graph.run(simt.EDGE_KERNELS), *graph.attend(simt.EDGE_KERNELS)), expected, strict=True
     ):
         # Sums of up to 4000 terms in float32, in two orders.
-        assert torch.allclose(found.double(), wanted, rtol=1e-5, atol=2e-4)
+        assert torch.allclose(actual.double(), wanted, rtol=1e-5, atol=2e-4)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 5, 6, 7, 8])
@@ -110,8 +110,8 @@ def test_any_number_of_heads(heads: int, dtype: torch.dtype) -> None:
     wide = Graph(heads * 3, heads, 700, torch.float64)
     for name in ("x", "gradient", "weight"):
         setattr(wide, name, getattr(graph, name).double())
-    found = graph.run(simt.EDGE_KERNELS) + graph.attend(simt.EDGE_KERNELS)
-    for got, wanted in zip(found, wide.run(reference) + wide.attend(reference), strict=True):
+    actual = graph.run(simt.EDGE_KERNELS) + graph.attend(simt.EDGE_KERNELS)
+    for got, wanted in zip(actual, wide.run(reference) + wide.attend(reference), strict=True):
         tolerance = 1e-4 if dtype == torch.float32 else 1e-11
         assert torch.allclose(got.double(), wanted, rtol=tolerance, atol=tolerance)
 
@@ -127,8 +127,8 @@ def test_rows_that_begin_anywhere(offset: int) -> None:
         whole[offset:] = x.flatten()
         setattr(graph, name, whole[offset:].view_as(x))
     assert columns_of_lane(4, 2, graph.x) == {1: 1, 2: 2, 3: 1, 4: 4}[offset]
-    for found, wanted in zip(graph.run(simt.EDGE_KERNELS), expected, strict=True):
-        assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    for actual, wanted in zip(graph.run(simt.EDGE_KERNELS), expected, strict=True):
+        assert torch.allclose(actual, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -184,15 +184,28 @@ def test_operators_of_cuda_tensors_take_these_kernels(monkeypatch: pytest.Monkey
 
     for kernels, backend in ((simt.EDGE_KERNELS, simt.EDGE_KERNELS), (None, reference)):
         monkeypatch.setattr(
-            cuda_edges, "load", lambda device, found=kernels: asked.append(device) or found
+            cuda_edges, "load", lambda device, kernels=kernels: asked.append(device) or kernels
         )
         cuda = torch.device("cuda", 0)
         assert weighted_sum.makes_messages(cuda) == (kernels is None)
         assert asked.pop() == cuda
         for run in (graph.run, graph.attend):
             assert all(map(torch.equal, run(Operators()), run(backend)))
-        given = graph.gradient, graph.x, graph.places, graph.starts, 2
-        found = Operators().weighted_sum_weights(*given)
-        assert torch.equal(found, backend.weighted_sum_weights(*given))
+        arguments = graph.gradient, graph.x, graph.places, graph.starts, 2
+        actual = Operators().weighted_sum_weights(*arguments)
+        assert torch.equal(actual, backend.weighted_sum_weights(*arguments))
         assert len(asked) == 12
         asked.clear()
+
+
+def test_operators_of_cuda_tensors_check_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_edges, "load", lambda device: EdgeKernels(_refuse))
+    key, graph = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), Graph(8, 2, 500)
+    edges = graph.x, graph.places, graph.weight, graph.weight_places, graph.starts
+    call = torch.ops.gact_graph.weighted_sum.default
+    with pytest.raises(ValueError, match=r"out of \[30, 8\], contiguous \(got \[29, 8\]\)"):
+        call.redispatch(key, graph.gradient[1:], *edges)
+
+
+def _refuse(*args: object) -> None:
+    raise AssertionError("a kernel was launched")

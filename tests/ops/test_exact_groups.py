@@ -121,8 +121,8 @@ def test_every_backend_decodes_them(bad: str, dtype: torch.dtype, kernels: Any) 
         codes, stats = reference.pack(x, bits, group_size, 7)
         groups, values = reference.exact_groups(x, stats, group_size)
         if kernels is not simt.KERNELS:
-            found = kernels.exact_groups(x, stats, group_size)
-            assert torch.equal(found[0], groups) and same_bytes(found[1], values)
+            actual = kernels.exact_groups(x, stats, group_size)
+            assert torch.equal(actual[0], groups) and same_bytes(actual[1], values)
         how = bits, group_size, dtype, groups, values
         whole = kernels.unpack(codes, stats, [11, 100], *how)
         plain = reference.unpack(codes, stats, [11, 100], bits, group_size, dtype)
@@ -217,8 +217,8 @@ def test_masked_log_softmax_in_a_model(every: int, level: str) -> None:
     torch.manual_seed(0)
     ours = step(gact_graph.wrap(_Masked(every), bits=8, level=level, adaptive=False, min_bytes=0))
     assert all(gradient.isfinite().all() for gradient in stock)
-    for found, expected in zip(ours, stock, strict=True):
-        assert torch.allclose(found, expected, rtol=0.05, atol=0.02 * expected.abs().max().item())
+    for actual, expected in zip(ours, stock, strict=True):
+        assert torch.allclose(actual, expected, rtol=0.05, atol=0.02 * expected.abs().max().item())
 
 
 def test_a_record_is_one_of_a_fake_tensor_too() -> None:

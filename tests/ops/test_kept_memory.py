@@ -28,14 +28,14 @@ PAGE = 4096
 
 @pytest.fixture
 def library() -> Iterator[Any]:
-    found = cpu.load()
-    if found is None:
+    actual = cpu.load()
+    if actual is None:
         pytest.skip("no compiler")
-    found.end_keeping()
-    if not found.start_keeping(60.0):
+    actual.end_keeping()
+    if not actual.start_keeping(60.0):
         pytest.skip("another system, or an allocator that cannot be asked")
-    yield found
-    found.end_keeping()
+    yield actual
+    actual.end_keeping()
 
 
 def tensor(bytes_: int) -> torch.Tensor:
@@ -81,7 +81,7 @@ def test_parts_are_taken_again_and_again(library: Any) -> None:
         held = [tensor(size * LEAST).fill_(number) for size in (40, 3, 70, 9, 64, 11)]
         del held[number % 3 :: 2]
         joined = tensor(large + number * PAGE).fill_(100)
-        assert all(int(one.min()) == int(one.max()) == number for one in held)
+        assert all(int(x.min()) == int(x.max()) == number for x in held)
         assert int(joined.min()) == 100
         del joined, held
 
@@ -147,11 +147,11 @@ def test_more_than_there_is_raises_as_torch_does(library: Any) -> None:
 
 
 def test_resized_storages_keep_their_content(library: Any) -> None:
-    one = torch.arange(LEAST, dtype=torch.float32)
-    one.resize_(16 * LEAST)
-    assert torch.equal(one[:LEAST], torch.arange(LEAST, dtype=torch.float32))
-    shared = one.numpy()
-    del one
+    tensor = torch.arange(LEAST, dtype=torch.float32)
+    tensor.resize_(16 * LEAST)
+    assert torch.equal(tensor[:LEAST], torch.arange(LEAST, dtype=torch.float32))
+    shared = tensor.numpy()
+    del tensor
     assert shared[LEAST - 1] == LEAST - 1
 
 

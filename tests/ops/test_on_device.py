@@ -40,12 +40,12 @@ def test_quantizer(sample: Sample, device: str) -> None:
             y = reference.unpack(codes, stats, list(x.shape), bits, group, x.dtype)
             # What is not contiguous is the operator's own matter.
             found_codes, found_stats = OPS.pack(x.to(device), bits, group, seed)
-            found = OPS.unpack(found_codes, found_stats, x.shape, bits, group, x.dtype)
+            actual = OPS.unpack(found_codes, found_stats, x.shape, bits, group, x.dtype)
             assert same_bytes(found_codes.cpu(), codes), (bits, group)
             assert same_bytes(found_stats.cpu().view(torch.int16), stats.view(torch.int16))
-            assert same_bytes(found.cpu(), y), (bits, group)
-            assert found.device == found_codes.device == found_stats.device
-            assert found.device.type == torch.device(device).type
+            assert same_bytes(actual.cpu(), y), (bits, group)
+            assert actual.device == found_codes.device == found_stats.device
+            assert actual.device.type == torch.device(device).type
 
 
 @on_a_device
@@ -59,8 +59,8 @@ def test_rows(dtype: torch.dtype, width: int, device: str) -> None:
         codes, stats = reference.pack(x, bits, 256, 7)
         y = reference.unpack(codes, stats, list(x.shape), bits, 256, dtype)
         coded = codes.to(device), stats.to(device), rows.to(device)
-        found = OPS.unpack_rows(*coded, x.numel(), width, bits, 256, dtype)
-        assert same_bytes(found.cpu(), y[: count * width].view(count, width)[rows]), bits
+        actual = OPS.unpack_rows(*coded, x.numel(), width, bits, 256, dtype)
+        assert same_bytes(actual.cpu(), y[: count * width].view(count, width)[rows]), bits
 
 
 def thresholds(dtype: torch.dtype) -> Iterator[tuple[int, float]]:
@@ -79,9 +79,9 @@ def test_masks(dtype: torch.dtype, size: int, device: str) -> None:
     for test, threshold in thresholds(dtype):
         words = bitmask_reference.pack_bits(x, test, threshold)
         y = bitmask_reference.unpack_bits(words, list(x.shape), 0.0, 1.0, dtype)
-        found = OPS.pack_bits(x.to(device), test, threshold)
-        assert same_bytes(found.cpu(), words), (test, threshold)
-        assert same_bytes(OPS.unpack_bits(found, x.shape, 0.0, 1.0, dtype).cpu(), y)
+        actual = OPS.pack_bits(x.to(device), test, threshold)
+        assert same_bytes(actual.cpu(), words), (test, threshold)
+        assert same_bytes(OPS.unpack_bits(actual, x.shape, 0.0, 1.0, dtype).cpu(), y)
 
 
 @on_a_device
@@ -95,12 +95,12 @@ def test_pairs(dtype: torch.dtype, size: int, stranger: bool, device: str) -> No
     if stranger and size:
         x[size - 1] = -0.0
     words, matched = bitmask_reference.pack_pair(x, 0.0, 1.25)
-    found, found_matched = OPS.pack_pair(x.to(device), 0.0, 1.25)
+    actual, found_matched = OPS.pack_pair(x.to(device), 0.0, 1.25)
     assert bool(found_matched) == bool(matched) == (not stranger or size == 0)
     if matched:
         y = bitmask_reference.unpack_bits(words, [size], 0.0, 1.25, dtype)
-        assert same_bytes(found.cpu(), words)
-        assert same_bytes(OPS.unpack_bits(found, [size], 0.0, 1.25, dtype).cpu(), y)
+        assert same_bytes(actual.cpu(), words)
+        assert same_bytes(OPS.unpack_bits(actual, [size], 0.0, 1.25, dtype).cpu(), y)
 
 
 @on_a_device

@@ -207,11 +207,11 @@ def test_the_minimum_variance_decoding_is_unbiased() -> None:
     ids=["equal", "short", "huge", "tiny"],
 )
 def test_the_minimum_variance_weight_is_a_number(x: Tensor) -> None:
-    for one in (x, torch.cat([torch.full((256,), torch.nan), x])):
-        packed = pack(one, 2)
-        share = packed.min_variance_weight(one)
+    for tensor in (x, torch.cat([torch.full((256,), torch.nan), x])):
+        packed = pack(tensor, 2)
+        share = packed.min_variance_weight(tensor)
         assert 0 <= share <= 0.75
-        assert torch.equal(packed.unpack_min_variance(share).isnan(), one.isnan())
+        assert torch.equal(packed.unpack_min_variance(share).isnan(), tensor.isnan())
     if (x == x[0]).all():
         assert share == 0
 
@@ -294,19 +294,10 @@ def test_meta_and_fake_tensors_have_the_shapes_of_real_ones() -> None:
         ({"group_size": -64}, ValueError, r"\(got -64\)"),
         ({"group_size": "256"}, TypeError, r"Expected group_size to be an int \(got str\)"),
         ({"seed": 1.5}, TypeError, r"Expected seed to be an int \(got float\)"),
-        (
-            {"x": torch.ones(3, dtype=torch.int64)},
-            TypeError,
-            r"Expected a .*float.* \(got torch.int64\)",
-        ),
-        ({"x": torch.ones(3, dtype=torch.cfloat)}, TypeError, r"\(got torch.complex64\)"),
-        ({"x": torch.ones(3, dtype=torch.bool)}, TypeError, r"\(got torch.bool\)"),
-        ({"x": [1.0]}, TypeError, r"Expected a tensor \(got list\)"),
-        (
-            {"x": torch.eye(3).to_sparse()},
-            TypeError,
-            r"Expected a strided tensor \(got torch.sparse",
-        ),
+        ({"x": torch.ones(3, dtype=torch.int64)}, TypeError, "Expected x of float16"),
+        ({"x": torch.ones(3, dtype=torch.cfloat)}, TypeError, "Expected x of float16"),
+        ({"x": torch.ones(3, dtype=torch.bool)}, TypeError, "Expected x of float16"),
+        ({"x": torch.eye(3).to_sparse()}, TypeError, "Expected x to be a strided tensor"),
     ],
 )
 def test_mistakes_are_told(arguments: dict, error: type[Exception], words: str) -> None:

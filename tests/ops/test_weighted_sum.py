@@ -140,8 +140,8 @@ def test_threads_change_no_bit(threads: int, name: str) -> None:
         edges = sample.places, sample.weights, sample.weight_places, sample.starts
         weighted_sum(out, sample.x, *edges)
         weighted_sum_backward(of_x, of_weight, sample.x, sample.gradient, *edges)
-        given = sample.gradient, sample.x, sample.places, sample.starts, sample.heads
-        return [out, of_x, of_weight, weighted_sum_weights(*given)]
+        arguments = sample.gradient, sample.x, sample.places, sample.starts, sample.heads
+        return [out, of_x, of_weight, weighted_sum_weights(*arguments)]
 
     before = torch.get_num_threads()
     try:

@@ -1,9 +1,12 @@
-"""Where the memory of a forward went: as numbers, a table, a page, a picture.
+"""The report on the memory of a forward: as numbers, a table, a page and a bar chart.
+
+``report`` has the numbers; ``table``, ``figures`` and ``page`` show them; ``contexts`` sums them by
+layer; ``names`` formats slots and bytes.
 
 Not here: how the numbers are taken (:mod:`gact_graph.capture.ledger`).
 """
 
+from gact_graph.api.report.names import format_bytes
 from gact_graph.api.report.report import Report
-from gact_graph.api.report.units import format_bytes
 
 __all__ = ["Report", "format_bytes"]

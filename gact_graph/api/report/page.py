@@ -1,39 +1,37 @@
-"""The report as one HTML page that needs no network."""
+"""The report as HTML: a page of its own, and a table in a notebook. Templates escape all names."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import functools
+from typing import TYPE_CHECKING
 
-from gact_graph.api.report.areas import areas
-from gact_graph.api.report.curve import curve
-from gact_graph.api.report.data import ReportData
-from gact_graph.api.report.layers import label_of, layer_of
-from gact_graph.api.report.templates import template
-from gact_graph.api.report.units import format_bytes
+from gact_graph.api.report.figures import curve, treemap
+from gact_graph.api.report.names import format_bytes, label_of, layer_of
+from gact_graph.api.report.table import LEFT, columns_of, lines_of
 
-_ENDINGS = (".html", ".htm")
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+    from gact_graph.api.report.report import Report
+
 _ROLES = ("node", "edge", "mask", "index", "other")
 
 
-def save(report: ReportData, path: str | Path) -> None:
-    """Writes the page; see :meth:`gact_graph.Report.save`."""
-    path = Path(path)
-    if path.suffix.lower() not in _ENDINGS:
-        raise ValueError(
-            f"Expected a file name that ends in .html (got {path.name!r}); "
-            "for a picture take report.plot"
-        )
-    report.check_not_empty()
-    page = render(report)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(
-            f"Expected a folder that exists (got {str(path.parent)!r}); make it first"
-        )
-    path.write_text(page, encoding="utf-8")
+@functools.cache
+def _template(name: str) -> Template:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader("gact_graph.api.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template(name)
 
 
-def render(report: ReportData) -> str:
-    """The page as text.
+def render(report: Report) -> str:
+    """Return the page.
 
     Raises:
         ImportError: plotly is not installed.
@@ -42,13 +40,13 @@ def render(report: ReportData) -> str:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise ImportError("Expected plotly for a page (got none): pip install plotly") from error
-    drawn = {"step": curve(report)}
+    figures = {"step": curve(report)}
     for name, field in (("stock", "raw_bytes"), ("now", "stored_bytes")):
         if getattr(report, field):
-            drawn[name] = areas(report, field)
-    return template("page.html").render(
+            figures[name] = treemap(report, field)
+    return _template("page.html").render(
         report=report,
-        figures=drawn,
+        figures=figures,
         roles=[role for role in _ROLES if any(row.role == role for row in report.contexts)],
         rows=[
             (row, label_of(layer_of(row.slot)))
@@ -56,4 +54,11 @@ def render(report: ReportData) -> str:
         ],
         plotly_js=get_plotlyjs(),
         bytes=format_bytes,
+    )
+
+
+def render_notebook(report: Report) -> str:
+    """Return the table without scripts, in the notebook's colors of text and background."""
+    return _template("notebook.html").render(
+        report=report, lines=lines_of(report), columns=columns_of(report), left=LEFT
     )

@@ -1,8 +1,10 @@
-"""The report as a table for a terminal of any width."""
+"""The report as a table, for a terminal of any width."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.cells import cell_len
@@ -10,26 +12,108 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gact_graph.api.report.data import ReportData
-from gact_graph.api.report.lines import LEFT, columns_of, lines_of, total_of
-from gact_graph.api.report.names import shorten
+from gact_graph.api.report.contexts import Contexts, by_layer
+from gact_graph.api.report.names import format_bytes, shorten
+
+if TYPE_CHECKING:
+    from gact_graph.api.report.report import Report
+
+SHOWN = 20
+"""Contexts with rows of their own, the largest."""
+
+LEFT = ("slot", "layer", "role", "codec")
+"""Columns of words, which are aligned to the left; the other columns have numbers."""
 
 _NAME = 32
-"""Columns give way to names until these have this width."""
+"""Columns are dropped until names have this width."""
 
 _DISPENSABLE = ("sensitivity", "role", "contexts", "share", "codec", "bits")
-"""Columns that are left out where the terminal is narrow, the first one first."""
+"""Columns to drop in a narrow terminal, the first one first."""
 
 _GAP = 3
 """Characters between two columns: the padding of both, and the line of the box."""
 
 
-def render(report: ReportData, width: int) -> Iterator[RenderableType]:
-    """The table, and the remarks below it.
+@dataclass(frozen=True)
+class Line:
+    """One row of the table.
+
+    Attributes:
+        name: The text of the first column.
+        cells: The texts of the other columns by title.
+        level: 1 for a part of the row above.
+        is_sum: Whether the next rows are parts of this row.
+        can_shorten: Whether the name is a path, to be shortened in a narrow terminal.
+    """
+
+    name: str
+    cells: dict[str, str]
+    level: int = 0
+    is_sum: bool = False
+    can_shorten: bool = True
+
+
+def columns_of(report: Report) -> list[str]:
+    """Return the titles of the columns after the first."""
+    if report.by == "layer":
+        return ["contexts", "bits", "raw", "stored", "share"]
+    measured = any(row.sensitivity is not None for row in report.contexts)
+    return ["role", "codec", *["sensitivity"] * measured, "bits", "raw", "stored", "share"]
+
+
+def lines_of(report: Report) -> list[Line]:
+    """Return the rows by slot or by layer, and the total as the last row."""
+    lines = _by_slot(report)
+    if report.by == "layer":
+        layers = by_layer(report.contexts)
+        lines = (Line(layer.label, _averages(layer, report)) for layer in layers)
+    return [*lines, Line("total", _averages(report, report))]
+
+
+def _by_slot(report: Report) -> Iterator[Line]:
+    """The largest contexts, grouped by layer below the sum of the layer."""
+    rows = report.largest_first
+    layers = {layer.name: layer for layer in by_layer(report.contexts)}
+    for shown in by_layer(rows[:SHOWN]):
+        grouped = len(shown.contexts) > 1
+        if grouped:
+            yield Line(shown.label, _sums(layers[shown.name], report), is_sum=True)
+        for row in shown.contexts:
+            cells = _sums(Contexts([row]), report) | {
+                "role": row.role,
+                "codec": row.codec,
+                "sensitivity": "" if row.sensitivity is None else f"{row.sensitivity:.2g}",
+                "bits": "" if row.bits is None else str(row.bits),
+            }
+            yield Line(row.slot, cells, level=int(grouped))
+    if rows[SHOWN:]:
+        name = f"{len(rows) - SHOWN} smaller contexts"
+        yield Line(name, _sums(Contexts(rows[SHOWN:]), report), can_shorten=False)
+
+
+def _sums(part: Contexts, report: Report) -> dict[str, str]:
+    share = part.stored_bytes / report.stored_bytes if report.stored_bytes else 0.0
+    return {
+        "raw": format_bytes(part.raw_bytes),
+        "stored": format_bytes(part.stored_bytes),
+        "share": f"{share:.1%}",
+    }
+
+
+def _averages(part: Contexts, report: Report) -> dict[str, str]:
+    bits = part.average_bits
+    return _sums(part, report) | {
+        "contexts": str(len(part.contexts)),
+        "bits": "" if bits is None else f"{bits:.2f}",
+    }
+
+
+def render(report: Report, width: int) -> Iterator[RenderableType]:
+    """Yield the table and the lines below it.
 
     Args:
         report: The numbers.
-        width: Of the terminal, in characters.
+        width: The width of the terminal in characters.
     """
     if report.empty:
         yield report.why_empty
@@ -37,23 +121,20 @@ def render(report: ReportData, width: int) -> Iterator[RenderableType]:
     yield _table(report, width)
     if report.costs:
         yield Text("; ".join(f"{name}: {value}" for name, value in report.costs.items()))
-    for remark in report.remarks:
-        yield Text(remark)
+    yield from map(Text, report.remarks)
 
 
-def _table(report: ReportData, width: int) -> Table:
-    lines, total, columns = lines_of(report), total_of(report), columns_of(report)
-    longest = max(cell_len(line.name) + 2 * line.level for line in [*lines, total])
-
-    def room() -> int:
-        widths = [max(len(line.cells.get(c, "")) for line in [*lines, total]) for c in columns]
-        named = (max(len(c), w) for c, w in zip(columns, widths, strict=True))
-        return width - sum(n + _GAP for n in named)
-
+def _table(report: Report, width: int) -> Table:
+    lines = lines_of(report)
+    longest = max(cell_len(line.name) + 2 * line.level for line in lines)
+    widths = {
+        column: _GAP + max(len(column), *(len(line.cells.get(column, "")) for line in lines))
+        for column in columns_of(report)
+    }
     for column in _DISPENSABLE:
-        if column in columns and room() < min(longest, _NAME):
-            columns.remove(column)
-    place = max(3, min(longest, room()))
+        if width - sum(widths.values()) < min(longest, _NAME):
+            widths.pop(column, None)
+    room = max(3, min(longest, width - sum(widths.values())))
     table = Table(
         title=report.headline,
         caption="saved for backward in the last forward",
@@ -62,17 +143,17 @@ def _table(report: ReportData, width: int) -> Table:
         pad_edge=False,
         show_footer=True,
     )
-    for column in (report.by, *columns):
-        footer = total.name if column == report.by else total.cells.get(column, "")
+    *lines, total = lines
+    for column in (report.by, *widths):
         table.add_column(
             column,
-            Text(footer),
+            Text(total.name if column == report.by else total.cells.get(column, "")),
             justify="left" if column in LEFT else "right",
             no_wrap=True,
         )
     for line in lines:
         indent = 2 * line.level
-        name = shorten(line.name, place - indent) if line.is_name else line.name
-        cells = [" " * indent + name, *(line.cells.get(column, "") for column in columns)]
-        table.add_row(*map(Text, cells), style="bold" if line.heads else None)
+        name = shorten(line.name, room - indent) if line.can_shorten else line.name
+        cells = [" " * indent + name, *(line.cells.get(column, "") for column in widths)]
+        table.add_row(*map(Text, cells), style="bold" if line.is_sum else None)
     return table

@@ -122,7 +122,10 @@ def _never_read(
     saved = {dependencies.of_storage.get(t.untyped_storage()._cdata) for t in traced.saved}
     if None in saved:  # a tensor of unknown origin
         return frozenset()
-    read = dependencies.closure(node for node in saved if node in runs)
+    # Autograd itself copies a tensor that an operation saves and changes in place: no output depends
+    # on such a copy.
+    forward = dependencies.closure(traced.outputs)
+    read = dependencies.closure(node for node in saved if node in runs or node not in forward)
     tensors = [*arguments.tensors, *(reach.tensors[i][1] for i in traced.constants)]
     used = {number for node, number in _numbered(traced, arguments) if node in read}
     return frozenset(

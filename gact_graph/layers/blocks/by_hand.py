@@ -194,7 +194,7 @@ class _Cutting:
             content,
             num_destinations,
         ):
-            with current.unseen():  # else the index that sorts them would count as saved
+            with current.capture_disabled():  # else the index that sorts them would count as saved
                 known = _Sorted(content, Order(edge_index, target, num_destinations))
             _orders[edge_index] = known
         return known.order

@@ -15,7 +15,7 @@ from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.rows import Rows, rows_at_a_time, rows_of, whole
 from gact_graph.layers.blocks.sums import passes
 from gact_graph.ops.dot_attention import dot_attention, dot_attention_backward, drop_weights
-from gact_graph.ops.reference.dot_attention import written_out
+from gact_graph.ops.reference.dot_attention import differentiable_dot_attention
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class DotAttention(Attention):
             at = slice(None) if order.permutation is None else order.permutation
             rows = (rows_of(features, at) @ matrix.t()).view(-1, *key.shape[1:])
         settings = self.scale, self.dropout, self._seed()
-        out, weight = written_out(key, query, value, rows, *edges, *settings)
+        out, weight = differentiable_dot_attention(key, query, value, rows, *edges, *settings)
         return (out, weight) if self.keeps else (out,)
 
     def _made(

@@ -91,7 +91,7 @@ class SumAttention(EdgeAttention):
     terms: EdgeTerms | None = None
 
     _attend = staticmethod(sums.attention)
-    _written_out = staticmethod(sums_reference.written_out)
+    _written_out = staticmethod(sums_reference.differentiable_attention)
 
     @property
     def tensors(self) -> tuple[int, ...]:
@@ -148,7 +148,7 @@ class LeakyAttention(EdgeAttention):
     att: int
 
     _attend = staticmethod(leaky.leaky_attention)
-    _written_out = staticmethod(leaky_reference.written_out)
+    _written_out = staticmethod(leaky_reference.differentiable_leaky_attention)
 
     @property
     def parameters(self) -> tuple[int, ...]:

@@ -161,7 +161,7 @@ def _captured(prepared: Prepared, module: Any, session: current.Capture, name: s
     of_stock |= dict(constants[number] for number in baseline.constants)
     extra = named.keys() - of_stock.keys()
     with session.trace.standing_for(name, named, extra) as operation:
-        with current.unseen():
+        with current.capture_disabled():
             result = run_in_blocks(call, arguments.tensors, beside, module)
         if baseline.edge_index:
             of_stock["edge_index"] = edge_index

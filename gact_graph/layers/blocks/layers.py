@@ -79,7 +79,7 @@ class Blocks:
         # Only captured forwards are counted, and a layer's own backward follows such a one. Without
         # a count, an edge_index that was seen before may have changed since.
         uncounted = current.session_of(self.owner) is None and reuse.current() is None
-        with current.unseen():  # else the index that sorts the edges would count as saved
+        with current.capture_disabled():  # else the index that sorts the edges would count as saved
             return self.orders.get(edge_index, target, num_destinations, confirm=uncounted)
 
     def attach(

@@ -33,7 +33,7 @@ from torch_geometric import typing
 
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock
 from gact_graph.layers.blocks.edge_functions import EdgeFunction
-from gact_graph.support.current import unseen
+from gact_graph.support.current import capture_disabled
 from gact_graph.support.graph import ends_of, nodes_before
 from gact_graph.support.reach import Reach, slots_of
 
@@ -478,7 +478,7 @@ def _apart() -> Iterator[None]:
     torch.set_autocast_cache_enabled(False)
     typing.WITH_TORCH_SCATTER = False
     try:
-        with unseen(), torch.enable_grad(), _disable_current_modes():
+        with capture_disabled(), torch.enable_grad(), _disable_current_modes():
             yield
     finally:
         torch.set_autocast_cache_enabled(cached)

@@ -1,12 +1,12 @@
-"""One graph over several processes: each has some nodes, and fetches the rows of others it reads.
+"""One graph over several processes: each has a part of the nodes, and fetches rows of the others.
 
-- ``parts``: which nodes and edges are whose, and which rows go where.
-- ``exchange``: the rows of nodes that others have, with a gradient.
-- ``layers``: layers that fetch them before their edge work runs.
-- ``gcn_norm``: GCN's normalisation by the degrees of nodes, those of others too.
-- ``norm``: batch norm over the nodes of all parts.
-- ``local``: which layers can run on a part.
-- ``tried``: layers that it does not know, tried at their first forward.
+- ``parts``: cuts the graph, and lists the rows to send and to receive.
+- ``exchange``: fetches rows of nodes in other parts, with a gradient.
+- ``layers``: patches layers so that they fetch these rows before their edge work.
+- ``gcn_norm``: GCN's normalization with the degrees of nodes in other parts.
+- ``norm``: batch norm over the rows of all parts.
+- ``supported``: the layers that can run on a part, and reasons why others cannot.
+- ``locality``: a check at the first forward of layers that are not listed.
 
-Not here: gradients of parameters, which ``gact_graph.distributed.sum_gradients`` adds up.
+Not here: the sum of the parameters' gradients (``gact_graph.distributed.sum_gradients``).
 """

@@ -1,4 +1,4 @@
-"""GCN's normalisation on a part: the degrees of its halo are those that their owners know."""
+"""GCN's normalization on a part: the owners of nodes in the halo provide their degrees."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gact_graph.layers.halo.parts import check_edges
 from gact_graph.support.patch import Patch
 
 
-def normalizes(module: nn.Module) -> bool:
-    """Whether the forward of a layer's class calls PyG's ``gcn_norm``."""
+def calls_gcn_norm(module: nn.Module) -> bool:
+    """Return whether the forward of a layer's class calls PyG's ``gcn_norm``."""
     forward = type(module).forward
     return (
         isinstance(forward, types.FunctionType)
@@ -27,14 +27,14 @@ def normalizes(module: nn.Module) -> bool:
 
 
 class NormalizedForward(Patch):
-    """Replaces the forward of a layer that :func:`normalizes`.
+    """Replaces the forward of a layer that :func:`calls_gcn_norm`.
 
-    It is the same code, but finds :func:`norm_of_part` under the name ``gcn_norm``. PyG's modules
-    stay as they are.
+    The replacement runs the same code with :func:`norm_of_part` as ``gcn_norm``. PyG's modules stay
+    unchanged.
     """
 
     def __init__(self, module: nn.Module, exchange: Exchange) -> None:
-        # A layer that is wrapped by itself has a patch already, which is to call this one.
+        # If the layer is the wrapped model itself, the patch of the model calls this patch.
         self._outer = vars(module).pop("forward", None)
         super().__init__(module, "forward")
         self._exchange = exchange
@@ -43,17 +43,17 @@ class NormalizedForward(Patch):
             vars(module)["forward"] = self._outer
 
     def run(self, module: Any, *args: Any, **kwargs: Any) -> Any:
-        """Runs in place of the forward of ``module``."""
+        """Run in place of the forward of ``module``."""
         stock = type(module).forward
         names = stock.__globals__ | {"gcn_norm": functools.partial(norm_of_part, self._exchange)}
         forward = types.FunctionType(
-            *(stock.__code__, names, stock.__name__, stock.__defaults__, stock.__closure__)
+            stock.__code__, names, stock.__name__, stock.__defaults__, stock.__closure__
         )
         forward.__kwdefaults__ = stock.__kwdefaults__
         return forward(module, *args, **kwargs)
 
     def remove(self) -> None:
-        """Puts back what was there before."""
+        """Restore the previous forward."""
         if self._outer is not None:
             self._outer.previous = None
         super().remove()
@@ -69,31 +69,21 @@ def norm_of_part(
     flow: str = "source_to_target",
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As ``torch_geometric.nn.conv.gcn_conv.gcn_norm``, for the edges of a part.
+    """Normalize the edges of a part as ``torch_geometric.nn.conv.gcn_conv.gcn_norm`` does.
 
-    Args:
-        exchange: Fetches the degrees, as they are.
-        edge_index: [2, E]; sources may be in the halo.
-        edge_weight: [E]; ones by default.
-        num_nodes: Not used: the part knows.
-        improved: Whether a self-loop that is added weighs 2.
-        add_self_loops: Whether nodes without one get one.
-        flow: Not used: layers with another flow are refused.
-        dtype: Of ones.
-
-    Raises:
-        TypeError: The edges are no ``edge_index``.
+    ``num_nodes`` and ``flow`` are ignored: the part defines the number of nodes, and layers with
+    another flow are refused.
     """
     check_edges(edge_index)
-    own = exchange.num_nodes
+    num_nodes = exchange.num_nodes
     if add_self_loops:
         fill = 2.0 if improved else 1.0
-        edge_index, edge_weight = add_remaining_self_loops(edge_index, edge_weight, fill, own)
+        edge_index, edge_weight = add_remaining_self_loops(edge_index, edge_weight, fill, num_nodes)
     if edge_weight is None:
         edge_weight = torch.ones(edge_index.size(1), dtype=dtype, device=edge_index.device)
     source, destination = edge_index
-    degree = scatter(edge_weight, destination, dim_size=own, reduce="sum")
+    degree = scatter(edge_weight, destination, dim_size=num_nodes, reduce="sum")
     root = degree.pow(-0.5).masked_fill(degree == 0, 0.0)
-    # Exact, for these numbers are the same at every step: their noise would be a bias.
-    roots = exchange.extended(root, exact=True)
+    # Exact: these numbers are the same in every step, so that noise would be a bias.
+    roots = exchange.extend(root, exact=True)
     return edge_index, roots[source] * edge_weight * root[destination]

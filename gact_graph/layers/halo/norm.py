@@ -1,7 +1,7 @@
-"""Batch norm over the nodes of all parts.
+"""Batch norm over the nodes, or the edges, of all parts.
 
-torch's SyncBatchNorm needs a GPU. Here two collectives of a few numbers a channel do, on any
-device: one in forward, for the mean and the variance, and one in backward.
+torch's SyncBatchNorm needs a GPU. This one runs on any device, with one collective in forward, for
+the mean and the variance, and one in backward, of a few numbers per channel each.
 """
 
 from __future__ import annotations
@@ -13,32 +13,36 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from gact_graph.layers.blocks.arguments import CannotBlock
 from gact_graph.support.patch import Patch
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-"""Layers that :class:`WholeBatchNorm` replaces the forward of."""
+"""Layers whose forward :class:`WholeBatchNorm` replaces."""
 
 _ROWS = 1 << 14
-"""Rows that backward corrects at a time, so that it needs no other tensor of the input's size."""
+"""Rows that backward corrects at a time, to need no second tensor of the size of the input."""
 
 
 class WholeBatchNorm(Patch):
-    """Replaces the forward of a batch norm: its statistics are those of the nodes of all parts.
+    """Replaces the forward of a batch norm; its statistics cover the rows of all parts.
 
-    All processes run it at the same time. Running statistics are the same in all of them.
+    Each node and each edge is in one part. All processes run it at the same time, and have the same
+    running statistics.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module, "forward")
 
     def run(self, module: Any, input: Tensor) -> Tensor:
-        """Runs in place of the forward of ``module``."""
-        has_statistics = not module.training and module.running_mean is not None
-        if has_statistics:
+        """Run in place of the forward of ``module``."""
+        if not module.training and module.running_mean is not None:
             return self.original(module)(input)
+        if isinstance(input, FakeTensor):
+            raise CannotBlock(f"takes a statistic over all edges ({type(module).__name__})")
         module._check_input_dim(input)
         momentum, mean, var = 0.0, None, None
         if module.training and module.track_running_stats:
@@ -59,60 +63,61 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """As :func:`torch.nn.functional.batch_norm` in training, over the rows of all processes.
+    """Apply :func:`torch.nn.functional.batch_norm` in training mode over the rows of all processes.
 
     Args:
-        input: This process's rows [n, C, ...]; there may be none.
-        running_mean: Moved towards the mean [C] in place, if given.
-        running_var: Moved towards the unbiased variance [C] in place, if given.
-        weight: Of each channel [C].
-        bias: Of each channel [C].
-        momentum: How far the running statistics are moved.
+        input: The rows of this process [n, C, ...]; n may be 0.
+        running_mean: The running mean [C], updated in place.
+        running_var: The running unbiased variance [C], updated in place.
+        weight: [C].
+        bias: [C].
+        momentum: The weight of the new statistics in the running statistics.
         eps: Added to the variance.
 
     Raises:
-        ValueError: There is one row in all processes together.
+        ValueError: All processes together have fewer than two rows.
     """
-    # Function modes see one operation of this name, as they see torch's own.
+    # Function modes see one operation with the name of torch's operation.
     if has_torch_function_unary(input):
-        given = running_mean, running_var, weight, bias, momentum, eps
-        return handle_torch_function(batch_norm, (input,), input, *given)
+        others = running_mean, running_var, weight, bias, momentum, eps
+        return handle_torch_function(batch_norm, (input,), input, *others)
     with torch.no_grad():
         mean, var, count = _moments(input)
         if count < 2:
             raise ValueError(
-                "Expected more than one row to normalise over, in all processes together (got "
+                "Expected at least two rows in all processes together, to normalize over (got "
                 f"{count}); call model.eval(), or train on a larger graph"
             )
         if running_mean is not None and running_var is not None:
             running_mean.lerp_(mean.to(running_mean.dtype), momentum)
             running_var.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
-        kind = input.dtype if weight is None else weight.dtype
-        mean, var = mean.to(kind), var.to(kind)
+        dtype = input.dtype if weight is None else weight.dtype
+        mean, var = mean.to(dtype), var.to(dtype)
     return _Normalize.apply(input, weight, bias, mean, var, count, eps)
 
 
 def _moments(input: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Mean and biased variance [C], float64, and number of the rows of all processes."""
+    """Mean and biased variance [C], float64, and the number of rows of all processes."""
     channels, count = input.size(1), input[:, :1].numel()
     own = input.new_zeros(2, channels, dtype=torch.float64)
     if count:
         wide = input.float() if input.element_size() < 4 else input
         own = torch.stack(torch.batch_norm_update_stats(wide, None, None, 0.0)).double()
     own = torch.cat([own.view(-1), own.new_tensor([count])])
-    found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, own)
-    gathered = torch.stack(found)
-    counts = gathered[:, -1:]
-    means, variances = gathered[:, :-1].split(channels, dim=1)
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, own)
+    means, variances, counts = torch.stack(gathered).split([channels, channels, 1], dim=1)
     total = counts.sum().clamp(min=1)
     mean = (counts * means).sum(0) / total
-    # Not as the mean of squares less the square of the mean, which cancels.
+    # The mean of squares minus the square of the mean would cancel.
     var = (counts * (variances + (means - mean).square())).sum(0) / total
     return mean, var, int(counts.sum())
 
 
 class _Normalize(torch.autograd.Function):
+    # Named as in PyTorch's own batch norm, so that capture compresses the same tensors.
+    differentiates = "native_batch_norm", ("input", "weight", "result1", "result2")
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -134,8 +139,8 @@ class _Normalize(torch.autograd.Function):
         return _gradients(ctx, gradient, dist.all_reduce)
 
     @staticmethod
-    def alone(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Backward with the sums of this process: without waiting for the others."""
+    def local_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Backward with the sums of this process, without the other processes."""
         return _gradients(ctx, gradient, lambda sums: None)
 
 
@@ -144,11 +149,11 @@ def _gradients(
 ) -> tuple[Tensor | None, ...]:
     input, weight, mean, var = ctx.saved_tensors
     if input.numel():
-        # As if mean and variance were given; the other two are sums over this part's rows.
+        # The gradient of the input for constant mean and variance; sums over the rows of the part.
         of_input, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
             gradient, input, weight, mean, var, None, None, False, ctx.eps, [True, True, True]
         )
-    else:  # which torch's own divides by
+    else:  # the operator divides by the number of rows
         of_input = torch.empty_like(input)
         of_weight = of_bias = torch.zeros_like(mean)
     if ctx.needs_input_grad[0]:
@@ -162,6 +167,5 @@ def _gradients(
         mean = mean.view(shape)
         for rows, part in zip(input.split(_ROWS), of_input.split(_ROWS), strict=True):
             part.addcmul_(rows - mean, slope).add_(shift.view(shape))
-    found = [of_input, of_weight, of_bias]
-    needed = zip(found, ctx.needs_input_grad, strict=False)
-    return *(one if needs else None for one, needs in needed), *[None] * 4
+    gradients = zip((of_input, of_weight, of_bias), ctx.needs_input_grad, strict=False)
+    return *(tensor if needed else None for tensor, needed in gradients), *[None] * 4

@@ -94,7 +94,7 @@ class RecomputedLayer(Patch):
             return original(*args, **kwargs)
         self._report[self._name] = LayerRow(self._name, "recomputed", None, None, counted=False)
         named = _named(original, args, kwargs)
-        with session.trace.standing_for("forward", named), current.unseen():
+        with session.trace.standing_for("forward", named), current.capture_disabled():
             first = run_first(call, module, tensors)
             named |= {f"edges.{i}": t for i, t in enumerate(first.edge_results.values())}
             parameters = call.snapshot.learning

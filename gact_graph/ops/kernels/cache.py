@@ -48,7 +48,7 @@ def find(name: str) -> Path | None:
     """Return the intact file of a name, or None; remove damaged ones.
 
     Args:
-        name: The name that was given to :func:`keep`, with a suffix.
+        name: The name that was passed to :func:`keep`, with a suffix.
     """
     root = folder()
     if root is None or not _is_ours(root):

@@ -25,6 +25,9 @@ WARPS = 8
 # setup of each over many groups.
 _WAVES = 32
 
+# The device whose context each thread has.
+_thread = threading.local()
+
 
 @dataclass(frozen=True)
 class Kernel:
@@ -77,18 +80,24 @@ def _options(bits: int, architecture: str) -> dict[str, Any]:
 @once
 def compiler() -> str:
     """Return the versions of NVRTC and ``cuda.core``."""
-    import cuda.core
     from cuda.bindings import nvrtc
 
     error, major, minor = nvrtc.nvrtcVersion()
-    return f"NVRTC {major}.{minor} ({int(error)}), cuda.core {cuda.core.__version__}"
+    return f"NVRTC {major}.{minor} ({int(error)}), cuda.core {_core().__version__}"
+
+
+@functools.cache
+def _core() -> Any:
+    """Return ``cuda.core``, which need not be installed."""
+    import cuda.core
+
+    return cuda.core
 
 
 def _compile(path: Path, options: dict[str, Any]) -> bytes:
-    from cuda.core import Program, ProgramOptions
-
-    program_options = ProgramOptions(name=path.name, include_path=str(path.parent), **options)
-    code: bytes = Program(path.read_text(), "c++", program_options).compile("cubin").code
+    options = {"name": path.name, "include_path": str(path.parent), **options}
+    program = _core().Program(path.read_text(), "c++", _core().ProgramOptions(**options))
+    code: bytes = program.compile("cubin").code
     return code
 
 
@@ -105,9 +114,7 @@ def function(kernel: Kernel, architecture: str) -> Any:
 
 @once
 def _module(source: str, bits: int, architecture: str) -> Any:
-    from cuda.core import ObjectCode
-
-    return ObjectCode.from_cubin(cubin(source, bits, architecture))
+    return _core().ObjectCode.from_cubin(cubin(source, bits, architecture))
 
 
 def check_not_capturing() -> None:
@@ -144,38 +151,15 @@ def launch(kernel: Kernel, device: torch.device, warps: int, *args: int | float)
         with torch.cuda.device(index):
             launch(kernel, device, warps, *args)
         return
-    _make_current(index)
+    # torch sets a device's context only before its own first operation in a thread. Backward runs
+    # on other threads, and decoding may be the first operation there, when the driver has no
+    # context or that of another device.
+    if getattr(_thread, "device", None) != index:
+        _core().Device(index).set_current()
+        _thread.device = index
     config = _config(min(-(-warps // WARPS), _WAVES * _multiprocessors(index)))
     stream = _stream(torch.cuda.current_stream(index).cuda_stream)
-    _start()(stream, config, function(kernel, architecture_of(index)), *args)
-
-
-def _make_current(index: int) -> None:
-    """Set the device's context in this thread.
-
-    torch sets it only before its own first operation in a thread. Backward runs on other threads,
-    and decoding may be the first operation there, when the driver has no context or that of another
-    device.
-    """
-    if getattr(_thread, "device", None) != index:
-        _set_current(index)
-        _thread.device = index
-
-
-_thread = threading.local()
-
-
-def _set_current(index: int) -> None:
-    from cuda.core import Device
-
-    Device(index).set_current()
-
-
-@functools.cache
-def _start() -> Any:
-    from cuda.core import launch
-
-    return launch
+    _core().launch(stream, config, function(kernel, architecture_of(index)), *args)
 
 
 # The driver's handle of the legacy default stream, which is 0 in torch.
@@ -184,16 +168,12 @@ _LEGACY_STREAM = 1
 
 @functools.lru_cache(maxsize=64)
 def _stream(handle: int) -> Any:
-    from cuda.core import Stream
-
-    return Stream.from_handle(handle or _LEGACY_STREAM)
+    return _core().Stream.from_handle(handle or _LEGACY_STREAM)
 
 
 @functools.lru_cache(maxsize=1024)
 def _config(blocks: int) -> Any:
-    from cuda.core import LaunchConfig
-
-    return LaunchConfig(grid=blocks, block=WARPS * 32)
+    return _core().LaunchConfig(grid=blocks, block=WARPS * 32)
 
 
 @functools.cache

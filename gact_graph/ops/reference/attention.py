@@ -6,19 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gact_graph.ops.checks import check_edges, check_matrix, check_range, check_tensor
-from gact_graph.ops.reference.edges import owners_of
-from gact_graph.ops.reference.softmax import (
-    check_attention_inputs,
-    dropout_factor,
-    places_of,
-    softmax,
-    softmax_backward,
+from gact_graph.ops.reference.edges import (
+    attention_weights,
+    attention_weights_backward,
+    owners_of,
 )
 from gact_graph.ops.registration import operator
 
 
-@operator(mutates=("out",))
+@operator(
+    mutates=("out",),
+    shapes="source: N H, places: E < N, starts: R + 1, destination: R H, weight_places: E < K, "
+    "out: K H, terms: K H",
+)
 def attention(
     out: Tensor,
     source: Tensor,
@@ -45,16 +45,9 @@ def attention(
         slope: The slope of LeakyReLU for negative scores.
         dropout: The probability that a weight becomes 0, from 0 to less than 1.
         seed: The seed of dropout, 64 bits.
-
-    Raises:
-        TypeError: If a tensor has another dtype or layout.
-        ValueError: If a tensor has another shape or device, or is not contiguous; if dropout is out
-            of range; or (on the CPU) if the starts decrease or do not span the edges.
-        IndexError: If a place is out of range (on the CPU).
     """
-    edges = places, weight_places, starts
-    check_attention(out, source, destination, terms, *edges, dropout)
-    out.index_copy_(0, *_weights(source, destination, terms, *edges, slope, dropout, seed))
+    score = F.leaky_relu(_sums(source, destination, terms, places, weight_places, starts), slope)
+    out.index_copy_(0, *attention_weights(score, weight_places, starts, dropout, seed))
 
 
 def differentiable_attention(
@@ -72,33 +65,16 @@ def differentiable_attention(
 
     The arguments are those of :func:`attention`.
     """
-    edges = places, weight_places, starts
-    rows, weight = _weights(source, destination, terms, *edges, slope, dropout, seed)
+    score = F.leaky_relu(_sums(source, destination, terms, places, weight_places, starts), slope)
+    rows, weight = attention_weights(score, weight_places, starts, dropout, seed)
     return torch.zeros_like(weight).index_copy(0, rows, weight)
 
 
-written_out = differentiable_attention  # the name that layers/blocks imports
-
-
-def _weights(
-    source: Tensor,
-    destination: Tensor,
-    terms: Tensor | None,
-    places: Tensor,
-    weight_places: Tensor | None,
-    starts: Tensor,
-    slope: float,
-    dropout: float,
-    seed: int,
-) -> tuple[Tensor, Tensor]:
-    """Return the row of each edge's weight [E], and the weights in the order of edges [E, H]."""
-    rows = places_of(weight_places, places.numel(), source.device)
-    score = _sums(source, destination, terms, places, rows, starts)
-    weight = softmax(F.leaky_relu(score, slope), starts)
-    return rows, weight * dropout_factor(rows, weight, dropout, seed)
-
-
-@operator(mutates=("of_score", "of_destination"))
+@operator(
+    mutates=("of_score", "of_destination"),
+    shapes="source: N H, places: E < N, starts: R + 1, destination: R H, weight_places: E < K, "
+    "gradient: K H, terms: K H, of_score: K H, of_destination: R H",
+)
 def attention_backward(
     of_score: Tensor,
     of_destination: Tensor,
@@ -122,23 +98,16 @@ def attention_backward(
         gradient: The gradient of the weights [K, H].
         source, destination, terms, places, weight_places, starts, slope, dropout, seed: As for
             :func:`attention`.
-
-    Raises:
-        TypeError, ValueError, IndexError: As :func:`attention`.
     """
-    inputs = gradient, source, destination, terms, places, weight_places, starts, dropout
-    check_attention_backward(of_score, of_destination, *inputs)
-    rows = places_of(weight_places, places.numel(), source.device)
-    score = _sums(source, destination, terms, places, rows, starts)
-    weight = softmax(F.leaky_relu(score, slope), starts)
-    of_weight = gradient[rows] * dropout_factor(rows, gradient, dropout, seed)
-    of_leaky = softmax_backward(of_weight, weight, starts)
+    score = _sums(source, destination, terms, places, weight_places, starts)
+    weighting = weight_places, starts, dropout, seed
+    rows, of_leaky = attention_weights_backward(gradient, F.leaky_relu(score, slope), *weighting)
     of_sum = torch.where(score > 0, of_leaky, of_leaky * slope)
     of_score[rows] = of_sum
     of_destination.zero_().index_add_(0, owners_of(starts, len(of_sum)), of_sum)
 
 
-@operator(mutates=("out",))
+@operator(mutates=("out",), shapes="x: N W, places: E < N, starts: R + 1, out: R W")
 def segment_sum(out: Tensor, x: Tensor, places: Tensor, starts: Tensor) -> None:
     """Write the sum of each row's edges into ``out``, where edge e has row ``places[e]`` of x.
 
@@ -147,71 +116,8 @@ def segment_sum(out: Tensor, x: Tensor, places: Tensor, starts: Tensor) -> None:
         x: [N, W].
         places: int32 or int64 [E].
         starts: The first edge of each row, int64 [R + 1].
-
-    Raises:
-        TypeError, ValueError, IndexError: As :func:`attention`.
     """
-    check_segment_sum(out, x, places, starts)
     out.zero_().index_add_(0, owners_of(starts, places.numel()), x.index_select(0, places))
-
-
-def check_segment_sum(out: Tensor, x: Tensor, places: Tensor, starts: Tensor) -> None:
-    """Raise an error for invalid arguments of :func:`segment_sum`."""
-    check_matrix("x", x, None, x.device)
-    rows = check_edges(places, starts, places.numel(), x.device)
-    check_range("places", places, x.size(0) - 1)
-    check_tensor("out", out, x.dtype, [rows, x.size(1)], x.device)
-
-
-def check_attention(
-    out: Tensor,
-    source: Tensor,
-    destination: Tensor,
-    terms: Tensor | None,
-    places: Tensor,
-    weight_places: Tensor | None,
-    starts: Tensor,
-    dropout: float,
-) -> None:
-    """Raise an error for invalid arguments of :func:`attention`."""
-    _check(source, destination, terms, places, weight_places, starts, dropout, out, "out")
-
-
-def check_attention_backward(
-    of_score: Tensor,
-    of_destination: Tensor,
-    gradient: Tensor,
-    source: Tensor,
-    destination: Tensor,
-    terms: Tensor | None,
-    places: Tensor,
-    weight_places: Tensor | None,
-    starts: Tensor,
-    dropout: float,
-) -> None:
-    """Raise an error for invalid arguments of :func:`attention_backward`."""
-    _check(source, destination, terms, places, weight_places, starts, dropout, gradient, "gradient")
-    check_tensor("of_score", of_score, source.dtype, [*gradient.shape], source.device)
-    shape = [*destination.shape]
-    check_tensor("of_destination", of_destination, source.dtype, shape, source.device)
-
-
-def _check(
-    source: Tensor,
-    destination: Tensor,
-    terms: Tensor | None,
-    places: Tensor,
-    weight_places: Tensor | None,
-    starts: Tensor,
-    dropout: float,
-    weights: Tensor,
-    name: str,
-) -> None:
-    check_matrix("source", source, None, source.device)
-    edges, heads = (places, weight_places, starts), source.size(1)
-    check_attention_inputs(source, destination, heads, *edges, dropout, weights, name)
-    if terms is not None:
-        check_tensor("terms", terms, source.dtype, [*weights.shape], source.device)
 
 
 def _sums(
@@ -219,8 +125,11 @@ def _sums(
     destination: Tensor,
     terms: Tensor | None,
     places: Tensor,
-    rows: Tensor,
+    weight_places: Tensor | None,
     starts: Tensor,
 ) -> Tensor:
-    ends = source.index_select(0, places) + destination[owners_of(starts, places.numel())]
-    return ends if terms is None else ends + terms.index_select(0, rows)
+    """Return a + b + c for each edge [E, H]."""
+    sums = source.index_select(0, places) + destination[owners_of(starts, places.numel())]
+    if terms is None:
+        return sums
+    return sums + (terms if weight_places is None else terms.index_select(0, weight_places))

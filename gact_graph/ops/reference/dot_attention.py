@@ -5,20 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gact_graph.ops.checks import check_edges, check_matrix, check_range, check_tensor
-from gact_graph.ops.reference.edges import owners_of
-from gact_graph.ops.reference.softmax import (
-    check_attention_inputs,
-    check_dropout,
+from gact_graph.ops.reference.edges import (
     dropout_factor,
-    places_of,
+    owners_of,
     softmax,
     softmax_backward,
+    weight_rows,
 )
 from gact_graph.ops.registration import operator
 
 
-@operator(mutates=("out",))
+@operator(
+    mutates=("out",),
+    shapes="source: N W, places: E < N, starts: R + 1, destination: R W, weight_places: E < K, "
+    "out: K H, terms: E H",
+)
 def dot_attention(
     out: Tensor,
     source: Tensor,
@@ -41,22 +42,17 @@ def dot_attention(
             row e, and K is E.
         starts: The first edge of each destination, int64 [R + 1].
         scale: The factor of dot products and terms.
-
-    Raises:
-        TypeError: If a tensor has another dtype or layout.
-        ValueError: If a tensor has another shape or device, or is not contiguous; if the heads do
-            not share the columns evenly; or (on the CPU) if the starts decrease or do not span the
-            edges.
-        IndexError: If a place is out of range (on the CPU).
     """
-    check_dot_attention(out, source, destination, terms, places, weight_places, starts)
     product = source.index_select(0, places) * destination[owners_of(starts, places.numel())]
     score = product.view(len(product), out.size(1), source.size(1) // out.size(1)).sum(-1)
     weight = softmax((score if terms is None else score + terms) * scale, starts)
-    out.index_copy_(0, places_of(weight_places, len(weight), weight.device), weight)
+    out.index_copy_(0, weight_rows(weight_places, len(weight), weight.device), weight)
 
 
-@operator(mutates=("gradient",))
+@operator(
+    mutates=("gradient",),
+    shapes="gradient: K H, weight: K H, places: E < K, starts: R + 1",
+)
 def dot_attention_backward(
     gradient: Tensor, weight: Tensor, places: Tensor | None, starts: Tensor, scale: float
 ) -> None:
@@ -69,16 +65,12 @@ def dot_attention_backward(
             edge e has row e, and K is E.
         starts: The first edge of each destination, int64 [R + 1].
         scale: As for :func:`dot_attention`.
-
-    Raises:
-        TypeError, ValueError, IndexError: As :func:`dot_attention`.
     """
-    edges = check_dot_attention_backward(gradient, weight, places, starts)
-    rows = places_of(places, edges, gradient.device)
+    rows = weight_rows(places, len(gradient), gradient.device)
     gradient[rows] = softmax_backward(gradient[rows], weight[rows], starts) * scale
 
 
-@operator(mutates=("weight",))
+@operator(mutates=("weight",), shapes="weight: K H")
 def drop_weights(weight: Tensor, dropout: float, seed: int) -> None:
     """Apply the dropout of :mod:`gact_graph.ops.attention` to weights or their gradients in place.
 
@@ -86,11 +78,7 @@ def drop_weights(weight: Tensor, dropout: float, seed: int) -> None:
         weight: [K, H].
         dropout: The probability that a weight becomes 0, from 0 to less than 1.
         seed: The seed of dropout, 64 bits.
-
-    Raises:
-        TypeError, ValueError: As :func:`dot_attention`, or if dropout is out of range.
     """
-    check_drop_weights(weight, dropout)
     rows = torch.arange(len(weight), device=weight.device)
     weight.mul_(dropout_factor(rows, weight, dropout, seed))
 
@@ -126,51 +114,7 @@ def differentiable_dot_attention(
     if rows is not None:
         keys, values = keys + rows, values + rows
     weight = softmax((keys * destination[owners]).sum(-1) * scale, starts)
-    weight_rows = places_of(weight_places, places.numel(), weight.device)
-    dropped = weight * dropout_factor(weight_rows, weight, dropout, seed)
+    of_weights = weight_rows(weight_places, places.numel(), weight.device)
+    dropped = weight * dropout_factor(of_weights, weight, dropout, seed)
     out = torch.zeros_like(destination).index_add(0, owners, values * dropped.unsqueeze(-1))
-    return out, torch.zeros_like(weight).index_copy(0, weight_rows, weight)
-
-
-written_out = differentiable_dot_attention  # the name that layers/blocks imports
-
-
-def check_dot_attention(
-    out: Tensor,
-    source: Tensor,
-    destination: Tensor,
-    terms: Tensor | None,
-    places: Tensor,
-    weight_places: Tensor | None,
-    starts: Tensor,
-) -> None:
-    """Raise an error for invalid arguments of :func:`dot_attention`."""
-    check_matrix("out", out, None, source.device)
-    check_matrix("source", source, out.size(1), source.device)
-    edges = places, weight_places, starts
-    check_attention_inputs(source, destination, out.size(1), *edges, 0.0, out, "out")
-    if terms is not None:
-        check_tensor("terms", terms, source.dtype, [places.numel(), out.size(1)], source.device)
-
-
-def check_dot_attention_backward(
-    gradient: Tensor, weight: Tensor, places: Tensor | None, starts: Tensor
-) -> int:
-    """Raise an error for invalid arguments of :func:`dot_attention_backward`.
-
-    Returns:
-        The number of edges.
-    """
-    check_matrix("gradient", gradient, None, gradient.device)
-    check_tensor("weight", weight, gradient.dtype, [*gradient.shape], gradient.device)
-    edges = gradient.size(0) if places is None else places.numel()
-    check_edges(places, starts, edges, gradient.device)
-    if places is not None:
-        check_range("places", places, gradient.size(0) - 1)
-    return edges
-
-
-def check_drop_weights(weight: Tensor, dropout: float) -> None:
-    """Raise an error for invalid arguments of :func:`drop_weights`."""
-    check_matrix("weight", weight, None, weight.device)
-    check_dropout(dropout)
+    return out, torch.zeros_like(weight).index_copy(0, of_weights, weight)

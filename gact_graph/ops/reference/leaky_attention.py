@@ -1,5 +1,4 @@
-"""Attention weights from the rows of nodes, in pure torch: see
-:mod:`gact_graph.ops.leaky_attention`."""
+"""Attention weights from node rows, in pure torch: see :mod:`gact_graph.ops.leaky_attention`."""
 
 from __future__ import annotations
 
@@ -7,19 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gact_graph.ops.checks import check_edges, check_matrix, check_places, check_range, check_tensor
-from gact_graph.ops.reference.edges import owners_of
-from gact_graph.ops.reference.softmax import (
-    check_attention_inputs,
-    dropout_factor,
-    places_of,
-    softmax,
-    softmax_backward,
+from gact_graph.ops.reference.edges import (
+    attention_weights,
+    attention_weights_backward,
+    owners_of,
 )
 from gact_graph.ops.registration import operator
 
 
-@operator(mutates=("out",))
+@operator(
+    mutates=("out",),
+    shapes="source: N W, att: H C, places: E < N, starts: R + 1, destination: R W, "
+    "weight_places: E < K, out: K H",
+)
 def leaky_attention(
     out: Tensor,
     source: Tensor,
@@ -46,16 +45,9 @@ def leaky_attention(
         slope: The slope of LeakyReLU for negative sums.
         dropout: The probability that a weight becomes 0, from 0 to less than 1.
         seed: The seed of dropout, 64 bits.
-
-    Raises:
-        TypeError: If a tensor has another dtype or layout.
-        ValueError: If a tensor has another shape or device, or is not contiguous; if dropout is out
-            of range; or (on the CPU) if the starts decrease or do not span the edges.
-        IndexError: If a place is out of range (on the CPU).
     """
-    edges = places, weight_places, starts
-    check_leaky_attention(out, source, destination, att, *edges, dropout)
-    out.index_copy_(0, *_weights(source, destination, att, *edges, slope, dropout, seed))
+    _, score = _scores(source, destination, att, places, starts, slope)
+    out.index_copy_(0, *attention_weights(score, weight_places, starts, dropout, seed))
 
 
 def differentiable_leaky_attention(
@@ -73,33 +65,16 @@ def differentiable_leaky_attention(
 
     The arguments are those of :func:`leaky_attention`.
     """
-    edges = places, weight_places, starts
-    rows, weight = _weights(source, destination, att, *edges, slope, dropout, seed)
+    _, score = _scores(source, destination, att, places, starts, slope)
+    rows, weight = attention_weights(score, weight_places, starts, dropout, seed)
     return torch.zeros_like(weight).index_copy(0, rows, weight)
 
 
-written_out = differentiable_leaky_attention  # the name that layers/blocks imports
-
-
-def _weights(
-    source: Tensor,
-    destination: Tensor,
-    att: Tensor,
-    places: Tensor,
-    weight_places: Tensor | None,
-    starts: Tensor,
-    slope: float,
-    dropout: float,
-    seed: int,
-) -> tuple[Tensor, Tensor]:
-    """Return the row of each edge's weight [E], and the weights in the order of edges [E, H]."""
-    _, score = _scores(source, destination, att, places, starts, slope)
-    weight = softmax(score, starts)
-    rows = places_of(weight_places, len(weight), weight.device)
-    return rows, weight * dropout_factor(rows, weight, dropout, seed)
-
-
-@operator(mutates=("of_score", "of_destination", "of_att"))
+@operator(
+    mutates=("of_score", "of_destination", "of_att"),
+    shapes="source: N W, att: H C, places: E < N, starts: R + 1, destination: R W, "
+    "weight_places: E < K, gradient: K H, of_score: K H, of_destination: R W, of_att: H C",
+)
 def leaky_attention_backward(
     of_score: Tensor,
     of_destination: Tensor,
@@ -125,24 +100,21 @@ def leaky_attention_backward(
         gradient: The gradient of the weights [K, H].
         source, destination, att, places, weight_places, starts, slope, dropout, seed: As for
             :func:`leaky_attention`.
-
-    Raises:
-        TypeError, ValueError, IndexError: As :func:`leaky_attention`.
     """
-    inputs = gradient, source, destination, att, places, weight_places, starts, dropout
-    check_leaky_attention_backward(of_score, of_destination, of_att, *inputs)
     sums, score = _scores(source, destination, att, places, starts, slope)
-    weight = softmax(score, starts)
-    rows = places_of(weight_places, len(weight), weight.device)
-    of_weight = gradient[rows] * dropout_factor(rows, gradient, dropout, seed)
-    of_edge = softmax_backward(of_weight, weight, starts)
+    weighting = weight_places, starts, dropout, seed
+    rows, of_edge = attention_weights_backward(gradient, score, *weighting)
     of_score[rows] = of_edge
     of_att.copy_((of_edge.unsqueeze(-1) * F.leaky_relu(sums, slope)).sum(0))
     of_sums = _of_sums(of_edge, sums, att, slope)
     of_destination.zero_().index_add_(0, owners_of(starts, len(of_edge)), of_sums)
 
 
-@operator(mutates=("of_source",))
+@operator(
+    mutates=("of_source",),
+    shapes="starts: R + 1, source: R W, att: H C, destination: D W, places: E < D, "
+    "weight_places: E < K, of_score: K H, of_source: R W",
+)
 def leaky_attention_source(
     of_source: Tensor,
     of_score: Tensor,
@@ -166,103 +138,10 @@ def leaky_attention_source(
         weight_places: The row of each edge's score, of the same type [E].
         starts: The first edge of each source, int64 [R + 1].
         slope: The slope of LeakyReLU for negative sums.
-
-    Raises:
-        TypeError, ValueError, IndexError: As :func:`leaky_attention`.
     """
-    inputs = of_score, source, destination, att, places, weight_places, starts
-    check_leaky_attention_source(of_source, *inputs)
     sums = _sums(destination, source, att, places, starts)
     of_sums = _of_sums(of_score.index_select(0, weight_places), sums, att, slope)
     of_source.zero_().index_add_(0, owners_of(starts, places.numel()), of_sums)
-
-
-def check_leaky_attention(
-    out: Tensor,
-    source: Tensor,
-    destination: Tensor,
-    att: Tensor,
-    places: Tensor,
-    weight_places: Tensor | None,
-    starts: Tensor,
-    dropout: float,
-) -> None:
-    """Raise an error for invalid arguments of :func:`leaky_attention`."""
-    _check(source, destination, att, places, weight_places, starts, dropout, out, "out")
-
-
-def check_leaky_attention_backward(
-    of_score: Tensor,
-    of_destination: Tensor,
-    of_att: Tensor,
-    gradient: Tensor,
-    source: Tensor,
-    destination: Tensor,
-    att: Tensor,
-    places: Tensor,
-    weight_places: Tensor | None,
-    starts: Tensor,
-    dropout: float,
-) -> None:
-    """Raise an error for invalid arguments of :func:`leaky_attention_backward`."""
-    edges = places, weight_places, starts
-    _check(source, destination, att, *edges, dropout, gradient, "gradient")
-    for name, output, like in (
-        ("of_score", of_score, gradient),
-        ("of_destination", of_destination, destination),
-        ("of_att", of_att, att),
-    ):
-        check_tensor(name, output, source.dtype, [*like.shape], source.device)
-
-
-def check_leaky_attention_source(
-    of_source: Tensor,
-    of_score: Tensor,
-    source: Tensor,
-    destination: Tensor,
-    att: Tensor,
-    places: Tensor,
-    weight_places: Tensor,
-    starts: Tensor,
-) -> None:
-    """Raise an error for invalid arguments of :func:`leaky_attention_source`."""
-    edges = places.numel()
-    _check_att(att, source)
-    rows = check_edges(places, starts, edges, source.device)
-    kind, width = source.dtype, source.size(1)
-    check_matrix("of_score", of_score, None, source.device)
-    check_tensor("of_score", of_score, kind, [of_score.size(0), att.size(0)], source.device)
-    check_matrix("destination", destination, None, source.device)
-    check_tensor("destination", destination, kind, [destination.size(0), width], source.device)
-    check_tensor("source", source, kind, [rows, width], source.device)
-    check_tensor("of_source", of_source, kind, [rows, width], source.device)
-    check_range("places", places, destination.size(0) - 1)
-    check_places("weight_places", weight_places, edges, source.device)
-    check_range("weight_places", weight_places, of_score.size(0) - 1)
-
-
-def _check(
-    source: Tensor,
-    destination: Tensor,
-    att: Tensor,
-    places: Tensor,
-    weight_places: Tensor | None,
-    starts: Tensor,
-    dropout: float,
-    weights: Tensor,
-    name: str,
-) -> None:
-    _check_att(att, source)
-    edges = places, weight_places, starts
-    check_attention_inputs(source, destination, att.size(0), *edges, dropout, weights, name)
-
-
-def _check_att(att: Tensor, source: Tensor) -> None:
-    check_matrix("source", source, None, source.device)
-    check_matrix("att", att, None, source.device)
-    check_tensor("att", att, source.dtype, [*att.shape], source.device)
-    if att.numel() != source.size(1):
-        raise ValueError(f"Expected att of {source.size(1)} elements (got {att.numel()})")
 
 
 def _scores(

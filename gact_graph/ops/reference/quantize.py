@@ -176,9 +176,7 @@ def _unpack_fake(
     bits: int,
     group_size: int,
     dtype: torch.dtype,
-    groups: Tensor | None = None,
-    values: Tensor | None = None,
-    seed: int | None = None,
+    *others: object,
 ) -> Tensor:
     return codes.new_empty(shape, dtype=dtype)
 
@@ -236,9 +234,7 @@ def _unpack_rows_fake(
     bits: int,
     group_size: int,
     dtype: torch.dtype,
-    groups: Tensor | None = None,
-    values: Tensor | None = None,
-    seed: int | None = None,
+    *others: object,
 ) -> Tensor:
     return codes.new_empty((rows.size(0), width), dtype=dtype)
 
@@ -354,7 +350,7 @@ def _level(code: Tensor, index: Tensor, bits: int, seed: int | None) -> Tensor:
 
 
 def _decode(level: Tensor, stats: Tensor, first: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the values of levels [n], given stats [n, 2] and first words [n] of their groups."""
+    """Return the values of levels [n] from the stats [n, 2] and first words [n] of their groups."""
     low, step = stats.to(torch.float32).unbind(1)
     x = level * step + low
     limit = min(_FLOAT32_MAX, torch.finfo(dtype).max)

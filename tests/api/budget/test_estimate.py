@@ -8,7 +8,7 @@ from torch import nn
 from torch_geometric.nn import GAT, GCNConv, to_hetero
 
 import gact_graph
-from gact_graph.api.report.units import parse_bytes
+from gact_graph.api.report.names import parse_bytes
 
 NODES, EDGES = 12_000, 60_000
 
@@ -60,7 +60,9 @@ def test_what_fits_is_told_and_printed(estimated):
     assert "yes" in str(estimated) and "30.0 MiB" in str(estimated)
     found = estimated.to_dict()
     assert (found["nodes"], found["edges"], found["memory"]) == (NODES, EDGES, budget)
-    assert found["strategies"][0]["strategy"] == "stock" and len(found["strategies"]) == len(estimated.rows)
+    assert found["strategies"][0]["strategy"] == "stock" and len(found["strategies"]) == len(
+        estimated.rows
+    )
 
 
 def test_no_trace_is_left():

@@ -23,7 +23,7 @@ from torch_geometric.nn import (
 
 import gact_graph
 from gact_graph.api.budget.steps import watching_peak
-from gact_graph.api.report.units import parse_bytes
+from gact_graph.api.report.names import parse_bytes
 from gact_graph.support.storage import tensors_in
 
 CPU = torch.device("cpu")

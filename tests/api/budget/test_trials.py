@@ -38,7 +38,7 @@ def graph() -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The strategies of all trials. For the whole they take :data:`PEAKS` MB; 4 M elements have codes."""
+    """The strategies of all trials: the whole takes :data:`PEAKS` MB, and 4 M elements have codes."""
     names: list[str] = []
 
     def run(self: Search, strategy: Strategy, share: float, config: Config) -> Trial:
@@ -216,7 +216,9 @@ def one(kind: type[nn.Module], channels: int) -> nn.Module:
 
 def whole(model: nn.Module, inputs: Any, strategy: Strategy) -> int:
     """What a trial on the whole graph takes."""
-    return Search(model, "forward", (inputs, {}), Config(), None, None, None)._run(strategy, 1.0).peak
+    return (
+        Search(model, "forward", (inputs, {}), Config(), None, None, None)._run(strategy, 1.0).peak
+    )
 
 
 # PyTorch warns of these once a process, so it depends on the tests that ran before.
@@ -247,7 +249,9 @@ def test_more_bits_take_what_their_codes_take() -> None:
     found = estimate_call(model, "forward", (inputs, {}), Config(), None)
     for bits in (4, 8):
         peak = found.peak_of(Strategy("L1", bits)) - found.standing
-        assert peak == pytest.approx(whole(model, inputs, Strategy("L1", bits)), rel=0.1, abs=3 * MB)
+        assert peak == pytest.approx(
+            whole(model, inputs, Strategy("L1", bits)), rel=0.1, abs=3 * MB
+        )
 
 
 @pytest.mark.parametrize("memory", [60 * MB, 30 * MB])

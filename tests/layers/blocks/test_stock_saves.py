@@ -17,7 +17,7 @@ from torch_geometric.nn import (
 )
 
 import gact_graph
-from gact_graph.api.report.areas import areas
+from gact_graph.api.report.figures import treemap
 
 N, E = 300, 5000
 X, EDGES, ATTR = torch.randn(N, 16), torch.randint(N, (2, E)), torch.randn(E, 8)
@@ -121,7 +121,7 @@ def test_raw_bytes_are_those_of_stock(name, monkeypatch):
 def test_messages_are_parts_of_their_layer():
     torch.manual_seed(0)
     now = report(MODELS["GAT"](), blocks=2048)
-    trace = areas(now, "raw_bytes")["data"][0]
+    trace = treemap(now, "raw_bytes")["data"][0]
     by_id = dict(zip(trace["ids"], trace["values"], strict=True))
     stock = report(MODELS["GAT"](), level="L0", blocks=False)
     layer = sum(row.raw_bytes for row in stock.contexts if row.slot.startswith("convs.1/"))
@@ -137,7 +137,7 @@ def test_a_layer_that_is_computed_again_is_named():
     torch.manual_seed(0)
     now = report(MODELS["GCN"](), level="CB2", blocks=2048)
     assert now.not_counted == ["convs.0", "convs.1"]
-    assert "inside convs.0, convs.1: that is not known" in " ".join(str(now).split())
+    assert "inside convs.0, convs.1: their size is unknown" in " ".join(str(now).split())
 
 
 def test_a_frozen_layer_saves_less():

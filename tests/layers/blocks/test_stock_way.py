@@ -26,7 +26,7 @@ def test_in_training_a_batch_norm_over_messages_runs_as_stock():
     assert equal([*model.buffers()], [*stock.buffers()])
     [row] = gact_graph.report(model).layers
     assert row.way == "stock" and "changes nn.1.num_batches_tracked" in row.reason
-    assert "runs as PyG has it" in str(gact_graph.report(model))
+    assert "runs as in PyG" in str(gact_graph.report(model))
 
 
 class Global(MessagePassing):

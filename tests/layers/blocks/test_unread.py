@@ -7,7 +7,7 @@ import torch
 from blocked import trained
 from samples import GraphNet, distance, graph, make, one_thread  # noqa: F401
 from torch import nn
-from torch_geometric.nn import GraphConv
+from torch_geometric.nn import GraphConv, MessagePassing
 
 import gact_graph
 
@@ -47,3 +47,22 @@ def test_a_constant_weight_spares_the_features():
     slots = [c.slot for c in saved if "propagate" in c.slot]
     assert slots == ["convs.0/propagate.edge_weight", "convs.1/propagate.edge_weight"][: len(slots)]
     assert slots
+
+
+class Scaled(MessagePassing):
+    """Messages that an operation in place makes of the rows that its own gradient reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(32))
+
+    def forward(self, x, edges):
+        return self.propagate(edges, x=x)
+
+    def message(self, x_j):
+        return x_j.clone().mul_(self.scale)
+
+
+def test_a_copy_that_autograd_makes_of_a_row_is_read():
+    stock = trained(make(Scaled))
+    assert distance(trained(gact_graph.wrap(make(Scaled), blocks=256, **EXACT)), stock) < 1e-5

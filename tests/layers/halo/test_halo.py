@@ -11,7 +11,7 @@ from torch import nn
 from torch_geometric.data import Data, HeteroData
 
 import gact_graph
-from gact_graph.layers.halo.local import LOCAL, NOT_LOCAL
+from gact_graph.layers.halo.supported import LOCAL, NOT_LOCAL
 
 partition = gact_graph.distributed.partition
 
@@ -70,7 +70,9 @@ def test_parts_may_be_chosen():
 def test_what_cannot_be_cut():
     with pytest.raises(TypeError, match=r"Expected data with one type of nodes and of edges \(got"):
         partition(HeteroData(), 1)
-    with pytest.raises(ValueError, match=r"Expected 1 to 40 parts, one node each at least \(got 0"):
+    with pytest.raises(
+        ValueError, match=r"Expected 1 to 40 parts with a node or more each \(got 0"
+    ):
         partition(whole(), 0)
     with pytest.raises(TypeError, match=r"Expected data with an edge_index \[2, E\] as a tensor"):
         partition(Data(x=torch.ones(3, 1)), 1)
@@ -132,22 +134,20 @@ class Statistics(nn.BatchNorm1d):
 @pytest.mark.parametrize(
     ("layer", "words"),
     [
-        (pyg.ChebConv(2, 4, K=2), "its Laplacian counts the edges that leave a node, which other"),
-        (pyg.FastRGCNConv(2, 4, 2), "its messages may read the numbers of nodes; RGCNConv comput"),
-        (pyg.SuperGATConv(2, 4), "in training it draws pairs of nodes that have no edge, from all"),
-        (pyg.DirGNNConv(pyg.SAGEConv(2, 4)), "it reads the edges that leave a node, too, and oth"),
-        (pyg.WLConv(), "each process would number the colours by itself"),
+        (pyg.ChebConv(2, 4, K=2), "its Laplacian counts the edges that leave a node, which are in"),
+        (pyg.FastRGCNConv(2, 4, 2), "its messages may read the indices of nodes; RGCNConv comput"),
+        (pyg.SuperGATConv(2, 4), "in training it samples pairs of nodes without an edge from all"),
+        (pyg.DirGNNConv(pyg.SAGEConv(2, 4)), "it also reads the edges that leave a node, which"),
+        (pyg.WLConv(), "each process would number the colors separately"),
         (pyg.EGConv(2, 4, ["mean"], 2), "its self-loops end with the last node that an edge names"),
         (pyg.GINConv(pyg.MLP([2, 4, 4], norm="graph_norm")), "GraphNorm may depend on all nodes"),
-        (pyg.NNConv(2, 4, pyg.MLP([4, 8, 8])), "it normalises over edges, which each process may"),
         (pyg.GATConv(2, 4, flow="target_to_source"), "its messages flow from target to source"),
-        (pyg.GCNConv(2, 4, cached=True), "cached=True keeps a normalisation of one process"),
-        (pyg.EdgeConv(pyg.MLP([4, 4, 4])), "it normalises over edges, which each process may"),
-        (nn.SyncBatchNorm(4, process_group=3), "it normalises over a process group of its own"),
-        (Statistics(4), "Statistics is not known to normalise as torch's batch norm does"),
-        (pyg.GCNConv(-1, 4), "its first forward initialises it, in each process by itself"),
-        (nn.LazyBatchNorm1d(), "its first forward initialises it, in each process by itself"),
-        (pyg.GraphNorm(4), "GraphNorm may depend on all nodes, and a process has some"),
+        (pyg.GCNConv(2, 4, cached=True), "cached=True keeps the normalization of one process"),
+        (nn.SyncBatchNorm(4, process_group=3), "it normalizes over its own process group"),
+        (Statistics(4), "Statistics may normalize in another way than torch's"),
+        (pyg.GCNConv(-1, 4), "each process would initialize it separately"),
+        (nn.LazyBatchNorm1d(), "each process would initialize it separately"),
+        (pyg.GraphNorm(4), "GraphNorm may depend on all nodes, and a process has a"),
         (pyg.InstanceNorm(4), "InstanceNorm may depend on all nodes"),
         (pyg.LayerNorm(4), "LayerNorm may depend on all nodes"),
         (pyg.PairNorm(), "PairNorm may depend on all nodes"),
@@ -155,8 +155,8 @@ class Statistics(nn.BatchNorm1d):
         (pyg.HeteroBatchNorm(4, 2), "HeteroBatchNorm may depend on all nodes"),
         (pyg.SumAggregation(), "SumAggregation may depend on all nodes"),
         (pyg.TopKPooling(4), "TopKPooling may depend on all nodes"),
-        (pyg.GPSConv(4, None), "each node attends to all nodes, and a process has some"),
-        (pyg.MetaLayer(), "MetaLayer is not known to read no more than a node's own edges"),
+        (pyg.GPSConv(4, None), "each node attends to all nodes, and a process has a part"),
+        (pyg.MetaLayer(), "MetaLayer may read more than the edges to a node"),
     ],
 )
 def test_other_layers_refuse(layer, words):
@@ -167,7 +167,7 @@ def test_other_layers_refuse(layer, words):
 def test_relations_are_read_in_the_same_way_by_all(monkeypatch):
     monkeypatch.setattr("torch_geometric.typing.WITH_SEGMM", True)
     model = Net(pyg.RGCNConv(2, 4, 2))
-    with pytest.raises(ValueError, match=r"each process would choose whether to fetch rows once"):
+    with pytest.raises(ValueError, match=r"each process would choose separately whether"):
         one_process(model)
     monkeypatch.setattr("torch_geometric.backend.use_segment_matmul", False)
     one_process(model)
@@ -189,7 +189,7 @@ def test_what_does_not_go_with_it():
     with pytest.raises(ValueError, match=r"Expected a tensor with a row for each of the part's 40"):
         model(part.x[:7], part.edge_index)
     with pytest.raises(
-        TypeError, match=r"Expected a part's edges as edge_index \[2, E\] \(got Ten"
+        TypeError, match=r"Expected the edges of a part as edge_index \[2, E\] \(got Ten"
     ):
         one_process(Net(pyg.SAGEConv(2, 4)))[0](part.x, torch.eye(40).to_sparse())
 

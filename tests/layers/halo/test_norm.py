@@ -1,4 +1,4 @@
-"""Batch norm over the nodes of all parts is that of a single process."""
+"""Batch norm over the nodes, or the edges, of all parts is that of a single process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ assert not out.requires_grad
 try:
     batch_norm(torch.randn(int(rank == 0), 5), None, None, None, None, 0.1, 1e-5)
 except ValueError as error:
-    assert "Expected more than one row to normalise over" in str(error)
+    assert "Expected at least two rows in all processes together" in str(error)
 else:
     raise AssertionError
 """
@@ -93,6 +93,7 @@ NETS = {
     "by node": (lambda: pyg.GATConv(W, W), lambda: pyg.LayerNorm(W, mode="node")),
     "GIN with an MLP": (lambda: pyg.GINConv(pyg.MLP([W, W, W])), nn.Identity),
     "GEN with its MLP": (lambda: pyg.GENConv(W, W), nn.Identity),
+    "over edges": (lambda: pyg.EdgeConv(pyg.MLP([2 * W, W, W])), nn.Identity),
 }
 for name, (make, norm) in NETS.items():
     for options in (dict(level="lossless", bits=32), dict(bits=32, blocks=150)):
