@@ -38,7 +38,7 @@ def graph() -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The strategies of all trials: the whole takes :data:`PEAKS` MB, and 4 M elements have codes."""
+    """The strategies of all trials: the whole takes :data:`PEAKS` MB; 4 M elements have codes."""
     names: list[str] = []
 
     def run(self: Search, strategy: Strategy, share: float, config: Config) -> Trial:
