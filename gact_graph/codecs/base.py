@@ -157,10 +157,9 @@ class Saved:
     Attributes:
         slot: The slot of the tensor; its context may belong to another slot.
         advise: The advice for backward that runs out of memory; None for none.
-        gives_back: Whether memory that backward frees is returned to the system at intervals.
     """
 
-    __slots__ = ("advise", "context", "gives_back", "layout", "slot")
+    __slots__ = ("advise", "context", "layout", "slot")
 
     def __init__(
         self, context: Context, layout: Layout | None = None, slot: str | None = None
@@ -169,7 +168,6 @@ class Saved:
         self.layout = layout
         self.slot = slot
         self.advise: Advise | None = None
-        self.gives_back = True
 
     def tensor(self) -> Tensor:
         """Return the saved tensor, with its values, dtype, shape and strides.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from gact_graph.support.advising import advising
-from gact_graph.support.cpu_memory import give_back_now_and_then
+from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.warn import warn
 
 _local = threading.local()
@@ -57,7 +57,6 @@ class Capture(Protocol):
     """The interface of :class:`gact_graph.capture.session.Session` for hooks and layers."""
 
     owner: Owner
-    gives_back: bool
 
     @property
     def trace(self) -> Steps: ...
@@ -157,8 +156,7 @@ def unpack(saved: Any) -> torch.Tensor:
     except torch.OutOfMemoryError:
         with advising(saved.advise):
             raise
-    if saved.gives_back:
-        give_back_now_and_then(tensor)
+    memory_policy.coded(tensor)
     return tensor
 
 

@@ -24,7 +24,6 @@ from gact_graph.layers.blocks.weighted_sum import (
     sum_gradients,
     weight_gradient,
 )
-from gact_graph.support.cpu_memory import give_back
 from gact_graph.support.run_state import without_autocast
 
 
@@ -41,10 +40,6 @@ def backward(
         gradients: The gradient of each output; None for no gradient.
     """
     device = inputs[0].value.device
-    # Not for edge_updater: the layer's propagate would have to fetch the memory back at once.
-    gives_back = call.gives_back and not call.outputs[0].of_edges
-    if gives_back:
-        give_back(device)
     analysis = call.analysis
     if analysis.attention is not None:
         _backward_of_attention(call, analysis.attention, inputs, gradients)
@@ -56,8 +51,6 @@ def backward(
                 for block in call.blocks:
                     parts = _parts_of(call, block, gradients)
                     _run_again(call, inputs, block, parts).backward()
-    if gives_back:
-        give_back(device)
 
 
 def double_backward(

@@ -49,7 +49,6 @@ class BlockedCall:
         blocks: All blocks of that order.
         size: The largest number of edges and nodes of a block.
         outputs: The result, then the tensors that the layer leaves in attributes.
-        gives_back: Whether to return free memory to the operating system around backward.
         run_state: Random states and autocast at the start of the call.
     """
 
@@ -59,7 +58,6 @@ class BlockedCall:
     blocks: list[Block]
     size: int
     outputs: tuple[Output, ...]
-    gives_back: bool
     run_state: RunState
 
     @torch.no_grad()

@@ -45,11 +45,6 @@ class Cutting:
         self.share = 1.0
 
     @property
-    def gives_back(self) -> bool:
-        """Whether to return free memory to the operating system around backward."""
-        return False
-
-    @property
     def _confirms(self) -> bool:
         """Whether a known edge_index may have changed since its order was cached."""
         return False

@@ -107,7 +107,6 @@ class EdgeWork:
             order.blocks(size),
             size,
             (result, *(Output(name, True) for name in analysis.kept)),
-            cutting.gives_back,
             RunState({t.device.type for t in arguments.tensors}),
         )
         try:

@@ -67,11 +67,6 @@ class Blocks(Cutting):
         return current.session_of(self.owner)
 
     @property
-    def gives_back(self) -> bool:
-        session = self.session
-        return self.quantized and (session is None or session.gives_back)
-
-    @property
     def _confirms(self) -> bool:
         # Only captured forwards are counted, and a layer's own backward follows a captured forward.
         return self.session is None and reuse.current() is None

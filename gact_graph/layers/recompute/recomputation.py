@@ -26,7 +26,6 @@ from gact_graph.layers.recompute.edits import check, glimpse
 from gact_graph.layers.recompute.reuse import counting
 from gact_graph.layers.recompute.runs import Enough, FirstRun, RunAgain, kind_of
 from gact_graph.layers.recompute.structure import Structure
-from gact_graph.support.cpu_memory import give_back
 from gact_graph.support.current import Capture, Coding, forward_runs, unpack
 from gact_graph.support.reach import Reach
 from gact_graph.support.run_state import RunState
@@ -58,7 +57,7 @@ class Placeholder(Saved):
         self.number, self.kind = number, kind_of(tensor)
         self.filled: Saved | None = None
         self.slot = None
-        self.advise, self.gives_back = recomputation.advise, recomputation.gives_back
+        self.advise = recomputation.advise
 
     @property
     def context(self) -> Context:  # type: ignore[override]
@@ -121,7 +120,7 @@ class Recomputation:
         }
         first = FirstRun(self._stand_for, session, named, tensors_held_by(self._module))
         self._inputs = [first.save(tensor) for tensor in tensors]
-        self.advise, self.gives_back = self._inputs[0].advise, self._inputs[0].gives_back
+        self.advise = self._inputs[0].advise
         first.most = _SHARE * sum(t.nbytes for t in tensors if t.is_floating_point())
         args, kwargs = self._arguments.filled(tensors)
         self._ends = first.ends
@@ -182,7 +181,6 @@ class Recomputation:
 
     def _run_again(self, wanted: Sequence[Placeholder]) -> dict[int, Saved]:
         """Run the layer as in forward; return the tensors of placeholders, by their numbers."""
-        give_back(self._device)
         self._check()
         # What a derivative inside forward returns, or one that is differentiated, is exact.
         coding = None if forward_runs() or torch.is_grad_enabled() else self._coding
