@@ -111,7 +111,6 @@ class Recomputation:
             named: Their names in the report; results of edge work are added.
         """
         self._run_state = RunState({t.device.type for t in tensors})
-        self._device = tensors[0].device
         self._requires_grad = [t.requires_grad for t in tensors]
         self._glimpses = {
             number: glimpse(tensor)
