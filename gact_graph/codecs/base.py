@@ -131,11 +131,13 @@ class Context:
     """An encoded tensor, shared by all saved tensors that view the same elements.
 
     Attributes:
-        gathered: Whether other contexts gather rows of it.
+        gathered: Whether messages gather rows of it.
+        read_directly: Whether another operation reads it as it was saved.
         reading: A callback for each decoding; None for none.
     """
 
     gathered = False
+    read_directly = False
     reading: Reading | None = None
 
     def __init__(self, encoded: Encoded) -> None:
@@ -174,8 +176,8 @@ class Saved:
 
         Attention computes scores and messages from one tensor, and the gradient of the scores'
         parameters is a product of both, which would contain the square of the noise of a single
-        decoding. So if messages are gathered again from the plain decoding, the tensor itself is
-        the decorrelated one.
+        decoding. So if messages gather from the plain decoding, the tensor itself is the
+        decorrelated one.
         """
         encoded = self.encoded()
         gathered = self.context.gathered
@@ -184,6 +186,11 @@ class Saved:
     def source(self) -> Tensor:
         """Return the source for gathering: the saved tensor in the plain decoding."""
         return self._restored(self.encoded())
+
+    def gathered_tensor(self) -> Tensor:
+        """Return the source for gathering; its minimum-variance decoding if it has no other use."""
+        encoded = self.encoded()
+        return self._restored(encoded if self.context.read_directly else encoded.min_variance())
 
     def encoded(self) -> Encoded:
         """Return the encoded form of the tensor, and report the decoding that follows."""
