@@ -399,7 +399,7 @@ class Session:
         if cached is None or (exactly and _is_lossy(cached[0])):
             return self._encode(save, elements, gathered, exactly)
         context, entry = cached
-        _note_reader(context, save)
+        context.gathered |= save.position in save.call.gathered
         if save.by_autograd:
             entry.count_as_saved()
         return Saved(context, elements.layout, save.slot)
@@ -438,7 +438,7 @@ class Session:
             context = shared
         elif self._swap is not None:
             context.move(self._swap.leave)
-        _note_reader(context, save)
+        context.gathered |= save.position in save.call.gathered
         entry = self._ledger.add(save, context, elements, is_shared=shared is not None)
         self._cache.add(elements, save.reads, context, entry)
         return Saved(context, elements.layout, save.slot)
@@ -480,13 +480,6 @@ class Session:
 
 def _encoded(exact: bool, quantize: bool, request: Request) -> Encoded:
     return encode(request, exact, quantize and request.bits < 32)
-
-
-def _note_reader(context: Context, save: Save) -> None:
-    if save.position in save.call.gathered:
-        context.gathered = True
-    else:
-        context.read_directly = True
 
 
 def _is_lossy(context: Context) -> bool:

@@ -132,12 +132,10 @@ class Context:
 
     Attributes:
         gathered: Whether messages gather rows of it.
-        read_directly: Whether another operation reads it as it was saved.
         reading: A callback for each decoding; None for none.
     """
 
     gathered = False
-    read_directly = False
     reading: Reading | None = None
 
     def __init__(self, encoded: Encoded) -> None:
@@ -186,11 +184,6 @@ class Saved:
     def source(self) -> Tensor:
         """Return the source for gathering: the saved tensor in the plain decoding."""
         return self._restored(self.encoded())
-
-    def gathered_tensor(self) -> Tensor:
-        """Return the source for gathering; its minimum-variance decoding if it has no other use."""
-        encoded = self.encoded()
-        return self._restored(encoded if self.context.read_directly else encoded.min_variance())
 
     def encoded(self) -> Encoded:
         """Return the encoded form of the tensor, and report the decoding that follows."""

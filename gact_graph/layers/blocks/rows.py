@@ -109,7 +109,7 @@ def _rows(saved: Saved, gathers: bool) -> Tensor | CodedRows:
     coded = _coded(saved, gathers)
     if coded is not None:
         return coded
-    return saved.gathered_tensor() if gathers else saved.tensor()
+    return saved.source() if gathers else saved.tensor()
 
 
 def _coded(saved: Saved, gathers: bool) -> CodedRows | None:
