@@ -192,9 +192,7 @@ class TestPlainState:
         model.conv.scale = torch.ones(16)
         out = model(X, EDGES)
         model.conv.scale.mul_(2)
-        with pytest.raises(
-            RuntimeError, match=r"(scale.*changed in place since forward|conv/.*is at version 1)"
-        ):
+        with pytest.raises(RuntimeError, match="is at version 1"):
             out.sum().backward()
 
     def test_tensors_that_learn_from_elsewhere(self, exact):
@@ -271,7 +269,7 @@ class TestSecondDerivatives:
         """A layer that runs again in backward can be differentiated twice."""
         stock = make(lambda: Net(build()))
         model = gact_graph.wrap(copy.deepcopy(stock), min_bytes=0, **EXACT[level])
-        if how == "hvp":  # which torch takes from a third one
+        if how == "hvp" and level == "CB2":  # torch takes it from a third one, which blocks lack
             with pytest.raises(RuntimeError, match="For third derivatives"):
                 SECOND[how](lambda x: model(x, EDGES), X, torch.ones_like(X))
             return
@@ -283,8 +281,9 @@ class TestSecondDerivatives:
         for a, b in zip(tensors_in(got), tensors_in(expected), strict=True):
             assert (a - b).norm() <= 1e-5 * b.norm()
 
-    def test_forward_mode_is_refused(self, exact, build):
-        model = gact_graph.wrap(make(lambda: Net(build())), min_bytes=0, **exact)
+    @pytest.mark.parametrize("name", ["lossless in blocks", "CB2"])
+    def test_forward_mode_is_refused(self, name, build):
+        model = gact_graph.wrap(make(lambda: Net(build())), min_bytes=0, **EXACT[name])
         with torch.autograd.forward_ad.dual_level():
             x = torch.autograd.forward_ad.make_dual(X.clone(), torch.ones_like(X))
             with pytest.raises(RuntimeError):

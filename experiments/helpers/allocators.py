@@ -6,7 +6,7 @@ import ctypes.util
 import os
 
 from experiments.helpers.errors import ExperimentError
-from gact_graph.support.cpu_memory import SWITCH
+from gact_graph.support.memory.policy import SWITCH
 
 _TUNED = "dirty_decay_ms:-1,muzzy_decay_ms:-1"
 

@@ -11,17 +11,17 @@ from torch import nn
 from torch_geometric.data import Data
 
 from gact_graph.adaptive.state_checks import check_count, check_keys
-from gact_graph.api.budget.advice import Advice
+from gact_graph.api.advice import Advice
 from gact_graph.api.budget.budget import Budget
 from gact_graph.api.budget.estimate import Estimate
 from gact_graph.api.budget.miniature import CannotShrink
-from gact_graph.api.budget.sizes import parse_bytes
 from gact_graph.api.budget.trials import estimate_call
 from gact_graph.api.controller import Controller
-from gact_graph.api.followed import NEWER
 from gact_graph.api.forward import should_compress
 from gact_graph.api.install import check_module, install, patch_of, remove, wrapped
 from gact_graph.api.report import Report
+from gact_graph.api.report.names import parse_bytes
+from gact_graph.api.tracked import NEWER
 from gact_graph.capture.config import MIN_BYTES, Config
 from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.halo.layers import attach
@@ -70,19 +70,19 @@ def wrap(
             there before its first step, in bytes or as in ``"8 GB"``, on the model's device: of
             CUDA's allocator, or of the resident set of the process. Gradients, two tensors for
             each parameter (which Adam keeps) and libraries that load at the first step count;
-            parameters and inputs do not. The first training call chooses the least lossy way that
-            fits: the model uncompressed, ``"lossless"``, the same in blocks, then ``"L1"`` with 8
-            to 2 bits, or ``"CB2"`` where those do not fit. A larger graph later on may have it step
-            down. ``min_bytes`` is then 0, and on a CPU freed tensors go back to the system at once.
+            parameters and inputs do not. The first training call chooses the least lossy strategy
+            that fits: the model uncompressed, ``"lossless"``, ``"lossless"`` in blocks, then
+            ``"L1"`` or ``"CB2"`` with 8 to 2 bits. A larger graph may later need another choice.
+            ``min_bytes`` is then 0, and on a CPU freed tensors return to the system immediately.
         level: ``"L0"`` keeps every context as PyTorch does and only takes account of them.
             ``"lossless"`` keeps masks, indices, gathered tensors and what is never read in exact
             small forms: gradients are bit-identical. ``"L1"``, the default, also quantizes what is
             left.
             ``"L2"`` is ``"L1"`` with masks and quantized contexts of 1 MiB or more swapped from a
             CUDA device to pinned host memory; elsewhere it equals ``"L1"``, and ``report`` says
-            so. With ``"CB1"`` a message passing layer saves its inputs alone, as in L1, and is
-            computed again in backward; what its blocks read then waits at 8 bits or more. ``"CB2"``
-            is the paper's name for ``"CB1"`` in blocks, which is the default.
+            so. With ``"CB2"`` a message passing layer saves its inputs alone, as in L1, and is
+            computed again in backward; what its blocks read then waits at 8 bits or more. ``"CB1"``
+            is an alias of ``"CB2"``.
         adaptive: Spend the bits where the gradient needs them, by sensitivities that are measured
             in backward while the model trains (paper, section 4.1): all of them together in the
             first compressed step, which takes about twice as long; again in the 32nd and at each
@@ -102,9 +102,9 @@ def wrap(
             reference and without the largest one, which is whole while it is made and read. The
             call before decides; in the first one, contexts are kept as they are until they take
             this much. 0 codes all.
-        methods: Names of methods that are followed as ``forward`` is, for a training loop that
+        methods: Names of methods that are tracked as ``forward`` is, for a training loop that
             calls them in its place, as in ``("encode",)``. Without any, PyG's autoencoders are
-            followed in ``encode`` too, and a ``LightningModule`` in the forward of each part.
+            tracked in ``encode`` too, and a ``LightningModule`` in the forward of each part.
         partition: This process's part of a graph, as ``gact_graph.distributed.partition`` gives
             it: layers then fetch the rows of nodes that other processes have, in forward, and in
             backward give their gradients back. All processes call the model at the same time, in
@@ -221,8 +221,8 @@ def report(model: nn.Module, *, by: str = "slot") -> Report:
     exchange = patch.controller.exchange
     if exchange is not None:
         found = dataclasses.replace(found, halo_bytes=exchange.sent_bytes)
-    if patch.budget is not None and patch.budget.way is not None:
-        found = dataclasses.replace(found, way=patch.budget.way.name)
+    if patch.budget is not None and patch.budget.strategy is not None:
+        found = dataclasses.replace(found, strategy=patch.budget.strategy.name)
     return found if found.by == by else dataclasses.replace(found, by=by)
 
 
@@ -233,11 +233,11 @@ def estimate(
     nodes: int | None = None,
     edges: int | None = None,
 ) -> Estimate:
-    """Estimates what a training step takes in each way: print it, or take ``to_dict()``.
+    """Estimate the memory of a training step under each strategy.
 
-    A copy of the model takes steps on parts of the graph, and what they take is extended to the
-    whole. Neither the model nor its gradients, buffers and random states change; on CUDA the
-    allocator's peak is counted anew. :class:`gact_graph.Estimate` says what counts.
+    A copy of the model trains on parts of the graph, and the memory is extrapolated to the whole.
+    The model, its gradients, buffers and random states do not change; on CUDA, the allocator's peak
+    is reset. Print the result, or take ``to_dict()``; :class:`gact_graph.Estimate` defines a peak.
 
     Args:
         model: Any module with parameters, wrapped or not, on the device that it is to train on.
@@ -264,7 +264,7 @@ def estimate(
         return estimate_call(model, "forward", (inputs, {}), config, budget, nodes, edges)
     except CannotShrink as reason:
         raise ValueError(
-            f"Expected inputs that hold a graph (got {reason}); pass what you pass to the model"
+            f"Expected inputs that contain a graph (got {reason}); pass the inputs of the model"
         ) from reason
 
 
@@ -279,10 +279,10 @@ def state_dict(model: nn.Module) -> dict[str, Any]:
     """
     patch = wrapped(model)
     controller = patch.controller
-    states = {method: followed.state_dict() for method, followed in controller.followed.items()}
+    states = {method: tracked.state_dict() for method, tracked in controller.methods.items()}
     own = states.pop("forward")
     state = {"forwards": controller.forwards, **own, "methods": states}
-    return state if patch.budget is None else state | {"way": patch.budget.state_dict()}
+    return state if patch.budget is None else state | {"strategy": patch.budget.state_dict()}
 
 
 def load_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
@@ -299,27 +299,27 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
     patch = wrapped(model)
     controller = patch.controller
     # Earlier versions did not have the optional ones.
-    optional = ["saved_bytes", "methods", *NEWER, *(() if patch.budget is None else ("way",))]
+    optional = ["saved_bytes", "methods", *NEWER, *(() if patch.budget is None else ("strategy",))]
     check_keys("state", state, ("forwards", "scheme", "adaptation"), optional)
     state = {"saved_bytes": None, "methods": {}, **state}
     if patch.budget is None:
         _load(controller, state)
         return
-    way = patch.budget.state_dict()
-    before = {method: followed.state_dict() for method, followed in controller.followed.items()}
-    patch.budget.load_state_dict(state.get("way"), patch)
+    strategy = patch.budget.state_dict()
+    before = {method: tracked.state_dict() for method, tracked in controller.methods.items()}
+    patch.budget.load_state_dict(state.get("strategy"), patch)
     try:
         _load(controller, state)
     except (TypeError, ValueError):
-        patch.budget.load_state_dict(way, patch)
+        patch.budget.load_state_dict(strategy, patch)
         for method, one in before.items():
-            controller.followed[method].load_state_dict(one)
+            controller.methods[method].load_state_dict(one)
         raise
 
 
 def _load(controller: Controller, state: Mapping[str, Any]) -> None:
     check_count("state['forwards']", state["forwards"])
-    others = {method for method in controller.followed if method != "forward"}
+    others = {method for method in controller.methods if method != "forward"}
     check_keys("state['methods']", state["methods"], others)
     states = {
         method: (f"state['methods'][{method!r}]", state["methods"][method]) for method in others
@@ -328,11 +328,11 @@ def _load(controller: Controller, state: Mapping[str, Any]) -> None:
     own = {key: state[key] for key in keys if key in state}
     states["forward"] = "state", own
     for method, (path, one) in states.items():
-        controller.followed[method].check_state(path, one)
+        controller.methods[method].check_state(path, one)
     # Nothing below can fail.
     controller.forwards = state["forwards"]
     for method, (_, one) in states.items():
-        controller.followed[method].load_state_dict(one)
+        controller.methods[method].load_state_dict(one)
 
 
 @contextmanager

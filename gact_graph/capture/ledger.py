@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from gact_graph.capture.elements import Elements
 from gact_graph.capture.trace import Save
 from gact_graph.codecs import Context, Kept
-from gact_graph.support.rows import NOT_MADE, Row
+from gact_graph.support.rows import RECOMPUTED, Row
 from gact_graph.support.storage import key_of, physical_of, version_of
 
 
@@ -170,7 +170,7 @@ class Ledger:
         role = "edge" if tensor is None or tensor.is_floating_point() else "index"
         shape = () if tensor is None else tuple(tensor.shape)
         numel = 0 if tensor is None else tensor.numel()
-        row = Row(slot, role, NOT_MADE, shape, numel, None, nbytes, 0)
+        row = Row(slot, role, RECOMPUTED, shape, numel, None, nbytes, 0)
         self._entries.append(Entry(row, None if tensor is None else key_of(tensor)))
 
     def refer_to(self, owned: Mapping[int, Tensor], outputs: Mapping[int, Tensor]) -> None:

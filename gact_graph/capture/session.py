@@ -34,8 +34,8 @@ from gact_graph.codecs.reads import EXACT, VALUES, Side
 from gact_graph.layers.recompute.contexts import BITS
 from gact_graph.support import current
 from gact_graph.support.advising import Advise
-from gact_graph.support.cpu_memory import give_back_now_and_then
 from gact_graph.support.exact import Exactly, Reading, Start, needs_a_gradient
+from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.rows import LayerRow, Row
 from gact_graph.support.storage import is_plain, parts_of, plain_of, tensors_in, version_of
 
@@ -75,7 +75,6 @@ class Session:
         start: The state at the start of a forward that can run again.
         layers: The report's rows of layers, to which edge work outside of layers is added.
         advise: The advice for backward that runs out of memory.
-        gives_back: Whether memory that is freed meanwhile is returned to the system.
 
     Attributes:
         rows: The rows of the report, once forward has ended.
@@ -100,10 +99,8 @@ class Session:
         start: Start | None = None,
         layers: dict[str, LayerRow] | None = None,
         advise: Advise | None = None,
-        gives_back: bool = True,
     ) -> None:
         self.owner = owner
-        self.gives_back = gives_back
         self.rows: list[Row] = []
         self.not_made = 0
         self.sizes = Sizes()
@@ -332,7 +329,7 @@ class Session:
         session.
         """
         saved = self._pack(plain_of(tensor))
-        saved.advise, saved.gives_back = self._advise, self.gives_back
+        saved.advise = self._advise
         return saved
 
     def _pack(self, tensor: Tensor) -> Saved:
@@ -402,6 +399,7 @@ class Session:
         if cached is None or (exactly and _is_lossy(cached[0])):
             return self._encode(save, elements, gathered, exactly)
         context, entry = cached
+        context.gathered |= save.position in save.call.gathered
         if save.by_autograd:
             entry.count_as_saved()
         return Saved(context, elements.layout, save.slot)
@@ -410,8 +408,7 @@ class Session:
         self, save: Save, elements: Elements, gathered: Gathered | None, exactly: bool
     ) -> Saved:
         """Save elements in a new context."""
-        if self.gives_back:
-            give_back_now_and_then(elements.flat)
+        memory_policy.coded(elements.flat)
         config = self._config
         # A loss that is written by hand is exact, as PyTorch's own are.
         quantize = self._quantize and not save.call.of_loss and not exactly
@@ -441,6 +438,7 @@ class Session:
             context = shared
         elif self._swap is not None:
             context.move(self._swap.leave)
+        context.gathered |= save.position in save.call.gathered
         entry = self._ledger.add(save, context, elements, is_shared=shared is not None)
         self._cache.add(elements, save.reads, context, entry)
         return Saved(context, elements.layout, save.slot)

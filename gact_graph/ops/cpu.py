@@ -18,7 +18,7 @@ from gact_graph.ops.kernels import cache, fallback
 from gact_graph.ops.kernels.compiler import commands, compile_library, version
 from gact_graph.ops.kernels.once import once
 from gact_graph.ops.kernels.sources import digest, files_of
-from gact_graph.support import cpu_memory
+from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.progress import telling
 
 NAMESPACE = "gact_graph"
@@ -43,7 +43,7 @@ def load() -> Any | None:
     except Exception as error:  # of any type that a toolchain raises: use the reference
         fallback.warn("build its CPU kernels", "a C++ compiler (g++ or clang++)", error)
         return None
-    cpu_memory.use(library)
+    memory_policy.use(library)
     return library
 
 

@@ -1,5 +1,5 @@
 """Small helpers that any room may use, and that import no other room.
 
 Here: the identity of storages, replicas of modules, methods replaced on one instance, random and
-autocast state, warnings. Not here: anything that belongs to one room alone.
+autocast state, warnings, freed memory on a CPU. Not here: anything that belongs to one room alone.
 """

@@ -1,6 +1,6 @@
-"""Which session captures on this thread, and what the rooms below it may ask of it.
+"""The session that captures on this thread, and its interface for hooks and layers.
 
-Hooks and patched methods find the session here. They hold none, so that modules stay picklable.
+Hooks and patched methods hold no session themselves, so that modules stay picklable.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from gact_graph.support.advising import advising
-from gact_graph.support.cpu_memory import give_back_now_and_then
+from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.warn import warn
 
 _local = threading.local()
 
 
 class Coding(NamedTuple):
-    """How node tensors are quantized while a layer that runs again in backward reads them."""
+    """The quantization of node tensors while the backward of a recomputed layer is under way."""
 
     bits: int
     group_size: int
@@ -32,12 +32,16 @@ class Coding(NamedTuple):
 
 
 class Steps(Protocol):
-    """The trace of a session, as hooks and layers see it."""
+    """The interface of a session's trace for hooks and layers."""
 
     def paused(self) -> AbstractContextManager[None]: ...
 
     def standing_for(
-        self, name: str, tensors: dict[str, Tensor], extra_saved: Collection[str] = ()
+        self,
+        name: str,
+        tensors: dict[str, Tensor],
+        extra_saved: Collection[str] = (),
+        gathered: Collection[str] = (),
     ) -> AbstractContextManager[Any]: ...
 
     def leave(self, module: str) -> None: ...
@@ -48,16 +52,15 @@ class Steps(Protocol):
 
 
 class Sizes(Protocol):
-    """Notes how many nodes and edges there are."""
+    """The interface of the recorded numbers of nodes and edges."""
 
     def add(self, edge_index: Any, size: Any) -> None: ...
 
 
 class Capture(Protocol):
-    """A session, as hooks and layers see it; :class:`gact_graph.capture.session.Session` is one."""
+    """The interface of :class:`gact_graph.capture.session.Session` for hooks and layers."""
 
     owner: Owner
-    gives_back: bool
 
     @property
     def trace(self) -> Steps: ...
@@ -91,22 +94,24 @@ class Capture(Protocol):
 
     def coding_of(self, module: str) -> Coding | None: ...
 
+    def pack(self, tensor: Tensor) -> Any: ...
+
 
 def current() -> Capture | None:
-    """The session that captures on this thread, or None."""
+    """Return the session that captures on this thread, or None."""
     session: Capture | None = getattr(_local, "session", None)
     return session
 
 
 def set_current(session: Capture | None) -> None:
-    """Makes ``session`` (or None) the one that captures on this thread."""
+    """Set the session that captures on this thread; None for none."""
     _local.session = session
 
 
 def forward_runs() -> bool:
-    """Whether a backward that runs now was begun by a forward that is captured.
+    """Return whether the backward that runs now is part of a captured forward.
 
-    Backward may run on a thread of autograd's own, which shares the hooks of the one that began it.
+    A thread of autograd's own shares the hooks of the thread that called backward.
     """
     top = torch._C._autograd._top_saved_tensors_default_hooks(False)
     mine = top is not None and top[1] is unpack
@@ -116,7 +121,7 @@ def forward_runs() -> bool:
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Inside a backward that forward itself has begun, no session follows what runs."""
+    """Disable capture inside a backward that is part of a captured forward."""
     if not forward_runs():
         yield
         return
@@ -130,7 +135,7 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def capture_disabled() -> Iterator[None]:
-    """No session follows what runs inside, on this thread."""
+    """Disable capture on this thread."""
     session = current()
     with ExitStack() as stack:
         if session is not None:
@@ -143,20 +148,19 @@ def capture_disabled() -> Iterator[None]:
 
 
 def is_busy() -> bool:
-    """Whether a session captures on this thread, or would but for :func:`capture_disabled`."""
+    """Return whether a session captures on this thread, or is disabled there."""
     return current() is not None or getattr(_local, "disabled", False)
 
 
 def unpack(saved: Any) -> torch.Tensor:
-    """The unpack hook: the tensor of a :class:`gact_graph.codecs.Saved`."""
+    """Return the tensor of a :class:`gact_graph.codecs.Saved`: the unpack hook."""
     tensor: torch.Tensor
     try:
         tensor = saved.tensor()
     except torch.OutOfMemoryError:
         with advising(saved.advise):
             raise
-    if saved.gives_back:
-        give_back_now_and_then(tensor)
+    memory_policy.coded(tensor)
     return tensor
 
 
@@ -164,9 +168,9 @@ Backward = Callable[..., tuple[torch.Tensor | None, ...]]
 
 
 def advises(backward: Backward) -> Backward:
-    """Decorates the backward of an autograd function: out of memory, it says what to do.
+    """Decorate the backward of an autograd function to add advice to out-of-memory errors.
 
-    The advice is that of the step whose tensors the function has saved.
+    The advice belongs to the step whose tensors the function has saved.
     """
 
     @functools.wraps(backward)
@@ -179,27 +183,27 @@ def advises(backward: Backward) -> Backward:
 
 
 def saved_by(ctx: Any) -> list[Any] | None:
-    """What our pack hook made of a function's ``saved_tensors``; None if other hooks hold some.
+    """Return the packed forms of ``ctx.saved_tensors``; None if other hooks hold some of them.
 
-    Those of others are not called: the ones of ``torch.utils.checkpoint`` would run a forward.
+    Other hooks are not called: those of ``torch.utils.checkpoint`` would run a forward.
     """
     raw = ctx._raw_saved_tensors
-    return [one.data for one in raw] if all(one.unpack_hook is unpack for one in raw) else None
+    return [t.data for t in raw] if all(t.unpack_hook is unpack for t in raw) else None
 
 
 def are_innermost() -> bool:
-    """Whether tensors that autograd saves now reach our hooks first, or no hooks at all."""
+    """Return whether the innermost saved-tensor hooks are those of a session, or none are set."""
     top = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return top is None or top[1] is unpack
 
 
 class Owner:
-    """The identity of one wrapped model, which all of its hooks carry.
+    """The identity of one wrapped model, shared by all of its hooks.
 
-    A copy of the model, pickled or deep-copied, has another owner, which its own hooks carry.
+    A pickled or deep copy of the model has another owner.
 
     Attributes:
-        followed: Whether a training forward of the model was ever followed.
+        followed: Whether a training forward of the model was ever captured.
     """
 
     def __init__(self) -> None:
@@ -207,7 +211,7 @@ class Owner:
         self._origin = uuid.uuid4().int
 
     def warn_unless_followed(self, gradient: torch.Tensor) -> None:
-        """A hook on the output of a submodule: warns once that nothing was compressed for it."""
+        """Warn once that nothing was compressed for a submodule: a hook on the output."""
         if self.followed or self._origin in _warned:
             return
         _warned.add(self._origin)
@@ -225,13 +229,13 @@ class Owner:
 
 
 _warned: set[int] = set()
-"""The models, and the parts copied out of them, of which that was said."""
+"""The models, and the parts copied out of them, that have been warned of."""
 
 
 def session_of(owner: Owner) -> Capture | None:
-    """The session that captures on this thread, if it is that of this owner's model; else None.
+    """Return the session that captures this owner's model on this thread, or None.
 
-    Also None while a compiler traces: compiled operations save other tensors.
+    None while a compiler traces: compiled operations save other tensors.
     """
     if torch.compiler.is_compiling():
         return None
@@ -241,11 +245,11 @@ def session_of(owner: Owner) -> Capture | None:
 
 @contextmanager
 def leaving_alone(owner: Owner, pack: Callable[[torch.Tensor], Any]) -> Iterator[None]:
-    """Inside, this owner's model is not compressed on this thread.
+    """Disable compression of a model on this thread.
 
     Args:
-        owner: The model's.
-        pack: The pack hook, which gets what autograd saves.
+        owner: The owner of the model.
+        pack: The pack hook for tensors that autograd saves.
     """
     outer = getattr(_local, "alone", None)
     with ExitStack() as stack:
@@ -256,12 +260,12 @@ def leaving_alone(owner: Owner, pack: Callable[[torch.Tensor], Any]) -> Iterator
 
 
 def is_left_alone(owner: Owner) -> bool:
-    """Whether :func:`leaving_alone` is active for this owner on this thread."""
+    """Return whether :func:`leaving_alone` is active for this owner on this thread."""
     return getattr(_local, "alone", None) is owner
 
 
 class Hook:
-    """A hook of a wrapped model. It carries the owner and the name of its module or phase."""
+    """A hook of a wrapped model, with the owner and the name of its module or phase."""
 
     def __init__(self, owner: Owner, name: str) -> None:
         self.owner = owner

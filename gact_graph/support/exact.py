@@ -1,9 +1,8 @@
-"""Which saved tensors are kept exactly, because a derivative that forward returns depends on them.
+"""The saved tensors that are kept exactly, because a returned derivative depends on them.
 
-A forward may differentiate itself, as potentials do whose forces are the gradient of an energy. And
-a backward with ``create_graph=True`` gives a gradient that is computed with further. Both read
-saved tensors while their values still matter: noise there would change a result, and not only the
-gradient of the loss.
+A forward may contain a backward, as in potentials whose forces are the gradient of an energy. A
+backward with ``create_graph=True`` returns a gradient that later operations read. In both, noise of
+saved tensors would change a result, and not only the gradient of the loss.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ runs once more. Larger ones are graphs and features, which forward does not chan
 
 
 class ReadInForwardError(BaseException):
-    """A backward inside forward needs a tensor that was compressed: forward has to run once more.
+    """Raised where a backward inside forward reads a compressed tensor: forward runs once more.
 
-    Not an Exception, so that no handler of the user's forward takes it for one of its own.
+    Not an Exception, so that no handler in the user's forward catches it.
     """
 
 
 class Exactly:
     """The slots of one method that are kept exactly.
 
-    Calls in which a leaf other than a parameter needs a gradient have slots of their own: a loop
-    may take a gradient penalty at some steps, and train without one at all others.
+    Calls in which a leaf other than a parameter requires a gradient have slots of their own: a loop
+    may add a gradient penalty at some steps only.
 
     Attributes:
-        slots: By whether such a leaf was there, the slots.
-        decided: Whether a backward has run through a call with such a leaf. Until then everything
-            is kept exactly from the leaf on, since it is not known what will be read.
+        slots: The slots of calls with such a leaf and of calls without.
+        decided: Whether a backward has run through a call with such a leaf. Before that, all
+            tensors from the leaf on are kept exactly.
     """
 
     def __init__(self) -> None:
@@ -49,11 +48,11 @@ class Exactly:
         self._warned = False
 
     def has(self, asked: bool, label: str) -> bool:
-        """Whether an operation with this label, or a layer with this name, has such a slot."""
+        """Return whether an operation or a layer of this name has such a slot."""
         return any(slot.startswith((f"{label}.", f"{label}/")) for slot in self.slots[asked])
 
     def warn_of_noise(self) -> None:
-        """Says once that a gradient which is differentiated was computed from noisy tensors."""
+        """Warn once that a gradient with a graph was computed from compressed tensors."""
         if not self._warned:
             self._warned = True
             warn(
@@ -64,7 +63,7 @@ class Exactly:
             )
 
     def warn_of_rerun(self) -> None:
-        """Says once that forward has run twice."""
+        """Warn once that forward has run twice."""
         if not self._warned:
             self._warned = True
             warn(
@@ -76,7 +75,7 @@ class Exactly:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the slots as plain values."""
         return {
             "with_leaf": sorted(self.slots[True]),
             "without": sorted(self.slots[False]),
@@ -84,19 +83,19 @@ class Exactly:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave."""
+        """Load the result of :meth:`state_dict`."""
         self.slots = {True: set(state["with_leaf"]), False: set(state["without"])}
         self.decided = bool(state["decided"])
 
 
 class Reading:
-    """Called whenever a context is decoded: sees who reads it.
+    """A callback for each decoding of a context, which records slots that have to be exact.
 
     Args:
-        exactly: Gets the slot if it has to be exact.
-        slot: That of the context.
-        asked: Whether a leaf that needs a gradient was there when it was saved.
-        lossy: Whether it decodes to other values than were saved.
+        exactly: The slots that are kept exactly.
+        slot: The slot of the context.
+        asked: Whether a leaf that requires a gradient existed when the context was saved.
+        lossy: Whether the decoded values differ from the saved ones.
     """
 
     def __init__(self, exactly: Exactly, slot: str, asked: bool, lossy: bool) -> None:
@@ -118,7 +117,7 @@ class Reading:
 
 
 class Start:
-    """What a call of forward began with, so that it can run once more."""
+    """The state at the start of a call of forward, which can run once more."""
 
     def __init__(self, module: nn.Module) -> None:
         self._random = RunState(set())
@@ -130,14 +129,14 @@ class Start:
         self._gradients: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
 
     def backward_begins(self, module: nn.Module) -> None:
-        """A backward inside forward is about to add to gradients."""
+        """Record gradients before a backward inside forward adds to them."""
         self._gradients = self._gradients or [
             (p, p.grad, None if p.grad is None else p.grad.clone()) for p in module.parameters()
         ]
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Has it all again."""
+        """Restore the state."""
         self._random.restore_random_state()
         for buffer, before in self._buffers:
             # By its values: batch norm does not count its changes as versions.
@@ -150,9 +149,9 @@ class Start:
 
 
 def needs_a_gradient(value: Any) -> bool:
-    """Whether it is a leaf, other than a parameter, that needs a gradient.
+    """Return whether a value is a leaf, other than a parameter, that requires a gradient.
 
-    Such a gradient is often part of a result (forces), or differentiated once more.
+    Such a gradient is often part of a result (forces), or differentiated again.
     """
     return (
         isinstance(value, Tensor)

@@ -8,7 +8,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -62,9 +62,6 @@ class Patch:
             RuntimeError: It was an attribute of the instance itself, of which nothing tells how it
                 would run on another module.
         """
-        found = vars(module).get(self.attribute)
-        if module is not self.module and not isinstance(found, Patch | BoundPatch | None):
-            return cast(Callable[..., Any], found)  # a replica of a module that runs another one
         if self.previous is None:
             # Not a bound method: after a graph break a compiler would fetch that by its name, and
             # find this patch.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NOT_MADE = "blocks"
+RECOMPUTED = "blocks"
 """The codec of messages that stock autograd would save and that are made anew in backward."""
 
 

@@ -1,4 +1,4 @@
-"""What an operation depends on besides its arguments: random states and autocast."""
+"""The state that an operation depends on besides its arguments: random states and autocast."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gact_graph.support.current import capture_disabled
 
 
 class RunState:
-    """Records the random states and autocast as they are now, so that they can be restored.
+    """The present random states and autocast.
 
     Args:
-        devices: Types of the devices that are used besides the CPU.
+        devices: The types of the devices besides the CPU.
     """
 
     def __init__(self, devices: set[str]) -> None:
@@ -33,9 +33,9 @@ class RunState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Restores both inside, with gradients on. The caller's random states return on exit.
+        """Restore both inside, with gradients enabled; restore the caller's random states on exit.
 
-        What runs inside was or will be computed elsewhere, so no session follows it.
+        No session captures the operations inside, which repeat those of another place.
         """
         now = _RandomState.now()
         with ExitStack() as stack:
@@ -48,19 +48,19 @@ class RunState:
             yield
 
     def restore_random_state(self) -> None:
-        """Restores the random states for good."""
+        """Restore the random states for good."""
         self._random.set()
 
 
 @contextmanager
 def without_autocast(device: torch.device) -> Iterator[None]:
-    """Inside, autocast rests: a traced graph has its casts."""
+    """Disable autocast inside: a traced graph contains its casts."""
     with torch.autocast(device.type, enabled=False), torch.autocast("cpu", enabled=False):
         yield
 
 
 def check_once(what: str) -> None:
-    """Refuses a backward with ``create_graph=True`` of a gradient: it has no graph.
+    """Refuse to differentiate a gradient that has no graph.
 
     Raises:
         RuntimeError: Backward runs with ``create_graph=True``.

@@ -47,7 +47,7 @@ def test_before_a_forward_it_says_so(tmp_path):
         "variance_ratio": None,
         "gradient_error": None,
         "measurements": 0,
-        "way": None,
+        "strategy": None,
         "layers": [],
         "order_bytes": 0,
         "halo_bytes": None,
@@ -98,7 +98,7 @@ def test_dict_has_the_keys_and_their_sums(trained):
     assert set(found) == totals | {
         "forward_seconds",
         "peak_bytes",
-        "way",
+        "strategy",
         "contexts",
         "layers",
         "order_bytes",

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import gact_graph
 from gact_graph import info
 from gact_graph.ops import cpu
-from gact_graph.support import cpu_memory
+from gact_graph.support.memory.policy import SWITCH, MemoryPolicy
 
 LEAST = 1 << 16
 PAGE = 4096
@@ -50,7 +50,7 @@ def run(script: str, *arguments: str, **environment: str) -> Any:
         capture_output=True,
         text=True,
         check=False,
-        env={k: v for k, v in os.environ.items() if k != cpu_memory.SWITCH} | environment,
+        env={k: v for k, v in os.environ.items() if k != SWITCH} | environment,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -308,7 +308,7 @@ import numpy, torch
 import gact_graph
 from torch_geometric.nn import GATConv
 from gact_graph.ops import cpu
-from gact_graph.support.peak import _resident_bytes
+from gact_graph.support.peak import resident_bytes
 
 library = cpu.load()
 
@@ -340,12 +340,12 @@ _DEATH = (
 stock_steps()
 wrapped = gact_graph.wrap(Net(), level="lossless", min_bytes=0, blocks=False)
 train(wrapped, 500, 1)
-before = _resident_bytes()
+before = resident_bytes()
 gc.disable()
 train(wrapped, 30_000, 2)
-kept = library.kept_bytes(), _resident_bytes() - before
+kept = library.kept_bytes(), resident_bytes() - before
 del wrapped
-print(json.dumps([*kept, library.kept_bytes(), _resident_bytes() - before]))
+print(json.dumps([*kept, library.kept_bytes(), resident_bytes() - before]))
 """
 )
 
@@ -526,3 +526,9 @@ def test_steps_grow_with_the_logarithm_of_the_number_of_ranges(
     assert kept > (1 << 15) * (56 << 10)  # of so many free ranges
     # log(2^15) / log(2^11) is 1.4, and there would be 16 times as many if all were looked at.
     assert few > 0 and many < 2 * few
+
+
+def test_without_kernels_nothing_happens() -> None:
+    policy = MemoryPolicy()
+    policy.start_step(torch.nn.Linear(1, 1))
+    policy.end()

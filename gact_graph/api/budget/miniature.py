@@ -59,7 +59,13 @@ class Miniature:
         self._nodes: dict[_Key, int] = {}
         self._types = {kind for key in _triples(self._inputs) for kind in (key[0], key[2])}
         self._features: set[int] = set()  # ids of sparse matrices
-        found = [*self._tensors(self._inputs, "")]
+        found: list[tuple[_Key, Any]] = []
+
+        def note(tensor: Any, key: _Key) -> Any:
+            found.append((key, tensor))
+            return tensor
+
+        self._map(self._inputs, "", note)
         graphs = [t for _, t in found if _is_graph(t)]
         for key, tensor in found:
             if _is_sparse(tensor) and graphs and not _is_graph(tensor) and isinstance(key, str):
@@ -105,20 +111,6 @@ class Miniature:
         elif found and (kind or _ANY in self._edges):
             # The features may be classes, as of atoms; a list of indices may be longer.
             self._nodes[kind] = min(t.size(0) for t in found)
-
-    def _tensors(self, value: Any, key: _Key) -> Iterator[tuple[_Key, Any]]:
-        if isinstance(value, (Tensor, SparseTensor)):
-            yield key, value
-        elif isinstance(value, (Data, HeteroData)):
-            for store in value.stores:
-                for inside in store.values():
-                    yield from self._tensors(inside, _key_of(store))
-        elif isinstance(value, Mapping):
-            for name, inside in value.items():
-                yield from self._tensors(inside, self._under(name, key))
-        elif isinstance(value, (list, tuple)):
-            for inside in value:
-                yield from self._tensors(inside, key)
 
     def _under(self, name: Any, outer: _Key) -> _Key:
         """The key of what a mapping has under a name."""

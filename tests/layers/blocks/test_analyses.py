@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, SAGEConv
 
 import gact_graph
-from gact_graph.layers.blocks import analyses, trace
+from gact_graph.layers.blocks import edge_work, trace
 from gact_graph.layers.blocks.trace import Trace
 
 EXACT = {"level": "lossless", "blocks": 256, "min_bytes": 0}
@@ -37,7 +37,7 @@ class Net(nn.Module):
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> list[Trace]:
     """Grows with each trace."""
-    analyses._known.clear()
+    edge_work._known.clear()
     made, run = [], trace._trace
 
     def counted(*args: object) -> Trace:

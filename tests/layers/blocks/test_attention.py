@@ -14,7 +14,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 from torch_geometric.utils import softmax
 
 import gact_graph
-from gact_graph.layers.blocks import analyses, analysis, rows
+from gact_graph.layers.blocks import analysis, edge_work, rows
 from gact_graph.layers.blocks.attention import Attention
 from gact_graph.layers.blocks.call import BlockedCall
 
@@ -512,7 +512,7 @@ def test_rows_may_stay_coded(
     got = found()
     assert taken
     monkeypatch.setattr(analysis, "match_attention", lambda *_: None)
-    analyses._known.clear()
+    edge_work._known.clear()
     assert distance(got, found()) < 1e-5
     assert len(taken) == 1
 

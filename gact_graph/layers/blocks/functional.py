@@ -1,4 +1,4 @@
-"""Messages of a function: ``scatter(message(x[dst], x[src], e), dst)`` in blocks, where it can."""
+"""Message passing of a function: ``scatter(message(x[dst], x[src], e), dst)`` in blocks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,33 +14,31 @@ from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.utils import scatter
 
-from gact_graph.layers.blocks.arguments import Arguments
-from gact_graph.layers.blocks.collector import Collector, nested
+from gact_graph.layers.blocks.arguments import Collector, nested
+from gact_graph.layers.blocks.cutting import LEAST_EDGES, Cutting
 from gact_graph.layers.blocks.edge_functions import EdgeFunction
-from gact_graph.layers.blocks.edge_work import EdgeWork, Ran, in_blocks
-from gact_graph.layers.blocks.order import Order
-from gact_graph.layers.blocks.size import LEAST_EDGES, edges_per_block
-from gact_graph.layers.blocks.supported import checked_edges
+from gact_graph.layers.blocks.edge_work import BlockedResult, EdgeWork, in_blocks
+from gact_graph.layers.blocks.order import Orders
+from gact_graph.layers.blocks.sort_arguments import check_edge_index
 from gact_graph.layers.recompute.reuse import ended_as_stock
 from gact_graph.support import current
-from gact_graph.support.content import checksum
 from gact_graph.support.transforms import is_transformed
 from gact_graph.support.warn import warn
 
-NAME = "message_passing"
+_NAME = "message_passing"
 
 
 @dataclass(frozen=True)
 class Messages:
-    """One call.
+    """A call of ``gact_graph.message_passing``.
 
     Attributes:
         message: The user's function.
-        source: What it gets at the source of an edge: tensors of nodes, nested at will.
-        destination: The same at the destination.
-        edge_attr: What it gets of the edge: tensors of edges.
+        source: Its argument at the source of an edge: tensors of nodes, nested at will.
+        destination: Its argument at the destination, likewise.
+        edge_attr: Its argument of the edge: tensors of edges.
         edge_index: [2, E].
-        reduce: How messages to a destination are joined; None if they are not.
+        reduce: The reduction of the messages to a destination; None for no reduction.
         num_sources: Number of source nodes.
         num_destinations: Number of destination nodes.
     """
@@ -55,38 +53,44 @@ class Messages:
     num_destinations: int
 
     def run(self, size: int | str | None) -> Tensor:
-        """The messages, joined.
+        """Return the reduced messages.
 
         Args:
             size: Edges of a block, ``"auto"``, or None for all at once.
         """
-        work, session = _work_of(self.message), current.current()
         edges = self.edge_index.size(1)
         few = edges == 0 or (size == "auto" and edges <= LEAST_EDGES)
         if size is None or few or torch.compiler.is_compiling() or is_transformed():
             return self._all_at_once()
-        found = in_blocks(NAME, lambda first: self._in_blocks(work, session, _Cutting(size)))
-        if isinstance(found, Ran):
+        # Not before: a compiler would guard the weak keys of all states, which may die meanwhile.
+        state, session = _state_of(self.message), current.current()
+        outcome = in_blocks(_NAME, lambda first: self._in_blocks(state, session, size))
+        if isinstance(outcome, BlockedResult):
             if session is not None:
-                session.layer_ran(NAME, "blocks", found.blocks, None)
-            return found.result
+                session.layer_ran(_NAME, "blocks", outcome.blocks, None)
+            return outcome.result
         result = self._all_at_once()
-        if found is not None:
+        if outcome is not None:
             if session is not None:
-                session.layer_ran(NAME, "stock", None, found)
-            work.warn_once(found)
+                session.layer_ran(_NAME, "stock", None, outcome)
+            state.warn_once(outcome)
         return result
 
-    def _in_blocks(self, work: _Work, session: current.Capture | None, cut: _Cutting) -> Ran:
-        edges = checked_edges(self.edge_index)
+    def _in_blocks(
+        self, state: _State, session: current.Capture | None, size: int | str
+    ) -> BlockedResult:
+        edges = check_edge_index(self.edge_index)
         collector = Collector()
         collector.add_nested("x_i", "destination", self.destination, "x_i")
         collector.add_nested("x_j", "source", self.source, "x_j")
         collector.add_nested("edge_attr", "edge", self.edge_attr, "edge_attr")
         arguments = collector.arguments(self.num_destinations, self.num_sources)
-        edge_work = work.of(self.reduce)
-        prepared = edge_work.prepare(self.message, edges, 1, arguments, cut)
-        return edge_work.run(prepared, self.message, session, NAME)
+        orders = _orders.setdefault(edges, Orders())
+        orders.next_forward()  # so that the content of the edges is compared
+        # Blocks do not depend on whether a model is wrapped: what torch.utils.checkpoint runs again
+        # must be cut in the same way, or dropout would have other masks.
+        cutting = Cutting(orders, size, quantized=False)
+        return state.edge_work(self.reduce).run(self.message, edges, 1, arguments, cutting, session)
 
     def _all_at_once(self) -> Tensor:
         sources, destinations = self.edge_index[0], self.edge_index[1]
@@ -110,33 +114,27 @@ def _rows(tensors: Any, index: Tensor) -> Any:
     return tree_map(lambda t: t.index_select(0, index) if isinstance(t, Tensor) else t, tensors)
 
 
-def _messages(message: Any, inputs: dict[str, Any]) -> Tensor:
+def _message(message: Any, inputs: dict[str, Any], reduce: str | None) -> Tensor:
     out: Tensor = message(*(nested(inputs, name) for name in ("x_i", "x_j", "edge_attr")))
-    return out
-
-
-def _reduced(message: Any, inputs: dict[str, Any], reduce: str) -> Tensor:
-    return scatter(_messages(message, inputs), inputs["index"], 0, inputs["dim_size"], reduce)
-
-
-_each_message = EdgeFunction(_messages, of_edges=True)
+    if reduce is None:
+        return out
+    return scatter(out, inputs["index"], 0, inputs["dim_size"], reduce)
 
 
 @functools.cache
 def _edge_function(reduce: str | None) -> EdgeFunction:
-    if reduce is None:
-        return _each_message
-    return EdgeFunction(functools.partial(_reduced, reduce=reduce), of_edges=False)
+    run = functools.partial(_message, reduce=reduce)
+    return EdgeFunction(_NAME, run, of_edges=reduce is None)
 
 
 @dataclass
-class _Work:
-    """What is known of one message function."""
+class _State:
+    """The edge work of a message function, by reduction, and the reasons it was warned of."""
 
     by_reduce: dict[str | None, EdgeWork] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
 
-    def of(self, reduce: str | None) -> EdgeWork:
+    def edge_work(self, reduce: str | None) -> EdgeWork:
         if reduce not in self.by_reduce:
             self.by_reduce[reduce] = EdgeWork(_edge_function(reduce))
         return self.by_reduce[reduce]
@@ -151,52 +149,17 @@ class _Work:
             )
 
 
-_works: weakref.WeakKeyDictionary[Any, _Work] = weakref.WeakKeyDictionary()
-
-
-def _work_of(message: Any) -> _Work:
-    """What is known: by the module, or by the code of a function, which is made anew each time."""
-    while isinstance(message, functools.partial):
-        message = message.func
-    if not isinstance(message, nn.Module):
-        message = getattr(message, "__func__", message)
-        message = getattr(message, "__code__", type(message))
-    return _works.setdefault(message, _Work())
-
-
-class _Sorted(NamedTuple):
-    content: int
-    order: Order
-
+_states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
 
 _orders = WeakTensorKeyDictionary()
 """The orders of edges, which live as long as their edge_index."""
 
 
-class _Cutting:
-    """See :class:`gact_graph.layers.blocks.edge_work.Cutting`."""
-
-    gives_back = False
-
-    def __init__(self, size: Any) -> None:
-        self._size = size
-
-    def size_for(self, arguments: Arguments, summed: int | None = None) -> int:
-        # Not by whether a model is wrapped: what torch.utils.checkpoint runs again must be cut the
-        # same way, or dropout would have other masks.
-        if self._size == "auto":
-            return edges_per_block(arguments, thrifty=False, summed=summed)
-        return int(self._size)
-
-    def order(self, edge_index: Tensor, target: int, num_destinations: int) -> Order:
-        # Its memory may change unseen by autograd, so it is compared each time.
-        content = int(checksum(edge_index))
-        known: _Sorted | None = _orders.get(edge_index)
-        if known is None or (known.content, known.order.num_destinations) != (
-            content,
-            num_destinations,
-        ):
-            with current.capture_disabled():  # else the index that sorts them would count as saved
-                known = _Sorted(content, Order(edge_index, target, num_destinations))
-            _orders[edge_index] = known
-        return known.order
+def _state_of(message: Any) -> _State:
+    """Return the state of a module, or of the code of a function, which each call may create."""
+    while isinstance(message, functools.partial):
+        message = message.func
+    if not isinstance(message, nn.Module):
+        message = getattr(message, "__func__", message)
+        message = getattr(message, "__code__", type(message))
+    return _states.setdefault(message, _State())

@@ -15,7 +15,7 @@ from gact_graph.codecs.quantize import Quantized
 from gact_graph.layers.blocks.graph import EdgeGraph
 
 MIB, GIB = 1 << 20, 1 << 30
-NONE = "no way to train takes clearly less than this one; the smallest, "
+NONE = "no strategy takes clearly less than this one; the smallest, "
 
 
 @pytest.fixture
@@ -97,7 +97,8 @@ def test_it_names_the_way_that_would_fit(device):
 def test_it_names_a_smaller_way_where_the_one_that_failed_should_have_fitted(device):
     text = call(GIB, device)
     found = re.search(
-        r"gact_graph: lossless \+ blocks takes about 1\d\.\d MiB, and this way [789]\d\.\d MiB: "
+        r"gact_graph: lossless \+ blocks takes about 1\d\.\d MiB, "
+        r"and this strategy [789]\d\.\d MiB: "
         r"wrap\(model, memory=(\d+)\)\.$",
         text,
     )
@@ -107,7 +108,7 @@ def test_it_names_a_smaller_way_where_the_one_that_failed_should_have_fitted(dev
 
 def test_it_says_where_nothing_would(device):
     text = call(1 << 20, device)
-    assert "no way to train fits into the 1.0 MiB that were free; the smallest, " in text
+    assert "no strategy fits into the 1.0 MiB that were free; the smallest, " in text
 
 
 def forward(**settings):
@@ -147,6 +148,6 @@ def test_a_graph_holds_no_input_for_the_sake_of_advice(device, once):
     gc.collect()
     assert None in [one() for one in gone]
     assert error_of(out).endswith(
-        "gact_graph: wrap(model, memory=...) chooses a way to train that fits."
+        "gact_graph: wrap(model, memory=...) chooses a strategy that fits."
     )
     assert model.training
