@@ -121,9 +121,9 @@ class FakeCuda:
         self.device = before
 
 
-@pytest.fixture
-def fake_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeCuda]:
-    """The stand-in, with an empty cache of kernels."""
+@pytest.fixture(name="fake_cuda")
+def fixture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeCuda]:
+    """The stand-in, with an empty cache of kernels. A file that uses it imports this function."""
     fake = FakeCuda()
     for name, module in fake.modules().items():
         monkeypatch.setitem(sys.modules, name, module)

@@ -84,9 +84,7 @@ def test_a_bool_of_another_byte_than_one_is_set(backend: Any) -> None:
 @pytest.mark.parametrize(
     ("threshold", "dtype"), grid([0.1, 0.3, 1 / 3, 0.7, -0.1], DTYPES), ids=str
 )
-def test_the_side_is_that_of_backward(
-    threshold: float, dtype: torch.dtype, backend: Any
-) -> None:
+def test_the_side_is_that_of_backward(threshold: float, dtype: torch.dtype, backend: Any) -> None:
     """Also where the threshold is no number of the dtype and elements are its rounded value."""
     near = torch.tensor(threshold, dtype=dtype)
     x = torch.cat([near.expand(70), near * 0.99 + torch.zeros(70, dtype=dtype), near.neg()[None]])
@@ -288,6 +286,8 @@ _WORD = torch.zeros(1, dtype=torch.int64)
         ),
     ],
 )
-def test_errors_name_the_argument(call: Callable[[], object], error: type[Exception], words: str) -> None:
+def test_errors_name_the_argument(
+    call: Callable[[], object], error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         call()

@@ -44,9 +44,7 @@ def _expected(sample: Sample, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     ids=["few widths", "all widths"],
 )
 @pytest.mark.parametrize("sample", SAMPLE_CASES, ids=str)
-def test_same_bytes_as_the_reference(
-    sample: Sample, widths: tuple[int, ...], kernels: Any
-) -> None:
+def test_same_bytes_as_the_reference(sample: Sample, widths: tuple[int, ...], kernels: Any) -> None:
     x = sample.tensor()
     for bits in widths:
         codes, stats, y = _expected(sample, bits)

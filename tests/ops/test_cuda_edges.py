@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import simt
 import torch
-from fake_cuda import FakeCuda, fake_cuda  # noqa: F401
+from fake_cuda import FakeCuda, fixture  # noqa: F401
 from samples import seeded
 from torch import Tensor
 
@@ -198,10 +198,15 @@ def test_operators_of_cuda_tensors_launch_these_kernels(fake_cuda: FakeCuda) -> 
     assert fake_cuda.launches >= 12
 
 
-def test_without_kernels_operators_of_cuda_tensors_are_the_references(fake_cuda: FakeCuda) -> None:
+def test_without_kernels_operators_of_cuda_tensors_are_references(fake_cuda: FakeCuda) -> None:
     fake_cuda.run = _refuse
     with pytest.warns(RuntimeWarning, match="works with slower pure-torch code"):
         _use_operators(Graph(8, 2, 500), reference)
+
+
+def test_without_kernels_messages_are_made(fake_cuda: FakeCuda) -> None:
+    fake_cuda.run = _refuse
+    with pytest.warns(RuntimeWarning, match="works with slower pure-torch code"):
         assert weighted_sum.makes_messages(torch.device("cuda", 0))
 
 
