@@ -71,10 +71,10 @@ def test_kernels_are_found_in_an_installed_wheel(wheel: zipfile.ZipFile, tmp_pat
     wheel.extractall(tmp_path)
     code = "from gact_graph.ops.kernels.sources import csrc; print(csrc())"
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
-    assert found.stdout.strip() == str(tmp_path / "gact_graph" / "csrc"), found.stderr
+    assert done.stdout.strip() == str(tmp_path / "gact_graph" / "csrc"), done.stderr
 
 
 def test_import_is_light(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_the_public_names_are_there() -> None:
         assert hasattr(gact_graph, name), name
 
 
-def test_the_changelog_tells_of_this_version() -> None:
+def test_the_changelog_has_this_version() -> None:
     versions = re.findall(r"^## \[(\d[^\]]*)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert versions[0] == gact_graph.__version__
 

@@ -36,7 +36,7 @@ def test_the_zoo_is_complete():
     assert len(built) >= 45
 
 
-def test_what_has_to_be_installed_is():
+def test_packages_of_the_zoo_are_installed():
     """CI runs the zoo once more with torch-scatter and torch-sparse, and means it."""
     if os.environ.get("GACT_GRAPH_ZOO") == "scatter":
         assert WITH_TORCH_SCATTER and WITH_TORCH_SPARSE

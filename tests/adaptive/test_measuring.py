@@ -38,21 +38,23 @@ def wrapped(model, **options):
 def steps(model, count, inputs=lambda: (X,), loss=lambda out: out.square().mean()):
     """Trains; gives what was warned of, one list a step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    found = []
+    messages = []
     for _ in range(count):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             optimizer.zero_grad()
             loss(model(*inputs())).backward()
             optimizer.step()
-        found.append([str(one.message) for one in caught if "gact_graph" in str(one.message)])
-    return found
+        messages.append(
+            [str(warning.message) for warning in caught if "gact_graph" in str(warning.message)]
+        )
+    return messages
 
 
 def failing(monkeypatch, error):
     """Operations raise where they run again."""
 
-    def raises(node, given):
+    def raises(node, inputs):
         raise error
 
     monkeypatch.setattr(sensitivity, "_run_again", raises)
@@ -126,13 +128,13 @@ class TestOperationsThatRaise:
 class TestArguments:
     def test_a_dict_that_forward_writes_into(self):
         class Writes(Mlp):
-            def forward(self, given):
-                x = given.pop("x")
-                given["x"] = given["more"] = torch.arange(3)
+            def forward(self, arguments):
+                x = arguments.pop("x")
+                arguments["x"] = arguments["more"] = torch.arange(3)
                 return super().forward(x)
 
-        def twin(given):
-            return copy.copy(given)
+        def twin(arguments):
+            return copy.copy(arguments)
 
         model = wrapped(make(Writes), adapt_interval=2)
         assert steps(model, 5, inputs=lambda: (twin({"x": X}),)) == [[]] * 5
@@ -177,12 +179,12 @@ class Stateful(nn.Module):
 class TestState:
     def test_no_state_of_any_kind_advances(self):
         """The same with and without measuring, at 32 bits, so that bits change nothing."""
-        found = []
+        states = []
         for adaptive in (False, True):
             model = wrapped(make(Stateful), adaptive=adaptive, adapt_interval=2)
             model.forward.controller.forward.scheme.bits_of = lambda slot: 32
             steps(model, 6)
-            found.append(
+            states.append(
                 [
                     *(p.detach() for p in model.parameters()),
                     *(model.memory, model.kept, model.by_name["seen"], model.mean, model.large),
@@ -190,11 +192,11 @@ class TestState:
                 ]
             )
         assert measurements(model) > 4
-        assert equal(*found)
+        assert equal(*states)
 
 
 class TestGradientsThatTellNothing:
-    def test_are_skipped_for_an_interval_and_told_of_after_the_third(self):
+    def test_are_skipped_for_an_interval_with_a_warning_after_the_third(self):
         model = wrapped(make(Mlp), adapt_interval=4)
         said = steps(model, 20, loss=lambda out: (out * 0.0).sum())
         assert measurements(model) == 5 and not measured(model)

@@ -24,7 +24,7 @@ def test_stacks(stack: Stack) -> None:
 
 @how_many(4)
 @given(stacks(STATES))
-def test_stacks_whose_messages_change_what_they_reach(stack: Stack) -> None:
+def test_stacks_whose_messages_change_their_state(stack: Stack) -> None:
     check(stack.source, ways(stack.blocks))
 
 

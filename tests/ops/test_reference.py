@@ -97,7 +97,7 @@ def _noise(start: int, count: int, seed: int) -> Tensor:
     return reference.noise16(torch.arange(start, start + count), seed)
 
 
-def test_noise_is_as_it_was_published() -> None:
+def test_noise_is_the_published_one() -> None:
     """Numbers computed once with csrc/noise.h; a change of them breaks stored contexts."""
     index = torch.tensor([0, 1, 15, 16, 31, 32, 2**31 + 5, 2**32, 2**32 + 16, 2**40 + 3])
     assert reference.noise16(index, 0).tolist() == [
