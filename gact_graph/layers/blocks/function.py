@@ -77,8 +77,9 @@ class _Blocked(torch.autograd.Function):
         call: BlockedCall = ctx.call
         requires_grad = ctx.needs_input_grad[3:]
         create_graph = torch.is_grad_enabled()
-        saved = ctx.saved_tensors
-        if not create_graph:
+        if create_graph:
+            saved = ctx.saved_tensors
+        else:
             of_nodes, gathers = call.arguments.rows_of_nodes, not call.outputs[0].of_edges
             saved = saved_tensors(ctx, ctx.saved, of_nodes, gathers)
         values = ctx.never_read | dict(zip(ctx.saved, saved, strict=True))
