@@ -1,5 +1,6 @@
 """The public functions, and the controller of a wrapped model.
 
-Contains ``wrap`` and its companions, the tracked methods and their patches, memory budgets, the
-report, and the controller, which connects all other packages. Single tensors are handled elsewhere.
+Here: ``wrap`` and its companions, the tracked methods and their patches, memory budgets, the
+report, and the controller, which connects all other packages. Not here: single tensors
+(``capture``, ``codecs``).
 """

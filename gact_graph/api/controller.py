@@ -17,7 +17,7 @@ from gact_graph.api.tracked import TrackedMethod
 from gact_graph.capture import module_hooks
 from gact_graph.capture.config import Config
 from gact_graph.capture.noise import Noise
-from gact_graph.capture.session import Session
+from gact_graph.capture.session import Session, session_of
 from gact_graph.capture.uncompressed import Counted
 from gact_graph.codecs.compared import Widths
 from gact_graph.codecs.offload.streams import CudaStreams
@@ -27,14 +27,11 @@ from gact_graph.layers.blocks.order import Orders
 from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.recompute import layers as recompute
 from gact_graph.support import current
-from gact_graph.support.advising import Advise
-from gact_graph.support.exact import ReadInForwardError, Start
+from gact_graph.support.exact import ReadInForwardError, RestorePoint
 from gact_graph.support.memory.policy import memory_policy
+from gact_graph.support.messages import Advise, warn
 from gact_graph.support.rows import RECOMPUTED, Row
 from gact_graph.support.storage import tensors_in
-from gact_graph.support.warn import warn
-
-Forward = Callable[[nn.Module], Callable[..., Any]]
 
 
 class Controller:
@@ -99,7 +96,7 @@ class Controller:
             self.forget()
             if not self.idle:
                 self._attach_to(model)
-            elif not self.owner.followed:  # hooks warn of a backward without a tracked forward
+            elif not self.owner.tracked:  # hooks warn of a backward without a tracked forward
                 self._hooks += module_hooks.attach(self.owner, model)
 
     def forget(self) -> None:
@@ -125,11 +122,6 @@ class Controller:
         """Track a method, by its full name, from an initial state."""
         self.methods[method] = TrackedMethod.under(self.config)
 
-    @property
-    def forward(self) -> TrackedMethod:
-        """The state of the model's own forward."""
-        return self.methods["forward"]
-
     def share(self, exchange: Exchange) -> None:
         """Run on a part of a graph from now on."""
         self.exchange = exchange
@@ -144,9 +136,9 @@ class Controller:
         return self._report
 
     @property
-    def session(self) -> current.Capture | None:
+    def session(self) -> Session | None:
         """The session of this model on this thread; None if nothing is captured."""
-        return current.session_of(self.owner)
+        return session_of(self.owner)
 
     def warn_of_compiler(self) -> None:
         """Warn once that a compiled model trains uncompiled."""
@@ -168,15 +160,13 @@ class Controller:
             raise
 
     def _attach(self, model: nn.Module, only: Container[nn.Module] | None = None) -> None:
-        # Appended one at a time, so that all are removed after an error.
-        for handle in module_hooks.attach(self.owner, model, only):
-            self._hooks.append(handle)
+        # After an error in a generator, the lists hold the handles before it, to be removed.
+        self._hooks.extend(module_hooks.attach(self.owner, model, only))
         if self.blocks is not None:
-            for layer in self.blocks.attach(model, only):
-                self._handles.append(layer)
+            self._handles.extend(self.blocks.attach(model, only))
         if self.config.recompute:
-            for recomputed in recompute.attach(self.owner, self._step.layers, model, only):
-                self._handles.append(recomputed)
+            layers = self._step.layers
+            self._handles.extend(recompute.attach(self.owner, layers, model, only))
 
     def remove_hooks(self) -> None:
         """Remove the hooks from the submodules, and return kept memory to the system."""
@@ -190,7 +180,7 @@ class Controller:
         self,
         method: str,
         module: nn.Module,
-        original: Forward,
+        forward: Callable[..., Any],
         args: Any,
         kwargs: Any,
         advise: Advise | None = None,
@@ -200,15 +190,15 @@ class Controller:
         Args:
             method: The full name of the tracked method.
             module: The module of the method, or a replica.
-            original: Returns the original method of a module.
+            forward: The original method of the module.
             args: The positional arguments.
             kwargs: The named arguments.
-            advise: Gives advice if the step runs out of memory.
+            advise: Returns advice if the step runs out of memory.
 
         Returns:
             The result of the method.
         """
-        tracked, forward = self.methods[method], original(module)
+        tracked = self.methods[method]
         if tracked.adaptation is not None:
             with self._lock:
                 tracked.adaptation.next_step(module)
@@ -235,17 +225,17 @@ class Controller:
     ) -> Any:
         """Call a method; again, without compression, if it differentiates compressed tensors."""
         args, kwargs = inputs
-        start = Start(module) if self.config.quantize else None
+        point = RestorePoint(module) if self.config.quantize else None
         try:
-            with self._capturing(method, module, inputs, advise, widths, start) as session:
+            with self._capturing(method, module, inputs, advise, widths, point) as session:
                 return session.run(forward, args, kwargs)
         except ReadInForwardError:
-            if start is None:
+            if point is None:
                 raise
-        start.restore()
-        self.methods[method].exactly.warn_of_rerun()
-        again = self._capturing(method, module, inputs, advise, all_exactly=True)
-        with _not_recoverable(), again as session:
+        point.restore()
+        self.methods[method].exact_slots.warn_of_rerun()
+        exact = self._capturing(method, module, inputs, advise, all_exact=True)
+        with _not_recoverable(), exact as session:
             return session.run(forward, args, kwargs)
 
     @contextmanager
@@ -263,12 +253,12 @@ class Controller:
         inputs: Any,
         advise: Advise | None = None,
         widths: Widths | None = None,
-        start: Start | None = None,
-        all_exactly: bool = False,
+        restore_point: RestorePoint | None = None,
+        all_exact: bool = False,
     ) -> Iterator[Session]:
         """Compress the tensors that autograd saves inside the context, and report on success."""
         tracked = self.methods[method]
-        self.owner.followed = True
+        self.owner.tracked = True
         with self._lock:
             if "." not in method:  # a method of the model itself
                 added = module_hooks.without_hooks(self.owner, model)
@@ -285,27 +275,27 @@ class Controller:
                 swap=None if self.swapping is None else Swap(self.swapping),
                 widths=widths,
                 spare=spare,
-                exactly=tracked.exactly,
-                all_exactly=all_exactly,
-                start=start,
+                exact_slots=tracked.exact_slots,
+                all_exact=all_exact,
+                restore_point=restore_point,
                 layers=self._step.layers,
                 advise=advise,
             )
             self._start(method)
-        begun = monotonic()
+        start = monotonic()
         with session.capturing():
             part = method.rpartition(".")[0]
             if part:
                 session.trace.enter(part)
             yield session
-        seconds = _seconds_since(begun, model)
+        seconds = _seconds_since(start, model)
         with self._lock:
             tracked.scheme.see(session.rows)
-            made = (row.raw_bytes for row in session.rows if row.codec != RECOMPUTED)
-            saved = sum(made) + session.not_made
+            allocated = (row.raw_bytes for row in session.rows if row.codec != RECOMPUTED)
+            saved = sum(allocated) + session.unallocated
             if not spare:
                 tracked.see(session.rows, saved)
-            self._end(method, session.rows, saved, seconds, left_alone=spare > 0)
+            self._end(method, session.rows, saved, seconds, is_small=spare > 0)
             complete = all(m.saved_bytes is not None for m in self.methods.values())
             self._step.check_pins(session.rows, complete)
 
@@ -313,17 +303,17 @@ class Controller:
         self, method: str, model: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         """Keep the tensors that autograd saves, in a call that is expected to save little."""
-        self.owner.followed = True
+        self.owner.tracked = True
         with self._lock:
             self._start(method)
-        counted, begun = Counted((args, kwargs)), monotonic()
-        with current.leaving_alone(self.owner, counted.pack):
+        counted, start = Counted((args, kwargs)), monotonic()
+        with current.uncompressed(self.owner, counted.pack):
             output = forward(*args, **kwargs)
-        seconds = _seconds_since(begun, model)
+        seconds = _seconds_since(start, model)
         raw = counted.raw_bytes(model, self._min_bytes)
         row = Row(method, "other", "keep", (), 0, None, raw, raw)
         with self._lock:
-            self._end(method, [row], raw, seconds, left_alone=True)
+            self._end(method, [row], raw, seconds, is_small=True)
         return output
 
     def _start(self, method: str) -> None:
@@ -333,20 +323,12 @@ class Controller:
         self.forwards += 1
 
     def _end(
-        self,
-        method: str,
-        rows: list[Row],
-        saved_bytes: int,
-        seconds: float | None,
-        left_alone: bool,
+        self, method: str, rows: list[Row], saved: int, seconds: float | None, is_small: bool
     ) -> None:
-        self.methods[method].saved_bytes = saved_bytes
+        self.methods[method].saved_bytes = saved
         self._step.end(method, rows, seconds)
-        self._report = self._step.report(
-            self.blocks,
-            self.swapping,
-            spared_below=self._min_bytes if left_alone else None,
-        )
+        spared_below = self._min_bytes if is_small else None
+        self._report = self._step.report(self.blocks, self.swapping, spared_below)
 
     def next_forward(self) -> None:
         """Notify the layers of the start of an uncompressed forward."""
@@ -359,10 +341,10 @@ class Controller:
         return self.config.min_bytes if self.config.exact else 0
 
 
-def _seconds_since(begun: float, model: nn.Module) -> float | None:
+def _seconds_since(start: float, model: nn.Module) -> float | None:
     """Return the duration of a forward; None on CUDA, where kernels outlast the call."""
     on_cuda = any(parameter.is_cuda for parameter in model.parameters())
-    return None if on_cuda else monotonic() - begun
+    return None if on_cuda else monotonic() - start
 
 
 @contextmanager

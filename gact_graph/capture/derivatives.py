@@ -20,9 +20,8 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
 from gact_graph.capture.trace import Call
-from gact_graph.support.current import advises
+from gact_graph.support.current import is_transformed, with_advice
 from gact_graph.support.storage import is_plain
-from gact_graph.support.transforms import is_transformed
 
 POSITION = "derivative"
 """The position of the derivative in slots."""
@@ -165,7 +164,7 @@ class _Multiply(torch.autograd.Function):
         return result
 
     @staticmethod
-    @advises
+    @with_advice
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         [gradient] = gradients
         if gradient is None:

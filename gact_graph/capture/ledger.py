@@ -159,7 +159,7 @@ class Ledger:
         self._entries.append(entry)
         return entry
 
-    def add_of_stock(self, slot: str, nbytes: int, tensor: Tensor | None = None) -> None:
+    def add_baseline(self, slot: str, nbytes: int, tensor: Tensor | None = None) -> None:
         """Add bytes that stock autograd would save and that are recomputed instead.
 
         Args:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
-from gact_graph.support.code_names import is_impure, is_library, names_of, names_of_methods
 from gact_graph.support.objects import (
     CONTAINERS,
     COPIED_BYTES,
@@ -29,9 +28,13 @@ from gact_graph.support.objects import (
     PLAIN,
     attributes,
     cell_contents,
+    is_impure,
+    is_library,
     items,
     joined,
     module_attributes,
+    names_of,
+    names_of_methods,
 )
 from gact_graph.support.watch import Watch
 

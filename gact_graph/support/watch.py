@@ -13,7 +13,6 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from gact_graph.support.code_names import is_library
 from gact_graph.support.objects import (
     CONTAINERS,
     COPIED_BYTES,
@@ -23,6 +22,7 @@ from gact_graph.support.objects import (
     State,
     attributes,
     cell_contents,
+    is_library,
     items,
     joined,
     module_attributes,

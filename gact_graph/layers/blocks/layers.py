@@ -28,9 +28,9 @@ from gact_graph.layers.blocks.sort_arguments import (
 from gact_graph.layers.recompute import reuse
 from gact_graph.layers.recompute.saved_bytes import message_bytes, most_saved
 from gact_graph.support import current
+from gact_graph.support.current import is_transformed
 from gact_graph.support.patch import Patch
 from gact_graph.support.rows import LayerRow
-from gact_graph.support.transforms import is_transformed
 
 _WORTHWHILE = 4
 """In a call that is compressed, a layer runs in blocks from this part of ``min_bytes`` on: coding
@@ -160,13 +160,13 @@ class Blocked(Patch):
             session = self._blocks.session
             self._not_worthwhile = None
             if session is None:
-                if current.is_left_alone(self._blocks.owner):
+                if current.is_uncompressed(self._blocks.owner):
                     self._not_worthwhile = "is small, in a call that is left alone (min_bytes=)"
-            elif session.may_run_backward_twice:
+            elif session.expects_double_backward:
                 self._not_worthwhile = (
                     "may be differentiated twice: an input of the model needs a gradient"
                 )
-            elif session.leaves_alone(most_saved(module, arguments)):
+            elif session.is_too_small(most_saved(module, arguments)):
                 self._not_worthwhile = "is small, in a call that is left alone (min_bytes=)"
         if self._not_worthwhile is not None:
             raise CannotBlock(self._not_worthwhile)

@@ -34,7 +34,7 @@ from torch_geometric import typing
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, constant_name
 from gact_graph.layers.blocks.edge_functions import EdgeFunction
 from gact_graph.support.current import capture_disabled
-from gact_graph.support.graph import ends_of, nodes_before
+from gact_graph.support.graph import nodes_of
 from gact_graph.support.objects import slots_of
 from gact_graph.support.reach import Reach
 
@@ -327,7 +327,7 @@ class _Functions(TorchFunctionMode):
 
 def _check_functions(results: Sequence[Tensor]) -> None:
     """Refuse autograd functions written in Python: a trace would lose their backward."""
-    for node in nodes_before(ends_of(results)):
+    for node in nodes_of(results):
         kind = type(node)
         if kind.__module__ != "builtins" or hasattr(kind, "_forward_cls"):
             name = getattr(getattr(kind, "_forward_cls", kind), "__name__", kind.__name__)
