@@ -58,37 +58,44 @@ def wrap(
     """Compress the tensors that ``model`` saves for backward, to train with less memory.
 
     Activation compressed training as in GACT (ICML 2022, https://arxiv.org/abs/2206.11357). The
-    training loop does not change, nor do evaluation mode and ``no_grad``.
+    training loop does not change. In evaluation mode and under ``no_grad``, nothing is compressed.
 
     Args:
         model: A module with parameters. It is patched in place: object, class and ``state_dict``
             remain the same.
         bits: Bits per element of quantized tensors: 1 to 16, or 32 for no quantization. Default: 4.
-            With ``adaptive``, the average over all slots without fixed bits, and may be a fraction.
+            With ``adaptive``, the average over all slots without fixed bits, which may be a
+            fraction. Below 2, a warning says that the noise may prevent learning.
         memory: A budget in bytes, or as in ``"8 GB"``, in place of ``bits``, ``level`` and
             ``blocks``: the memory that training may add on the model's device (CUDA's allocator, or
-            the resident set of the process), including gradients and the two tensors per parameter
-            of Adam. The first training call chooses the least lossy strategy that fits, from the
-            uncompressed model to ``"CB2"`` with 2 bits, and larger graphs may need another one.
-            ``min_bytes`` is then 0.
+            the resident set of the process). It includes gradients, two more tensors per parameter
+            as for Adam, and libraries that load in the first step, but not parameters and inputs.
+            The first training call chooses the least lossy strategy that fits, from the
+            uncompressed model to 2 bits, and a larger graph may need another strategy.
+            ``min_bytes`` is then 0, and on a CPU freed tensors return to the system immediately.
         level: ``"L0"`` compresses nothing and reports the memory. ``"lossless"`` stores masks,
-            indices and gathered tensors in small exact forms; gradients are bit-identical. ``"L1"``
-            (default) also quantizes all other tensors. ``"L2"`` is ``"L1"`` with large encoded
-            tensors swapped from a CUDA device to host memory. ``"CB2"`` (alias ``"CB1"``) is
-            ``"L1"`` with message passing layers that save their inputs only, and run again in
-            backward.
-        adaptive: Assign bits by the sensitivity of the gradient, measured in backward of the first
-            compressed step, of the 32nd, and of each interval. If False, all have the same bits.
+            indices and gathered tensors in small exact forms, and drops tensors that backward never
+            reads; gradients are bit-identical. ``"L1"`` (default) also quantizes all other tensors.
+            ``"L2"`` is ``"L1"`` with masks and quantized tensors of 1 MiB or more swapped from a
+            CUDA device to host memory. ``"CB2"`` (alias ``"CB1"``) is ``"L1"`` with message passing
+            layers that save their inputs only and run again in backward, where tensors for blocks
+            take 8 bits or more.
+        adaptive: Assign bits by the sensitivity of the gradient (section 4.1 of the paper). It is
+            measured in backward of the first compressed step, which takes about twice as long, of
+            the 32nd, and of each interval; with ``partition``, on each part, and averaged. False
+            assigns the same bits to all slots.
         adapt_interval: Number of forwards between two measurements.
         pin: Bits for slots whose names match a pattern, as in ``{"*.lin*": 8}``.
         group_size: Elements that share an offset and a step: a multiple of 64, at most 2^20.
         blocks: Edges per block of a message passing layer, 1 to 2^40. Layers then run for one block
-            of destination nodes after another, in forward and backward, and no tensor of all
-            messages exists; sums may differ in rounding. ``"auto"`` chooses the size, and excludes
-            layers with messages below a quarter of ``min_bytes``. False runs layers as in PyG.
-            Default: ``"auto"`` for levels that quantize, else False.
-        min_bytes: Calls for which compression lowers the peak by fewer bytes run uncompressed, by
-            the tensors of the call before. 0 compresses all calls.
+            of destination nodes after another, in forward (also in evaluation) and again in
+            backward, so that no tensor of all messages exists; sums may differ in rounding.
+            ``"auto"`` chooses the size, and excludes layers with messages below a quarter of
+            ``min_bytes``. False runs layers as in PyG. Default: ``"auto"`` for levels that
+            quantize, else False.
+        min_bytes: Calls run uncompressed if compression would lower the peak by fewer bytes: by the
+            saved tensors of the previous call, without the largest and those kept by reference. In
+            the first call, tensors up to this size stay uncompressed. 0 compresses all calls.
         methods: Names of methods to track in addition to ``forward``, for training loops that call
             these, as in ``("encode",)``. By default ``encode`` of PyG's autoencoders, and the
             parts of a ``LightningModule``.

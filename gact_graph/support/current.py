@@ -23,7 +23,7 @@ _local = threading.local()
 
 
 class Coding(NamedTuple):
-    """The quantization of node tensors while the backward of a recomputed layer is under way."""
+    """The quantization of node tensors during backward of a recomputed layer."""
 
     bits: int
     group_size: int

@@ -31,7 +31,7 @@ MANY = 1000
 """Objects, and items of a container, above which the search ends."""
 
 COPIED_BYTES = 1 << 18
-"""The most bytes of a tensor or an array whose values are put back."""
+"""The most bytes of a tensor or an array whose values are restored."""
 
 State = dict[Any, Any]
 """The contents of an object, by names or numbers."""

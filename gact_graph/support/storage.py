@@ -118,7 +118,7 @@ def _walk(value: Any, seen: set[int], into_objects: bool) -> Iterator[Tensor]:
     elif isinstance(value, _NO_DATA) or inspect.isroutine(value):
         return
     elif into_objects or isinstance(value, SparseTensor):
-        children, into_objects = attributes(value).values(), True
+        children, into_objects = [*attributes(value).values()], True
     else:
         return
     for child in children:

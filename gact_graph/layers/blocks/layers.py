@@ -161,13 +161,13 @@ class Blocked(Patch):
             self._not_worthwhile = None
             if session is None:
                 if current.is_uncompressed(self._blocks.owner):
-                    self._not_worthwhile = "is small, in a call that is left alone (min_bytes=)"
+                    self._not_worthwhile = "is small, in a call without compression (min_bytes=)"
             elif session.expects_double_backward:
                 self._not_worthwhile = (
                     "may be differentiated twice: an input of the model needs a gradient"
                 )
             elif session.is_too_small(most_saved(module, arguments)):
-                self._not_worthwhile = "is small, in a call that is left alone (min_bytes=)"
+                self._not_worthwhile = "is small, in a call without compression (min_bytes=)"
         if self._not_worthwhile is not None:
             raise CannotBlock(self._not_worthwhile)
 
