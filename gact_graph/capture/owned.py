@@ -24,7 +24,7 @@ class ExternallyOwned:
     """
 
     def __init__(self, model: nn.Module, inputs: Any) -> None:
-        self._keys: dict[int, StorageWeakRef] = {}  # by place
+        self._keys: dict[int, StorageWeakRef] = {}  # by storage_id
         self._inputs: list[weakref.ref[Tensor]] = []
         for tensor in tensors_held_by(model):
             for part in parts_of(tensor):
@@ -59,13 +59,13 @@ class ExternallyOwned:
 
 
 def owned_storages(model: nn.Module, inputs: Any) -> dict[int, Tensor]:
-    """Return a tensor of each storage that the model and the inputs own now, by place."""
+    """Return a tensor of each storage that model and inputs own now, by :func:`storage_id`."""
     owned = {storage_id(p): p for t in tensors_held_by(model) for p in parts_of(t)}
     return owned | storages_in(inputs)
 
 
 def storages_in(value: Any) -> dict[int, Tensor]:
-    """Return a tensor of each storage in nested tuples, lists, dicts and objects, by place."""
+    """Return a tensor of each storage in nested values, by :func:`storage_id`."""
     return {storage_id(t): t for t in tensors_in(value)}
 
 
@@ -78,18 +78,18 @@ class Allowance:
 
     def __init__(self, nbytes: int) -> None:
         self._left = nbytes
-        self._kept: dict[int, StorageWeakRef] = {}  # by place
+        self._kept: dict[int, StorageWeakRef] = {}  # by storage_id
 
     def takes(self, tensor: Tensor) -> bool:
         """Whether the tensor's storage is kept; if so, its bytes are deducted."""
         if self._left <= 0 and not self._kept:
             return False
-        place = storage_id(tensor)
-        if self._left > 0 and place not in self._kept:
+        key = storage_id(tensor)
+        if self._left > 0 and key not in self._kept:
             self._left -= tensor.untyped_storage().nbytes()
             if self._left > 0:
-                self._kept[place] = key_of(tensor)
-        return place in self._kept
+                self._kept[key] = key_of(tensor)
+        return key in self._kept
 
     def would_take(self, tensor: Tensor) -> bool:
         """Whether :meth:`takes` would keep the tensor's storage."""

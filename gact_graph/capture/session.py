@@ -205,16 +205,16 @@ class Session:
         self._sizes.add(edge_index, size)
 
     def add_inputs(self, inputs: Any) -> None:
-        """Count tensors without a graph among the model's inputs, if these are unknown."""
+        """Add tensors without a graph to the model's inputs, if these are unknown."""
         if self._inputs is None:
             self._owned.add(t for t in tensors_in(inputs) if t.grad_fn is None)
 
     def is_too_small(self, nbytes: int) -> bool:
-        """Whether a layer that would save this number of bytes is too small to compress."""
+        """Return whether a layer that would save this number of bytes is too small to compress."""
         return self._allowance.covers(nbytes)
 
     def count_unallocated(self, nbytes: int) -> None:
-        """Count bytes that a layer of stock PyG would hold at once, and that are not allocated."""
+        """Count bytes that a layer of stock PyG would hold and that are not allocated here."""
         self.unallocated += nbytes
 
     @property
@@ -233,7 +233,7 @@ class Session:
         return self._all_exact or (self._undecided and self._has_leaf)
 
     def keeps_exactly(self, name: str) -> bool:
-        """Whether the operation with this label, or the layer with this name, is kept exactly."""
+        """Return whether the operation or the layer with this name is kept exactly."""
         return self._keeps_all_exact or self._exact_slots.has(self._has_leaf, name)
 
     def count_baseline(self, operation: Call, nbytes: int, tensors: dict[str, Tensor]) -> None:

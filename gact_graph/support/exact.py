@@ -89,7 +89,7 @@ class ExactSlots:
         self.decided = bool(state["decided"])
 
 
-@dataclass(frozen=True)
+@dataclass
 class Reading:
     """Record slots that have to be exact: a callback for each decoding of a context.
 

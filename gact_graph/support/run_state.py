@@ -58,23 +58,6 @@ def without_autocast(device: torch.device) -> Iterator[None]:
         yield
 
 
-def check_once(name: str) -> None:
-    """Check that no graph is made of a gradient that cannot be differentiated again.
-
-    Args:
-        name: The name of the operation in the message.
-
-    Raises:
-        RuntimeError: If backward runs with ``create_graph=True``.
-    """
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            f"Expected a backward without create_graph=True (got one through {name}, whose "
-            "gradient cannot be differentiated again). For third derivatives wrap the model with "
-            "level='L1' or level='lossless', and blocks=False."
-        )
-
-
 class RandomStates(NamedTuple):
     """States of the generators of torch, and of Python and NumPy, with which some layers sample."""
 

@@ -167,13 +167,12 @@ def span_of(tensor: Tensor) -> tuple[Tensor, Layout] | None:
     if tensor.is_contiguous():
         flat = tensor.as_strided((tensor.numel(),), (1,))
         return flat, Layout(tensor.shape, tensor.stride(), dense=True, **flags)
-    sizes = sorted(
-        (stride, size)
-        for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
-        if stride > 0 and size > 1
-    )
+    sizes = zip(tensor.stride(), tensor.shape, strict=True)
+    dims = sorted((stride, size) for stride, size in sizes if size > 1)
     extent, numel, dense = 1, 1, True
-    for stride, size in sizes:
+    for stride, size in dims:
+        if stride == 0:
+            continue
         if stride < extent:
             return None
         dense = dense and stride == numel
@@ -184,9 +183,7 @@ def span_of(tensor: Tensor) -> tuple[Tensor, Layout] | None:
     if dense:
         flat = tensor.as_strided((numel,), (1,))
         return flat, Layout(tensor.shape, tensor.stride(), dense=True, **flags)
-    if any(
-        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
-    ):
+    if dims and dims[0][0] == 0:
         return None  # expanded and with holes: no operation saves such a tensor
     return tensor.reshape(-1), Layout(tensor.shape, tensor.stride(), dense=False, **flags)
 

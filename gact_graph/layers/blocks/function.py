@@ -16,7 +16,6 @@ from gact_graph.layers.blocks.inputs import Input
 from gact_graph.layers.blocks.rows import saved_tensors
 from gact_graph.layers.recompute import reuse
 from gact_graph.support.current import capture_disabled_in_backward, with_advice
-from gact_graph.support.run_state import check_once
 
 _OF_NODES = frozenset({"source", "destination", "node"})
 """Levels of tensors whose rows a block reads, so that they may stay quantized."""
@@ -120,7 +119,12 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        check_once("the gradient of a layer in blocks")
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "Expected a backward without create_graph=True (got one through the gradient of a "
+                "layer in blocks, which cannot be differentiated again). For third derivatives "
+                "wrap the model with level='L1' or level='lossless', and blocks=False."
+            )
         number = len(ctx.needed)
         values, gradients = ctx.saved_tensors[:number], ctx.saved_tensors[number:]
         inputs = [*map(Input, values, ctx.needed, of_gradients)]
