@@ -319,7 +319,7 @@ class Measurement:
 
 
 def _can_run_again(node: Node) -> bool:
-    """Whether a node belongs to PyTorch or this library, and other hooks hold none of its tensors.
+    """Return whether a node is of PyTorch or this library, and has no tensors in other hooks.
 
     The hooks of ``torch.utils.checkpoint`` would run a forward, and work only once.
     """

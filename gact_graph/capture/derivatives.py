@@ -89,12 +89,12 @@ def pointwise(call: Call) -> Replacement | None:
 
 
 def _is_curved(exponent: object) -> bool:
-    """Whether the derivative of this power is not linear and has no pole at zero."""
+    """Return whether the derivative of this power is not linear and has no pole at zero."""
     return isinstance(exponent, int | float) and exponent > 1 and exponent != 2
 
 
 def is_opaque() -> bool:
-    """Whether forward-mode derivatives, ``torch.func`` or a tracer are active.
+    """Return whether forward-mode derivatives, ``torch.func`` or a tracer are active.
 
     These inspect each operation, and cannot inspect an autograd function in Python.
     """

@@ -81,7 +81,7 @@ class Allowance:
         self._kept: dict[int, StorageWeakRef] = {}  # by storage_id
 
     def takes(self, tensor: Tensor) -> bool:
-        """Whether the tensor's storage is kept; if so, its bytes are deducted."""
+        """Return whether the tensor's storage is kept; if so, its bytes are deducted."""
         if self._left <= 0 and not self._kept:
             return False
         key = storage_id(tensor)
@@ -92,11 +92,11 @@ class Allowance:
         return key in self._kept
 
     def would_take(self, tensor: Tensor) -> bool:
-        """Whether :meth:`takes` would keep the tensor's storage."""
+        """Return whether :meth:`takes` would keep the tensor's storage."""
         return storage_id(tensor) in self._kept or self.covers(tensor.untyped_storage().nbytes())
 
     def covers(self, nbytes: int) -> bool:
-        """Whether this number of further bytes would be kept."""
+        """Return whether this number of further bytes would be kept."""
         return nbytes < self._left
 
     def clear(self) -> None:

@@ -413,7 +413,7 @@ class Session:
         """Save elements in a new context."""
         memory_policy.coded(elements.flat)
         config = self._config
-        # A loss that is written by hand is exact, as PyTorch's own are.
+        # Losses of the user are exact, like those of PyTorch.
         quantize = self._quantize and not save.call.of_loss and not exactly
         request = Request(
             tensor=elements.flat,
@@ -494,7 +494,7 @@ def _is_lossy(context: Context) -> bool:
 
 
 def _is_kept(tensor: Tensor, operation: str) -> bool:
-    """Whether encoding is not worth it: the storage is small, or belongs to a loss."""
+    """Return whether encoding is not worth it: the storage is small, or belongs to a loss."""
     return tensor.untyped_storage().nbytes() < _SMALL or _is_loss(operation)
 
 

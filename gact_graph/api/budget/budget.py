@@ -28,7 +28,7 @@ class _Accepted:
     Attributes:
         size: The largest graph.
         shapes: The shapes of the tensors in the last call.
-        estimate: The estimate for this method; None while the one for another method suffices.
+        estimate: The estimate for this method; None while an estimate for another method suffices.
     """
 
     size: GraphSize = GraphSize(0, 0)  # noqa: RUF009

@@ -93,7 +93,7 @@ class Blocks(Cutting):
 
 
 class Blocked(Patch):
-    """Replaces a method of a layer by a method that runs the layer's edge work in blocks.
+    """Replace a method of a layer by a method that runs the layer's edge work in blocks.
 
     Args:
         blocks: The state that the layers of the model share.
@@ -173,7 +173,7 @@ class Blocked(Patch):
 
 
 class BlockedMethod(Blocked):
-    """Replaces ``propagate`` or ``edge_updater`` of a message passing layer."""
+    """Replace ``propagate`` or ``edge_updater`` of a message passing layer."""
 
     def __init__(
         self, blocks: Blocks, module: MessagePassing, layer: str, edge_function: EdgeFunction
@@ -201,7 +201,7 @@ class BlockedMethod(Blocked):
 
 
 class BlockedMetaLayer(Blocked):
-    """Replaces the forward of a MetaLayer, so that its edge model runs in blocks."""
+    """Replace the forward of a MetaLayer, so that its edge model runs in blocks."""
 
     def __init__(self, blocks: Blocks, module: MetaLayer, layer: str) -> None:
         super().__init__(blocks, module, "forward", layer, edge_model)

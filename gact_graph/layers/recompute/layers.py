@@ -46,7 +46,7 @@ def attach(
 
 
 class RecomputedLayer(Patch):
-    """Replaces ``forward`` of one layer.
+    """Replace ``forward`` of one layer.
 
     Args:
         owner: The model that the layer belongs to.
