@@ -403,6 +403,7 @@ class Session:
         if cached is None or (exactly and _is_lossy(cached[0])):
             return self._encode(save, elements, gathered, exactly)
         context, entry = cached
+        context.gathered |= save.position in save.call.gathered
         if save.by_autograd:
             entry.count_as_saved()
         return Saved(context, elements.layout, save.slot)
@@ -441,6 +442,7 @@ class Session:
             context = shared
         elif self._swap is not None:
             context.move(self._swap.leave)
+        context.gathered |= save.position in save.call.gathered
         entry = self._ledger.add(save, context, elements, is_shared=shared is not None)
         self._cache.add(elements, save.reads, context, entry)
         return Saved(context, elements.layout, save.slot)

@@ -75,6 +75,7 @@ class Call:
         positions: The number of tensors that it has saved in each position.
         tensors: Tensors that it saves under its own names, which no autograd node knows.
         extra_saved: The names of those that stock autograd would not save.
+        gathered: The names of those of which messages gather rows.
     """
 
     # Defaults on the class: most operations save nothing, and set none of these.
@@ -87,6 +88,7 @@ class Call:
     positions: Mapping[str, int] = {}
     tensors: Mapping[str, Tensor] = {}
     extra_saved: Collection[str] = ()
+    gathered: Collection[str] = ()
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
         self.func = func
@@ -225,7 +227,11 @@ class Trace(TorchFunctionMode):
 
     @contextmanager
     def standing_for(
-        self, name: str, tensors: dict[str, Tensor], extra_saved: Collection[str] = ()
+        self,
+        name: str,
+        tensors: dict[str, Tensor],
+        extra_saved: Collection[str] = (),
+        gathered: Collection[str] = (),
     ) -> Iterator[Call]:
         """Count tensors that are saved inside as arguments of one operation, and yield its call.
 
@@ -233,9 +239,11 @@ class Trace(TorchFunctionMode):
             name: The name of the operation.
             tensors: Its arguments by name.
             extra_saved: The names of those that stock autograd would not save.
+            gathered: The names of those of which messages gather rows.
         """
         call = Call(_function(name), (), {})
         call.of_layer, call.tensors, call.extra_saved = True, tensors, extra_saved
+        call.gathered = gathered
         outer, self._call = self._call, call
         try:
             yield call

@@ -131,7 +131,7 @@ class Context:
     """An encoded tensor, shared by all saved tensors that view the same elements.
 
     Attributes:
-        gathered: Whether other contexts gather rows of it.
+        gathered: Whether messages gather rows of it.
         reading: A callback for each decoding; None for none.
     """
 
@@ -174,8 +174,8 @@ class Saved:
 
         Attention computes scores and messages from one tensor, and the gradient of the scores'
         parameters is a product of both, which would contain the square of the noise of a single
-        decoding. So if messages are gathered again from the plain decoding, the tensor itself is
-        the decorrelated one.
+        decoding. So if messages gather from the plain decoding, the tensor itself is the
+        decorrelated one.
         """
         encoded = self.encoded()
         gathered = self.context.gathered

@@ -36,7 +36,11 @@ class Steps(Protocol):
     def paused(self) -> AbstractContextManager[None]: ...
 
     def standing_for(
-        self, name: str, tensors: dict[str, Tensor], extra_saved: Collection[str] = ()
+        self,
+        name: str,
+        tensors: dict[str, Tensor],
+        extra_saved: Collection[str] = (),
+        gathered: Collection[str] = (),
     ) -> AbstractContextManager[Any]: ...
 
 

@@ -102,6 +102,12 @@ class Arguments:
         """Return the arguments for an autograd node, which saves their tensors through hooks."""
         return replace(self, tensors=())
 
+    @property
+    def rows_of_nodes(self) -> frozenset[int]:
+        """Indices of the tensors of which blocks read rows of nodes, and nothing else."""
+        other = {use.index for use in self.uses if use.level in ("edge", "whole")}
+        return frozenset(use.index for use in self.uses) - other
+
     def levels_of(self, index: int) -> set[Level]:
         """Return the levels of all uses of a tensor."""
         return {use.level for use in self.uses if use.index == index}

@@ -178,7 +178,11 @@ class EdgeWork:
         baseline = call.analysis.baseline if arguments.needs_graph else BaselineSaves()
         of_stock = {arguments.names[i]: arguments.tensors[i] for i in baseline.inputs}
         extra = named.keys() - of_stock.keys()
-        with session.trace.standing_for(self._edge_function.name, named, extra) as operation:
+        gathered: set[str] = set()
+        if not self._edge_function.of_edges:
+            gathered |= {arguments.names[index] for index in arguments.rows_of_nodes}
+        name = self._edge_function.name
+        with session.trace.standing_for(name, named, extra, gathered) as operation:
             with current.capture_disabled():
                 result = run_in_blocks(call, arguments.tensors, module)
             if baseline.edge_index:

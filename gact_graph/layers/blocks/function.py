@@ -17,9 +17,6 @@ from gact_graph.layers.blocks.rows import saved_tensors
 from gact_graph.layers.recompute import reuse
 from gact_graph.support.current import capture_disabled_in_backward, with_advice
 
-_OF_NODES = frozenset({"source", "destination", "node"})
-"""Levels of tensors whose rows a block reads, so that they may stay quantized."""
-
 
 def run_in_blocks(call: BlockedCall, tensors: Sequence[Tensor], module: Any) -> Tensor:
     """Run a call, with an autograd graph if a gradient is needed, and return its result.
@@ -79,8 +76,10 @@ class _Blocked(torch.autograd.Function):
         call: BlockedCall = ctx.call
         requires_grad = ctx.needs_input_grad[3:]
         create_graph = torch.is_grad_enabled()
-        of_nodes = [i for i in ctx.saved if call.arguments.levels_of(i) <= _OF_NODES]
-        saved = ctx.saved_tensors if create_graph else saved_tensors(ctx, ctx.saved, of_nodes)
+        saved = ctx.saved_tensors
+        if not create_graph:
+            of_nodes, gathers = call.arguments.rows_of_nodes, not call.outputs[0].of_edges
+            saved = saved_tensors(ctx, ctx.saved, of_nodes, gathers)
         values = ctx.never_read | dict(zip(ctx.saved, saved, strict=True))
         del saved
         if create_graph:

@@ -86,7 +86,7 @@ def add_rows(tensor: Tensor, index: Tensor | slice, rows: Tensor) -> None:
 
 
 def saved_tensors(
-    ctx: Any, indices: Sequence[int], of_nodes: Collection[int]
+    ctx: Any, indices: Sequence[int], of_nodes: Collection[int], gathers: bool
 ) -> list[Tensor | CodedRows]:
     """Return ``ctx.saved_tensors``, with quantized node tensors that are not decoded.
 
@@ -94,17 +94,25 @@ def saved_tensors(
         ctx: The context of an autograd function's backward.
         indices: The index of each saved tensor among the function's inputs.
         of_nodes: The indices of the inputs that are read by rows of nodes only.
+        gathers: Whether messages gather these rows.
     """
     saved = None if set(of_nodes).isdisjoint(indices) else saved_by(ctx)
     if saved is None:
         return [*ctx.saved_tensors]
     return [
-        (_coded(tensor) if index in of_nodes else None) or tensor.tensor()
+        _rows(tensor, gathers) if index in of_nodes else tensor.tensor()
         for tensor, index in zip(saved, indices, strict=True)
     ]
 
 
-def _coded(saved: Saved) -> CodedRows | None:
+def _rows(saved: Saved, gathers: bool) -> Tensor | CodedRows:
+    coded = _coded(saved, gathers)
+    if coded is not None:
+        return coded
+    return saved.source() if gathers else saved.tensor()
+
+
+def _coded(saved: Saved, gathers: bool) -> CodedRows | None:
     encoded, layout = saved.encoded(), saved.layout
     # Exactly this class: a subclass may decode in another way.
     if type(encoded) is not Quantized or layout is None or not layout.shape:
@@ -115,4 +123,7 @@ def _coded(saved: Saved) -> CodedRows | None:
         return None
     # A row is decoded by whole tiles.
     wide = layout.shape[1:].numel() >= TILE
-    return CodedRows(encoded.packed, layout.shape) if wide else None
+    packed, context = encoded.packed, saved.context
+    if context.gathered and not gathers:
+        packed = packed.decorrelated()
+    return CodedRows(packed, layout.shape) if wide else None
