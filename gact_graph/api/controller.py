@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -32,6 +32,24 @@ from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.messages import Advise, warn
 from gact_graph.support.rows import RECOMPUTED, Row
 from gact_graph.support.storage import tensors_in
+
+
+class Call(NamedTuple):
+    """A call of a tracked method in training.
+
+    Attributes:
+        method: The full name of the method.
+        module: The module of the method, or a replica.
+        inputs: The positional and the named arguments; None if unknown.
+        forward: The original method of the module.
+        advise: Returns advice if the step runs out of memory.
+    """
+
+    method: str
+    module: nn.Module
+    inputs: Any
+    forward: Any = None
+    advise: Advise | None = None
 
 
 class Controller:
@@ -176,87 +194,53 @@ class Controller:
 
     # Calls of tracked methods.
 
-    def run(
-        self,
-        method: str,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
-        advise: Advise | None = None,
-    ) -> Any:
-        """Call a method in training: compressed, or uncompressed if compression would save little.
-
-        Args:
-            method: The full name of the tracked method.
-            module: The module of the method, or a replica.
-            forward: The original method of the module.
-            args: The positional arguments.
-            kwargs: The named arguments.
-            advise: Returns advice if the step runs out of memory.
-
-        Returns:
-            The result of the method.
-        """
-        tracked = self.methods[method]
+    def run(self, call: Call) -> Any:
+        """Return the result of a call, which runs uncompressed if compression would save little."""
+        tracked, measurement = self.methods[call.method], None
         if tracked.adaptation is not None:
             with self._lock:
-                tracked.adaptation.next_step(module)
+                tracked.adaptation.next_step(call.module)
         if tracked.is_small(self._min_bytes):
-            return self._run_uncompressed(method, module, forward, args, kwargs)
-        measurement = None
+            return self._run_uncompressed(call)
         if tracked.adaptation is not None and tracked.is_large(self._min_bytes):
             with self._lock:
-                measurement = tracked.adaptation.begin(module, self._lock)
-        widths = None if measurement is None else measurement.widths
-        output = self._run_captured(method, module, forward, (args, kwargs), advise, widths)
+                measurement = tracked.adaptation.begin(call.module, self._lock)
+        output = self._run_captured(call, None if measurement is None else measurement.widths)
         if measurement is not None:
-            measurement.watch(tensors_in(output), tensors_in((args, kwargs)))
+            measurement.watch(tensors_in(output), tensors_in(call.inputs))
         return output
 
-    def _run_captured(
-        self,
-        method: str,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        inputs: tuple[Any, Any],
-        advise: Advise | None,
-        widths: Widths | None,
-    ) -> Any:
-        """Call a method; again, without compression, if it differentiates compressed tensors."""
-        args, kwargs = inputs
-        point = RestorePoint(module) if self.config.quantize else None
+    def _run_captured(self, call: Call, widths: Widths | None) -> Any:
+        """Run a call; again, without compression, if it differentiates compressed tensors."""
+        point = RestorePoint(call.module) if self.config.quantize else None
         try:
-            with self._capturing(method, module, inputs, advise, widths, point) as session:
-                return session.run(forward, args, kwargs)
+            with self._capturing(call, widths, point) as session:
+                return session.run(call.forward, *call.inputs)
         except ReadInForwardError:
             if point is None:
                 raise
         point.restore()
-        self.methods[method].exact_slots.warn_of_rerun()
-        exact = self._capturing(method, module, inputs, advise, all_exact=True)
-        with _not_recoverable(), exact as session:
-            return session.run(forward, args, kwargs)
+        self.methods[call.method].exact_slots.warn_of_rerun()
+        with _not_recoverable(), self._capturing(call, all_exact=True) as session:
+            return session.run(call.forward, *call.inputs)
 
     @contextmanager
     def capturing(self, model: nn.Module) -> Iterator[None]:
         """Compress the tensors that autograd saves inside the context, by any part of a model."""
         memory_policy.start_step(model)
-        with _not_recoverable(), self._capturing("forward", model, None):
+        with _not_recoverable(), self._capturing(Call("forward", model, inputs=None)):
             yield
 
     @contextmanager
     def _capturing(
         self,
-        method: str,
-        model: nn.Module,
-        inputs: Any,
-        advise: Advise | None = None,
+        call: Call,
         widths: Widths | None = None,
         restore_point: RestorePoint | None = None,
         all_exact: bool = False,
     ) -> Iterator[Session]:
         """Compress the tensors that autograd saves inside the context, and report on success."""
+        method, model = call.method, call.module
         tracked = self.methods[method]
         self.owner.tracked = True
         with self._lock:
@@ -271,7 +255,7 @@ class Controller:
                 self.owner,
                 Noise(self.config.seed, self.forwards),
                 model,
-                inputs,
+                call.inputs,
                 swap=None if self.swapping is None else Swap(self.swapping),
                 widths=widths,
                 spare=spare,
@@ -279,7 +263,7 @@ class Controller:
                 all_exact=all_exact,
                 restore_point=restore_point,
                 layers=self._step.layers,
-                advise=advise,
+                advise=call.advise,
             )
             self._start(method)
         start = monotonic()
@@ -299,21 +283,20 @@ class Controller:
             complete = all(m.saved_bytes is not None for m in self.methods.values())
             self._step.check_pins(session.rows, complete)
 
-    def _run_uncompressed(
-        self, method: str, model: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
-        """Keep the tensors that autograd saves, in a call that is expected to save little."""
+    def _run_uncompressed(self, call: Call) -> Any:
+        """Run a call that is expected to save little, and keep the tensors that autograd saves."""
         self.owner.tracked = True
         with self._lock:
-            self._start(method)
-        counted, start = Counted((args, kwargs)), monotonic()
+            self._start(call.method)
+        counted, start = Counted(call.inputs), monotonic()
+        args, kwargs = call.inputs
         with current.uncompressed(self.owner, counted.pack):
-            output = forward(*args, **kwargs)
-        seconds = _seconds_since(start, model)
-        raw = counted.raw_bytes(model, self._min_bytes)
-        row = Row(method, "other", "keep", (), 0, None, raw, raw)
+            output = call.forward(*args, **kwargs)
+        seconds = _seconds_since(start, call.module)
+        raw = counted.raw_bytes(call.module, self._min_bytes)
+        row = Row(call.method, "other", "keep", (), 0, None, raw, raw)
         with self._lock:
-            self._end(method, [row], raw, seconds, is_small=True)
+            self._end(call.method, [row], raw, seconds, is_small=True)
         return output
 
     def _start(self, method: str) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.jit._trace import is_tracing
 
 from gact_graph.api.budget.estimate import Strategy
-from gact_graph.api.controller import Controller
+from gact_graph.api.controller import Call, Controller
 from gact_graph.layers.halo.layers import Handle
 from gact_graph.support import current
 from gact_graph.support.current import is_transformed
@@ -116,7 +116,7 @@ class CompressedForward(Patch):
         adviser = self.first.adviser
         advise = None if adviser is None else adviser(self, module, before, args, kwargs)
         with advising(advise):
-            return controller.run(self._method, module, forward, args, kwargs, advise)
+            return controller.run(Call(self._method, module, (args, kwargs), forward, advise))
 
     @property
     def __code__(self) -> Any:

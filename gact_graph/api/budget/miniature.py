@@ -257,30 +257,28 @@ def _spread(length: int, count: int, device: torch.device) -> Tensor:
 
 def _fewer_edges(edges: Any, share: float, sources: int, destinations: int) -> Any:
     """Return a share of the edges or of a sparse matrix, between these numbers of nodes."""
-    count = _share(_count(edges), share)
-    if isinstance(edges, SparseTensor):
-        row, col, value = edges.coo()
-        chosen = _spread(row.numel(), count, row.device)
-        return SparseTensor(
-            row=row[chosen] % destinations,
-            col=col[chosen] % sources,
-            value=None if value is None else value[chosen],
-            sparse_sizes=(destinations, sources),
-        )
-    if edges.layout == torch.strided:
-        chosen = edges.index_select(1, _spread(edges.size(1), count, edges.device))
-        return chosen % torch.tensor([[sources], [destinations]], device=edges.device)
-    chosen = _spread(edges._nnz(), count, edges.device)
+    count, device = _count(edges), _device_of(edges)
+    chosen = _spread(count, _share(count, share), device)
+    if not _is_sparse(edges):
+        ends = torch.tensor([[sources], [destinations]], device=device)
+        return edges.index_select(1, chosen) % ends
     indices, values = _entries(edges, chosen)
-    indices = indices % torch.tensor([[destinations], [sources]], device=edges.device)
+    indices = indices % torch.tensor([[destinations], [sources]], device=device)
+    if isinstance(edges, SparseTensor):
+        row, col = indices
+        return SparseTensor(row=row, col=col, value=values, sparse_sizes=(destinations, sources))
     small = torch.sparse_coo_tensor(
-        indices, values, (destinations, sources), check_invariants=False, device=edges.device
+        indices, values, (destinations, sources), check_invariants=False, device=device
     ).coalesce()
     return _in_layout(small, edges.layout)
 
 
-def _entries(matrix: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+def _entries(matrix: Any, chosen: Tensor) -> tuple[Tensor, Any]:
     """Return indices [2, K] and values [K] of entries, without a copy of the whole matrix."""
+    if isinstance(matrix, SparseTensor):
+        row, col, values = matrix.coo()
+        indices = torch.stack([row[chosen], col[chosen]])
+        return indices, None if values is None else values[chosen]
     if matrix.layout == torch.sparse_coo:
         return matrix._indices()[:, chosen], matrix._values()[chosen]
     by_row = matrix.layout == torch.sparse_csr
