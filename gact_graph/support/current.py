@@ -19,8 +19,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.messages import advising, warn
 
-_local = threading.local()
-
 
 class Coding(NamedTuple):
     """The quantization of node tensors during backward of a recomputed layer."""
@@ -75,10 +73,18 @@ class Capture(Protocol):
     def pack(self, tensor: Tensor) -> Any: ...
 
 
+class _Local(threading.local):
+    session: Capture | None = None
+    disabled = False
+    uncompressed: Owner | None = None
+
+
+_local = _Local()
+
+
 def current() -> Capture | None:
     """Return the session that captures on this thread, or None."""
-    session: Capture | None = getattr(_local, "session", None)
-    return session
+    return _local.session
 
 
 def set_current(session: Capture | None) -> None:
@@ -115,7 +121,7 @@ def capture_disabled() -> Iterator[None]:
         if session is not None:
             stack.enter_context(session.trace.paused())
         stack.callback(set_current, session)
-        stack.callback(setattr, _local, "disabled", getattr(_local, "disabled", False))
+        stack.callback(setattr, _local, "disabled", _local.disabled)
         set_current(None)
         _local.disabled = True
         yield
@@ -123,7 +129,7 @@ def capture_disabled() -> Iterator[None]:
 
 def is_busy() -> bool:
     """Return whether a session captures on this thread, or is disabled there."""
-    return current() is not None or getattr(_local, "disabled", False)
+    return current() is not None or _local.disabled
 
 
 def unpack(saved: Any) -> Tensor:
@@ -239,9 +245,8 @@ def uncompressed(owner: Owner, pack: Callable[[Tensor], Any]) -> Iterator[None]:
         owner: The owner of the model.
         pack: The pack hook for tensors that autograd saves.
     """
-    outer = getattr(_local, "uncompressed", None)
     with ExitStack() as stack:
-        stack.callback(setattr, _local, "uncompressed", outer)
+        stack.callback(setattr, _local, "uncompressed", _local.uncompressed)
         _local.uncompressed = owner
         stack.enter_context(saved_tensors_hooks(pack, unpack))
         yield
@@ -249,7 +254,7 @@ def uncompressed(owner: Owner, pack: Callable[[Tensor], Any]) -> Iterator[None]:
 
 def is_uncompressed(owner: Owner) -> bool:
     """Return whether :func:`uncompressed` is active for this owner on this thread."""
-    return getattr(_local, "uncompressed", None) is owner
+    return _local.uncompressed is owner
 
 
 class Hook:
