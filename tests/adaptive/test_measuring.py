@@ -184,7 +184,7 @@ class TestState:
         found = []
         for adaptive in (False, True):
             model = wrapped(make(Stateful), adaptive=adaptive, adapt_interval=2)
-            model.forward.controller.forward.scheme.bits_of = lambda slot: 32
+            model.forward.controller.methods["forward"].scheme.bits_of = lambda slot: 32
             steps(model, 6)
             found.append(
                 [
@@ -292,7 +292,7 @@ RANKS = """
         model.zero_grad()
         out = model(x, edges)
         if rank == 1 and step == 1:  # this rank alone has nothing to measure
-            wrapped.forward.controller.forward.adaptation._measuring = None
+            wrapped.forward.controller.methods["forward"].adaptation._measuring = None
         out.square().mean().backward()
     grads = torch.cat([p.grad.flatten() for p in model.parameters()])
     both = [torch.empty_like(grads) for _ in range(2)]
