@@ -88,7 +88,7 @@ def test_attention_layers(conv: type[nn.Module], blocks: bool | int) -> None:
     assert abs(squared_bias(lambda: Attention(conv), 2, 60, blocks)) < 0.02
 
 
-def test_who_reads_what() -> None:
+def test_readers_of_each_tensor() -> None:
     """Alone a tensor is read as always; where it is gathered, too, its codes serve both readers."""
     model = gact_graph.wrap(Scored(GATHERS["getitem"]), bits=2, adaptive=False, min_bytes=0)
     gradient(model)

@@ -274,9 +274,9 @@ class TestAlarm:
     def test_one_bit_and_a_high_learning_rate_provoke_it_once(self):
         with pytest.warns(RuntimeWarning, match="noise of compression dominates") as caught:
             model = self.steps(1, 5.0)
-        found = [w for w in caught if "dominates" in str(w.message)]
-        assert len(found) == 1
-        text = str(found[0].message)
+        dominating = [w for w in caught if "dominates" in str(w.message)]
+        assert len(dominating) == 1
+        text = str(dominating[0].message)
         assert "Most of it comes from" in text and "Take more bits" in text
         assert any(row.slot in text for row in gact_graph.report(model).contexts)
 
@@ -286,7 +286,7 @@ class TestAlarm:
             model = self.steps(8, 0.01)
         assert gact_graph.report(model).variance_ratio < 0.1
 
-    def test_the_cure_it_names_is_one(self):
+    def test_the_remedy_works(self):
         model = self.steps(4, 0.01)
         scheme = model.forward.controller.methods["forward"].scheme
         cure = scheme.average_for(0.001)

@@ -16,7 +16,7 @@ def zeros(kilobytes):
     return torch.zeros(kilobytes * KB, dtype=torch.uint8)
 
 
-def test_the_most_at_once_counts_and_not_the_sum():
+def test_the_peak_counts_and_not_the_sum():
     with watching_allocations() as peak:
         kept = zeros(300)
         for _ in range(5):
@@ -34,7 +34,7 @@ def test_backward_counts_too():
     assert x.grad is not None
 
 
-def test_another_watch_inside_is_refused_as_a_profiler_is():
+def test_there_is_no_watch_inside_another_or_inside_a_profiler():
     with watching_allocations() as peak, watching_allocations() as inner:
         assert peak is not None and inner is None
         zeros(100)
@@ -43,13 +43,7 @@ def test_another_watch_inside_is_refused_as_a_profiler_is():
         assert peak is None
 
 
-def test_where_kernels_cannot_be_built_nothing_is_told(monkeypatch):
-    monkeypatch.setattr(cpu, "load", lambda: None)
-    with watching_allocations() as peak:
-        assert peak is None
-
-
-def test_without_a_watch_there_is_nothing_to_ask():
+def test_after_its_end_a_watch_raises():
     with watching_allocations() as peak:
         pass
     with pytest.raises(RuntimeError, match="Expected a watch of allocations in this thread"):
