@@ -181,7 +181,7 @@ class TestExport:
     def test_a_scripted_model_is_refused(self, how):
         model = make(plain)
         made = script(model) if how == "script" else trace(model, X)
-        with pytest.raises(ValueError, match="wrap the model that it was made of"):
+        with pytest.raises(ValueError, match="wrap the original model"):
             gact_graph.wrap(made)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -17,7 +17,7 @@ from gact_graph.api.tracked import TrackedMethod
 from gact_graph.capture import module_hooks
 from gact_graph.capture.config import Config
 from gact_graph.capture.noise import Noise
-from gact_graph.capture.session import Session
+from gact_graph.capture.session import Session, session_of
 from gact_graph.capture.uncompressed import Counted
 from gact_graph.codecs.compared import Widths
 from gact_graph.codecs.offload.streams import CudaStreams
@@ -27,14 +27,29 @@ from gact_graph.layers.blocks.order import Orders
 from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.recompute import layers as recompute
 from gact_graph.support import current
-from gact_graph.support.advising import Advise
-from gact_graph.support.exact import ReadInForwardError, Start
+from gact_graph.support.exact import ReadInForwardError, RestorePoint
 from gact_graph.support.memory.policy import memory_policy
+from gact_graph.support.messages import Advise, warn
 from gact_graph.support.rows import RECOMPUTED, Row
 from gact_graph.support.storage import tensors_in
-from gact_graph.support.warn import warn
 
-Forward = Callable[[nn.Module], Callable[..., Any]]
+
+class Call(NamedTuple):
+    """A call of a tracked method in training.
+
+    Attributes:
+        method: The full name of the method.
+        module: The module of the method, or a replica.
+        inputs: The positional and the named arguments; None if unknown.
+        forward: The original method of the module.
+        advise: Returns advice if the step runs out of memory.
+    """
+
+    method: str
+    module: nn.Module
+    inputs: Any
+    forward: Any = None
+    advise: Advise | None = None
 
 
 class Controller:
@@ -99,7 +114,7 @@ class Controller:
             self.forget()
             if not self.idle:
                 self._attach_to(model)
-            elif not self.owner.followed:  # hooks warn of a backward without a tracked forward
+            elif not self.owner.tracked:  # hooks warn of a backward without a tracked forward
                 self._hooks += module_hooks.attach(self.owner, model)
 
     def forget(self) -> None:
@@ -125,11 +140,6 @@ class Controller:
         """Track a method, by its full name, from an initial state."""
         self.methods[method] = TrackedMethod.under(self.config)
 
-    @property
-    def forward(self) -> TrackedMethod:
-        """The state of the model's own forward."""
-        return self.methods["forward"]
-
     def share(self, exchange: Exchange) -> None:
         """Run on a part of a graph from now on."""
         self.exchange = exchange
@@ -144,9 +154,9 @@ class Controller:
         return self._report
 
     @property
-    def session(self) -> current.Capture | None:
+    def session(self) -> Session | None:
         """The session of this model on this thread; None if nothing is captured."""
-        return current.session_of(self.owner)
+        return session_of(self.owner)
 
     def warn_of_compiler(self) -> None:
         """Warn once that a compiled model trains uncompiled."""
@@ -168,15 +178,13 @@ class Controller:
             raise
 
     def _attach(self, model: nn.Module, only: Container[nn.Module] | None = None) -> None:
-        # Appended one at a time, so that all are removed after an error.
-        for handle in module_hooks.attach(self.owner, model, only):
-            self._hooks.append(handle)
+        # After an error in a generator, the lists hold the handles before it, to be removed.
+        self._hooks.extend(module_hooks.attach(self.owner, model, only))
         if self.blocks is not None:
-            for layer in self.blocks.attach(model, only):
-                self._handles.append(layer)
+            self._handles.extend(self.blocks.attach(model, only))
         if self.config.recompute:
-            for recomputed in recompute.attach(self.owner, self._step.layers, model, only):
-                self._handles.append(recomputed)
+            layers = self._step.layers
+            self._handles.extend(recompute.attach(self.owner, layers, model, only))
 
     def remove_hooks(self) -> None:
         """Remove the hooks from the submodules, and return kept memory to the system."""
@@ -186,89 +194,55 @@ class Controller:
 
     # Calls of tracked methods.
 
-    def run(
-        self,
-        method: str,
-        module: nn.Module,
-        original: Forward,
-        args: Any,
-        kwargs: Any,
-        advise: Advise | None = None,
-    ) -> Any:
-        """Call a method in training: compressed, or uncompressed if compression would save little.
-
-        Args:
-            method: The full name of the tracked method.
-            module: The module of the method, or a replica.
-            original: Returns the original method of a module.
-            args: The positional arguments.
-            kwargs: The named arguments.
-            advise: Gives advice if the step runs out of memory.
-
-        Returns:
-            The result of the method.
-        """
-        tracked, forward = self.methods[method], original(module)
+    def run(self, call: Call) -> Any:
+        """Return the result of a call, which runs uncompressed if compression would save little."""
+        tracked, measurement = self.methods[call.method], None
         if tracked.adaptation is not None:
             with self._lock:
-                tracked.adaptation.next_step(module)
+                tracked.adaptation.next_step(call.module)
         if tracked.is_small(self._min_bytes):
-            return self._run_uncompressed(method, module, forward, args, kwargs)
-        measurement = None
+            return self._run_uncompressed(call)
         if tracked.adaptation is not None and tracked.is_large(self._min_bytes):
             with self._lock:
-                measurement = tracked.adaptation.begin(module, self._lock)
-        widths = None if measurement is None else measurement.widths
-        output = self._run_captured(method, module, forward, (args, kwargs), advise, widths)
+                measurement = tracked.adaptation.begin(call.module, self._lock)
+        output = self._run_captured(call, None if measurement is None else measurement.widths)
         if measurement is not None:
-            measurement.watch(tensors_in(output), tensors_in((args, kwargs)))
+            measurement.watch(tensors_in(output), tensors_in(call.inputs))
         return output
 
-    def _run_captured(
-        self,
-        method: str,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        inputs: tuple[Any, Any],
-        advise: Advise | None,
-        widths: Widths | None,
-    ) -> Any:
-        """Call a method; again, without compression, if it differentiates compressed tensors."""
-        args, kwargs = inputs
-        start = Start(module) if self.config.quantize else None
+    def _run_captured(self, call: Call, widths: Widths | None) -> Any:
+        """Run a call; again, without compression, if it differentiates compressed tensors."""
+        point = RestorePoint(call.module) if self.config.quantize else None
         try:
-            with self._capturing(method, module, inputs, advise, widths, start) as session:
-                return session.run(forward, args, kwargs)
+            with self._capturing(call, widths, point) as session:
+                return session.run(call.forward, *call.inputs)
         except ReadInForwardError:
-            if start is None:
+            if point is None:
                 raise
-        start.restore()
-        self.methods[method].exactly.warn_of_rerun()
-        again = self._capturing(method, module, inputs, advise, all_exactly=True)
-        with _not_recoverable(), again as session:
-            return session.run(forward, args, kwargs)
+        point.restore()
+        self.methods[call.method].exact_slots.warn_of_rerun()
+        with _not_recoverable(), self._capturing(call, all_exact=True) as session:
+            return session.run(call.forward, *call.inputs)
 
     @contextmanager
     def capturing(self, model: nn.Module) -> Iterator[None]:
         """Compress the tensors that autograd saves inside the context, by any part of a model."""
         memory_policy.start_step(model)
-        with _not_recoverable(), self._capturing("forward", model, None):
+        with _not_recoverable(), self._capturing(Call("forward", model, inputs=None)):
             yield
 
     @contextmanager
     def _capturing(
         self,
-        method: str,
-        model: nn.Module,
-        inputs: Any,
-        advise: Advise | None = None,
+        call: Call,
         widths: Widths | None = None,
-        start: Start | None = None,
-        all_exactly: bool = False,
+        restore_point: RestorePoint | None = None,
+        all_exact: bool = False,
     ) -> Iterator[Session]:
         """Compress the tensors that autograd saves inside the context, and report on success."""
+        method, model = call.method, call.module
         tracked = self.methods[method]
-        self.owner.followed = True
+        self.owner.tracked = True
         with self._lock:
             if "." not in method:  # a method of the model itself
                 added = module_hooks.without_hooks(self.owner, model)
@@ -281,49 +255,48 @@ class Controller:
                 self.owner,
                 Noise(self.config.seed, self.forwards),
                 model,
-                inputs,
+                call.inputs,
                 swap=None if self.swapping is None else Swap(self.swapping),
                 widths=widths,
                 spare=spare,
-                exactly=tracked.exactly,
-                all_exactly=all_exactly,
-                start=start,
+                exact_slots=tracked.exact_slots,
+                all_exact=all_exact,
+                restore_point=restore_point,
                 layers=self._step.layers,
-                advise=advise,
+                advise=call.advise,
             )
             self._start(method)
-        begun = monotonic()
+        start = monotonic()
         with session.capturing():
             part = method.rpartition(".")[0]
             if part:
                 session.trace.enter(part)
             yield session
-        seconds = _seconds_since(begun, model)
+        seconds = _seconds_since(start, model)
         with self._lock:
             tracked.scheme.see(session.rows)
-            made = (row.raw_bytes for row in session.rows if row.codec != RECOMPUTED)
-            saved = sum(made) + session.not_made
+            allocated = (row.raw_bytes for row in session.rows if row.codec != RECOMPUTED)
+            saved = sum(allocated) + session.unallocated
             if not spare:
                 tracked.see(session.rows, saved)
-            self._end(method, session.rows, saved, seconds, left_alone=spare > 0)
+            self._end(method, session.rows, saved, seconds, is_small=spare > 0)
             complete = all(m.saved_bytes is not None for m in self.methods.values())
             self._step.check_pins(session.rows, complete)
 
-    def _run_uncompressed(
-        self, method: str, model: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
-        """Keep the tensors that autograd saves, in a call that is expected to save little."""
-        self.owner.followed = True
+    def _run_uncompressed(self, call: Call) -> Any:
+        """Run a call that is expected to save little, and keep the tensors that autograd saves."""
+        self.owner.tracked = True
         with self._lock:
-            self._start(method)
-        counted, begun = Counted((args, kwargs)), monotonic()
-        with current.leaving_alone(self.owner, counted.pack):
-            output = forward(*args, **kwargs)
-        seconds = _seconds_since(begun, model)
-        raw = counted.raw_bytes(model, self._min_bytes)
-        row = Row(method, "other", "keep", (), 0, None, raw, raw)
+            self._start(call.method)
+        counted, start = Counted(call.inputs), monotonic()
+        args, kwargs = call.inputs
+        with current.uncompressed(self.owner, counted.pack):
+            output = call.forward(*args, **kwargs)
+        seconds = _seconds_since(start, call.module)
+        raw = counted.raw_bytes(call.module, self._min_bytes)
+        row = Row(call.method, "other", "keep", (), 0, None, raw, raw)
         with self._lock:
-            self._end(method, [row], raw, seconds, left_alone=True)
+            self._end(call.method, [row], raw, seconds, is_small=True)
         return output
 
     def _start(self, method: str) -> None:
@@ -333,20 +306,12 @@ class Controller:
         self.forwards += 1
 
     def _end(
-        self,
-        method: str,
-        rows: list[Row],
-        saved_bytes: int,
-        seconds: float | None,
-        left_alone: bool,
+        self, method: str, rows: list[Row], saved: int, seconds: float | None, is_small: bool
     ) -> None:
-        self.methods[method].saved_bytes = saved_bytes
+        self.methods[method].saved_bytes = saved
         self._step.end(method, rows, seconds)
-        self._report = self._step.report(
-            self.blocks,
-            self.swapping,
-            spared_below=self._min_bytes if left_alone else None,
-        )
+        spared_below = self._min_bytes if is_small else None
+        self._report = self._step.report(self.blocks, self.swapping, spared_below)
 
     def next_forward(self) -> None:
         """Notify the layers of the start of an uncompressed forward."""
@@ -359,10 +324,10 @@ class Controller:
         return self.config.min_bytes if self.config.exact else 0
 
 
-def _seconds_since(begun: float, model: nn.Module) -> float | None:
+def _seconds_since(start: float, model: nn.Module) -> float | None:
     """Return the duration of a forward; None on CUDA, where kernels outlast the call."""
     on_cuda = any(parameter.is_cuda for parameter in model.parameters())
-    return None if on_cuda else monotonic() - begun
+    return None if on_cuda else monotonic() - start
 
 
 @contextmanager

@@ -12,33 +12,33 @@ from torch import nn
 from torch.jit._trace import is_tracing
 
 from gact_graph.api.budget.estimate import Strategy
-from gact_graph.api.controller import Controller
+from gact_graph.api.controller import Call, Controller
 from gact_graph.layers.halo.layers import Handle
 from gact_graph.support import current
-from gact_graph.support.advising import Advise, advising
+from gact_graph.support.current import is_transformed
 from gact_graph.support.memory.policy import memory_policy
+from gact_graph.support.messages import Advise, advising
 from gact_graph.support.patch import Patch
-from gact_graph.support.transforms import is_transformed
 
 
 class Budget(Protocol):
-    """A memory budget; :class:`gact_graph.api.budget.budget.Budget` imports this module."""
+    """The interface of :class:`gact_graph.api.budget.budget.Budget`, which imports this module."""
 
     strategy: Strategy | None
 
-    def prepare(self, patch: CompressedForward, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Choose a strategy that fits a call of a method, before it runs."""
+    def prepare(
+        self, patch: CompressedForward, module: nn.Module, args: Any, kwargs: Any
+    ) -> None: ...
 
-    def state_dict(self) -> dict[str, Any] | None:
-        """Return the strategy as plain values."""
+    def state_dict(self) -> dict[str, Any] | None: ...
 
-    def load_state_dict(self, state: Mapping[str, Any] | None, patch: CompressedForward) -> None:
-        """Restore the strategy of another run."""
+    def load_state_dict(
+        self, state: Mapping[str, Any] | None, patch: CompressedForward
+    ) -> None: ...
 
 
 Adviser = Callable[["CompressedForward", nn.Module, int, Any, Any], Advise]
-"""Makes the advice for a call from its patch, module, bytes in use before, and arguments."""
-
+"""Creates the advice for a call from its patch, module, bytes in use before, and arguments."""
 
 _living: weakref.WeakSet[CompressedForward] = weakref.WeakSet()
 
@@ -58,7 +58,7 @@ class CompressedForward(Patch):
         first: The patch of the model's own forward, which has the attributes below.
         others: The patches of the other methods.
         budget: The memory budget; None without a budget.
-        adviser: Makes advice for errors of memory; None without advice.
+        adviser: Creates advice for errors of memory; None for no advice.
         halo: Handles of layers that fetch rows of other processes.
     """
 
@@ -101,10 +101,10 @@ class CompressedForward(Patch):
             return forward(*args, **kwargs)
         session = controller.session
         if session is not None:  # within another tracked call, or gact_graph.compress
-            session.own_leaves((args, kwargs))
+            session.add_inputs((args, kwargs))
             with session.running():
                 return forward(*args, **kwargs)
-        if current.is_left_alone(controller.owner):
+        if current.is_uncompressed(controller.owner):
             return forward(*args, **kwargs)
         if self.first.budget is not None:
             self.first.budget.prepare(self, module, args, kwargs)
@@ -116,7 +116,7 @@ class CompressedForward(Patch):
         adviser = self.first.adviser
         advise = None if adviser is None else adviser(self, module, before, args, kwargs)
         with advising(advise):
-            return controller.run(self._method, module, self.original, args, kwargs, advise)
+            return controller.run(Call(self._method, module, (args, kwargs), forward, advise))
 
     @property
     def __code__(self) -> Any:

@@ -12,8 +12,8 @@ from gact_graph.api.tracked import TrackedMethod
 from gact_graph.capture.config import Config
 from gact_graph.codecs.offload.swap import Swapping
 from gact_graph.layers.blocks.layers import Blocks
+from gact_graph.support.messages import warn
 from gact_graph.support.rows import LayerRow, Row
-from gact_graph.support.warn import warn
 
 
 class Step:

@@ -12,7 +12,7 @@ from gact_graph.adaptive.slot_names import with_new_names
 from gact_graph.adaptive.state_checks import check_count, check_keys, check_measured
 from gact_graph.capture.config import Config
 from gact_graph.codecs import Kept
-from gact_graph.support.exact import Exactly
+from gact_graph.support.exact import ExactSlots
 from gact_graph.support.rows import RECOMPUTED, Row
 
 NEWER = ("exactly", "compressible")
@@ -28,7 +28,7 @@ class TrackedMethod:
         adaptation: Chooses the bits; None if they are fixed.
         saved_bytes: Bytes that stock autograd would have saved in the last call; None before the
             first call.
-        exactly: The slots that are kept exactly.
+        exact_slots: The slots that are kept exactly.
         compressible: The share of ``saved_bytes`` by which compression can lower the peak, in the
             last call that was encoded completely; 1 before.
     """
@@ -36,7 +36,7 @@ class TrackedMethod:
     scheme: Scheme
     adaptation: Adaptation | None
     saved_bytes: int | None = None
-    exactly: Exactly = field(default_factory=Exactly)
+    exact_slots: ExactSlots = field(default_factory=ExactSlots)
     compressible: float = 1.0
 
     @classmethod
@@ -70,7 +70,7 @@ class TrackedMethod:
             "scheme": self.scheme.state_dict(),
             "adaptation": None if self.adaptation is None else self.adaptation.state_dict(),
             "saved_bytes": self.saved_bytes,
-            "exactly": self.exactly.state_dict(),
+            "exactly": self.exact_slots.state_dict(),
             "compressible": self.compressible,
         }
 
@@ -110,5 +110,5 @@ class TrackedMethod:
             self.adaptation.load_state_dict(state["adaptation"])
         self.saved_bytes = state["saved_bytes"]
         if "exactly" in state:
-            self.exactly.load_state_dict(state["exactly"])
+            self.exact_slots.load_state_dict(state["exactly"])
         self.compressible = state.get("compressible", 1.0)

@@ -159,7 +159,7 @@ class Ledger:
         self._entries.append(entry)
         return entry
 
-    def add_of_stock(self, slot: str, nbytes: int, tensor: Tensor | None = None) -> None:
+    def add_baseline(self, slot: str, nbytes: int, tensor: Tensor | None = None) -> None:
         """Add bytes that stock autograd would save and that are recomputed instead.
 
         Args:
@@ -177,7 +177,7 @@ class Ledger:
         """Replace encoded forms of tensors that live elsewhere by references to these tensors.
 
         Args:
-            owned: The tensors of the model and its inputs, by the places of their storages. They
+            owned: The tensors of the model and its inputs, by :func:`storage_id`. They
                 take no memory in stock autograd either.
             outputs: The outputs of the model, which the caller and the loss keep alive.
         """

@@ -33,7 +33,7 @@ from gact_graph.capture.call_site import call_site
 from gact_graph.capture.nodes import Attribute
 from gact_graph.codecs import Saved
 from gact_graph.codecs.reads import EXACT, Reads
-from gact_graph.support.storage import is_plain, place_of
+from gact_graph.support.storage import is_plain, storage_id
 
 SAVED = "saved"
 """The position of a tensor that no autograd node shows."""
@@ -124,7 +124,7 @@ class Call:
             if value is tensor:
                 return name
             plain = is_plain(value) and is_plain(tensor)
-            if plain and place_of(value) == place_of(tensor):
+            if plain and storage_id(value) == storage_id(tensor):
                 # They may be parts of one storage, as query, key and value are.
                 if value.numel() == tensor.numel() and value.data_ptr() == tensor.data_ptr():
                     return name

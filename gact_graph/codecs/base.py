@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gact_graph.codecs.reads import Reads
-from gact_graph.support.advising import Advise
 from gact_graph.support.exact import Reading
+from gact_graph.support.messages import Advise
 from gact_graph.support.storage import Layout
 
 

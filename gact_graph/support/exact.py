@@ -1,4 +1,4 @@
-"""The saved tensors that are kept exactly, because a returned derivative depends on them.
+"""Saved tensors that are kept exactly, because a returned derivative depends on them.
 
 A forward may contain a backward, as in potentials whose forces are the gradient of an energy. A
 backward with ``create_graph=True`` returns a gradient that later operations read. In both, noise of
@@ -8,15 +8,16 @@ saved tensors would change a result, and not only the gradient of the loss.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gact_graph.support import current
+from gact_graph.support.messages import warn
 from gact_graph.support.run_state import RunState
 from gact_graph.support.storage import is_plain
-from gact_graph.support.warn import warn
 
 _COPIED_BYTES = 1 << 18
 """Buffers up to this size, such as the statistics of a normalisation, are restored before a forward
@@ -30,14 +31,14 @@ class ReadInForwardError(BaseException):
     """
 
 
-class Exactly:
+class ExactSlots:
     """The slots of one method that are kept exactly.
 
-    Calls in which a leaf other than a parameter requires a gradient have slots of their own: a loop
-    may add a gradient penalty at some steps only.
+    Calls in which a leaf other than a parameter requires a gradient have slots of their own, since
+    a loop may add a gradient penalty at some steps only.
 
     Attributes:
-        slots: The slots of calls with such a leaf and of calls without.
+        slots: The slots of calls with such a leaf, and of calls without.
         decided: Whether a backward has run through a call with such a leaf. Before that, all
             tensors from the leaf on are kept exactly.
     """
@@ -47,31 +48,31 @@ class Exactly:
         self.decided = False
         self._warned = False
 
-    def has(self, asked: bool, label: str) -> bool:
+    def has(self, with_leaf: bool, label: str) -> bool:
         """Return whether an operation or a layer of this name has such a slot."""
-        return any(slot.startswith((f"{label}.", f"{label}/")) for slot in self.slots[asked])
+        prefixes = f"{label}.", f"{label}/"
+        return any(slot.startswith(prefixes) for slot in self.slots[with_leaf])
 
     def warn_of_noise(self) -> None:
-        """Warn once that a gradient with a graph was computed from compressed tensors."""
+        """Warn that a gradient with a graph has noise, unless a warning was given before."""
         if not self._warned:
             self._warned = True
             warn(
                 "A backward with create_graph=True read tensors that were compressed, so the "
-                "gradient of this step holds the noise of quantization. They are kept exactly from "
-                "the next step on. To have them exact in the first step too, let an input of the "
-                "model require a gradient before the call, or take level='lossless'."
+                "gradient of this step contains the noise of quantization. They are kept exactly "
+                "from the next step on. For an exact first step, let an input of the model require "
+                "a gradient before the call, or use level='lossless'."
             )
 
     def warn_of_rerun(self) -> None:
-        """Warn once that forward has run twice."""
+        """Warn that forward has run twice, unless a warning was given before."""
         if not self._warned:
             self._warned = True
             warn(
-                "A forward differentiates itself with respect to tensors that are no leaves, or to "
-                "parameters. It ran once more, without compression, so that what it returns is "
-                "exact; the tensors that its own backward read are kept exactly from now on. What "
-                "forward does besides computing, such as counting or printing, happened twice in "
-                "this step."
+                "A forward differentiates itself with respect to tensors that are not leaves, or "
+                "to parameters. It ran once more, without compression, so its result is exact; the "
+                "tensors that its own backward read are kept exactly from now on. Side effects of "
+                "forward, such as counting or printing, happened twice in this step."
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -88,36 +89,36 @@ class Exactly:
         self.decided = bool(state["decided"])
 
 
+@dataclass
 class Reading:
-    """A callback for each decoding of a context, which records slots that have to be exact.
+    """Record slots that have to be exact: a callback for each decoding of a context.
 
-    Args:
-        exactly: The slots that are kept exactly.
+    Attributes:
+        exact_slots: The slots that are kept exactly.
         slot: The slot of the context.
-        asked: Whether a leaf that requires a gradient existed when the context was saved.
+        with_leaf: Whether a leaf that requires a gradient existed when the context was saved.
         lossy: Whether the decoded values differ from the saved ones.
     """
 
-    def __init__(self, exactly: Exactly, slot: str, asked: bool, lossy: bool) -> None:
-        self._exactly = exactly
-        self._slot = slot
-        self._asked = asked
-        self.lossy = lossy
+    exact_slots: ExactSlots
+    slot: str
+    with_leaf: bool
+    lossy: bool
 
     def __call__(self, slot: str | None) -> None:
         in_forward = current.forward_runs()
         if not in_forward and not torch.is_grad_enabled():
-            self._exactly.decided |= self._asked
+            self.exact_slots.decided |= self.with_leaf
             return
-        self._exactly.slots[self._asked] |= {self._slot, slot or self._slot}
+        self.exact_slots.slots[self.with_leaf] |= {self.slot, slot or self.slot}
         if self.lossy:
             if in_forward:
                 raise ReadInForwardError
-            self._exactly.warn_of_noise()
+            self.exact_slots.warn_of_noise()
 
 
-class Start:
-    """The state at the start of a call of forward, which can run once more."""
+class RestorePoint:
+    """The state at the start of a forward that may run once more."""
 
     def __init__(self, module: nn.Module) -> None:
         self._random = RunState(set())
@@ -128,8 +129,8 @@ class Start:
         ]
         self._gradients: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
 
-    def backward_begins(self, module: nn.Module) -> None:
-        """Record gradients before a backward inside forward adds to them."""
+    def add_gradients(self, module: nn.Module) -> None:
+        """Record gradients before the first backward inside forward adds to them."""
         self._gradients = self._gradients or [
             (p, p.grad, None if p.grad is None else p.grad.clone()) for p in module.parameters()
         ]

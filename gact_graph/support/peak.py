@@ -54,7 +54,7 @@ class PeakMeter:
             torch.cuda.reset_peak_memory_stats(self._device)
         elif _STATM.exists():
             memory_policy.release(self._device)  # reused free memory would not raise the peak
-            self._start = self._most = _resident_bytes()
+            self._start = self._most = resident_bytes() or 0
             self._running = True
             self._stop.clear()
             if not _reset_high_water():
@@ -71,8 +71,8 @@ class PeakMeter:
             self._running = False
 
     def _update(self) -> None:
-        now = _high_water_bytes() if self._sampler is None else _resident_bytes()
-        self._most = max(self._most, now)
+        now = _high_water_bytes() if self._sampler is None else resident_bytes()
+        self._most = max(self._most, now or 0)
 
     def _sample(self) -> None:
         while not self._stop.wait(_INTERVAL):
@@ -91,10 +91,8 @@ def peak_so_far(device: torch.device) -> int | None:
 
 def resident_bytes() -> int | None:
     """Return the resident set of this process in bytes; None on systems without ``/proc``."""
-    return _resident_bytes() if _STATM.exists() else None
-
-
-def _resident_bytes() -> int:
+    if not _STATM.exists():
+        return None
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

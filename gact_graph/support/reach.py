@@ -1,4 +1,4 @@
-"""The state that a piece of Python code depends on: compared between calls, recorded and put back.
+"""The state that Python code depends on, to be compared between calls, recorded and restored.
 
 From a function or a module the search follows attributes, variables of enclosing functions, class
 attributes and globals, by the names that the code contains. Code of installed packages is trusted
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
-from gact_graph.support.code_names import is_impure, is_library, names_of, names_of_methods
 from gact_graph.support.objects import (
     CONTAINERS,
     COPIED_BYTES,
@@ -29,9 +28,13 @@ from gact_graph.support.objects import (
     PLAIN,
     attributes,
     cell_contents,
+    is_impure,
+    is_library,
     items,
     joined,
     module_attributes,
+    names_of,
+    names_of_methods,
 )
 from gact_graph.support.watch import Watch
 
@@ -57,29 +60,29 @@ _CALLS: Any = (
     | functools.partial
 )
 _PARTS = ("__self__", "__func__", "fget", "fset", "func", "args", "keywords")
-"""The parts of these."""
+"""The attributes that hold the parts of such callables."""
 
 
 class Unknowable(Exception):
-    """Code reaches an object whose state cannot be compared or put back, named in the message."""
+    """Code reaches an object, named in the message, whose state cannot be compared or restored."""
 
 
 class Reach:
-    """The objects that the code of the given objects reaches.
+    """The objects that the code of root objects reaches.
 
     Args:
         roots: Modules, functions and other values.
         methods: The methods of the first root that run; those of other modules are ``forward``.
-            If it is None, modules are reached with all of their attributes, random number
-            generators are allowed, and :attr:`key` does not decide what the code does.
+            If None, modules are reached with all of their attributes, random number generators are
+            allowed, and :attr:`key` does not determine the behavior of the code.
 
     Attributes:
         tensors: Each tensor that is reached, once, with the path that leads to it.
 
     Raises:
-        Unknowable: The code reaches an iterator, an open file or, if ``methods`` is not None, a
-            source of randomness outside of torch, or a function of the standard library that may
-            return another result at each call.
+        Unknowable: If the code reaches an iterator, an open file or, if ``methods`` is not None, a
+            source of randomness outside of torch, or a function of the standard library with
+            results that may differ between calls.
     """
 
     def __init__(self, roots: Sequence[Any], methods: frozenset[str] | None = None) -> None:
@@ -89,7 +92,7 @@ class Reach:
         self._names: frozenset[str] = _known_names.get(
             code, _ALL_METHODS if methods is None else methods
         )
-        while True:  # code that is met later may contain further names
+        while True:  # code that is reached later may contain further names
             before = self._names
             self._search(roots)
             if self._names == before:
@@ -116,11 +119,11 @@ class Reach:
 
     @property
     def key(self) -> Hashable:
-        """Equal for two states in which the code does the same, values of tensors aside."""
+        """A key that is equal for states in which the code does the same, except for values."""
         return tuple(self._key)
 
     def watch(self, copied_bytes: float = COPIED_BYTES) -> Watch:
-        """Record the state of all objects that are reached, to find and undo changes.
+        """Record the state of all reached objects, to find and undo changes.
 
         Args:
             copied_bytes: The most bytes of a tensor that is copied.
@@ -128,7 +131,7 @@ class Reach:
         return Watch(self._objects, self._names, not self._strict, copied_bytes)
 
     def _refer(self, value: Any, name: str) -> None:
-        """Add a value to the key: a plain one by value, another one by the number of its object."""
+        """Add a value to the key: plain values themselves, others as numbers of objects."""
         if isinstance(value, PLAIN):
             plain: Any = value
             if isinstance(value, slice):
@@ -206,7 +209,7 @@ class Reach:
 
     @property
     def _strict(self) -> bool:
-        """Whether equal keys must mean that the code does the same."""
+        """Whether equal keys must imply the same behavior of the code."""
         return self._methods is not None
 
     def _visit_function(self, function: types.FunctionType, name: str) -> None:
@@ -265,7 +268,7 @@ class Reach:
                 self._refer(hook, name)
 
     def _named(self, held: Mapping[str, Any]) -> dict[str, Any]:
-        """The entries that the code may read."""
+        """Return the entries that the code may read."""
         if self._strict and not self._names.isdisjoint(_DYNAMIC):
             return {k: v for k, v in held.items() if not (k.startswith("__") and k.endswith("__"))}
         return {name: held[name] for name in held if name in self._names}
@@ -283,6 +286,6 @@ def _code_of(root: Any) -> Any:
 
 
 def _described(tensor: Tensor) -> Hashable:
-    """The properties of a tensor that decide what code does with it, its values aside."""
+    """Return the properties of a tensor that affect code, except for its values."""
     strides = tensor.stride() if tensor.layout is torch.strided else None
     return tensor.dtype, tensor.device, tensor.shape, strides, tensor.requires_grad

@@ -1,4 +1,4 @@
-"""The state of objects at one moment: changes since are found and undone."""
+"""The recorded state of objects, to find and undo changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from gact_graph.support.code_names import is_library
 from gact_graph.support.objects import (
     CONTAINERS,
     COPIED_BYTES,
@@ -23,6 +22,7 @@ from gact_graph.support.objects import (
     State,
     attributes,
     cell_contents,
+    is_library,
     items,
     joined,
     module_attributes,
@@ -86,7 +86,7 @@ class Watch:
             self._add(value, name)
 
     def undo(self) -> str | None:
-        """Put back changes made since; return the name of one of them, or None."""
+        """Undo all changes; return the name of a changed object, or None without changes."""
         first = None
         for record in self._records:
             changed = [*_changed(record.read(), record.before)]
@@ -166,7 +166,7 @@ class Watch:
             held = read()
             return {key: held[key] for key in (held if all_names else self._names) if key in held}
 
-        self._record(name, state, lambda old: _put_back(owner, state(), old))
+        self._record(name, state, lambda old: _restore(owner, state(), old))
 
     def _record(
         self, name: str, read: Callable[[], State], restore: Callable[[State], Any]
@@ -216,19 +216,19 @@ def _refill(container: Any, old: State) -> None:
         container.extend(old.values())
 
 
-def _put_back(owner: Any, now: State, before: State) -> None:
-    """Set the names of an object, a class or a dictionary to their objects of before."""
-    how: Any = type if isinstance(owner, type) else object
+def _restore(owner: Any, now: State, before: State) -> None:
+    """Restore the attributes of an object or a class, or the items of a dictionary."""
+    kind: Any = type if isinstance(owner, type) else object
     for key in now.keys() - before.keys():
         if isinstance(owner, dict):
             del owner[key]
         else:
-            how.__delattr__(owner, key)
+            kind.__delattr__(owner, key)
     for key in {*_changed(now, before)} & before.keys():
         if isinstance(owner, dict):
             owner[key] = before[key]
         else:
-            how.__setattr__(owner, key, before[key])
+            kind.__setattr__(owner, key, before[key])
 
 
 def _changed(now: State, before: State) -> Iterator[Any]:

@@ -65,7 +65,7 @@ class TestTraining:
             model = make(lambda: GraphNet("gat"))
             if measure:  # it allocates, and 32 bits are asked for all the same
                 wrapped(model, bits=4, blocks=False)
-                model.forward.controller.forward.scheme.bits_of = lambda slot: 32
+                model.forward.controller.methods["forward"].scheme.bits_of = lambda slot: 32
             optimizer = torch.optim.Adam(model.parameters())
             torch.manual_seed(0)
             for _ in range(steps):
@@ -204,7 +204,7 @@ class TestAdaptation:
         )
         for _ in range(2):
             train_step(model, X, EDGES)
-        assert model.forward.controller.forward.adaptation is None
+        assert model.forward.controller.methods["forward"].adaptation is None
 
     @pytest.mark.parametrize("clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
     def test_copies_measure_for_themselves(self, clone):
@@ -288,7 +288,7 @@ class TestAlarm:
 
     def test_the_remedy_works(self):
         model = self.steps(4, 0.01)
-        scheme = model.forward.controller.forward.scheme
+        scheme = model.forward.controller.methods["forward"].scheme
         cure = scheme.average_for(0.001)
         assert scheme._ratio(scheme._allocated(cure)) <= 0.001
         assert scheme._ratio(scheme._allocated(cure - 0.5)) > 0.001

@@ -22,7 +22,7 @@ def built(kind, place, **options):
     return model, model
 
 def scheme(wrapped):
-    return wrapped.forward.controller.forward.scheme
+    return wrapped.forward.controller.methods["forward"].scheme
 
 def train(model, steps, first=0):
     for step in range(first, first + steps):

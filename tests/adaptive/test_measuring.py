@@ -182,7 +182,7 @@ class TestState:
         states = []
         for adaptive in (False, True):
             model = wrapped(make(Stateful), adaptive=adaptive, adapt_interval=2)
-            model.forward.controller.forward.scheme.bits_of = lambda slot: 32
+            model.forward.controller.methods["forward"].scheme.bits_of = lambda slot: 32
             steps(model, 6)
             states.append(
                 [

@@ -255,7 +255,7 @@ def test_the_step_that_is_measured_has_a_gradient_with_less_noise(kind):
 def test_nothing_outlives_the_graph(runs_backward):
     model = gact_graph.wrap(make(lambda: GraphNet("gat")), min_bytes=0)
     out = model(X, EDGES)
-    adaptation = model.forward.controller.forward.adaptation
+    adaptation = model.forward.controller.methods["forward"].adaptation
     measurement = adaptation._measuring
     assert measurement() is not None
     if runs_backward:

@@ -273,7 +273,7 @@ API = [
     Fault(
         "random states do not return after a second run",
         "gact_graph/support/run_state.py",
-        "            stack.callback(now.set)\n",
+        "            stack.callback(set_random_states, before)\n",
         "",
         ("support/test_run_state.py",),
     ),

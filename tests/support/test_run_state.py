@@ -40,17 +40,17 @@ def test_autocast_and_gradients_are_as_they_were():
 
 _THREADS = """
 import gc, threading, time
-from gact_graph.support.run_state import _RandomState
+from gact_graph.support.run_state import random_states, set_random_states
 
 def read():
     for _ in range(200):
-        _RandomState.now()
+        random_states()
 
 def write():
     while reading.is_alive():
-        state.set()
+        set_random_states(state)
 
-state = _RandomState.now()
+state = random_states()
 gc.callbacks.append(lambda phase, info: time.sleep(1e-4))  # lets another thread run
 gc.set_threshold(1)
 reading, writing = threading.Thread(target=read), threading.Thread(target=write)

@@ -17,7 +17,7 @@ from gact_graph.api.report import format_bytes
 from gact_graph.capture.config import Config
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.peak import resident_bytes
-from gact_graph.support.progress import telling
+from gact_graph.support.progress import log_if_slow
 from gact_graph.support.storage import tensors_in
 
 
@@ -28,7 +28,7 @@ class _Accepted:
     Attributes:
         size: The largest graph.
         shapes: The shapes of the tensors in the last call.
-        estimate: The estimate for this method; None while the one for another method suffices.
+        estimate: The estimate for this method; None while an estimate for another method suffices.
     """
 
     size: GraphSize = GraphSize(0, 0)  # noqa: RUF009
@@ -65,7 +65,7 @@ class Budget:
             MemoryBudgetError: If no strategy fits.
             ValueError: If no graph is found in the inputs.
         """
-        patch.controller.owner.followed = True
+        patch.controller.owner.tracked = True
         accepted = self._methods.setdefault(patch.attribute, _Accepted())
         shapes = [tuple(tensor.shape) for tensor in tensors_in((args, kwargs))]
         if shapes == accepted.shapes:
@@ -119,7 +119,7 @@ class Budget:
         self, patch: CompressedForward, module: nn.Module, inputs: Any, size: GraphSize
     ) -> Estimate:
         before = resident_bytes()
-        with telling("estimating the memory of a training step"):
+        with log_if_slow("estimating the memory of a training step"):
             estimate = estimate_call(
                 *(module, patch.attribute, inputs, self._config),
                 *(max(1, self.memory - self._grown), size.nodes, size.edges),

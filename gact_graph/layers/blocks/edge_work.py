@@ -115,7 +115,7 @@ class EdgeWork:
             else:
                 out = self._captured(call, edge_index, arguments, named, module, session)
                 messages = out.nbytes * edge_index.size(1)
-                session.stock_makes(messages // max(1, arguments.num_destinations))
+                session.count_unallocated(messages // max(1, arguments.num_destinations))
         except CannotBlock:
             call.run_state.restore_random_state()
             raise
@@ -174,7 +174,7 @@ class EdgeWork:
         session: current.Capture,
     ) -> Tensor:
         """Run a call in a session, and count the bytes that stock autograd would save."""
-        session.sizes.add(edge_index, [arguments.num_sources, arguments.num_destinations])
+        session.add_sizes(edge_index, [arguments.num_sources, arguments.num_destinations])
         baseline = call.analysis.baseline if arguments.needs_graph else BaselineSaves()
         of_stock = {arguments.names[i]: arguments.tensors[i] for i in baseline.inputs}
         extra = named.keys() - of_stock.keys()
@@ -191,7 +191,7 @@ class EdgeWork:
                 of_stock["result"] = result
             of_stock |= {name: getattr(module, name) for name in baseline.attributes}
             nbytes = baseline.nbytes(edge_index.size(1), arguments.num_destinations)
-            session.stock_saves(operation, nbytes, of_stock)
+            session.count_baseline(operation, nbytes, of_stock)
         return result
 
 
@@ -201,7 +201,8 @@ def _properties(arguments: Arguments) -> Hashable:
     whole = {use.index for use in arguments.uses if use.level == "whole"}
     return (
         (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)),
-        torch.is_grad_enabled(),
+        (torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device()),
+        torch.are_deterministic_algorithms_enabled(),
         arguments.uses,
         tuple(arguments.others),
         tuple(

@@ -15,8 +15,7 @@ from gact_graph.layers.blocks.call import BlockedCall
 from gact_graph.layers.blocks.inputs import Input
 from gact_graph.layers.blocks.rows import saved_tensors
 from gact_graph.layers.recompute import reuse
-from gact_graph.support.current import advises, apart
-from gact_graph.support.run_state import check_once
+from gact_graph.support.current import capture_disabled_in_backward, with_advice
 
 
 def run_in_blocks(call: BlockedCall, tensors: Sequence[Tensor], module: Any) -> Tensor:
@@ -72,13 +71,14 @@ class _Blocked(torch.autograd.Function):
         return tuple(call.forward(inputs, shape_only))
 
     @staticmethod
-    @advises
+    @with_advice
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         call: BlockedCall = ctx.call
         requires_grad = ctx.needs_input_grad[3:]
         create_graph = torch.is_grad_enabled()
-        saved = ctx.saved_tensors
-        if not create_graph:
+        if create_graph:
+            saved = ctx.saved_tensors
+        else:
             of_nodes, gathers = call.arguments.rows_of_nodes, not call.outputs[0].of_edges
             saved = saved_tensors(ctx, ctx.saved, of_nodes, gathers)
         values = ctx.never_read | dict(zip(ctx.saved, saved, strict=True))
@@ -89,7 +89,7 @@ class _Blocked(torch.autograd.Function):
             return (None, None, None, *results)
         inputs = [Input(values[i], needed) for i, needed in enumerate(requires_grad)]
         del values
-        with apart():
+        with capture_disabled_in_backward():
             backward(call, inputs, gradients)
         return (None, None, None, *(entry.gradient for entry in inputs))
 
@@ -113,18 +113,23 @@ class _Gradient(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         values, gradients = tensors[: len(requires_grad)], tensors[len(requires_grad) :]
         inputs: list[Input] = [*map(Input, values, requires_grad)]  # type: ignore[arg-type]
-        with apart():
+        with capture_disabled_in_backward():
             backward(call, inputs, gradients)
         return tuple(entry.gradient for entry in inputs)
 
     @staticmethod
     def backward(ctx: Any, *of_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        check_once("the gradient of a layer in blocks")
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "Expected a backward without create_graph=True (got one through the gradient of a "
+                "layer in blocks, which cannot be differentiated again). For third derivatives "
+                "wrap the model with level='L1' or level='lossless', and blocks=False."
+            )
         number = len(ctx.needed)
         values, gradients = ctx.saved_tensors[:number], ctx.saved_tensors[number:]
         inputs = [*map(Input, values, ctx.needed, of_gradients)]
         incoming = [None if value is None else Input(value, True) for value in gradients]
-        with apart():
+        with capture_disabled_in_backward():
             double_backward(ctx.call, inputs, incoming)
         entries = (*inputs, *incoming)
         return (None, None, *(None if e is None else e.gradient for e in entries))

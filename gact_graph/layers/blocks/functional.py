@@ -22,8 +22,8 @@ from gact_graph.layers.blocks.order import Orders
 from gact_graph.layers.blocks.sort_arguments import check_edge_index
 from gact_graph.layers.recompute.reuse import ended_as_stock
 from gact_graph.support import current
-from gact_graph.support.transforms import is_transformed
-from gact_graph.support.warn import warn
+from gact_graph.support.current import is_transformed
+from gact_graph.support.messages import warn
 
 _NAME = "message_passing"
 
@@ -67,12 +67,12 @@ class Messages:
         outcome = in_blocks(_NAME, lambda first: self._in_blocks(state, session, size))
         if isinstance(outcome, BlockedResult):
             if session is not None:
-                session.layer_ran(_NAME, "blocks", outcome.blocks, None)
+                session.add_layer_row(_NAME, "blocks", outcome.blocks, None)
             return outcome.result
         result = self._all_at_once()
         if outcome is not None:
             if session is not None:
-                session.layer_ran(_NAME, "stock", None, outcome)
+                session.add_layer_row(_NAME, "stock", None, outcome)
             state.warn_once(outcome)
         return result
 

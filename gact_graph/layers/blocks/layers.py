@@ -28,9 +28,9 @@ from gact_graph.layers.blocks.sort_arguments import (
 from gact_graph.layers.recompute import reuse
 from gact_graph.layers.recompute.saved_bytes import message_bytes, most_saved
 from gact_graph.support import current
+from gact_graph.support.current import is_transformed
 from gact_graph.support.patch import Patch
 from gact_graph.support.rows import LayerRow
-from gact_graph.support.transforms import is_transformed
 
 _WORTHWHILE = 4
 """In a call that is compressed, a layer runs in blocks from this part of ``min_bytes`` on: coding
@@ -93,7 +93,7 @@ class Blocks(Cutting):
 
 
 class Blocked(Patch):
-    """Replaces a method of a layer by a method that runs the layer's edge work in blocks.
+    """Replace a method of a layer by a method that runs the layer's edge work in blocks.
 
     Args:
         blocks: The state that the layers of the model share.
@@ -160,20 +160,20 @@ class Blocked(Patch):
             session = self._blocks.session
             self._not_worthwhile = None
             if session is None:
-                if current.is_left_alone(self._blocks.owner):
-                    self._not_worthwhile = "is small, in a call that is left alone (min_bytes=)"
-            elif session.may_run_backward_twice:
+                if current.is_uncompressed(self._blocks.owner):
+                    self._not_worthwhile = "is small, in a call without compression (min_bytes=)"
+            elif session.expects_double_backward:
                 self._not_worthwhile = (
                     "may be differentiated twice: an input of the model needs a gradient"
                 )
-            elif session.leaves_alone(most_saved(module, arguments)):
-                self._not_worthwhile = "is small, in a call that is left alone (min_bytes=)"
+            elif session.is_too_small(most_saved(module, arguments)):
+                self._not_worthwhile = "is small, in a call without compression (min_bytes=)"
         if self._not_worthwhile is not None:
             raise CannotBlock(self._not_worthwhile)
 
 
 class BlockedMethod(Blocked):
-    """Replaces ``propagate`` or ``edge_updater`` of a message passing layer."""
+    """Replace ``propagate`` or ``edge_updater`` of a message passing layer."""
 
     def __init__(
         self, blocks: Blocks, module: MessagePassing, layer: str, edge_function: EdgeFunction
@@ -201,7 +201,7 @@ class BlockedMethod(Blocked):
 
 
 class BlockedMetaLayer(Blocked):
-    """Replaces the forward of a MetaLayer, so that its edge model runs in blocks."""
+    """Replace the forward of a MetaLayer, so that its edge model runs in blocks."""
 
     def __init__(self, blocks: Blocks, module: MetaLayer, layer: str) -> None:
         super().__init__(blocks, module, "forward", layer, edge_model)

@@ -289,7 +289,7 @@ class _Reference(nn.Module):
 
 
 def _sum_attention(reference: _Reference, inputs: dict[str, Any]) -> Tensor:
-    """The operations of GATConv: see :class:`SumAttention`."""
+    """Run the operations of GATConv: see :class:`SumAttention`."""
     source, destination, *edge = (inputs[name] for name in reference.names)
     score = source + destination
     for features in edge:
@@ -300,14 +300,14 @@ def _sum_attention(reference: _Reference, inputs: dict[str, Any]) -> Tensor:
 
 
 def _leaky_attention(reference: _Reference, inputs: dict[str, Any]) -> Tensor:
-    """The operations of GATv2Conv: see :class:`LeakyAttention`."""
+    """Run the operations of GATv2Conv: see :class:`LeakyAttention`."""
     source, destination = (inputs[name] for name in reference.names)
     rows = F.leaky_relu(destination + source, reference.settings.slope)
     return reference.weights((rows * reference.constants[0]).sum(dim=-1), inputs)
 
 
 def _dot_attention(reference: _Reference, inputs: dict[str, Any]) -> Tensor:
-    """The operations of TransformerConv: see :class:`DotAttention`."""
+    """Run the operations of TransformerConv: see :class:`DotAttention`."""
     key, query, value, *edge = (inputs[name] for name in reference.names)
     rows = None
     for features in edge:

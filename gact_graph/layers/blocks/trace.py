@@ -6,7 +6,6 @@ sources are symbols. So the graph holds for every block, and shows each use of t
 
 from __future__ import annotations
 
-import random
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.source import ConstantSource
@@ -34,9 +32,10 @@ from torch_geometric import typing
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, constant_name
 from gact_graph.layers.blocks.edge_functions import EdgeFunction
 from gact_graph.support.current import capture_disabled
-from gact_graph.support.graph import ends_of, nodes_before
+from gact_graph.support.graph import nodes_of
 from gact_graph.support.objects import slots_of
 from gact_graph.support.reach import Reach
+from gact_graph.support.run_state import RandomStates, random_states, set_random_states
 
 EDGES, DESTINATIONS, SOURCES = 37, 23, 29
 """The sizes of the traced tensors: three unlikely widths of a layer."""
@@ -129,7 +128,7 @@ def _trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment)
     fakes = dict(_fakes(mode, arguments))
     run = _Run(edge_function, module, arguments, [*fakes])
-    watch, states = reach.watch(), _random_states()
+    watch, states = reach.watch(), random_states()
     try:
         graph_module = make_fx(
             run,
@@ -143,10 +142,9 @@ def _trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach
         raise CannotBlock(_reason(error)) from error
     finally:
         changed = watch.undo()
-        drew = _content(states) != _content(_random_states())
+        drew = _content(states) != _content(random_states())
         if drew:
-            random.setstate(states[0])
-            numpy.random.set_state(states[1])
+            set_random_states(states)
     if changed is not None:
         raise CannotBlock(f"changes {changed} while it makes messages")
     if drew:
@@ -327,7 +325,7 @@ class _Functions(TorchFunctionMode):
 
 def _check_functions(results: Sequence[Tensor]) -> None:
     """Refuse autograd functions written in Python: a trace would lose their backward."""
-    for node in nodes_before(ends_of(results)):
+    for node in nodes_of(results):
         kind = type(node)
         if kind.__module__ != "builtins" or hasattr(kind, "_forward_cls"):
             name = getattr(getattr(kind, "_forward_cls", kind), "__name__", kind.__name__)
@@ -444,14 +442,10 @@ _MADE_LIKE = {
 their place, and whether they take a value."""
 
 
-def _random_states() -> tuple[Any, Any]:
-    """Return the states of the generators of Python and NumPy."""
-    return random.getstate(), numpy.random.get_state()
-
-
-def _content(states: tuple[Any, Any]) -> tuple[Any, ...]:
-    _, words, *position = states[1]
-    return states[0], words.tobytes(), position
+def _content(states: RandomStates) -> tuple[Any, ...]:
+    """Return the states of the generators of Python and NumPy, which can be compared."""
+    _, words, *position = states.numpy
+    return states.python, words.tobytes(), position
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def kept(tensor: Tensor) -> Saved:
 
 
 def geometry(tensor: Tensor) -> tuple[Any, ...]:
-    """Return all that tells a tensor from other views of its storage, and its version."""
+    """Return the properties that distinguish a tensor from other views, and its version."""
     layout = tensor.shape, tensor.stride(), int(tensor.storage_offset())
     return tensor.dtype, version_of(tensor), tensor.is_conj(), tensor.is_neg(), *layout
 

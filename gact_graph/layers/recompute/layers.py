@@ -46,7 +46,7 @@ def attach(
 
 
 class RecomputedLayer(Patch):
-    """Replaces ``forward`` of one layer.
+    """Replace ``forward`` of one layer.
 
     Args:
         owner: The model that the layer belongs to.
@@ -72,9 +72,9 @@ class RecomputedLayer(Patch):
         if session is None or not torch.is_grad_enabled():
             return original(*args, **kwargs)
         nbytes = most_saved(module, (args, kwargs))
-        if session.leaves_alone(nbytes):
+        if session.is_too_small(nbytes):
             return original(*args, **kwargs)
-        session.stock_makes(nbytes)
+        session.count_unallocated(nbytes)
         tensors, arguments = taken_apart((args, kwargs))
         try:
             state = self._state_of(module, arguments.others)

@@ -164,7 +164,7 @@ class Recomputation:
             return placeholder.filled
 
     def _living(self) -> list[Placeholder]:
-        """The placeholders of tensors that backward may still read."""
+        """Return the placeholders of tensors that backward may still read."""
         return [p for reference in self._placeholders if (p := reference()) is not None]
 
     def _empty_after_backward(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from functools import partial
 from typing import Any
 
@@ -512,7 +513,7 @@ def test_rows_may_stay_coded(
     got = found()
     assert taken
     monkeypatch.setattr(analysis, "match_attention", lambda *_: None)
-    edge_work._known.clear()
+    monkeypatch.setattr(edge_work, "_known", OrderedDict())
     assert distance(got, found()) < 1e-5
     assert len(taken) == 1
 

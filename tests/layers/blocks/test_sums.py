@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -151,7 +152,7 @@ def test_the_same_values_are_read_from_codes(
     model = make(SUMS[name])
     got = _step(model, **options)
     monkeypatch.setattr(analysis, "match_weights", lambda *_: None)
-    edge_work._known.clear()
+    monkeypatch.setattr(edge_work, "_known", OrderedDict())
     assert distance(got, _step(make(SUMS[name]), **options)) < 1e-5
 
 
