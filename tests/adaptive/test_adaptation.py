@@ -18,8 +18,10 @@ from samples import (  # noqa: F401
     graph,
     labels,
     make,
+    measurements,
     one_thread,
     train_step,
+    widths,
 )
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -36,14 +38,6 @@ X, EDGES = graph()
 def wrapped(kind="gat", bits=6, **options):
     model = make(lambda: GraphNet(kind)) if isinstance(kind, str) else kind
     return gact_graph.wrap(model, bits=bits, adaptive=True, min_bytes=0, **options)
-
-
-def widths(model):
-    return {row.slot: row.bits for row in gact_graph.report(model).contexts if row.bits is not None}
-
-
-def measurements(model):
-    return gact_graph.report(model).measurements
 
 
 def everything(model):

@@ -8,7 +8,17 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from samples import FEATURES, Mlp, equal, graph, labels, make, one_thread  # noqa: F401
+from samples import (  # noqa: F401
+    FEATURES,
+    Mlp,
+    equal,
+    graph,
+    labels,
+    make,
+    measurements,
+    one_thread,
+    widths,
+)
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import HGTConv, RGATConv
@@ -17,14 +27,6 @@ import gact_graph
 from gact_graph.adaptive import sensitivity
 
 X, EDGES = graph()
-
-
-def measurements(model):
-    return gact_graph.report(model).measurements
-
-
-def bits(model):
-    return {row.slot: row.bits for row in gact_graph.report(model).contexts if row.bits is not None}
 
 
 def measured(model):
@@ -68,7 +70,7 @@ class TestOperationsThatRaise:
         assert sum(map(len, said)) == 1
         assert "ValueError: not again" in said[0][0] and "adaptive=False" in said[0][0]
         assert measurements(model) == 0
-        assert {*bits(model).values()} == {4}
+        assert {*widths(model).values()} == {4}
 
     def test_measuring_starts_again_when_something_else_learns(self, monkeypatch):
         model = wrapped(make(Mlp), adapt_interval=2)
@@ -201,7 +203,7 @@ class TestGradientsThatTellNothing:
         said = steps(model, 20, loss=lambda out: (out * 0.0).sum())
         assert measurements(model) == 5 and not measured(model)
         assert sum(map(len, said)) == 1 and "NaN or infinity" in str(said)
-        assert {*bits(model).values()} == {4}
+        assert {*widths(model).values()} == {4}
 
     def test_it_measures_once_they_do(self):
         model = wrapped(make(Mlp), adapt_interval=4)
@@ -226,9 +228,9 @@ def test_the_output_is_kept_as_in_the_forward():
     model = wrapped(make(Ends), bits=2)
     exact = [row.slot for row in (steps(model, 1), gact_graph.report(model).contexts)[1]]
     [out] = [slot for slot in exact if "log_softmax" in slot]
-    assert out not in bits(model)
+    assert out not in widths(model)
     steps(model, 2)
-    assert out not in bits(model) and measured(model)
+    assert out not in widths(model) and measured(model)
 
 
 class TestWhatLearns:
@@ -239,7 +241,7 @@ class TestWhatLearns:
         steps(model, 1)
         model.requires_grad_(True)
         steps(model, 1)
-        assert bits(model) and all(width >= 4 for width in bits(model).values())
+        assert widths(model) and all(width >= 4 for width in widths(model).values())
 
     def test_layers_that_learn_by_turns_are_not_measured_each_time(self):
         model = wrapped(make(Mlp), bits=4, adapt_interval=1000)

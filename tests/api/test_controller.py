@@ -6,6 +6,7 @@ import pytest
 import torch
 from samples import (
     Mlp,
+    controller_of,
     graph,
     make,
     one_thread,  # noqa: F401
@@ -17,10 +18,6 @@ from gact_graph.api.forward import should_compress
 from gact_graph.support.current import current
 
 X, _ = graph()
-
-
-def controller_of(model):
-    return vars(model)["forward"].controller
 
 
 def test_counts_training_forwards_alone():

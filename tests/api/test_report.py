@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from report_rows import row
 from samples import (
     GraphNet,
     Mlp,
@@ -18,14 +19,8 @@ from samples import (
 
 import gact_graph
 from gact_graph.api.report import Report, format_bytes
-from gact_graph.support.rows import Row
 
 WORDS = "No forward was compressed yet"
-
-
-def row(slot, raw=1000, stored=100, bits=4, numel=250):
-    codec = "keep" if bits is None else "quantize"
-    return Row(slot, "other", codec, (numel,), numel, bits, raw, stored)
 
 
 @pytest.fixture(scope="module")

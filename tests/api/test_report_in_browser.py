@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_rows import row
 
 from gact_graph.api.report import Report
-from gact_graph.support.rows import Row
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -61,25 +61,21 @@ TICKS = """
 """
 
 
-def row(slot: str, raw: int, stored: int, role: str = "node") -> Row:
-    return Row(slot, role, "quantize", (25, 10), 250, 4, raw, stored)
-
-
 def deep() -> Report:
     rows = [row("lin_in/linear.input", 10**6, 10**5)]
     for i in range(64):
         rows.append(row(f"convs.{i}/addmm.input", 10**6, 10**5))
         rows.append(row(f"norms.{i}/batch_norm.input", 10**6, 10**5))
-        rows.append(row(f"relu/relu#{i}.result", 10**6, 10**4, "mask"))
+        rows.append(row(f"relu/relu#{i}.result", 10**6, 10**4, role="mask"))
     return Report(rows)
 
 
 def hetero() -> Report:
-    rows = [row(BAD, 5 * 10**5, 10**4, "other")]
+    rows = [row(BAD, 5 * 10**5, 10**4, role="other")]
     for i in range(3):
-        rows += [row(RELATION.format(i, side), 10**6 - i, 10**5 + i, "edge") for side in "lr"]
-        rows += [row(f"convs.{i}/index_select.index", 10**5, 0, "index")]
-        rows += [row(f"relu#{i}.result", 10**5, 10**4, "mask")]
+        rows += [row(RELATION.format(i, side), 10**6 - i, 10**5 + i, role="edge") for side in "lr"]
+        rows += [row(f"convs.{i}/index_select.index", 10**5, 0, role="index")]
+        rows += [row(f"relu#{i}.result", 10**5, 10**4, role="mask")]
     return Report(rows)
 
 

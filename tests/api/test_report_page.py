@@ -5,16 +5,13 @@ import re
 import sys
 
 import pytest
+from report_rows import row
 from samples import GraphNet, graph, make, train_step
 
 import gact_graph
 from gact_graph.api.report import Report
 from gact_graph.api.report.figures import curve, treemap
-from gact_graph.support.rows import LayerRow, Row
-
-
-def row(slot, raw=1000, stored=100, host=0, role="node"):
-    return Row(slot, role, "quantize", (25, 10), 250, 4, raw, stored, None, host)
+from gact_graph.support.rows import LayerRow
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from report_rows import row
 from rich.console import Console
 from samples import GraphNet, graph, make, train_step
 
@@ -13,14 +14,9 @@ import gact_graph
 from gact_graph.api.report import Report
 from gact_graph.api.report.contexts import by_layer
 from gact_graph.api.report.names import layer_of, shorten
-from gact_graph.support.rows import Row
 
 LONG = "convs.{}/convs.<author___writes_very_often___paper>/{}/linear.input"
 WIDTHS = (60, 80, 120, 200)
-
-
-def row(slot, raw=1000, stored=100, bits=4, sensitivity=None, role="node"):
-    return Row(slot, role, "quantize", (25, 10), 250, bits, raw, stored, sensitivity)
 
 
 def deep(layers=64):

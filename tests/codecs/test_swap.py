@@ -16,6 +16,7 @@ from samples import (
     GraphNet,
     Lambda,
     Mlp,
+    controller_of,
     distance,
     equal,
     gradients,
@@ -41,10 +42,6 @@ from gact_graph.ops.quantize import pack
 
 X, EDGES = graph()
 SEEDS = [None, *range(6)]
-
-
-def controller_of(model):
-    return vars(model)["forward"].controller
 
 
 def swapping(model, streams, **options):

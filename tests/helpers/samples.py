@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 
+import gact_graph
 from experiments.helpers.draws import Draws
 
 NODES, FEATURES, CLASSES = 300, 32, 5
@@ -168,3 +169,18 @@ def draws(model: nn.Module, *inputs: object, seed: int = 3) -> Draws:
         return F.cross_entropy(out, labels(len(out)))
 
     return Draws(model, loss)
+
+
+def controller_of(model: nn.Module) -> Any:
+    """The controller of a wrapped model."""
+    return vars(model)["forward"].controller
+
+
+def measurements(model: nn.Module) -> int:
+    """The number of measurements of a wrapped model's sensitivities."""
+    return gact_graph.report(model).measurements
+
+
+def widths(model: nn.Module) -> dict[str, int]:
+    """The bits of each coded slot of a wrapped model's last forward."""
+    return {row.slot: row.bits for row in gact_graph.report(model).contexts if row.bits is not None}
