@@ -11,7 +11,6 @@ lines of tests in ``DIR/PART.log``.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -33,8 +32,7 @@ from experiments.helpers import command
 from experiments.helpers.display import make_console, say
 from experiments.helpers.errors import ExperimentError, UsageError
 from experiments.helpers.kept import write_json
-from experiments.helpers.machine import gpus
-from experiments.helpers.results import current_versions
+from experiments.helpers.origin import current_versions, gpus
 from experiments.helpers.values import parse_path
 
 FILE_NAME = "gpu_check.json"
@@ -226,7 +224,19 @@ def _end(process: subprocess.Popen[str]) -> str:
     return process.communicate()[1]
 
 
-def _run(args: argparse.Namespace) -> None:
+@command.main(
+    command.flag("--call", int, choices=(1, 2, 3), text="the parts of one call of nine minutes"),
+    command.names("--parts", PARTS),
+    command.flag(
+        "--data",
+        parse_path,
+        str(Path(tempfile.gettempdir()) / "gact_graph_data"),
+        "generated graphs",
+        metavar="DIR",
+    ),
+    command.OUT_NEEDED,
+)
+def main(args: command.Args) -> None:
     if not torch.cuda.is_available():
         raise UsageError(
             "Expected a CUDA device that torch sees (got none): run this where there is a GPU; "
@@ -239,21 +249,5 @@ def _run(args: argparse.Namespace) -> None:
         raise ExperimentError(f"failed or not run: {', '.join(failed)}; see {args.out / FILE_NAME}")
 
 
-main = command.Command(
-    "gpu_check",
-    __doc__,
-    _run,
-    command.flag("--call", int, choices=(1, 2, 3), text="the parts of one call of nine minutes"),
-    command.names("--parts", PARTS),
-    command.flag(
-        "--data",
-        parse_path,
-        str(Path(tempfile.gettempdir()) / "gact_graph_data"),
-        "generated graphs",
-        metavar="DIR",
-    ),
-    command.OUT_NEEDED,
-)
-
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -12,13 +12,11 @@ its input in the cache.
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 import torch
 
 from experiments.helpers import command
-from experiments.helpers.display import say, show
 from experiments.helpers.errors import UsageError
 from experiments.helpers.kept import write_json
 from experiments.helpers.kernel_jobs import (
@@ -28,7 +26,7 @@ from experiments.helpers.kernel_jobs import (
     measure,
     quantizer_jobs,
 )
-from experiments.helpers.machine import gpus
+from experiments.helpers.origin import gpus
 from experiments.helpers.values import parse_count, parse_device, parse_seeds
 from gact_graph.info import facts
 from gact_graph.ops import cpu
@@ -80,53 +78,8 @@ def parse_widths(text: str) -> tuple[int, ...]:
     return widths
 
 
-def _run(args: argparse.Namespace) -> None:
-    dtype, on_cuda = _DTYPES[args.dtype], args.device.type == "cuda"
-    if max(args.bits) >= 8 * dtype.itemsize:
-        raise UsageError(
-            f"Expected --bits below the {8 * dtype.itemsize} of {args.dtype}, at which it is kept "
-            f"unchanged (got {max(args.bits)})"
-        )
-    usual = _BYTES_ON_CUDA // dtype.itemsize if on_cuda else _ELEMENTS
-    elements, nodes = args.elements or usual, args.nodes or (_NODES_ON_CUDA if on_cuda else None)
-    before = torch.get_num_threads()
-    torch.set_num_threads(args.threads)
-    try:
-        results = _measure(args, elements, nodes, dtype)
-    finally:
-        torch.set_num_threads(before)
-    served = facts()["CUDA kernels"] if on_cuda else _served_on_cpu()
-    about = {"elements": elements, "bits": args.bits, "group_size": GROUP_SIZE, "kernels": served}
-    about |= {name: getattr(args, name) for name in ("dtype", "rounds", "threads")}
-    about |= {"device": str(args.device), "gpus": gpus()} | args.origin
-    if args.out is not None:
-        write_json(args.out, about | results)
-    show(args.console, f"Quantizer on {args.device}, medians", HEAD, rows(results["jobs"]))
-    copy, clone = (results["jobs"][name] for name in ("copy", "clone"))
-    say(
-        args.console,
-        f"copy {copy['median_milliseconds']:.1f} ms, {copy['gb_per_s']:,.0f} GB/s; clone "
-        f"{clone['median_milliseconds']:.1f} ms; bytes are read plus written",
-    )
-    if "launch_microseconds" in results:
-        launch = results["launch_microseconds"]
-        say(
-            args.console,
-            f"a small pack from Python takes the host {launch['pack']:.1f} us, a small copy "
-            f"{launch['copy']:.1f} us",
-        )
-    if nodes is not None:
-        title = f"Edges on {args.device}, {nodes:,} nodes, medians"
-        show(args.console, title, EDGES_HEAD, edge_rows(results["edges"]["jobs"]))
-    say(
-        args.console,
-        f"{elements:,} {args.dtype}, {args.rounds} rounds in turn, {args.threads} threads, "
-        f"{served}",
-    )
-
-
 def _measure(
-    args: argparse.Namespace, elements: int, nodes: int | None, dtype: torch.dtype
+    args: command.Args, elements: int, nodes: int | None, dtype: torch.dtype
 ) -> dict[str, Any]:
     device = args.device
     jobs = quantizer_jobs(elements, args.bits, dtype, device)
@@ -151,19 +104,57 @@ def _long_count(text: str) -> int:
     return parse_count(text.replace("_", ""))
 
 
-main = command.Command(
-    "kernels",
-    __doc__,
-    _run,
+@command.main(
     command.flag("--elements", _long_count, text=f"default: {_ELEMENTS:_}; on CUDA 1 GiB"),
     command.flag("--bits", parse_widths, "1-8"),
-    command.flag("--dtype", default="float32", choices=tuple(_DTYPES)),
+    command.choice("--dtype", _DTYPES, "float32"),
     command.flag("--device", parse_device, "cpu"),
     command.number("--rounds", 7),
     command.flag("--nodes", _long_count, text=f"of a graph; default: on CUDA {_NODES_ON_CUDA:_}"),
     command.number("--threads", 2, "on the CPU"),
     command.OUT_FILE,
 )
+def main(args: command.Args) -> None:
+    dtype, on_cuda = _DTYPES[args.dtype], args.device.type == "cuda"
+    if max(args.bits) >= 8 * dtype.itemsize:
+        raise UsageError(
+            f"Expected --bits below the {8 * dtype.itemsize} of {args.dtype}, at which it is kept "
+            f"unchanged (got {max(args.bits)})"
+        )
+    usual = _BYTES_ON_CUDA // dtype.itemsize if on_cuda else _ELEMENTS
+    elements, nodes = args.elements or usual, args.nodes or (_NODES_ON_CUDA if on_cuda else None)
+    before = torch.get_num_threads()
+    torch.set_num_threads(args.threads)
+    try:
+        results = _measure(args, elements, nodes, dtype)
+    finally:
+        torch.set_num_threads(before)
+    served = facts()["CUDA kernels"] if on_cuda else _served_on_cpu()
+    about = {"elements": elements, "bits": args.bits, "group_size": GROUP_SIZE, "kernels": served}
+    about |= {name: getattr(args, name) for name in ("dtype", "rounds", "threads")}
+    about |= {"device": str(args.device), "gpus": gpus()} | args.origin
+    if args.out is not None:
+        write_json(args.out, about | results)
+    args.show(f"Quantizer on {args.device}, medians", HEAD, rows(results["jobs"]))
+    copy, clone = (results["jobs"][name] for name in ("copy", "clone"))
+    args.say(
+        f"copy {copy['median_milliseconds']:.1f} ms, {copy['gb_per_s']:,.0f} GB/s; clone "
+        f"{clone['median_milliseconds']:.1f} ms; bytes are read plus written",
+    )
+    if "launch_microseconds" in results:
+        launch = results["launch_microseconds"]
+        args.say(
+            f"a small pack from Python takes the host {launch['pack']:.1f} us, a small copy "
+            f"{launch['copy']:.1f} us",
+        )
+    if nodes is not None:
+        title = f"Edges on {args.device}, {nodes:,} nodes, medians"
+        args.show(title, EDGES_HEAD, edge_rows(results["edges"]["jobs"]))
+    args.say(
+        f"{elements:,} {args.dtype}, {args.rounds} rounds in turn, {args.threads} threads, "
+        f"{served}",
+    )
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

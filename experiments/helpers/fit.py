@@ -8,7 +8,7 @@ import torch
 
 from datasets.memory import available_bytes, format_bytes
 from experiments.helpers.errors import UsageError
-from experiments.helpers.labels import EXACT_LEVELS
+from experiments.helpers.levels import EXACT_LEVELS
 from experiments.helpers.recipes import Recipe
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,13 +12,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch_geometric.data import Data
 
 import gact_graph
-from experiments.helpers.cap import set_cap
+from experiments.helpers.process import set_cap
 from experiments.helpers.ranks import summed
 from experiments.helpers.train import synchronize, take_step
 from gact_graph.support.peak import PeakMeter
+from gact_graph.support.storage import parts_of
 
 
 @dataclass
@@ -77,7 +79,7 @@ def train(
         steps: How many.
         lr: The learning rate.
         meters: Measure each step.
-        cap_bytes: A limit on memory, see :func:`experiments.helpers.cap.set_cap`.
+        cap_bytes: A limit on memory, see :func:`experiments.helpers.process.set_cap`.
         compiles: Whether the first step compiles, whose peak is the compiler's.
     """
     trainee.model.train()
@@ -111,6 +113,30 @@ def train(
         peak = meter.peak_bytes
     taken.peak_bytes = None if peak is None else peak - before
     return taken
+
+
+def saved_bytes(forward: Callable[[], Tensor], model: nn.Module, inputs: Iterable[Tensor]) -> int:
+    """Count what one forward saves: each storage once, without parameters, buffers and inputs.
+
+    The forward runs in training mode; nothing is computed backward.
+    """
+    own = [*model.parameters(), *model.buffers(), *inputs]
+    known = {part.untyped_storage().data_ptr() for tensor in own for part in parts_of(tensor)}
+    sizes: dict[int, int] = {}
+    kept: list[Tensor] = []  # an address is given again once its tensor is gone
+
+    def pack(tensor: Tensor) -> Tensor:
+        for part in parts_of(tensor):
+            storage = part.untyped_storage()
+            if storage.data_ptr() not in known:
+                sizes[storage.data_ptr()] = storage.nbytes()
+                kept.append(part.detach())
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor), torch.enable_grad():
+        output = forward()
+    del output
+    return sum(sizes.values())
 
 
 def load_kernels(device: torch.device) -> None:

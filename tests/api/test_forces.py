@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import gact_graph
 from experiments.forces import physics
-from experiments.helpers.potentials import POTENTIALS, molecules, plain_neighbours
+from experiments.models.potentials import POTENTIALS, molecules, plain_neighbours
 from gact_graph.capture import session
 
 LEVELS = {

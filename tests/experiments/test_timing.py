@@ -17,7 +17,6 @@ from datasets.published import Size
 from datasets.synthetic import block_model
 from experiments import kernels, overhead, step_time
 from experiments.helpers import timing
-from experiments.helpers.busy import BusyLoops
 from experiments.helpers.data import prepare
 from experiments.helpers.kernel_jobs import (
     edge_jobs,
@@ -27,6 +26,7 @@ from experiments.helpers.kernel_jobs import (
     summary,
 )
 from experiments.helpers.subjects import SUBJECTS, make
+from experiments.helpers.timing import BusyLoops
 from gact_graph.ops.quantize import pack
 
 CPU = torch.device("cpu")
