@@ -143,7 +143,7 @@ class Exact(TorchFunctionMode):
             tensors, restore = self._counted(keep(saved.detach().reshape(-1, saved.size(-1))))
             return tensors, lambda *kept: restore(*kept).view(shape)
 
-        inputs = {arg.data_ptr() for arg in args if isinstance(arg, Tensor)}
+        inputs = {arg.data_ptr() for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)}
         with saved_tensors_hooks(pack, _unpack):
             return func(*args, **kwargs)
 
