@@ -47,7 +47,7 @@ def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = _partition(found)
     assert len(partition.measured(found).rows) == 3
     assert len(partition.counted(found).rows) == 2
-    assert draw_partition(found).count("<polyline") == 1 + 2 * 2
+    assert draw_partition(found).count("stroke-dasharray") == 2
     assert "10 Gbit/s" in text and "after 2 steps" in text
 
 
