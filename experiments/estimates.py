@@ -89,13 +89,14 @@ def _compare(kept: Kept, task: tuple[str, ...], ways: list[str], budgets: list[s
     for way in (*ways, *budgets):
         if way not in rows:
             raise UsageError(f"Expected ways of {'; '.join(rows)} (got {way!r})")
+    nothing = {"way": None, "peak_bytes": None}
 
     def measure(way: str) -> dict[str, Any]:
-        answer = _apart("peak_of", task, rows[way])
-        return {"predicted": rows[way]["peak_bytes"], "measured": answer and answer["peak_bytes"]}
+        answer = _apart("peak_of", task, rows[way]) or nothing
+        return {"predicted": rows[way]["peak_bytes"], "measured": answer["peak_bytes"]}
 
     def give(memory: int) -> dict[str, Any]:
-        answer = _apart("choice", task, memory) or {"way": None, "peak_bytes": None}
+        answer = _apart("choice", task, memory) or nothing
         return {"chosen": answer["way"], "peak": answer["peak_bytes"]}
 
     for way in ways:

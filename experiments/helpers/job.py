@@ -97,15 +97,10 @@ def run(job: Job, console: Console) -> tuple[Results, Any]:
             record, report = train(job.task, job.setup, seed, progress.follow(seed))
             kept.once(("runs", {"seed": seed}), functools.partial(dict, record))
             runs.sort(key=lambda record: record["seed"])
-            _write(results, job.out)
-    if not missing:
-        # The last start may have ended between result.json and these.
-        _write(results, job.out)
+            if job.out is not None:
+                write_report(results, job.out)
+    if not missing and job.out is not None:
+        # The last start may have ended between result.json and the report.
+        write_report(results, job.out)
     kept.write()
     return results, report
-
-
-def _write(results: Results, out: Path | None) -> None:
-    if out is not None:
-        write_report(results, out)
-        plot.plot_curves(results, out)

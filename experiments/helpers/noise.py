@@ -173,12 +173,7 @@ class Draws:
 
 
 class Probe(Draws):
-    """The same of a node classifier on its graph, whose ``report`` it has.
-
-    Args:
-        model: A wrapped model.
-        task: Its graph.
-    """
+    """Draws of a wrapped node classifier on its graph, with its ``report``."""
 
     def __init__(self, model: nn.Module, task: NodeTask) -> None:
         def loss() -> Tensor:

@@ -21,20 +21,12 @@ _SHOWN = 10
 
 
 def require_matplotlib() -> None:
-    """Fail before the training instead of after it.
-
-    Raises:
-        ExperimentError: If matplotlib is missing; the text names the extra that brings it.
-    """
+    """Raise ExperimentError before the training, if matplotlib is missing."""
     _figure()
 
 
 def plot_curves(results: Results, out: Path) -> None:
-    """Draw loss and validation score over epochs, one line a seed, into ``out/curves.png``.
-
-    Raises:
-        ExperimentError: If matplotlib is missing, or the file cannot be written.
-    """
+    """Draw loss and validation score over epochs, one line a seed, into ``out/curves.png``."""
     figure = _figure()
     left, right = figure.subplots(1, 2)
     for run in results.runs:

@@ -40,12 +40,13 @@ _CONTEXTS: tuple[Column, ...] = (
 
 
 def write_report(results: Results, out: Path) -> None:
-    """Write ``out/report.md``.
+    """Write ``out/report.md`` and its curves.
 
     Raises:
         ResultsError: If the system refuses.
     """
     write_atomically(out / FILE_NAME, render(results).encode())
+    plot.plot_curves(results, out)
 
 
 def render(results: Results) -> str:

@@ -121,23 +121,19 @@ def train(
         model = build(setup.model, setup.recipe, *sizes, normalize=is_part).to(device)
         part: dict[str, Any] = {"partition": task.part} if is_part else {}
         gact_graph.wrap(model, **setup.options, **part, seed=seed)
-        trained = model
-        if not is_part and world_size() > 1:
-            trained = DistributedDataParallel(model)
+        alone = is_part or world_size() == 1
+        trained = model if alone else DistributedDataParallel(model)
         if is_part and rank() > 0:
             torch.manual_seed(hash((seed, rank())))  # other dropout for other nodes
-        optimizer = torch.optim.Adam(
-            model.parameters(), lr=setup.recipe.lr, weight_decay=setup.recipe.weight_decay
-        )
+        recipe = setup.recipe
+        decay = recipe.weight_decay
+        optimizer = torch.optim.Adam(model.parameters(), lr=recipe.lr, weight_decay=decay)
         sampler = None
         if setup.sampler is not None:
-            layers = setup.recipe.layers
-            sampler = make_sampler(setup.sampler, task, layers, rank(), world_size())
-        losses: list[float] = []
+            sampler = make_sampler(setup.sampler, task, recipe.layers, rank(), world_size())
+        losses, seconds, passes = [], [], []
         scores: list[tuple[float, float]] = []  # validation, test
-        seconds: list[float] = []
-        passes: list[int] = []
-        for epoch in range(1, setup.recipe.epochs + 1):
+        for epoch in range(1, recipe.epochs + 1):
             start = time.perf_counter()
             batches = [task] if sampler is None else sampler(epoch)
             of_steps = _train_epoch(trained, optimizer, batches)
@@ -152,15 +148,10 @@ def train(
     report = gact_graph.report(model)
     memory = report.to_dict()
     cost = cost_of_measuring(seconds, passes)
+    val_score, test_score = scores[best]
     record = {
-        "seed": seed,
-        "test_score": scores[best][1],
-        "val_score": scores[best][0],
-        "best_epoch": best + 1,
-        "rate": memory["rate"],
-        "raw_bytes": memory["raw_bytes"],
-        "stored_bytes": memory["stored_bytes"],
-        "average_bits": memory["average_bits"],
+        **{"seed": seed, "test_score": test_score, "val_score": val_score, "best_epoch": best + 1},
+        **{key: memory[key] for key in ("rate", "raw_bytes", "stored_bytes", "average_bits")},
         "peak_bytes": meter.peak_bytes,
         "epoch_seconds": statistics.median(seconds),
         "train_seconds": sum(seconds),
@@ -174,7 +165,7 @@ def train(
 
 
 def cost_of_measuring(seconds: Sequence[float], passes: Sequence[int]) -> dict[str, float]:
-    """Return the time of steps that measured beyond that of ordinary steps.
+    """Return the time of steps that measured sensitivities beyond that of ordinary steps.
 
     Args:
         seconds: Of each step.
