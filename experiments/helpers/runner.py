@@ -1,6 +1,6 @@
 """Measurement of a training: a few steps of a case in a process of its own, under meters.
 
-:class:`experiments.helpers.case.Case` describes the training, and
+:class:`experiments.helpers.strategies.Case` describes the training, and
 :data:`experiments.helpers.meters.METERS` the measurements beside time, peak and loss.
 """
 
@@ -15,12 +15,10 @@ from typing import Any
 import torch.distributed as dist
 
 from datasets import load
-from experiments.helpers.allocators import HEAP, environment
-from experiments.helpers.case import Case
 from experiments.helpers.errors import ExperimentError
 from experiments.helpers.meters import METERS, load_kernels, train
-from experiments.helpers.process import call_together
-from experiments.helpers.strategies import STRATEGIES
+from experiments.helpers.process import HEAP, call_together, environment
+from experiments.helpers.strategies import STRATEGIES, Case
 from experiments.helpers.subjects import SUBJECTS
 from experiments.helpers.values import parse_device
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from experiments import partition
-from experiments.helpers.parts.counting import BANDWIDTH, LATENCY, bytes_of_row, modelled
-from experiments.helpers.parts.picture import draw
-from experiments.helpers.parts.tables import counted_rows, rows
-from experiments.helpers.parts.tables import partition as table
+from experiments.helpers.network_model import BANDWIDTH, LATENCY, bytes_of_row, modelled
+from experiments.helpers.pictures import draw_partition
+from experiments.helpers.result_tables import _partition
 
 LINE = (
     "--model gcn --parts 1,2 --ways lossless+blocks --halo-bits 32,8 --count 8 --hidden 8 "
@@ -45,9 +44,10 @@ def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (tmp_path / "partition.json").stat().st_mtime_ns == before
     assert "lossless+blocks" in capsys.readouterr().out
     assert partition.main([*FLAGS[:-1], "3", "--out", str(tmp_path)]) == 1
-    text = table(found)
-    assert len(rows(found)) == 3 and len(counted_rows(found)) == 2
-    assert draw(found).count("<polyline") == 1 + 2 * 2
+    text = _partition(found)
+    assert len(partition.measured(found).rows) == 3
+    assert len(partition.counted(found).rows) == 2
+    assert draw_partition(found).count("stroke-dasharray") == 2
     assert "10 Gbit/s" in text and "after 2 steps" in text
 
 

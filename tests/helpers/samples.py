@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 
-from experiments.helpers.draws import Draws
+from experiments.helpers.noise import Draws
 
 NODES, FEATURES, CLASSES = 300, 32, 5
 
