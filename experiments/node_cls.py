@@ -129,7 +129,7 @@ def _job(args: command.Args) -> Job:
     command.flag(
         "--memory",
         parse_memory,
-        text="in place of --bits: what a step may add to memory, as in 4GB",
+        text="in place of --bits: the most that a step may add to memory, as in 4GB",
         metavar="M",
     ),
     *command.GRAPH,

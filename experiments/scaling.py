@@ -43,7 +43,7 @@ def largest(
     A bisection that goes to where ``guess`` expects the end: a try takes minutes.
 
     Args:
-        fits: Gives something for a number that fits, None for one that does not.
+        fits: Returns a result for a number that fits, else None.
         start: Where to begin, at least 1.
         guess: Says what may be the largest, from the numbers that fit so far, the largest last,
             each with the result of ``fits``.
@@ -69,7 +69,7 @@ def largest(
             continue
         size = (low + high) // 2
         if failures == 1 and low:
-            # What was expected was a little too much.
+            # The expected size was a little too large.
             size = max(size, int(high * 0.92))
         elif low < expected < high:
             size = expected

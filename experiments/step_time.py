@@ -33,6 +33,11 @@ def time_model(args: command.Args, name: str, graph: Graph) -> dict[str, Any]:
     return time_models(models, lambda _: task, subject.lr, args.rounds, busy=args.busy)
 
 
+def _row(name: str, numbers: dict[str, float]) -> dict[str, Any]:
+    ratios = {level: number / numbers[STOCK] for level, number in numbers.items()}
+    return {"model": name, **numbers, "ratio": ratios}
+
+
 @command.main(
     *command.GRAPH,
     command.names("--models", SUBJECTS, "gcn,gat"),
@@ -49,13 +54,13 @@ def main(args: command.Args) -> None:
     columns: list[Column] = [("model", "{model}"), (f"{STOCK}, s", f"{{{STOCK}:.3f}}")]
     for level in args.levels:
         columns.append((f"{label(level, args.bits)}, s", f"{{{level}:.3f}}"))
-        columns.append(("ratio", lambda row, level=level: f"{row[level] / row[STOCK]:.2f}"))
+        columns.append(("ratio", f"{{ratio[{level}]:.2f}}"))
     rows = []
     for name in args.models:
         timing = kept.once(("models", name), functools.partial(time_model, args, name, graph))
-        rows.append({"model": name, **timing["median_seconds"]})
+        rows.append(_row(name, timing["median_seconds"]))
         if args.busy:
-            rows.append({"model": f"{name}, busy: times as long", **timing["slowdown"]})
+            rows.append(_row(f"{name}, busy: times as long", timing["slowdown"]))
     args.show("A training step, median", table(columns, rows))
     about = f"{args.rounds} rounds in turn, {kept.content['threads']} threads, {args.device}"
     args.say(f"{args.dataset}, {about}")

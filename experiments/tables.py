@@ -1,6 +1,6 @@
 """The tables of README.md and of the pages in docs/, filled in from the files in results/.
 
-``python -m experiments.tables`` writes what belongs between ``<!-- table: NAME -->`` and
+``python -m experiments.tables`` fills in the text between ``<!-- table: NAME -->`` and
 ``<!-- end -->``, and draws the pictures of :mod:`experiments.helpers.pictures`.
 ``python -m experiments.tables --check`` writes nothing, and fails where a page differs. Both fail
 where the numbers of one table stem from several commits and its rows do not name them.
@@ -45,11 +45,11 @@ def wanted(root: Path) -> dict[Path, str]:
     """Return the text that every page and picture should have, by path."""
     tables = result_tables.tables(root / "results")
     pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
-    found = {
+    texts = {
         page: fill(page.read_text(encoding="utf-8"), tables, str(page.relative_to(root)))
         for page in pages
     }
-    return found | pictures.pictures(root)
+    return texts | pictures.pictures(root)
 
 
 @command.main(command.switch("--check", "fail where a page differs"))

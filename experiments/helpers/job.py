@@ -1,4 +1,4 @@
-"""All seeds of one configuration: train what is missing, keep what is done."""
+"""All seeds of one configuration: train the missing ones, keep the finished ones."""
 
 from __future__ import annotations
 

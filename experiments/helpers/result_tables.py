@@ -367,7 +367,7 @@ def _studies(files: Files) -> list[dict[str, Any]]:
 
 def _scores(files: Files) -> str:
     """Scores in fp32, and by how much each compressed run differs from fp32's with its seed."""
-    spec = (
+    spec: tuple[Column, ...] = (
         ("graph", "{graph}"),
         ("model", lambda study: study["model"].upper()),
         ("seeds", lambda study: str(len(scores_by_seed(study)["fp32"]))),

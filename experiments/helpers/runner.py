@@ -24,12 +24,12 @@ from experiments.helpers.values import parse_device
 
 
 def run(case: Case, meters: Sequence[str] = ("saved",)) -> dict[str, Any]:
-    """Return what :func:`measure` gave, or ``reason``, why it gave nothing."""
+    """Return the result of :func:`measure`, or the ``reason`` for its absence."""
     return run_parts(case, meters)[0]
 
 
 def run_parts(case: Case, meters: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The same for each process of a case with several parts."""
+    """As :func:`run`, for each process of a case with several parts."""
     missing = STRATEGIES[case.strategy].missing(parse_device(case.device))
     if missing is not None:
         return [{"reason": missing}]
@@ -70,7 +70,7 @@ def measure(case: Case, meters: Sequence[str] = ("saved",)) -> dict[str, Any]:
     """Train, and return the time, the memory and the losses.
 
     Args:
-        case: What to train.
+        case: The training.
         meters: Names of :data:`experiments.helpers.meters.METERS`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What a process trains on: mini-batches of a graph, or a part of one."""
+"""The nodes that a process trains on: mini-batches of a graph, or a part of it."""
 
 from __future__ import annotations
 

@@ -35,11 +35,11 @@ class BusyLoops:
     def __enter__(self) -> BusyLoops:
         for _ in range(self._number):
             self._processes.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
-        self._tell(signal.SIGSTOP)
+        self._send(signal.SIGSTOP)
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._tell(signal.SIGKILL)
+        self._send(signal.SIGKILL)
         for process in self._processes:
             process.wait()
         self._processes.clear()
@@ -48,17 +48,17 @@ class BusyLoops:
         """The job, with all of them running meanwhile."""
 
         def run() -> Any:
-            self._tell(signal.SIGCONT)
+            self._send(signal.SIGCONT)
             try:
                 return job()
             finally:
-                self._tell(signal.SIGSTOP)
+                self._send(signal.SIGSTOP)
 
         return run
 
-    def _tell(self, what: signal.Signals) -> None:
+    def _send(self, number: signal.Signals) -> None:
         for process in self._processes:
-            process.send_signal(what)
+            process.send_signal(number)
 
 
 def time_models(

@@ -1,8 +1,8 @@
 """Schemes that compress whatever autograd saves, as codecs of the library.
 
-They are asked before all others. Both papers keep masks in one bit, as the library does, so these
-codecs leave alone what has two values, or what is read by its side only where the paper has a ReLU
-of its own.
+They come before all other codecs. Both papers keep masks in one bit, as the library does, so these
+codecs leave tensors of two values to it, and tensors of which backward reads the side alone where
+the paper has a ReLU of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class WithoutGraphs(Codec):
 
     def encode(self, request: Request) -> Encoded:
         x = request.tensor
-        # Asked without what backward reads, it takes tensors of two values alone.
+        # With exact reads, it takes tensors of two values alone.
         mask = Mask().encode(dataclasses.replace(request, reads=Exact()))
         if mask is not None:
             return mask
