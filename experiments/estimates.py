@@ -27,8 +27,7 @@ from experiments.helpers.summary import dataset_name
 from experiments.helpers.tables import Column, Row, Table, cell, table
 from experiments.helpers.train import seed_everything
 from experiments.models.memory import KINDS
-from gact_graph.api.budget.budget import least_returned
-from gact_graph.support.cpu_memory import return_tensors
+from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.peak import PeakMeter
 from gact_graph.support.storage import tensors_in
 
@@ -126,13 +125,14 @@ def _prepared(model: str, dataset: str, root: str) -> tuple[nn.Module, tuple[Any
 def estimate(*task: str) -> dict[str, Any]:
     """Return the library's estimate of a model on a graph."""
     model, inputs, _ = _prepared(*task)
-    return gact_graph.estimate(model, *inputs).to_dict()
+    rows = gact_graph.estimate(model, *inputs).to_dict()["strategies"]
+    return {"ways": [{"way": row.pop("strategy"), **row} for row in rows]}
 
 
 def peak_of(model: str, dataset: str, root: str, way: dict[str, Any]) -> dict[str, Any]:
     """Return the peak of a model in a way of the estimate."""
     made, inputs, y = _prepared(model, dataset, root)
-    return_tensors(least_returned(way["peak_bytes"]))  # as within a budget of that size
+    memory_policy.limit(way["peak_bytes"])  # as within a budget of that size
     # Libraries stay in a process after its first step, whatever trains.
     _train(_in_way(copy.deepcopy(made), way), inputs, y, 1)
     return {"peak_bytes": max(_train(_in_way(made, way), inputs, y, _STEPS))}
@@ -150,7 +150,7 @@ def choice(model: str, dataset: str, root: str, memory: int) -> dict[str, Any]:
         return {"way": REFUSED, "peak_bytes": None}
     set_cap(torch.device("cpu"), memory)
     peaks = _train(made, inputs, y, _STEPS)
-    return {"peak_bytes": max(peaks), "way": gact_graph.report(made).way}
+    return {"peak_bytes": max(peaks), "way": gact_graph.report(made).strategy}
 
 
 def _in_way(model: nn.Module, way: dict[str, Any]) -> nn.Module:

@@ -14,7 +14,7 @@ from rich.table import Table
 import gact_graph
 from gact_graph.ops import cpu
 from gact_graph.ops.kernels import compiler, nvrtc
-from gact_graph.support import cpu_memory
+from gact_graph.support.memory.policy import SWITCH, memory_policy
 
 
 def facts() -> dict[str, str]:
@@ -64,10 +64,10 @@ def _cuda_kernels() -> str:
 
 
 def _kept_memory() -> str:
-    cause = cpu_memory.why_not()
+    cause = memory_policy.why_not()
     if cause is not None:
         return f"not kept: {cause}"
-    return f"kept from the first step of a wrapped model; {cpu_memory.SWITCH}=0 disables this"
+    return f"kept from the first step of a wrapped model; {SWITCH}=0 disables this"
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Settings of all tests."""
 
 import os
 import random
@@ -12,21 +12,21 @@ from hypothesis import settings
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
 
-# The same examples at every run: what looks for others is `make attack`.
+# The same examples at every run; `make attack` draws others.
 settings.register_profile("repeatable", derandomize="GACT_GRAPH_ATTACK" not in os.environ)
 settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Each test draws the same numbers, whichever tests ran before it."""
+    """Let each test draw the same numbers, whichever tests ran before it."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a GPU are skipped where there is none."""
+    """Skip tests of a GPU where there is none."""
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

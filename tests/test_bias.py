@@ -9,7 +9,7 @@ import torch
 from samples import seeded
 from simulated import Simulated
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv
+from torch_geometric.nn import GATConv, GATv2Conv
 
 import gact_graph
 from gact_graph.codecs import Context, Saved
@@ -39,12 +39,12 @@ class Scored(nn.Module):
 class Attention(nn.Module):
     """Scores that are nearly equal: what is left of softmax is a sum."""
 
-    def __init__(self) -> None:
+    def __init__(self, conv: type[nn.Module]) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.conv = GATConv(CHANNELS, CHANNELS, bias=False, add_self_loops=False)
+        self.conv = conv(CHANNELS, CHANNELS, bias=False, add_self_loops=False)
         self.x = torch.randn(NODES, CHANNELS, generator=seeded(1))
-        self.att = self.conv.att_src
+        self.att = self.conv.att_src if conv is GATConv else self.conv.att
 
     def forward(self) -> Tensor:
         return self.conv(self.x, INDEX) + 0
@@ -57,7 +57,7 @@ def gradient(model: nn.Module) -> Tensor:
 
 
 def squared_bias(
-    make: Callable[[], nn.Module], bits: int, draws: int, blocks: bool | None = False
+    make: Callable[[], nn.Module], bits: int, draws: int, blocks: bool | int = False
 ) -> float:
     """Of the gradient of the scores' parameter, over its square; free of the noise that is left."""
     exact = gradient(make())
@@ -80,18 +80,15 @@ def test_scores_and_messages_of_one_tensor(gather: str) -> None:
     assert abs(squared_bias(lambda: Scored(GATHERS[gather]), 2, 40)) < 0.02
 
 
-_ONE_READING = pytest.mark.xfail(
-    strict=True, reason="In blocks scores and messages are computed from one reading of the codes."
-)
+@pytest.mark.parametrize("blocks", [False, 256])
+@pytest.mark.parametrize("conv", [GATConv, GATv2Conv])
+def test_attention_layers(conv: type[nn.Module], blocks: bool | int) -> None:
+    """With one decoding for both, the mean gradient is off by a third (squared: 0.12 and 0.13)."""
+    # In blocks the slope of LeakyReLU is that of decoded scores: 0.015 for GATv2.
+    assert abs(squared_bias(lambda: Attention(conv), 2, 60, blocks)) < 0.02
 
 
-@pytest.mark.parametrize("blocks", [False, pytest.param(None, marks=_ONE_READING)])
-def test_attention_layers(blocks: bool | None) -> None:
-    """Of one reading for both it is off by a third (squared: 0.12)."""
-    assert abs(squared_bias(Attention, 2, 60, blocks)) < 0.01
-
-
-def test_who_reads_what() -> None:
+def test_readers_of_each_tensor() -> None:
     """Alone a tensor is read as always; where it is gathered, too, its codes serve both readers."""
     model = gact_graph.wrap(Scored(GATHERS["getitem"]), bits=2, adaptive=False, min_bytes=0)
     gradient(model)

@@ -104,7 +104,7 @@ class TestCompile:
         assert gact_graph.report(model).rate > 2
         assert backend.frame_count == 0
 
-    def test_after_wrap_with_fullgraph_says_what_to_do(self, backend):
+    def test_after_wrap_with_fullgraph_names_the_remedy(self, backend):
         model = gact_graph.wrap(make(GraphNet))
         compiled = torch.compile(model, backend=backend, fullgraph=True)
         with pytest.raises(
@@ -113,7 +113,7 @@ class TestCompile:
             compiled(X, EDGES)
 
     @pytest.mark.parametrize("blocks", [False, 64])
-    def test_after_wrap_evaluates_past_what_cannot_be_compiled(self, backend, blocks):
+    def test_after_wrap_evaluates_with_graph_breaks(self, backend, blocks):
         """There the graph breaks, and the methods that are replaced go on as Python."""
 
         class Breaks(GraphNet):
@@ -141,9 +141,9 @@ class TestExport:
             program = torch.export.export(model, (X, EDGES), strict=strict)
         assert torch.allclose(program.module()(X, EDGES), model(X, EDGES), atol=1e-6)
 
-    def test_script_says_what_to_do(self):
+    def test_script_names_the_remedy(self):
         model = gact_graph.wrap(make(plain), min_bytes=0)
-        with pytest.raises(AttributeError, match=r"script what gact_graph.unwrap\(model\) gives"):
+        with pytest.raises(AttributeError, match=r"script gact_graph.unwrap\(model\)"):
             script(model)
         scripted = script(gact_graph.unwrap(model))
         assert torch.equal(scripted(X), model(X))
@@ -181,7 +181,7 @@ class TestExport:
     def test_a_scripted_model_is_refused(self, how):
         model = make(plain)
         made = script(model) if how == "script" else trace(model, X)
-        with pytest.raises(ValueError, match="wrap the model that it was made of"):
+        with pytest.raises(ValueError, match="wrap the original model"):
             gact_graph.wrap(made)
 
 
@@ -232,8 +232,8 @@ class TestChangesAfterWrap:
             gact_graph.wrap(make(GraphNet), level=level, bits=32, min_bytes=0),
         )
         for learns in (True, False, True):
-            for one in (plain, model):
-                one.convs[0].requires_grad_(learns)
+            for net in (plain, model):
+                net.convs[0].requires_grad_(learns)
             got, expected = train_step(model, X, EDGES), train_step(plain, X, EDGES)
             assert len(got) == len(expected)
             assert distance(got, expected) < 1e-6
@@ -263,11 +263,11 @@ class TestChangesAfterWrap:
             gact_graph.wrap(make(GraphNet), level=level, bits=32, min_bytes=0),
         )
         train_step(model, X, EDGES)
-        for one in (plain, model):
+        for net in (plain, model):
             torch.manual_seed(5)
-            for conv in one.convs:
+            for conv in net.convs:
                 conv.reset_parameters()
-            one.norm.reset_running_stats()
+            net.norm.reset_running_stats()
         assert distance(train_step(model, X, EDGES), train_step(plain, X, EDGES)) < 1e-6
 
 
@@ -308,7 +308,7 @@ class TestCheckpoint:
         model = gact_graph.wrap(make(Reentrant), bits=8, min_bytes=0)
         expected = train_step(make(Reentrant), X, EDGES)
         got = [train_step(model, X, EDGES) for _ in range(4)]
-        assert all(distance(one, expected) < 0.05 for one in got)
+        assert all(distance(gradient, expected) < 0.05 for gradient in got)
         assert gact_graph.report(model).measurements > 0
 
     @pytest.mark.parametrize("level", LEVELS)
@@ -379,8 +379,8 @@ class TestExplainer:
                 edge_mask_type="object",
                 model_config={**config, "return_type": "raw"},
             )
-            found = explainer(X, EDGES, index=3)
-            return [found.node_mask, found.edge_mask]
+            explanation = explainer(X, EDGES, index=3)
+            return [explanation.node_mask, explanation.edge_mask]
 
         model = gact_graph.wrap(make(GraphNet), bits=2, blocks=blocks, min_bytes=0)
         train_step(model, X, EDGES)

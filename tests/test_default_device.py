@@ -35,8 +35,8 @@ def test_training_on_another_device_than_the_default(way: str, kind: str) -> Non
         expected = train_step(plain, X, EDGES, seed=step)
         with torch.device("meta"):
             stock(X, EDGES)  # runs there, so the wrapped model has to
-            found = _train_step(elsewhere, seed=step)
-        assert equal(found, expected)
+            gradient = _train_step(elsewhere, seed=step)
+        assert equal(gradient, expected)
 
 
 def _train_step(model: torch.nn.Module, seed: int) -> list[torch.Tensor]:

@@ -97,9 +97,9 @@ def _literals(node: ast.expr) -> Iterator[str]:
 
 def test_every_message_has_its_cause_and_cure_on_the_page() -> None:
     page = text_of(ROOT / "docs" / "troubleshooting.md")
-    found = dict(messages())
-    assert len(found) > 80
-    missing = [f"{place}: {part}" for place, part in found.items() if part not in page]
+    parts = dict(messages())
+    assert len(parts) > 80
+    missing = [f"{place}: {part}" for place, part in parts.items() if part not in page]
     assert not missing, "Expected docs/troubleshooting.md to quote\n" + "\n".join(missing)
 
 
@@ -112,5 +112,5 @@ def test_every_row_of_the_compatibility_page_names_a_test() -> None:
         (path,) = (ROOT / "tests").rglob(f"{file or 'test_compatibility'}.py")
         scope: list[ast.stmt] = ast.parse(path.read_text(encoding="utf-8")).body
         for name in inside.split("::"):
-            found = [n for n in scope if isinstance(n, (ast.ClassDef, ast.FunctionDef))]
-            (scope,) = (node.body for node in found if node.name == name)
+            definitions = [n for n in scope if isinstance(n, (ast.ClassDef, ast.FunctionDef))]
+            (scope,) = (node.body for node in definitions if node.name == name)

@@ -76,7 +76,7 @@ def test_an_example_runs(path: Path, outcomes: Any) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["neighbor_loader", "cluster_loader"])
-def test_an_example_says_in_a_line_what_it_needs(name: str, tmp_path: Path) -> None:
+def test_an_example_names_missing_packages_in_a_line(name: str, tmp_path: Path) -> None:
     code = f"""
 import runpy, sys
 sys.modules |= {{"pyg_lib": None, "torch_sparse": None}}
@@ -93,7 +93,7 @@ runpy.run_path({str(ROOT / "examples" / f"{name}.py")!r}, run_name="__main__")
 
 
 @pytest.mark.long
-def test_messages_by_hand_shows_what_blocks_and_codes_save(outcomes: Any) -> None:
+def test_messages_by_hand_shows_the_savings_of_blocks_and_codes(outcomes: Any) -> None:
     printed = outcomes[str(ROOT / "examples" / "messages_by_hand.py")]["printed"]
     (rate,) = re.findall(r"\(([\d.]+)x less\)", printed)
     assert float(rate) > 5
@@ -133,10 +133,12 @@ def test_a_resumed_run_ends_where_the_other_one_does(outcomes: Any) -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_is_short_and_says_what_it_shows(path: Path) -> None:
+def test_an_example_is_short_and_has_a_docstring(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) < 80
-    told = ast.get_docstring(ast.parse(text))
-    assert told is not None and 2 <= sum(told.count(end) for end in (". ", ".\n")) + 1 <= 5
+    docstring = ast.get_docstring(ast.parse(text))
+    assert (
+        docstring is not None and 2 <= sum(docstring.count(end) for end in (". ", ".\n")) + 1 <= 5
+    )
     listed = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
     assert f"[{path.name}]({path.name})" in listed

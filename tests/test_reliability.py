@@ -43,12 +43,12 @@ def sampled(step: int) -> tuple[Tensor, Tensor]:
 def test_slots_are_stable_under_changing_batches(kind, level, bits):
     net = make(lambda: GraphNet(kind))
     model = gact_graph.wrap(net, level=level, bits=bits, blocks=False, min_bytes=0)
-    found = []
+    slots = []
     for step in range(6):
         train_step(model, *sampled(step))
         rows = gact_graph.report(model).contexts
-        found.append({(row.slot, row.role, row.codec) for row in rows})
-    assert found[0] and all(other == found[0] for other in found)
+        slots.append({(row.slot, row.role, row.codec) for row in rows})
+    assert slots[0] and all(other == slots[0] for other in slots)
 
 
 @pytest.mark.long

@@ -17,15 +17,15 @@ ROOMS = ("support", "ops", "codecs", "layers", "capture", "adaptive", "api")
 
 def imported(path: Path) -> set[str]:
     """The rooms that a module imports from, wherever in the file it does so."""
-    found = set()
+    rooms = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
-            found.add("a relative import")
+            rooms.add("a relative import")
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        found |= {n.split(".")[1] for n in names if n.startswith("gact_graph.")}
-    return found
+        rooms |= {n.split(".")[1] for n in names if n.startswith("gact_graph.")}
+    return rooms
 
 
 def test_there_are_at_most_ten_entries() -> None:
@@ -48,8 +48,8 @@ def test_recomputing_knows_nothing_of_blocks() -> None:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_says_what_lives_there_and_what_does_not(room: str) -> None:
-    told = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text()))
-    assert told is not None and "Not here:" in told
+    docstring = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text()))
+    assert docstring is not None and "Not here:" in docstring
 
 
 def test_the_wheel_lists_every_folder() -> None:

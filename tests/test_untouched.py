@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict
 
 import pytest
 import torch
-from samples import equal, gradients, graph, make, one_thread  # noqa: F401
+from samples import equal, frozen_heap, gradients, graph, make, one_thread  # noqa: F401
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import (
@@ -59,13 +59,13 @@ class Net(nn.Module):
 
 
 def train(model, steps=2, x=X):
-    found = []
+    results = []
     for _ in range(steps):
         model.zero_grad()
         out = model(x, EDGES)
         (out * torch.arange(out.numel()).view_as(out).cos()).sum().backward()
-        found += [out.detach(), *gradients(model)]
-    return found
+        results += [out.detach(), *gradients(model)]
+    return results
 
 
 class Remembers(MessagePassing):
@@ -117,14 +117,14 @@ def state(module):
     }
 
 
-def same(one, other):
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.allclose(one, other, rtol=1e-4, atol=1e-5)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
+def same(left, right):
+    if isinstance(left, torch.Tensor):
+        return isinstance(right, torch.Tensor) and torch.allclose(left, right, rtol=1e-4, atol=1e-5)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return left == right
 
 
 class TestCaches:
@@ -138,8 +138,8 @@ class TestCaches:
         expected = train(nets[0], steps=3)
         got = train(gact_graph.wrap(nets[1], min_bytes=0, **exact), steps=3)
         assert close(got, expected)
-        one, other = state(nets[0]), state(nets[1])
-        assert [key for key in one if not same(one[key], other[key])] == []
+        stock, wrapped = state(nets[0]), state(nets[1])
+        assert [key for key in stock if not same(stock[key], wrapped[key])] == []
 
 
 class Step(MessagePassing):
@@ -171,7 +171,7 @@ class TestPlainState:
             train(gact_graph.wrap(make(lambda: Net(Step(learns))), min_bytes=0, **exact)), expected
         )
 
-    def test_what_is_set_between_forward_and_backward_does_not_count(self, exact):
+    def test_attributes_set_between_forward_and_backward_do_not_count(self, exact):
         def step(model):
             out = model(X, EDGES).square().sum()
             model.conv.k, model.conv.learns = 100, False
@@ -192,9 +192,7 @@ class TestPlainState:
         model.conv.scale = torch.ones(16)
         out = model(X, EDGES)
         model.conv.scale.mul_(2)
-        with pytest.raises(
-            RuntimeError, match=r"scale.*(changed in place since forward|is at version 1)"
-        ):
+        with pytest.raises(RuntimeError, match="is at version 1"):
             out.sum().backward()
 
     def test_tensors_that_learn_from_elsewhere(self, exact):
@@ -212,11 +210,11 @@ class TestPlainState:
         class Outer(nn.Module):
             def __init__(self):
                 super().__init__()
-                self.one, self.two, self.three = (nn.Linear(32, 32) for _ in range(3))
-                self.conv = Elsewhere(self.one, lambda x: self.two(x))
+                self.first, self.second, self.third = (nn.Linear(32, 32) for _ in range(3))
+                self.conv = Elsewhere(self.first, lambda x: self.second(x))
 
             def forward(self, x, edges):
-                self.conv.made = self.three.weight[0].sin()
+                self.conv.made = self.third.weight[0].sin()
                 return self.conv(x, edges)
 
         expected = train(make(Outer))
@@ -259,8 +257,8 @@ SECOND = {
 
 def penalty(loss, x):
     x = x.clone().requires_grad_()
-    [found] = torch.autograd.grad(loss(x), x, create_graph=True)
-    found.square().sum().backward()
+    [gradient] = torch.autograd.grad(loss(x), x, create_graph=True)
+    gradient.square().sum().backward()
 
 
 @pytest.mark.parametrize("build", [lambda: GATConv(32, 8), lambda: GCNConv(32, 8)], ids=["a", "c"])
@@ -271,7 +269,7 @@ class TestSecondDerivatives:
         """A layer that runs again in backward can be differentiated twice."""
         stock = make(lambda: Net(build()))
         model = gact_graph.wrap(copy.deepcopy(stock), min_bytes=0, **EXACT[level])
-        if how == "hvp":  # which torch takes from a third one
+        if how == "hvp" and level == "CB2":  # torch takes it from a third one, which blocks lack
             with pytest.raises(RuntimeError, match="For third derivatives"):
                 SECOND[how](lambda x: model(x, EDGES), X, torch.ones_like(X))
             return
@@ -283,8 +281,9 @@ class TestSecondDerivatives:
         for a, b in zip(tensors_in(got), tensors_in(expected), strict=True):
             assert (a - b).norm() <= 1e-5 * b.norm()
 
-    def test_forward_mode_is_refused(self, exact, build):
-        model = gact_graph.wrap(make(lambda: Net(build())), min_bytes=0, **exact)
+    @pytest.mark.parametrize("name", ["lossless in blocks", "CB2"])
+    def test_forward_mode_is_refused(self, name, build):
+        model = gact_graph.wrap(make(lambda: Net(build())), min_bytes=0, **EXACT[name])
         with torch.autograd.forward_ad.dual_level():
             x = torch.autograd.forward_ad.make_dual(X.clone(), torch.ones_like(X))
             with pytest.raises(RuntimeError):
@@ -296,8 +295,8 @@ class TestSecondDerivatives:
     def test_of_other_levels(self, options, build):
         model = make(lambda: Net(build()))
         wrapped = gact_graph.wrap(copy.deepcopy(model), adaptive=False, min_bytes=0, **options)
-        for one in (model, wrapped):
-            penalty(lambda x, one=one: one(x, EDGES).sin().sum(), X)
+        for net in (model, wrapped):
+            penalty(lambda x, net=net: net(x, EDGES).sin().sum(), X)
         assert close(gradients(wrapped), gradients(model))
 
 
@@ -350,21 +349,21 @@ class TestThreads:
         held = [[*m.parameters()] for m in models]
         expected = make(build)
         xs = [X * (i + 1) for i in range(count)]
-        found = [[] for _ in range(count)]
+        gradients_of = [[] for _ in range(count)]
 
         def gradient(model, x):
             out = model(x, EDGES).sin().sum()
-            given = torch.autograd.grad(out, [*model.parameters()])
-            return torch.cat([g.flatten() for g in given])
+            gradients = torch.autograd.grad(out, [*model.parameters()])
+            return torch.cat([g.flatten() for g in gradients])
 
         def job(i):
-            found[i] += [gradient(models[i], xs[i]) for _ in range(steps)]
+            gradients_of[i] += [gradient(models[i], xs[i]) for _ in range(steps)]
 
         in_threads([lambda i=i: job(i) for i in range(count)])
         bound = 0.2 if options.get("bits") == 8 else 1e-5
-        for got, x in zip(found, xs, strict=True):
+        for got, x in zip(gradients_of, xs, strict=True):
             stock = gradient(expected, x)
-            assert all((one - stock).norm() <= bound * stock.norm() for one in got)
+            assert all((result - stock).norm() <= bound * stock.norm() for result in got)
         for m, before in zip(models, held, strict=True):
             assert all(a is b for a, b in zip(m.parameters(), before, strict=True))
 
@@ -415,14 +414,14 @@ class TestCopies:
                         replica._former_parameters[name] = copied
             return made[module]
 
-        found = []
-        for one in (model, stock):
-            one.zero_grad()
-            replicas = [replicate(one) for _ in range(2)]
+        results = []
+        for net in (model, stock):
+            net.zero_grad()
+            replicas = [replicate(net) for _ in range(2)]
             outs = [replica(X, EDGES) for replica in replicas]
             sum(out.sin().sum() for out in outs).backward()
-            found.append([*(out.detach() for out in outs), *gradients(one)])
-        assert close(*found)
+            results.append([*(out.detach() for out in outs), *gradients(net)])
+        assert close(*results)
 
     def test_a_method_of_a_deleted_module_says_so(self):
         model = gact_graph.wrap(make(Scaled), level="L1")
@@ -508,8 +507,8 @@ def test_the_number_of_objects_levels_off(options):
         return Counter(type(o).__name__ for o in gc.get_objects())
 
     count(5)
-    before = count(10)
-    grown = {k: n - before[k] for k, n in count(30).items() if n - before[k] > 10}
+    before = count(5)
+    grown = {k: n - before[k] for k, n in count(12).items() if n - before[k] > 10}
     assert grown == {}
 
 
@@ -519,19 +518,19 @@ def test_activation_checkpointing_around_the_model(options, reentrant):
     class Stack(nn.Module):
         def __init__(self):
             super().__init__()
-            self.one, self.two = Net(GATConv(32, 32)), Net(SAGEConv(32, 32, aggr="max"))
+            self.first, self.second = Net(GATConv(32, 32)), Net(SAGEConv(32, 32, aggr="max"))
 
         def forward(self, x, edges):
-            return self.two(self.one(x, edges), edges)
+            return self.second(self.first(x, edges), edges)
 
     def steps(model):
-        found = []
+        results = []
         for _ in range(3):
             model.zero_grad()
             x = X.clone().requires_grad_()
             checkpoint(model, x, EDGES, use_reentrant=reentrant).sin().sum().backward()
-            found += [x.grad, *gradients(model)]
-        return found
+            results += [x.grad, *gradients(model)]
+        return results
 
     expected = steps(make(Stack))
     assert close(steps(gact_graph.wrap(make(Stack), min_bytes=0, **options)), expected)
@@ -546,20 +545,20 @@ def test_activation_checkpointing_inside_the_model(level, min_bytes, reentrant):
     class Stack(nn.Module):
         def __init__(self):
             super().__init__()
-            self.one, self.two = GATConv(32, 32), SAGEConv(32, 32, aggr="max")
+            self.first, self.second = GATConv(32, 32), SAGEConv(32, 32, aggr="max")
 
         def forward(self, x, edges):
-            h = checkpoint(self.one, x, edges, use_reentrant=reentrant)
-            return checkpoint(self.two, h.tanh(), edges, use_reentrant=reentrant)
+            h = checkpoint(self.first, x, edges, use_reentrant=reentrant)
+            return checkpoint(self.second, h.tanh(), edges, use_reentrant=reentrant)
 
     def steps(model):
-        found = []
+        results = []
         for _ in range(3):
             model.zero_grad()
             x = X.clone().requires_grad_()
             model(x, EDGES).sin().sum().backward()
-            found += [x.grad, *gradients(model)]
-        return found
+            results += [x.grad, *gradients(model)]
+        return results
 
     expected = steps(make(Stack))
     options = {"level": level, "bits": 32, "adaptive": False, "min_bytes": min_bytes}

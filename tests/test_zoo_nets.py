@@ -40,11 +40,11 @@ class Jumping(nn.Module):
         self.jump = pyg.JumpingKnowledge(mode, W, 3)
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        found = []
+        layers = []
         for conv in self.convs:
             x = F.dropout(F.elu(conv(x, edges)), 0.3, self.training)
-            found.append(x)
-        return self.jump(found)
+            layers.append(x)
+        return self.jump(layers)
 
 
 class Readout(nn.Module):
@@ -172,7 +172,7 @@ def test_without_a_graph_no_role_is_node_or_edge(name: str) -> None:
 
 def test_types_have_slots_of_their_own() -> None:
     _, model = _gradients("to_hetero", level="lossless")
-    found = gact_graph.report(model).contexts
-    assert {"node", "edge"} & {row.role for row in found}
-    assert any("second.a__to__b/edge_update/softmax" in row.slot for row in found)
-    assert {row.codec for row in found} >= {"gather", "mask", "index"}
+    contexts = gact_graph.report(model).contexts
+    assert {"node", "edge"} & {row.role for row in contexts}
+    assert any("second.a__to__b/edge_update/softmax" in row.slot for row in contexts)
+    assert {row.codec for row in contexts} >= {"gather", "mask", "index"}

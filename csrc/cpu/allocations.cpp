@@ -34,19 +34,14 @@ class Watch : public profiler::ProfilerStateBase {
     most_ = std::max(most_, held_);
   }
 
-  void restart() {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    start_ = most_ = held_;
-  }
-
   int64_t most() {
     const std::lock_guard<std::mutex> guard(mutex_);
-    return most_ - start_;
+    return most_;
   }
 
  private:
   std::mutex mutex_;
-  int64_t held_ = 0, start_ = 0, most_ = 0;
+  int64_t held_ = 0, most_ = 0;
 };
 
 thread_local std::shared_ptr<Watch> watch;
@@ -70,7 +65,6 @@ void end_watch() {
   watch.reset();
 }
 
-void restart_watch() { current().restart(); }
 int64_t most_watched() { return current().most(); }
 
 }  // namespace
@@ -78,7 +72,6 @@ int64_t most_watched() { return current().most(); }
 TORCH_LIBRARY_FRAGMENT(GACT_LIBRARY, library) {
   library.def("start_watch() -> bool", &start_watch);
   library.def("end_watch() -> ()", &end_watch);
-  library.def("restart_watch() -> ()", &restart_watch);
   library.def("most_watched() -> int", &most_watched);
 }
 

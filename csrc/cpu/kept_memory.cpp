@@ -3,7 +3,7 @@
 // The C library returns the memory of large freed tensors to the system, so the next tensor causes
 // a page fault for each 4 KiB. This allocator reuses the memory. Kept memory and memory in use
 // together never exceed the most memory that was in use in this step or the last, so the peak of
-// the process stays the same. gact_graph/support/cpu_memory.py decides when memory is kept.
+// the process stays the same. gact_graph/support/memory/policy.py decides when memory is kept.
 
 #include <torch/library.h>
 

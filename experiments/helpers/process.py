@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from experiments.helpers.errors import ExperimentError
-from gact_graph.support.cpu_memory import SWITCH
+from gact_graph.support.memory.policy import SWITCH
 
 OUT_OF_MEMORY = "out of memory"
 

@@ -33,7 +33,7 @@ from experiments.helpers.subjects import SUBJECTS, make
 from experiments.helpers.train import training_loss
 from gact_graph.codecs import Drop, register
 from gact_graph.ops import cpu
-from gact_graph.support import cpu_memory
+from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.storage import tensors_in
 
 
@@ -162,7 +162,7 @@ def _stock_keeping(*start: Any) -> Trainee:
     model, task = _make(*start)
 
     def step() -> AbstractContextManager[None]:
-        cpu_memory.start_step(model)
+        memory_policy.start_step(model)
         return nullcontext()
 
     return _trainee(model, task, step)

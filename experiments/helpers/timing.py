@@ -15,7 +15,7 @@ from torch import nn
 
 from experiments.helpers.data import NodeTask
 from experiments.helpers.train import synchronize, training_step
-from gact_graph.support import cpu_memory
+from gact_graph.support.memory.policy import memory_policy
 
 STOCK = "fp32"
 _BUSY = ", busy"
@@ -92,7 +92,7 @@ def time_models(
             if name == STOCK:
                 # As in a process without the library. Wrapped models then begin their turn without
                 # kept memory, which their first step, the untimed one, fetches anew.
-                cpu_memory.end()
+                memory_policy.end()
             task = next_task(name)
             training_step(model, optimizer, task)
             synchronize(task.x.device)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from experiments.helpers.errors import UsageError
-from gact_graph.api.budget.sizes import parse_bytes
+from gact_graph.api.report.names import parse_bytes
 
 FP32_BITS = 32
 _MOST = 10**9

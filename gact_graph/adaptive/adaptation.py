@@ -16,7 +16,7 @@ from gact_graph.adaptive.agreement import Agreement, agreement_of, data_parallel
 from gact_graph.adaptive.scheme import Scheme
 from gact_graph.adaptive.sensitivity import Measured, Measurement, Outcome
 from gact_graph.adaptive.state_checks import check_count, check_keys
-from gact_graph.support.warn import warn
+from gact_graph.support.messages import warn
 
 _ENOUGH = 3
 """Failures in a row after which nothing is measured until other parameters require gradients."""

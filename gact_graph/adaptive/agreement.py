@@ -33,7 +33,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gact_graph.adaptive.sensitivity import Measured
-from gact_graph.support.warn import warn
+from gact_graph.support.messages import warn
 
 PATIENCE = 8
 """The number of steps after which a rank no longer waits for the measurements of others."""

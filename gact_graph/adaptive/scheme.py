@@ -65,7 +65,7 @@ class Scheme:
         return self._bits.get(slot, max(1, int(self._average)))
 
     def keeps(self, slot: str) -> bool:
-        """Whether the user pinned this slot to 32 bits, which disables quantization."""
+        """Return whether the user pinned this slot to 32 bits, which disables quantization."""
         return self._pinned(slot) == 32
 
     def sensitivity_of(self, slot: str) -> float | None:

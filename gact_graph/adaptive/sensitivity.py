@@ -43,7 +43,7 @@ from gact_graph.adaptive.allocator import noise
 from gact_graph.codecs.compared import Widths
 from gact_graph.ops.quantize import DTYPES, Packed, pack
 from gact_graph.support.current import unpack
-from gact_graph.support.graph import ends_of, nodes_before, saved_by_node
+from gact_graph.support.graph import nodes_of, saved_by_node
 
 
 class Measured(NamedTuple):
@@ -128,7 +128,7 @@ class Measurement:
             outputs: The outputs of the forward.
             inputs: Its arguments. Their gradients do not count.
         """
-        nodes = [*nodes_before(ends_of(outputs))]
+        nodes = [*nodes_of(outputs)]
         numbers = {node: number for number, node in enumerate(nodes)}
         arguments = {id(tensor) for tensor in inputs}
 
@@ -319,7 +319,7 @@ class Measurement:
 
 
 def _can_run_again(node: Node) -> bool:
-    """Whether a node belongs to PyTorch or this library, and other hooks hold none of its tensors.
+    """Return whether a node is of PyTorch or this library, and has no tensors in other hooks.
 
     The hooks of ``torch.utils.checkpoint`` would run a forward, and work only once.
     """

@@ -1,6 +1,6 @@
-"""What a user calls, and the controller that each wrapped model has.
+"""The public functions, and the controller of a wrapped model.
 
-Here: ``wrap`` and its companions; the methods of a model that are followed, and their patches; the
-controller, which joins all other rooms; and the report. Not here: anything that looks at a single
-tensor.
+Here: ``wrap`` and its companions, the tracked methods and their patches, memory budgets, the
+report, and the controller, which connects all other packages. Not here: the handling of single
+tensors (``capture``, ``codecs``).
 """

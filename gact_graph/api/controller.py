@@ -1,74 +1,90 @@
-"""One controller for each wrapped model: it opens a session for each training forward."""
+"""The controller of a wrapped model: it opens a session for each training forward."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from gact_graph.api.followed import Followed
 from gact_graph.api.report import Report
 from gact_graph.api.step import Step
+from gact_graph.api.tracked import TrackedMethod
 from gact_graph.capture import module_hooks
 from gact_graph.capture.config import Config
 from gact_graph.capture.noise import Noise
-from gact_graph.capture.session import Session
+from gact_graph.capture.session import Session, session_of
 from gact_graph.capture.uncompressed import Counted
 from gact_graph.codecs.compared import Widths
 from gact_graph.codecs.offload.streams import CudaStreams
 from gact_graph.codecs.offload.swap import Swap, Swapping
 from gact_graph.layers.blocks.layers import Blocks
+from gact_graph.layers.blocks.order import Orders
 from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.recompute import layers as recompute
-from gact_graph.support import cpu_memory, current
-from gact_graph.support.advising import Advise
-from gact_graph.support.exact import ReadInForwardError, Start
-from gact_graph.support.rows import NOT_MADE, Row
+from gact_graph.support import current
+from gact_graph.support.exact import ReadInForwardError, RestorePoint
+from gact_graph.support.memory.policy import memory_policy
+from gact_graph.support.messages import Advise, warn
+from gact_graph.support.rows import RECOMPUTED, Row
 from gact_graph.support.storage import tensors_in
-from gact_graph.support.warn import warn
 
-Forward = Callable[[nn.Module], Callable[..., Any]]
 
-_LARGE = 1 << 30
-"""Where autograd would save fewer bytes than this, freed memory stays with the process: the next
-layer would fetch it again at once, page by page. Not with ``min_bytes=0``, which says that each
-byte counts, and not where layers run again in backward."""
+class Call(NamedTuple):
+    """A call of a tracked method in training.
+
+    Attributes:
+        method: The full name of the method.
+        module: The module of the method, or a replica.
+        inputs: The positional and the named arguments; None if unknown.
+        forward: The original method of the module.
+        advise: Returns advice if the step runs out of memory.
+    """
+
+    method: str
+    module: nn.Module
+    inputs: Any
+    forward: Any = None
+    advise: Advise | None = None
 
 
 class Controller:
-    """The state of one wrapped model: settings, seed counter, last report, hooks.
+    """The state of a wrapped model: settings, seed counter, last report, hooks.
 
-    Several threads may run the model at once: each call has a session of its own, and what they
-    share is changed under a lock, measuring too. The report is that of the call that ended last.
+    Several threads may run the model at once: each call has its own session, shared state changes
+    under a lock, and the report describes the call that ended last.
 
-    It holds no reference to the model, and no tensor; so it is copied and pickled with the model.
+    The controller holds no reference to the model and no tensor, so that it is copied and pickled
+    with the model.
+
+    Args:
+        config: The settings.
+        model: The model that gets hooks.
 
     Attributes:
         config: The settings.
-        idle: Whether the model runs as it is, nothing being compressed.
-        followed: The methods that are followed, by their full names.
-        forward: The model's own forward among them.
-        forwards: How many calls were compressed: part of the noise's seed.
-        exchange: What fetches rows of a graph that is cut into parts, if it is.
+        idle: Whether the model runs uncompressed.
+        methods: The tracked methods by their full names.
+        forwards: The number of compressed calls, a part of the seed of the noise.
+        exchange: Fetches rows of other parts of a partitioned graph; None without a partition.
     """
 
     def __init__(self, config: Config, model: nn.Module) -> None:
         self.owner = current.Owner()
         self.forwards = 0
         self.exchange: Exchange | None = None
-        self.followed: dict[str, Followed] = {}
+        self.methods: dict[str, TrackedMethod] = {}
         self._lock = threading.RLock()
         self._warned = False
         self._handles: list[Any] = []
-        self._hooks: list[Any] = []  # apart: these hold no module
-        self._take_hooks_along()
+        self._hooks: list[Any] = []  # apart: these hold no reference to a module
+        self._remove_hooks_at_death()
         self._set_up(config)
-        self.forward = self.follow("forward")
+        self.track("forward")
         self._attach_to(model)
 
     def _set_up(self, config: Config) -> None:
@@ -85,23 +101,28 @@ class Controller:
         )
 
     def configure(self, config: Config | None, model: nn.Module) -> None:
-        """Takes other settings, between two steps. What was measured is forgotten.
+        """Change the settings between two steps, and forget all measurements.
 
         Args:
-            config: The settings; None: the model runs as it is, and ``idle`` is set.
+            config: The settings; None to run the model uncompressed.
             model: The wrapped model.
         """
         with self._lock:
             self.remove_hooks()
             self._set_up(self.config if config is None else config)
             self.idle = config is None
-            for method in self.followed:
-                self.follow(method)
-            self.forward = self.followed["forward"]
+            self.forget()
             if not self.idle:
                 self._attach_to(model)
-            elif not self.owner.followed:  # then hooks warn of a backward that nothing was done for
+            elif not self.owner.tracked:  # hooks warn of a backward without a tracked forward
                 self._hooks += module_hooks.attach(self.owner, model)
+
+    def forget(self) -> None:
+        """Forget bits, sensitivities, saved bytes and orders of edges."""
+        for method in self.methods:
+            self.track(method)
+        if self.blocks is not None:
+            self.blocks.orders = Orders()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"}
@@ -109,42 +130,41 @@ class Controller:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._lock = threading.RLock()
-        self._take_hooks_along()
+        self._remove_hooks_at_death()
 
-    def _take_hooks_along(self) -> None:
-        """Removes the hooks when this dies: a module that other models share outlives the model."""
+    def _remove_hooks_at_death(self) -> None:
+        """Remove the hooks when the controller dies: other models may share its modules."""
         weakref.finalize(self, _remove, self._hooks).atexit = False
 
-    def follow(self, method: str) -> Followed:
-        """Starts to follow a method, by its full name."""
-        self.followed[method] = Followed.under(self.config)
-        return self.followed[method]
+    def track(self, method: str) -> None:
+        """Track a method, by its full name, from an initial state."""
+        self.methods[method] = TrackedMethod.under(self.config)
 
     def share(self, exchange: Exchange) -> None:
-        """Runs on a part of a graph from now on."""
+        """Run on a part of a graph from now on."""
         self.exchange = exchange
-        for followed in self.followed.values():
-            if followed.adaptation is not None:
-                followed.adaptation.has_part = True
+        for method in self.methods.values():
+            if method.adaptation is not None:
+                method.adaptation.has_part = True
 
     @property
     def report(self) -> Report:
-        """The report of the last call, with what backward has measured since."""
-        self._report = self._step.with_measured(self._report, self.followed)
+        """The report of the last call, with the latest measurements."""
+        self._report = self._step.with_measured(self._report, self.methods)
         return self._report
 
     @property
-    def session(self) -> current.Capture | None:
-        """The session of this model that captures on this thread."""
-        return current.session_of(self.owner)
+    def session(self) -> Session | None:
+        """The session of this model on this thread; None if nothing is captured."""
+        return session_of(self.owner)
 
     def warn_of_compiler(self) -> None:
-        """Says once that a forward which was to be compiled is not."""
+        """Warn once that a compiled model trains uncompiled."""
         if not self._warned:
             self._warned = True
             warn(
                 "A wrapped model was compiled: its training forwards are compressed and run "
-                "uncompiled. To have both, compile first and wrap what that gives: "
+                "uncompiled. To combine both, compile the model first and wrap the result: "
                 "gact_graph.wrap(torch.compile(model))."
             )
 
@@ -158,158 +178,125 @@ class Controller:
             raise
 
     def _attach(self, model: nn.Module, only: Container[nn.Module] | None = None) -> None:
-        # One by one: what fails halfway is removed again.
-        for handle in module_hooks.attach(self.owner, model, only):
-            self._hooks.append(handle)
+        # After an error in a generator, the lists hold the handles before it, to be removed.
+        self._hooks.extend(module_hooks.attach(self.owner, model, only))
         if self.blocks is not None:
-            for layer in self.blocks.attach(model, only):
-                self._handles.append(layer)
+            self._handles.extend(self.blocks.attach(model, only))
         if self.config.recompute:
-            blocks, layers = self.blocks is not None, self._step.layers
-            for recomputed in recompute.attach(self.owner, layers, model, blocks, only):
-                self._handles.append(recomputed)
+            layers = self._step.layers
+            self._handles.extend(recompute.attach(self.owner, layers, model, only))
 
     def remove_hooks(self) -> None:
-        """Takes the hooks off the submodules, and returns memory that is kept for steps to come."""
+        """Remove the hooks from the submodules, and return kept memory to the system."""
         _remove(self._handles)
         _remove(self._hooks)
-        cpu_memory.end()
+        memory_policy.end()
 
-    # One call of a method that is followed.
+    # Calls of tracked methods.
 
-    def start_step(self, model: nn.Module) -> None:
-        """A step of the model begins: memory that it frees is kept for the next one."""
-        cpu_memory.start_step(model)
-
-    def run(
-        self,
-        method: str,
-        module: nn.Module,
-        original: Forward,
-        args: Any,
-        kwargs: Any,
-        advise: Advise | None = None,
-    ) -> Any:
-        """Calls a method in training: compressed, or left alone where little can be taken.
-
-        Args:
-            method: The method's full name, as it is followed.
-            module: The module that has it.
-            original: Gives the method that was there before, as that of the module or a replica.
-            args: Of the call.
-            kwargs: Of the call.
-            advise: Tells what to do where the step runs out of memory.
-
-        Returns:
-            What the method returns.
-        """
-        followed, forward = self.followed[method], original(module)
-        if followed.adaptation is not None:
+    def run(self, call: Call) -> Any:
+        """Return the result of a call, which runs uncompressed if compression would save little."""
+        tracked, measurement = self.methods[call.method], None
+        if tracked.adaptation is not None:
             with self._lock:
-                followed.adaptation.next_step(module)
-        if followed.is_small(self._min_bytes):
-            return self._run_uncompressed(method, module, forward, args, kwargs)
-        measurement = None
-        if followed.adaptation is not None and followed.is_large(self._min_bytes):
+                tracked.adaptation.next_step(call.module)
+        if tracked.is_small(self._min_bytes):
+            return self._run_uncompressed(call)
+        if tracked.adaptation is not None and tracked.is_large(self._min_bytes):
             with self._lock:
-                measurement = followed.adaptation.begin(module, self._lock)
-        widths = None if measurement is None else measurement.widths
-        output = self._run_captured(method, module, forward, (args, kwargs), advise, widths)
+                measurement = tracked.adaptation.begin(call.module, self._lock)
+        output = self._run_captured(call, None if measurement is None else measurement.widths)
         if measurement is not None:
-            measurement.watch(tensors_in(output), tensors_in((args, kwargs)))
+            measurement.watch(tensors_in(output), tensors_in(call.inputs))
         return output
 
-    def _run_captured(
-        self,
-        method: str,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        inputs: tuple[Any, Any],
-        advise: Advise | None,
-        widths: Widths | None,
-    ) -> Any:
-        """Calls a method; once more, without noise, if it differentiates what has some."""
-        args, kwargs = inputs
-        start = Start(module) if self.config.quantize else None
+    def _run_captured(self, call: Call, widths: Widths | None) -> Any:
+        """Run a call; again, without compression, if it differentiates compressed tensors."""
+        point = RestorePoint(call.module) if self.config.quantize else None
         try:
-            with self._capturing(method, module, inputs, advise, widths, start) as session:
-                return session.run(forward, args, kwargs)
+            with self._capturing(call, widths, point) as session:
+                return session.run(call.forward, *call.inputs)
         except ReadInForwardError:
-            if start is None:
+            if point is None:
                 raise
-        start.restore()
-        self.followed[method].exactly.warn_of_rerun()
-        again = self._capturing(method, module, inputs, advise, all_exactly=True)
-        with _not_again(), again as session:
-            return session.run(forward, args, kwargs)
+        point.restore()
+        self.methods[call.method].exact_slots.warn_of_rerun()
+        with _not_recoverable(), self._capturing(call, all_exact=True) as session:
+            return session.run(call.forward, *call.inputs)
 
     @contextmanager
     def capturing(self, model: nn.Module) -> Iterator[None]:
-        """Compresses what autograd saves meanwhile, whichever parts of the model are called."""
-        self.start_step(model)
-        with _not_again(), self._capturing("forward", model, None):
+        """Compress the tensors that autograd saves inside the context, by any part of a model."""
+        memory_policy.start_step(model)
+        with _not_recoverable(), self._capturing(Call("forward", model, inputs=None)):
             yield
 
     @contextmanager
     def _capturing(
         self,
-        method: str,
-        model: nn.Module,
-        inputs: Any,
-        advise: Advise | None = None,
+        call: Call,
         widths: Widths | None = None,
-        start: Start | None = None,
-        all_exactly: bool = False,
+        restore_point: RestorePoint | None = None,
+        all_exact: bool = False,
     ) -> Iterator[Session]:
-        """Compresses what autograd saves inside, and reports if it ends without an exception."""
-        followed = self.followed[method]
-        self.owner.followed = True
+        """Compress the tensors that autograd saves inside the context, and report on success."""
+        method, model = call.method, call.module
+        tracked = self.methods[method]
+        self.owner.tracked = True
         with self._lock:
-            if "." not in method:  # of the model itself
-                later = module_hooks.without_hooks(self.owner, model)
-                if later:
-                    self._attach(model, later)
-            is_large = followed.is_large(self._min_bytes)
-            spare = 0 if is_large else self._min_bytes
-            session = self._session(
-                model, inputs, followed, widths, spare, advise, start, all_exactly
+            if "." not in method:  # a method of the model itself
+                added = module_hooks.without_hooks(self.owner, model)
+                if added:
+                    self._attach(model, added)
+            spare = 0 if tracked.is_large(self._min_bytes) else self._min_bytes
+            session = Session(
+                self.config,
+                tracked.scheme,
+                self.owner,
+                Noise(self.config.seed, self.forwards),
+                model,
+                call.inputs,
+                swap=None if self.swapping is None else Swap(self.swapping),
+                widths=widths,
+                spare=spare,
+                exact_slots=tracked.exact_slots,
+                all_exact=all_exact,
+                restore_point=restore_point,
+                layers=self._step.layers,
+                advise=call.advise,
             )
             self._start(method)
-        first = next(model.parameters(), None)  # replicas of DataParallel have none
-        if self.config.quantize and session.gives_back and first is not None:
-            cpu_memory.give_back(first.device)
-        begun = monotonic()
+        start = monotonic()
         with session.capturing():
             part = method.rpartition(".")[0]
             if part:
                 session.trace.enter(part)
             yield session
-        seconds = _seconds_since(begun, model)
+        seconds = _seconds_since(start, model)
         with self._lock:
-            followed.scheme.see(session.rows)
-            made = (row.raw_bytes for row in session.rows if row.codec != NOT_MADE)
-            saved = sum(made) + session.not_made
+            tracked.scheme.see(session.rows)
+            allocated = (row.raw_bytes for row in session.rows if row.codec != RECOMPUTED)
+            saved = sum(allocated) + session.unallocated
             if not spare:
-                followed.see(session.rows, saved)
-            self._end(method, session.rows, saved, seconds, left_alone=spare > 0)
-            complete = all(f.saved_bytes is not None for f in self.followed.values())
+                tracked.see(session.rows, saved)
+            self._end(method, session.rows, saved, seconds, is_small=spare > 0)
+            complete = all(m.saved_bytes is not None for m in self.methods.values())
             self._step.check_pins(session.rows, complete)
 
-    def _run_uncompressed(
-        self, method: str, model: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
-        """Keeps what autograd saves as it is, in a call that is expected to save little."""
-        self.owner.followed = True
+    def _run_uncompressed(self, call: Call) -> Any:
+        """Run a call that is expected to save little, and keep the tensors that autograd saves."""
+        self.owner.tracked = True
         with self._lock:
-            self._start(method)
-        counted, begun = Counted((args, kwargs)), monotonic()
-        with current.leaving_alone(self.owner, counted.pack):
-            output = forward(*args, **kwargs)
-        seconds = _seconds_since(begun, model)
-        raw = counted.raw_bytes(model, self._min_bytes)
-        row = Row(method, "other", "keep", (), 0, None, raw, raw)
+            self._start(call.method)
+        counted, start = Counted(call.inputs), monotonic()
+        args, kwargs = call.inputs
+        with current.uncompressed(self.owner, counted.pack):
+            output = call.forward(*args, **kwargs)
+        seconds = _seconds_since(start, call.module)
+        raw = counted.raw_bytes(call.module, self._min_bytes)
+        row = Row(call.method, "other", "keep", (), 0, None, raw, raw)
         with self._lock:
-            self._end(method, [row], raw, seconds, left_alone=True)
+            self._end(call.method, [row], raw, seconds, is_small=True)
         return output
 
     def _start(self, method: str) -> None:
@@ -319,23 +306,15 @@ class Controller:
         self.forwards += 1
 
     def _end(
-        self,
-        method: str,
-        rows: list[Row],
-        saved_bytes: int,
-        seconds: float | None,
-        left_alone: bool,
+        self, method: str, rows: list[Row], saved: int, seconds: float | None, is_small: bool
     ) -> None:
-        self.followed[method].saved_bytes = saved_bytes
+        self.methods[method].saved_bytes = saved
         self._step.end(method, rows, seconds)
-        self._report = self._step.report(
-            self.blocks,
-            self.swapping,
-            spared_below=self._min_bytes if left_alone else None,
-        )
+        spared_below = self._min_bytes if is_small else None
+        self._report = self._step.report(self.blocks, self.swapping, spared_below)
 
     def next_forward(self) -> None:
-        """Tells the layers that a forward starts which is not compressed."""
+        """Notify the layers of the start of an uncompressed forward."""
         self._step.layers.clear()
         if self.blocks is not None:
             self.blocks.orders.next_forward()
@@ -344,57 +323,23 @@ class Controller:
     def _min_bytes(self) -> int:
         return self.config.min_bytes if self.config.exact else 0
 
-    def _session(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        followed: Followed,
-        widths: Widths | None,
-        spare: int,
-        advise: Advise | None,
-        start: Start | None,
-        all_exactly: bool,
-    ) -> Session:
-        return Session(
-            self.config,
-            followed.scheme,
-            self.owner,
-            Noise(self.config.seed, self.forwards),
-            model,
-            inputs,
-            swap=None if self.swapping is None else Swap(self.swapping),
-            widths=widths,
-            spare=spare,
-            exactly=followed.exactly,
-            all_exactly=all_exactly,
-            start=start,
-            layers=self._step.layers,
-            advise=advise,
-            gives_back=followed.saved_bytes is None or followed.is_large(self._gives_back_from),
-        )
 
-    @property
-    def _gives_back_from(self) -> int:
-        """What a call saves at least whose freed memory goes back to the system."""
-        return _LARGE if self._min_bytes else 0
-
-
-def _seconds_since(begun: float, model: nn.Module) -> float | None:
-    """What a forward took; None on CUDA, whose kernels run on after it has returned."""
+def _seconds_since(start: float, model: nn.Module) -> float | None:
+    """Return the duration of a forward; None on CUDA, where kernels outlast the call."""
     on_cuda = any(parameter.is_cuda for parameter in model.parameters())
-    return None if on_cuda else monotonic() - begun
+    return None if on_cuda else monotonic() - start
 
 
 @contextmanager
-def _not_again() -> Iterator[None]:
-    """Inside, a forward that needs compressed tensors of an earlier call cannot run once more."""
+def _not_recoverable() -> Iterator[None]:
+    """Turn a read of compressed tensors in forward into an error: running again would not help."""
     try:
         yield
     except ReadInForwardError:
         raise RuntimeError(
-            "Expected a forward that differentiates nothing but what it has computed itself (got "
-            "one that needs tensors of an earlier call, which are compressed); run the step again, "
-            "for they are kept exactly from now on, or take level='lossless'"
+            "Expected a forward that differentiates only its own results (got a derivative that "
+            "needs compressed tensors of an earlier call); run the step again, since these are "
+            "kept exactly from now on, or use level='lossless'"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""The patch of a method that is followed: it tells when a call is compressed."""
+"""The patch of a tracked method: it decides which calls are compressed."""
 
 from __future__ import annotations
 
@@ -11,62 +11,55 @@ import torch
 from torch import nn
 from torch.jit._trace import is_tracing
 
-from gact_graph.api.controller import Controller
+from gact_graph.api.budget.estimate import Strategy
+from gact_graph.api.controller import Call, Controller
 from gact_graph.layers.halo.layers import Handle
 from gact_graph.support import current
-from gact_graph.support.advising import Advise, advising
+from gact_graph.support.current import is_transformed
+from gact_graph.support.memory.policy import memory_policy
+from gact_graph.support.messages import Advise, advising
 from gact_graph.support.patch import Patch
-from gact_graph.support.transforms import is_transformed
-
-
-class Named(Protocol):
-    """A way to train."""
-
-    @property
-    def name(self) -> str: ...
 
 
 class Budget(Protocol):
-    """What chooses the way to train."""
+    """The interface of :class:`gact_graph.api.budget.budget.Budget`, which imports this module."""
 
-    @property
-    def way(self) -> Named | None:
-        """The one that was chosen."""
+    strategy: Strategy | None
 
-    def prepare(self, patch: CompressedForward, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Sees to it that the model trains in a way that fits, before a call of a method."""
+    def prepare(
+        self, patch: CompressedForward, module: nn.Module, args: Any, kwargs: Any
+    ) -> None: ...
 
-    def state_dict(self) -> dict[str, Any] | None:
-        """The way, as plain values."""
+    def state_dict(self) -> dict[str, Any] | None: ...
 
-    def load_state_dict(self, state: Mapping[str, Any] | None, patch: CompressedForward) -> None:
-        """Takes the way of another run."""
+    def load_state_dict(
+        self, state: Mapping[str, Any] | None, patch: CompressedForward
+    ) -> None: ...
 
 
 Adviser = Callable[["CompressedForward", nn.Module, int, Any, Any], Advise]
-"""Of a call: its patch, its module, the bytes that were taken when it began, and its arguments."""
-
+"""Creates the advice for a call from its patch, module, bytes in use before, and arguments."""
 
 _living: weakref.WeakSet[CompressedForward] = weakref.WeakSet()
 
 
 class CompressedForward(Patch):
-    """Replaces a method that is followed, as an attribute of the instance.
+    """Replace a tracked method, as an attribute of the instance.
 
-    A pair of hooks would not do: only ``with`` survives a KeyboardInterrupt.
+    Unlike a pair of hooks, ``with`` statements inside also end by a KeyboardInterrupt.
 
     Args:
         module: The wrapped model, or a part of it.
-        controller: The model's.
-        part: The part's name in the model; empty for the model itself.
-        method: The method's name.
+        controller: The controller of the model.
+        part: The name of the part; empty for the model itself.
+        method: The name of the method.
 
     Attributes:
-        budget: Of the first patch, what chooses the way to train, if there is a budget.
-        adviser: Of the first patch, what will tell a user who is out of memory what to do.
-        halo: Of the first patch, what undoes the patches of layers that fetch rows of others.
-        first: The patch of the model's own forward.
-        others: Of that one, those of the other methods.
+        first: The patch of the model's own forward, which has the attributes below.
+        others: The patches of the other methods.
+        budget: The memory budget; None without a budget.
+        adviser: Creates advice for errors of memory; None for no advice.
+        halo: Handles of layers that fetch rows of other processes.
     """
 
     def __init__(
@@ -80,8 +73,8 @@ class CompressedForward(Patch):
         self.first = self
         self.others: list[CompressedForward] = []
         self._method = f"{part}.{method}" if part else method
-        if self._method not in controller.followed:
-            controller.follow(self._method)
+        if self._method not in controller.methods:
+            controller.track(self._method)
         super().__init__(module, method)
         _living.add(self)
 
@@ -91,12 +84,12 @@ class CompressedForward(Patch):
 
     @staticmethod
     def living() -> list[CompressedForward]:
-        """All that are held anywhere, those of copies too."""
+        """Return all existing patches, including those of copied models."""
         return list(_living)
 
     def run(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Runs in place of the method of ``module``."""
-        forward = self.original(module)  # of a copy it may be none that can run
+        """Run in place of the method of ``module``."""
+        forward = self.original(module)  # raises for some copies
         if torch.compiler.is_compiling() or is_tracing():
             exported = is_tracing() or torch.compiler.is_exporting()
             if exported or not _trains(module):
@@ -107,27 +100,27 @@ class CompressedForward(Patch):
             controller.next_forward()
             return forward(*args, **kwargs)
         session = controller.session
-        if session is not None:  # called from within, or inside gact_graph.compress
-            session.own_leaves((args, kwargs))
+        if session is not None:  # within another tracked call, or gact_graph.compress
+            session.add_inputs((args, kwargs))
             with session.running():
                 return forward(*args, **kwargs)
-        if current.is_left_alone(controller.owner):
+        if current.is_uncompressed(controller.owner):
             return forward(*args, **kwargs)
         if self.first.budget is not None:
             self.first.budget.prepare(self, module, args, kwargs)
-        model = self.first.module  # whose truth may be that of its length
-        controller.start_step(module if model is None else model)
+        model = self.first.module  # `or` would call its __len__
+        memory_policy.start_step(module if model is None else model)
         if controller.idle:
             return forward(*args, **kwargs)
         before = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
         adviser = self.first.adviser
         advise = None if adviser is None else adviser(self, module, before, args, kwargs)
         with advising(advise):
-            return controller.run(self._method, module, self.original, args, kwargs, advise)
+            return controller.run(Call(self._method, module, (args, kwargs), forward, advise))
 
     @property
     def __code__(self) -> Any:
-        # torch.export reads the signature's place from it.
+        # torch.export reads the location of the signature from the code.
         module = self.module
         assert module is not None
         forward = self.original(module)
@@ -136,15 +129,15 @@ class CompressedForward(Patch):
 
     @property
     def __globals__(self) -> Any:
-        # torch.jit.script asks for this first, and could not compile the hooks either.
+        # torch.jit.script reads this first, and cannot compile the hooks.
         raise AttributeError(
-            "Expected a model that is not wrapped, to script it (got a wrapped one): script what "
-            "gact_graph.unwrap(model) gives; gact_graph.wrap(model) wraps it again"
+            "Expected a model that is not wrapped, for torch.jit.script (got a wrapped model): "
+            "script gact_graph.unwrap(model); gact_graph.wrap(model) wraps it again"
         )
 
 
 def should_compress(model: nn.Module) -> bool:
-    """Contexts are saved for training alone. Compilers trace operations, not hooks."""
+    """Return whether calls are compressed: in training, outside of compilers and transforms."""
     return _trains(model) and not torch.compiler.is_compiling() and not is_transformed()
 
 
@@ -153,10 +146,10 @@ def _trains(model: nn.Module) -> bool:
 
 
 @torch.compiler.disable(
-    reason="a wrapped model follows each operation, which a compiled graph hides; compile the "
-    "model first and wrap what that gives: gact_graph.wrap(torch.compile(model))"
+    reason="a wrapped model tracks each operation, which a compiled graph hides; compile the "
+    "model first and wrap the result: gact_graph.wrap(torch.compile(model))"
 )
 def _uncompiled(forward: CompressedForward, module: nn.Module, args: Any, kwargs: Any) -> Any:
-    """A training forward of a model that was compiled after it was wrapped."""
+    """Run a training forward of a model that was compiled after it was wrapped."""
     forward.controller.warn_of_compiler()
     return forward.run(module, *args, **kwargs)

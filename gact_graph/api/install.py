@@ -1,46 +1,55 @@
-"""Puts the patches on a model and finds them again."""
+"""Choose the methods of a model to track, install their patches, and find the patches again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
+from torch_geometric.nn import GAE
 
 from gact_graph.api.controller import Controller
 from gact_graph.api.forward import CompressedForward
-from gact_graph.api.methods import methods_of
 from gact_graph.capture.config import Config
 from gact_graph.support.patch import BoundPatch
 
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+
 
 def install(model: nn.Module, config: Config, methods: Sequence[str] = ()) -> CompressedForward:
-    """Patches the model's forward and the other methods that are followed.
+    """Patch the forward of a model and its other tracked methods.
+
+    Args:
+        model: The model.
+        config: The settings.
+        methods: Names of methods to track in addition to ``forward``. If empty, ``encode`` of PyG's
+            autoencoders and ``forward`` of each part of a ``LightningModule`` are tracked, whose
+            ``training_step`` calls the parts individually.
 
     Returns:
         The patch of the model's own forward.
 
     Raises:
-        TypeError: ``methods`` is no sequence of names.
-        ValueError: The model has no parameters, is wrapped, holds a wrapped module or is part of a
-            wrapped model, or is scripted or traced by torch.jit; or it lacks a method.
+        TypeError: If ``methods`` is not a sequence of names.
+        ValueError: If the model has no parameters or lacks a method; is scripted or traced by
+            torch.jit; or is wrapped, contains a wrapped module or is part of a wrapped model.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError(
-            f"Expected a model that runs in Python (got {type(model).__name__}, which torch.jit "
-            "made); wrap the model that it was made of"
+            f"Expected a model that runs in Python (got {type(model).__name__}, made by torch.jit);"
+            " wrap the original model"
         )
     if next(model.parameters(), None) is None:
         raise ValueError(f"Expected a model with parameters (got {type(model).__name__} with none)")
-    where = _where_wrapped(model)
-    if where is not None:
+    reason = _why_wrapped(model)
+    if reason is not None:
         raise ValueError(
-            f"Expected a model that is not wrapped (got {type(model).__name__}: {where}); "
+            f"Expected a model that is not wrapped (got {type(model).__name__}: {reason}); "
             "call gact_graph.unwrap on the wrapped module first"
         )
-    followed = [*methods_of(model, methods)]
+    tracked = [*_methods_of(model, methods)]
     controller = Controller(config, model)
-    patches = [CompressedForward(module, controller, part, name) for module, part, name in followed]
+    patches = [CompressedForward(module, controller, part, name) for module, part, name in tracked]
     for patch in patches:
         patch.first = patches[0]
     patches[0].others = patches[1:]
@@ -48,7 +57,7 @@ def install(model: nn.Module, config: Config, methods: Sequence[str] = ()) -> Co
 
 
 def remove(patch: CompressedForward) -> None:
-    """Takes off what :func:`install` put on the model."""
+    """Remove everything that :func:`install` added to the model."""
     for handle in reversed(patch.halo):
         handle.remove()
     for other in reversed([patch, *patch.others]):
@@ -56,8 +65,44 @@ def remove(patch: CompressedForward) -> None:
     patch.controller.remove_hooks()
 
 
-def _where_wrapped(model: nn.Module) -> str | None:
-    """What of the model is wrapped: itself, a part of it, or a model that it is a part of."""
+def patch_of(model: nn.Module) -> CompressedForward | None:
+    """Return the patch of a module's forward; None without a patch."""
+    forward = vars(model).get("forward")
+    if isinstance(forward, BoundPatch):  # of a shallow copy
+        forward = forward.patch
+    return forward if isinstance(forward, CompressedForward) else None
+
+
+def wrapped(model: nn.Module) -> CompressedForward:
+    """Return the patch of a wrapped model's forward.
+
+    Raises:
+        TypeError: If ``model`` is not a module.
+        ValueError: If ``model`` is not wrapped.
+    """
+    check_module(model)
+    patch = patch_of(model)
+    if patch is not None and patch.part:
+        raise ValueError(
+            f"Expected a wrapped model (got {type(model).__name__}, the part {patch.part!r} of "
+            "a wrapped model); pass the model that was wrapped"
+        )
+    if patch is None:
+        raise ValueError(
+            f"Expected a wrapped model (got a plain {type(model).__name__}); "
+            "call gact_graph.wrap on it first"
+        )
+    return patch
+
+
+def check_module(model: object) -> None:
+    """Raise TypeError unless ``model`` is a module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"Expected model to be a torch.nn.Module (got {type(model).__name__})")
+
+
+def _why_wrapped(model: nn.Module) -> str | None:
+    """Return in which respect a model is wrapped: itself, in a part, or as a part of a model."""
     for name, module in model.named_modules():
         if patch_of(module) is not None:
             return f"its submodule {name!r} is wrapped" if name else "it is wrapped already"
@@ -71,37 +116,32 @@ def _where_wrapped(model: nn.Module) -> str | None:
     return None
 
 
-def patch_of(model: nn.Module) -> CompressedForward | None:
-    """The patch of a module's forward, or None."""
-    forward = vars(model).get("forward")
-    if isinstance(forward, BoundPatch):  # of a shallow copy
-        forward = forward.patch
-    return forward if isinstance(forward, CompressedForward) else None
+def _methods_of(model: nn.Module, names: Sequence[str]) -> Iterator[tuple[nn.Module, str, str]]:
+    """Yield the methods to track: the module, its name in the model, and the method's name."""
+    yield model, "", "forward"
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"Expected methods to be a sequence of names (got {names!r})")
+    for name in dict.fromkeys(names):
+        if not callable(getattr(type(model), name, None)):
+            raise ValueError(
+                f"Expected methods to name methods of {type(model).__name__} (got {name!r})"
+            )
+        if name != "forward":
+            yield model, "", name
+    if names:
+        return
+    if isinstance(model, GAE):
+        yield model, "", "encode"
+    # By name, since two packages have this class and neither needs to be installed.
+    if any(kind.__name__ == "LightningModule" for kind in type(model).__mro__):
+        yield from _parts(model, "")
 
 
-def wrapped(model: nn.Module) -> CompressedForward:
-    """The patch of a wrapped model's forward.
-
-    Raises:
-        TypeError: ``model`` is no module.
-        ValueError: ``model`` is not wrapped.
-    """
-    check_module(model)
-    patch = patch_of(model)
-    if patch is not None and patch.part:
-        raise ValueError(
-            f"Expected a wrapped model (got {type(model).__name__}, the part {patch.part!r} of "
-            "one); pass the model that was wrapped"
-        )
-    if patch is None:
-        raise ValueError(
-            f"Expected a wrapped model (got a plain {type(model).__name__}); "
-            "call gact_graph.wrap on it first"
-        )
-    return patch
-
-
-def check_module(model: object) -> None:
-    """Raises TypeError unless ``model`` is a module."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"Expected model to be a torch.nn.Module (got {type(model).__name__})")
+def _parts(module: nn.Module, prefix: str) -> Iterator[tuple[nn.Module, str, str]]:
+    for name, child in module.named_children():
+        if next(child.parameters(), None) is None:
+            continue
+        if isinstance(child, _CONTAINERS):
+            yield from _parts(child, f"{prefix}{name}.")
+        else:
+            yield child, f"{prefix}{name}", "forward"

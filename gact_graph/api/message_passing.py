@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric import EdgeIndex
 
 from gact_graph.capture.config import check_blocks
-from gact_graph.layers.blocks.by_hand import Messages
+from gact_graph.layers.blocks.functional import Messages
 
 _REDUCE = ("sum", "mean", "max", "min", None)
 

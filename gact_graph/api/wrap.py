@@ -1,4 +1,4 @@
-"""What a user calls."""
+"""The functions of ``gact_graph`` that a user calls."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from torch import nn
 from torch_geometric.data import Data
 
 from gact_graph.adaptive.state_checks import check_count, check_keys
-from gact_graph.api.budget.advice import Advice
+from gact_graph.api.advice import Advice
 from gact_graph.api.budget.budget import Budget
 from gact_graph.api.budget.estimate import Estimate
 from gact_graph.api.budget.miniature import CannotShrink
-from gact_graph.api.budget.sizes import parse_bytes
 from gact_graph.api.budget.trials import estimate_call
 from gact_graph.api.controller import Controller
-from gact_graph.api.followed import NEWER
 from gact_graph.api.forward import should_compress
 from gact_graph.api.install import check_module, install, patch_of, remove, wrapped
 from gact_graph.api.report import Report
+from gact_graph.api.report.names import parse_bytes
+from gact_graph.api.tracked import NEWER
 from gact_graph.capture.config import MIN_BYTES, Config
 from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.halo.layers import attach
 from gact_graph.layers.halo.supported import check_supported
 from gact_graph.ops.quantize import check_bits
+from gact_graph.support.messages import warn
 from gact_graph.support.peak import peak_so_far
-from gact_graph.support.warn import warn
 
 _FEW_BITS = 2
-"""Below this, many elements have one bit. Unbiased, it is the least or the largest of a group: for
-256 elements of a normal distribution that noise has about seven times their own variance."""
+"""With fewer bits, many elements have one bit, which rounds them, unbiased, to the least or the
+largest of a group. For 256 normally distributed elements, the noise has seven times their variance.
+"""
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -54,83 +55,73 @@ def wrap(
     halo_bits: int = 32,
     seed: int = 0,
 ) -> Model:
-    """Makes ``model`` keep what it saves for backward in a few bits an element.
+    """Compress the tensors that ``model`` saves for backward, to train with less memory.
 
     Activation compressed training as in GACT (ICML 2022, https://arxiv.org/abs/2206.11357). The
-    training loop stays as it is. In evaluation mode and under ``no_grad`` nothing changes.
+    training loop does not change. In evaluation mode and under ``no_grad``, nothing is compressed.
 
     Args:
-        model: Any module with parameters. It is changed in place: same object, class and
-            ``state_dict``.
-        bits: Bits an element of a quantized context: 1 to 16, or 32 for none quantized. Default: 4.
-            With ``adaptive`` it is the average over those whose width is free, and may be a
-            fraction; what ``pin`` names, and what an operation needs more bits of, comes on top.
-            Below 2 a warning says that the noise may keep the model from learning.
-        memory: In place of ``bits``, ``level`` and ``blocks``: how much training may add to what is
-            there before its first step, in bytes or as in ``"8 GB"``, on the model's device: of
-            CUDA's allocator, or of the resident set of the process. Gradients, two tensors for
-            each parameter (which Adam keeps) and libraries that load at the first step count;
-            parameters and inputs do not. The first training call chooses the least lossy way that
-            fits: the model uncompressed, ``"lossless"``, the same in blocks, then ``"L1"`` with 8
-            to 2 bits, or ``"CB2"`` where those do not fit. A larger graph later on may have it step
-            down. ``min_bytes`` is then 0, and on a CPU freed tensors go back to the system at once.
-        level: ``"L0"`` keeps every context as PyTorch does and only takes account of them.
-            ``"lossless"`` keeps masks, indices, gathered tensors and what is never read in exact
-            small forms: gradients are bit-identical. ``"L1"``, the default, also quantizes what is
-            left.
-            ``"L2"`` is ``"L1"`` with masks and quantized contexts of 1 MiB or more swapped from a
-            CUDA device to pinned host memory; elsewhere it equals ``"L1"``, and ``report`` says
-            so. With ``"CB1"`` a message passing layer saves its inputs alone, as in L1, and is
-            computed again in backward; what its blocks read then waits at 8 bits or more. ``"CB2"``
-            is the paper's name for ``"CB1"`` in blocks, which is the default.
-        adaptive: Spend the bits where the gradient needs them, by sensitivities that are measured
-            in backward while the model trains (paper, section 4.1): all of them together in the
-            first compressed step, which takes about twice as long; again in the 32nd and at each
-            interval. Forward never runs again. Without it all contexts have the same bits.
-        adapt_interval: Forwards from one measurement to the next.
-        pin: Bits for the slots whose names match a pattern, as in ``{"*.lin*": 8}``.
-        group_size: Elements that share a minimum and a step: a multiple of 64, at most 2^20.
-        blocks: Edges that a message passing layer works on at a time, 1 to 2^40, or ``"auto"``,
-            which also leaves a layer alone whose messages take less than a quarter of
-            ``min_bytes``. The edge work then runs for one block of destination nodes after another,
-            in forward, in backward (where each block is computed again) and in evaluation: no
-            tensor of messages is alive for more than a block. Sums come in another order.
-            ``report`` tells which layers cannot. False: layers run as PyG has them. None: False at
-            ``"L0"`` and ``"lossless"``, ``"auto"`` at the other levels.
-        min_bytes: A call is left alone where compression lowers the peak by fewer bytes than this:
-            coding takes time. Counted is what autograd saves, without tensors that are kept by
-            reference and without the largest one, which is whole while it is made and read. The
-            call before decides; in the first one, contexts are kept as they are until they take
-            this much. 0 codes all.
-        methods: Names of methods that are followed as ``forward`` is, for a training loop that
-            calls them in its place, as in ``("encode",)``. Without any, PyG's autoencoders are
-            followed in ``encode`` too, and a ``LightningModule`` in the forward of each part.
-        partition: This process's part of a graph, as ``gact_graph.distributed.partition`` gives
-            it: layers then fetch the rows of nodes that other processes have, in forward, and in
-            backward give their gradients back. All processes call the model at the same time, in
-            training and in evaluation. With ``adaptive`` each measures on its part, without the
-            others, and the mean of what they measured decides.
-        halo_bits: Bits of an element on its way to another process; 32: as it is.
-        seed: Seed of the quantization noise, which never touches torch's generators.
+        model: A module with parameters. It is patched in place: object, class and ``state_dict``
+            remain the same.
+        bits: Bits per element of quantized tensors: 1 to 16, or 32 for no quantization. Default: 4.
+            With ``adaptive``, the average over all slots without fixed bits, which may be a
+            fraction. Below 2, a warning says that the noise may prevent learning.
+        memory: A budget in bytes, or as in ``"8 GB"``, in place of ``bits``, ``level`` and
+            ``blocks``: the memory that training may add on the model's device (CUDA's allocator, or
+            the resident set of the process). It includes gradients, two more tensors per parameter
+            as for Adam, and libraries that load in the first step, but not parameters and inputs.
+            The first training call chooses the least lossy strategy that fits, from the
+            uncompressed model to 2 bits, and a larger graph may need another strategy.
+            ``min_bytes`` is then 0, and on a CPU freed tensors return to the system immediately.
+        level: ``"L0"`` compresses nothing and reports the memory. ``"lossless"`` stores masks,
+            indices and gathered tensors in small exact forms, and drops tensors that backward never
+            reads; gradients are bit-identical. ``"L1"`` (default) also quantizes all other tensors.
+            ``"L2"`` is ``"L1"`` with masks and quantized tensors of 1 MiB or more swapped from a
+            CUDA device to host memory. ``"CB2"`` (alias ``"CB1"``) is ``"L1"`` with message passing
+            layers that save their inputs only and run again in backward, where tensors for blocks
+            take 8 bits or more.
+        adaptive: Assign bits by the sensitivity of the gradient (section 4.1 of the paper). It is
+            measured in backward of the first compressed step, which takes about twice as long, of
+            the 32nd, and of each interval; with ``partition``, on each part, and averaged. False
+            assigns the same bits to all slots.
+        adapt_interval: Number of forwards between two measurements.
+        pin: Bits for slots whose names match a pattern, as in ``{"*.lin*": 8}``.
+        group_size: Elements that share an offset and a step: a multiple of 64, at most 2^20.
+        blocks: Edges per block of a message passing layer, 1 to 2^40. Layers then run for one block
+            of destination nodes after another, in forward (also in evaluation) and again in
+            backward, so that no tensor of all messages exists; sums may differ in rounding.
+            ``"auto"`` chooses the size, and excludes layers with messages below a quarter of
+            ``min_bytes``. False runs layers as in PyG. Default: ``"auto"`` for levels that
+            quantize, else False.
+        min_bytes: Calls run uncompressed if compression would lower the peak by fewer bytes: by the
+            saved tensors of the previous call, without the largest and those kept by reference. In
+            the first call, tensors up to this size stay uncompressed. 0 compresses all calls.
+        methods: Names of methods to track in addition to ``forward``, for training loops that call
+            these, as in ``("encode",)``. By default ``encode`` of PyG's autoencoders, and the
+            parts of a ``LightningModule``.
+        partition: The part of a graph of this process, from ``gact_graph.distributed.partition``.
+            Layers exchange rows of nodes and their gradients with the other processes, which all
+            call the model at the same time, in training and in evaluation.
+        halo_bits: Bits per element of exchanged rows; 32 for exact rows.
+        seed: Seed of the quantization noise, which is independent of torch's generators.
 
     Returns:
         The same ``model``.
 
     Raises:
-        TypeError: An argument is of the wrong type.
-        ValueError: An argument is out of range, or ``memory`` comes with ``bits``, ``level`` or
-            ``blocks``; or the model has no parameters, is wrapped, holds a wrapped module or is
-            part of a wrapped model, or is scripted or traced by torch.jit; or with ``partition`` it
-            has a layer that reads more than a node's own edges, or is to be computed again in
-            backward. A layer that PyG does not have raises it in its first forward.
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range; if ``memory`` is passed with ``bits``, ``level``
+            or ``blocks``; if the model has no parameters, is scripted or traced, or is, contains or
+            belongs to a wrapped model; or if it cannot run on a ``partition``. Layers of unknown
+            classes raise the latter in their first forward.
     """
     check_module(model)
     chosen = {"bits": bits, "level": level, "blocks": blocks}
-    given = [f"{name}={value!r}" for name, value in chosen.items() if value is not None]
-    if memory is not None and given:
+    passed = [f"{name}={value!r}" for name, value in chosen.items() if value is not None]
+    if memory is not None and passed:
         raise ValueError(
             "Expected memory in place of bits, level and blocks, which it chooses (got "
-            f"{', '.join(given)} too); leave them out, or leave memory out"
+            f"{', '.join(passed)} too); leave them out, or leave memory out"
         )
     if pin is not None and not isinstance(pin, Mapping):
         raise TypeError(
@@ -171,7 +162,7 @@ def wrap(
 def _exchange(
     model: nn.Module, part: Data, bits: int, config: Config, has_budget: bool
 ) -> Exchange:
-    """What fetches the rows of a part, if the model can run on one; see ``wrap``."""
+    """Return the exchange of rows with other processes; see :func:`wrap`."""
     if not isinstance(part, Data) or "halo_counts" not in part:
         raise TypeError(
             "Expected partition to be one of the parts that gact_graph.distributed.partition gives "
@@ -193,37 +184,39 @@ def _exchange(
 
 
 def unwrap(model: Model) -> Model:
-    """Undoes ``wrap`` and returns the same ``model``; graphs made before still work.
+    """Remove the patches of :func:`wrap` from ``model``, and return the same ``model``.
+
+    Backward still works for earlier forwards.
 
     Raises:
-        TypeError: ``model`` is no module.
-        ValueError: ``model`` is not wrapped.
+        TypeError: If ``model`` is not a module.
+        ValueError: If ``model`` is not wrapped.
     """
     remove(wrapped(model))
     return model
 
 
 def report(model: nn.Module, *, by: str = "slot") -> Report:
-    """Where the memory of the last compressed forward went: print it, or ``save`` it as a page.
+    """Return a report on the memory of the last training forward; print it, or ``save`` a page.
 
     Args:
         model: A wrapped model.
-        by: What has a row in the table: ``"slot"`` or ``"layer"``.
+        by: The rows of the table: ``"slot"`` or ``"layer"``.
 
     Raises:
-        TypeError: ``model`` is no module.
-        ValueError: ``model`` is not wrapped, or ``by`` is something else.
+        TypeError: If ``model`` is not a module.
+        ValueError: If ``model`` is not wrapped, or ``by`` has another value.
     """
     patch = wrapped(model)
-    found = patch.controller.report
-    if not found.empty:
-        found = dataclasses.replace(found, peak_bytes=peak_so_far(next(model.parameters()).device))
-    exchange = patch.controller.exchange
+    latest, exchange = patch.controller.report, patch.controller.exchange
+    changes: dict[str, Any] = {} if latest.by == by else {"by": by}
+    if not latest.empty:
+        changes["peak_bytes"] = peak_so_far(next(model.parameters()).device)
     if exchange is not None:
-        found = dataclasses.replace(found, halo_bytes=exchange.sent_bytes)
-    if patch.budget is not None and patch.budget.way is not None:
-        found = dataclasses.replace(found, way=patch.budget.way.name)
-    return found if found.by == by else dataclasses.replace(found, by=by)
+        changes["halo_bytes"] = exchange.sent_bytes
+    if patch.budget is not None and patch.budget.strategy is not None:
+        changes["strategy"] = patch.budget.strategy.name
+    return dataclasses.replace(latest, **changes) if changes else latest
 
 
 def estimate(
@@ -233,24 +226,25 @@ def estimate(
     nodes: int | None = None,
     edges: int | None = None,
 ) -> Estimate:
-    """Estimates what a training step takes in each way: print it, or take ``to_dict()``.
+    """Estimate the memory of a training step under each strategy.
 
-    A copy of the model takes steps on parts of the graph, and what they take is extended to the
-    whole. Neither the model nor its gradients, buffers and random states change; on CUDA the
-    allocator's peak is counted anew. :class:`gact_graph.Estimate` says what counts.
+    A copy of the model trains on parts of the graph, and the memory is extrapolated to the whole.
+    The model, its gradients, buffers and random states do not change; on CUDA, the allocator's peak
+    is reset. Print the result, or take ``to_dict()``; :class:`gact_graph.Estimate` defines a peak.
 
     Args:
-        model: Any module with parameters, wrapped or not, on the device that it is to train on.
-        inputs: The positional arguments of its forward: among them an ``edge_index`` [2, E] or a
-            sparse matrix, for each type of edges if there are several.
-        memory: A budget in bytes, or as in ``"8 GB"``: the table then says what fits.
-        nodes: Of the graph that is meant, all types together, if it is not the one in ``inputs``;
-            tensors whose length is the number of nodes grow with it.
-        edges: Likewise.
+        model: A module with parameters, wrapped or not, on the device for training.
+        inputs: The positional arguments of its forward, including an ``edge_index`` [2, E] or a
+            sparse matrix for each type of edges.
+        memory: A budget in bytes, or as in ``"8 GB"``: the table then marks the strategies that
+            fit.
+        nodes: The number of nodes of all types, for a graph of another size than in ``inputs``;
+            tensors with a row for each node grow in proportion.
+        edges: The number of edges of all types, likewise.
 
     Raises:
-        TypeError: ``model`` is no module, or ``memory`` is neither a number nor a text.
-        ValueError: No graph is found in ``inputs``, ``memory`` is malformed, or the model has no
+        TypeError: If ``model`` is not a module, or ``memory`` is neither a number nor a string.
+        ValueError: If no graph is found in ``inputs``, ``memory`` is malformed, or the model has no
             parameters.
     """
     check_module(model)
@@ -264,62 +258,62 @@ def estimate(
         return estimate_call(model, "forward", (inputs, {}), config, budget, nodes, edges)
     except CannotShrink as reason:
         raise ValueError(
-            f"Expected inputs that hold a graph (got {reason}); pass what you pass to the model"
+            f"Expected inputs that contain a graph (got {reason}); pass the inputs of the model"
         ) from reason
 
 
 def state_dict(model: nn.Module) -> dict[str, Any]:
-    """What the library itself must remember to go on: bits by slot, sensitivities, counters.
+    """Return the state of the library for a model: bits by slot, sensitivities, and counters.
 
-    Plain numbers, to be saved beside the model's and the optimizer's.
+    To resume training, save this dict of plain numbers with the state of model and optimizer.
 
     Raises:
-        TypeError: ``model`` is no module.
-        ValueError: ``model`` is not wrapped.
+        TypeError: If ``model`` is not a module.
+        ValueError: If ``model`` is not wrapped.
     """
     patch = wrapped(model)
     controller = patch.controller
-    states = {method: followed.state_dict() for method, followed in controller.followed.items()}
+    states = {method: tracked.state_dict() for method, tracked in controller.methods.items()}
     own = states.pop("forward")
     state = {"forwards": controller.forwards, **own, "methods": states}
-    return state if patch.budget is None else state | {"way": patch.budget.state_dict()}
+    return state if patch.budget is None else state | {"strategy": patch.budget.state_dict()}
 
 
 def load_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Takes over what ``state_dict`` gave, of a model that was wrapped alike.
+    """Load the result of :func:`state_dict` for a model that was wrapped with the same arguments.
 
-    The state is checked as a whole first: after an error the model is as it was.
+    The whole state is checked first: an error changes nothing.
 
     Raises:
-        TypeError: ``model`` is no module, or an entry of ``state`` is of the wrong type.
-        ValueError: ``model`` is not wrapped; or ``state`` lacks a key, has one too many or a value
-            out of range, or comes from an adaptive model and this one is not, or the other way
-            round. The message names the entry.
+        TypeError: If ``model`` is not a module, or an entry of ``state`` has the wrong type.
+        ValueError: If ``model`` is not wrapped; if ``state`` has missing or unknown keys, or values
+            out of range; or if only one of ``state`` and ``model`` is adaptive. The message names
+            the entry.
     """
     patch = wrapped(model)
     controller = patch.controller
-    # Earlier versions did not have the optional ones.
-    optional = ["saved_bytes", "methods", *NEWER, *(() if patch.budget is None else ("way",))]
+    # Earlier versions did not save the optional keys.
+    optional = ["saved_bytes", "methods", *NEWER, *(() if patch.budget is None else ("strategy",))]
     check_keys("state", state, ("forwards", "scheme", "adaptation"), optional)
     state = {"saved_bytes": None, "methods": {}, **state}
     if patch.budget is None:
         _load(controller, state)
         return
-    way = patch.budget.state_dict()
-    before = {method: followed.state_dict() for method, followed in controller.followed.items()}
-    patch.budget.load_state_dict(state.get("way"), patch)
+    strategy = patch.budget.state_dict()
+    before = {method: tracked.state_dict() for method, tracked in controller.methods.items()}
+    patch.budget.load_state_dict(state.get("strategy"), patch)
     try:
         _load(controller, state)
     except (TypeError, ValueError):
-        patch.budget.load_state_dict(way, patch)
-        for method, one in before.items():
-            controller.followed[method].load_state_dict(one)
+        patch.budget.load_state_dict(strategy, patch)
+        for method, previous in before.items():
+            controller.methods[method].load_state_dict(previous)
         raise
 
 
 def _load(controller: Controller, state: Mapping[str, Any]) -> None:
     check_count("state['forwards']", state["forwards"])
-    others = {method for method in controller.followed if method != "forward"}
+    others = {method for method in controller.methods if method != "forward"}
     check_keys("state['methods']", state["methods"], others)
     states = {
         method: (f"state['methods'][{method!r}]", state["methods"][method]) for method in others
@@ -327,17 +321,17 @@ def _load(controller: Controller, state: Mapping[str, Any]) -> None:
     keys = ("scheme", "adaptation", "saved_bytes", *NEWER)
     own = {key: state[key] for key in keys if key in state}
     states["forward"] = "state", own
-    for method, (path, one) in states.items():
-        controller.followed[method].check_state(path, one)
+    for method, (path, entry) in states.items():
+        controller.methods[method].check_state(path, entry)
     # Nothing below can fail.
     controller.forwards = state["forwards"]
-    for method, (_, one) in states.items():
-        controller.followed[method].load_state_dict(one)
+    for method, (_, entry) in states.items():
+        controller.methods[method].load_state_dict(entry)
 
 
 @contextmanager
 def compress(model: nn.Module) -> Iterator[None]:
-    """Compresses what autograd saves inside the block, for a loop that calls parts of a model.
+    """Compress the tensors that autograd saves inside the context, by any part of a model.
 
     ```python
     with gact_graph.compress(model):
@@ -345,12 +339,13 @@ def compress(model: nn.Module) -> Iterator[None]:
         out = model.decode(z, pairs)
     ```
 
-    The inputs are not known here, so tensors without history that are handed to a submodule count
-    as inputs and are kept by reference. In evaluation mode and under ``no_grad`` nothing happens.
+    For training loops that call parts of a model. Tensors without a graph that are passed to a
+    submodule count as inputs, which are kept by reference. Nothing changes in evaluation mode and
+    under ``no_grad``.
 
     Raises:
-        TypeError: ``model`` is no module.
-        ValueError: ``model`` is not wrapped, or has a memory budget.
+        TypeError: If ``model`` is not a module.
+        ValueError: If ``model`` is not wrapped, or has a memory budget.
     """
     patch = wrapped(model)
     controller = patch.controller

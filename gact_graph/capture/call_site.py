@@ -69,8 +69,10 @@ def helper_of(functions: list[str]) -> str:
 
 
 def _is_of_loss(frame: FrameType | None) -> bool:
-    """Whether a function of this name (``loss``, ``recon_loss``) is nearer than any module with
-    parameters: the ``loss`` of a model may run the whole model."""
+    """Return whether a function such as ``loss`` or ``recon_loss`` is nearer than modules.
+
+    Only modules with parameters count: the ``loss`` of a model may run the whole model.
+    """
     while frame is not None:
         name = frame.f_code.co_name
         if name == "loss" or name.endswith("_loss"):

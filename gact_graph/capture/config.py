@@ -40,9 +40,9 @@ LEVELS = {
     "lossless": Level(exact=True, quantize=False),
     "L1": Level(exact=True, quantize=True, blocks=True),
     "L2": Level(exact=True, quantize=True, blocks=True, swap=True),
-    "CB1": Level(exact=True, quantize=True, blocks=True, recompute=True),
     "CB2": Level(exact=True, quantize=True, blocks=True, recompute=True),
 }
+LEVELS["CB1"] = LEVELS["CB2"]
 
 
 @dataclass(frozen=True)

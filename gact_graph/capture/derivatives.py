@@ -20,9 +20,8 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
 from gact_graph.capture.trace import Call
-from gact_graph.support.current import advises
+from gact_graph.support.current import is_transformed, with_advice
 from gact_graph.support.storage import is_plain
-from gact_graph.support.transforms import is_transformed
 
 POSITION = "derivative"
 """The position of the derivative in slots."""
@@ -90,12 +89,12 @@ def pointwise(call: Call) -> Replacement | None:
 
 
 def _is_curved(exponent: object) -> bool:
-    """Whether the derivative of this power is not linear and has no pole at zero."""
+    """Return whether the derivative of this power is not linear and has no pole at zero."""
     return isinstance(exponent, int | float) and exponent > 1 and exponent != 2
 
 
 def is_opaque() -> bool:
-    """Whether forward-mode derivatives, ``torch.func`` or a tracer are active.
+    """Return whether forward-mode derivatives, ``torch.func`` or a tracer are active.
 
     These inspect each operation, and cannot inspect an autograd function in Python.
     """
@@ -165,7 +164,7 @@ class _Multiply(torch.autograd.Function):
         return result
 
     @staticmethod
-    @advises
+    @with_advice
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         [gradient] = gradients
         if gradient is None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from gact_graph.support.storage import Layout, place_of, span_of, version_of, whole_of
+from gact_graph.support.storage import Layout, span_of, storage_id, version_of, whole_of
 
 
 class Elements(NamedTuple):
@@ -41,5 +41,5 @@ def elements_of(tensor: Tensor, whole_storage: bool) -> Elements | None:
     offset = int((flat if layout.dense else tensor).storage_offset())
     # A copy without holes has the elements of its tensor in the order of its dimensions.
     order = None if layout.dense else (layout.shape, layout.stride)
-    where = place_of(tensor), offset, flat.numel(), order
+    where = storage_id(tensor), offset, flat.numel(), order
     return Elements(flat, layout, offset, (where, version_of(tensor), tensor.dtype))

@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from gact_graph.capture.trace import Call
 from gact_graph.codecs.base import Gathered, Saved
-from gact_graph.support.storage import is_plain, key_of, place_of, plain_of, version_of
+from gact_graph.support.storage import is_plain, key_of, plain_of, storage_id, version_of
 
 
 class Gather(NamedTuple):
@@ -48,7 +48,7 @@ class Gathers:
         if not (is_plain(source) and is_plain(index)) or not whole or lazy:
             return
         key = key_of(result)
-        if place_of(source) == key.cdata or source.numel() > result.numel():
+        if storage_id(source) == key.cdata or source.numel() > result.numel():
             return
         self._forget()
         gathered = Gathered(
@@ -67,7 +67,7 @@ class Gathers:
         if not self._records:
             return None
         self._forget()
-        _, record = self._records.get(place_of(tensor), (None, None))
+        _, record = self._records.get(storage_id(tensor), (None, None))
         if record is None or record.dtype != tensor.dtype or record.version != version_of(tensor):
             return None
         return record if version_of(record.source) == record.source_version else None

@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from gact_graph.capture.elements import Elements
 from gact_graph.capture.trace import Save
 from gact_graph.codecs import Context, Kept
-from gact_graph.support.rows import NOT_MADE, Row
+from gact_graph.support.rows import RECOMPUTED, Row
 from gact_graph.support.storage import key_of, physical_of, version_of
 
 
@@ -159,7 +159,7 @@ class Ledger:
         self._entries.append(entry)
         return entry
 
-    def add_of_stock(self, slot: str, nbytes: int, tensor: Tensor | None = None) -> None:
+    def add_baseline(self, slot: str, nbytes: int, tensor: Tensor | None = None) -> None:
         """Add bytes that stock autograd would save and that are recomputed instead.
 
         Args:
@@ -170,14 +170,14 @@ class Ledger:
         role = "edge" if tensor is None or tensor.is_floating_point() else "index"
         shape = () if tensor is None else tuple(tensor.shape)
         numel = 0 if tensor is None else tensor.numel()
-        row = Row(slot, role, NOT_MADE, shape, numel, None, nbytes, 0)
+        row = Row(slot, role, RECOMPUTED, shape, numel, None, nbytes, 0)
         self._entries.append(Entry(row, None if tensor is None else key_of(tensor)))
 
     def refer_to(self, owned: Mapping[int, Tensor], outputs: Mapping[int, Tensor]) -> None:
         """Replace encoded forms of tensors that live elsewhere by references to these tensors.
 
         Args:
-            owned: The tensors of the model and its inputs, by the places of their storages. They
+            owned: The tensors of the model and its inputs, by :func:`storage_id`. They
                 take no memory in stock autograd either.
             outputs: The outputs of the model, which the caller and the loss keep alive.
         """

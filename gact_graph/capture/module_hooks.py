@@ -11,9 +11,9 @@ from torch.jit._script import RecursiveScriptModule
 from torch.utils.hooks import RemovableHandle
 from torch_geometric.nn import MessagePassing
 
-from gact_graph.support.current import Hook, Owner, is_busy, session_of
+from gact_graph.capture.session import session_of
+from gact_graph.support.current import Hook, Owner, is_busy, is_transformed
 from gact_graph.support.storage import tensors_in
-from gact_graph.support.transforms import is_transformed
 
 _PHASES = ("edge_update", "message", "aggregate", "message_and_aggregate")
 
@@ -36,13 +36,13 @@ class LeaveModule(Hook):
         session = session_of(self.owner)
         if session is not None:
             session.trace.leave(self.name)
-        elif not self.owner.followed and module.training and torch.is_grad_enabled():
+        elif not self.owner.tracked and module.training and torch.is_grad_enabled():
             # is_busy: another wrapped model calls this module.
             if is_busy() or torch.compiler.is_compiling() or is_transformed():
                 return
             for tensor in tensors_in(output):
                 if tensor.grad_fn is not None:
-                    tensor.register_hook(self.owner.warn_unless_followed)
+                    tensor.register_hook(self.owner.warn_unless_tracked)
                     return
 
 
@@ -66,7 +66,7 @@ class Propagated(Hook):
         session = session_of(self.owner)
         if session is not None:
             edge_index, size, _ = args
-            session.sizes.add(edge_index, size)
+            session.add_sizes(edge_index, size)
 
 
 def attach(

@@ -45,11 +45,11 @@ class Attribute(NamedTuple):
         return getattr(self.node, f"_saved_{name}")
 
     def holds(self, name: str) -> bool:
-        """Whether the argument of this name is a tensor, which the node saved."""
+        """Return whether the argument of this name is a tensor, which the node saved."""
         return hasattr(self.node, f"{_RAW}{name}")
 
     def requires_grad(self, index: int) -> bool:
-        """Whether the input at this index requires a gradient."""
+        """Return whether the input at this index requires a gradient."""
         return self.node.next_functions[index][0] is not None
 
     def shape_of(self, index: int) -> tuple[int, ...]:

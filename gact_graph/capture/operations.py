@@ -180,7 +180,7 @@ def _in_rows(x: Tensor, size: int) -> Reads:
 
 
 def _in_slices(x: Tensor, shape: tuple[int, ...], dims: tuple[int, ...]) -> Values:
-    """Values in slices, or plain values if memory has the elements in another order."""
+    """Return values in slices, or plain values if memory has the elements in another order."""
     return Values(slices=(shape, dims)) if x.is_contiguous() and x.numel() else VALUES
 
 
@@ -290,7 +290,7 @@ def _between(low: float, high: float) -> float:
 
 
 def _is_rounded(x: Tensor, *bounds: float) -> bool:
-    """Whether the tensor's dtype cannot represent the bounds: kernels then use rounded bounds."""
+    """Return whether a dtype cannot represent the bounds: kernels then use rounded bounds."""
     if x.dtype not in (torch.float16, torch.bfloat16):
         return False
     return torch.tensor(bounds, dtype=x.dtype, device="cpu").tolist() != [float(b) for b in bounds]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gact_graph.support.exact import needs_a_gradient
-from gact_graph.support.storage import key_of, parts_of, place_of, tensors_held_by, tensors_in
+from gact_graph.support.storage import key_of, parts_of, storage_id, tensors_held_by, tensors_in
 
 
 class ExternallyOwned:
@@ -24,7 +24,7 @@ class ExternallyOwned:
     """
 
     def __init__(self, model: nn.Module, inputs: Any) -> None:
-        self._keys: dict[int, StorageWeakRef] = {}  # by place
+        self._keys: dict[int, StorageWeakRef] = {}  # by storage_id
         self._inputs: list[weakref.ref[Tensor]] = []
         for tensor in tensors_held_by(model):
             for part in parts_of(tensor):
@@ -32,7 +32,7 @@ class ExternallyOwned:
         self.add(tensors_in(inputs))
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return place_of(tensor) in self._keys
+        return storage_id(tensor) in self._keys
 
     def add(self, inputs: Iterable[Tensor]) -> None:
         """Add inputs."""
@@ -59,14 +59,14 @@ class ExternallyOwned:
 
 
 def owned_storages(model: nn.Module, inputs: Any) -> dict[int, Tensor]:
-    """Return a tensor of each storage that the model and the inputs own now, by place."""
-    owned = {place_of(p): p for t in tensors_held_by(model) for p in parts_of(t)}
+    """Return a tensor of each storage that model and inputs own now, by :func:`storage_id`."""
+    owned = {storage_id(p): p for t in tensors_held_by(model) for p in parts_of(t)}
     return owned | storages_in(inputs)
 
 
 def storages_in(value: Any) -> dict[int, Tensor]:
-    """Return a tensor of each storage in nested tuples, lists, dicts and objects, by place."""
-    return {place_of(t): t for t in tensors_in(value)}
+    """Return a tensor of each storage in nested values, by :func:`storage_id`."""
+    return {storage_id(t): t for t in tensors_in(value)}
 
 
 class Allowance:
@@ -78,25 +78,25 @@ class Allowance:
 
     def __init__(self, nbytes: int) -> None:
         self._left = nbytes
-        self._kept: dict[int, StorageWeakRef] = {}  # by place
+        self._kept: dict[int, StorageWeakRef] = {}  # by storage_id
 
     def takes(self, tensor: Tensor) -> bool:
-        """Whether the tensor's storage is kept; if so, its bytes are deducted."""
+        """Return whether the tensor's storage is kept; if so, its bytes are deducted."""
         if self._left <= 0 and not self._kept:
             return False
-        place = place_of(tensor)
-        if self._left > 0 and place not in self._kept:
+        key = storage_id(tensor)
+        if self._left > 0 and key not in self._kept:
             self._left -= tensor.untyped_storage().nbytes()
             if self._left > 0:
-                self._kept[place] = key_of(tensor)
-        return place in self._kept
+                self._kept[key] = key_of(tensor)
+        return key in self._kept
 
     def would_take(self, tensor: Tensor) -> bool:
-        """Whether :meth:`takes` would keep the tensor's storage."""
-        return place_of(tensor) in self._kept or self.covers(tensor.untyped_storage().nbytes())
+        """Return whether :meth:`takes` would keep the tensor's storage."""
+        return storage_id(tensor) in self._kept or self.covers(tensor.untyped_storage().nbytes())
 
     def covers(self, nbytes: int) -> bool:
-        """Whether this number of further bytes would be kept."""
+        """Return whether this number of further bytes would be kept."""
         return nbytes < self._left
 
     def clear(self) -> None:

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +33,9 @@ from gact_graph.codecs.offload.swap import Swap
 from gact_graph.codecs.reads import EXACT, VALUES, Side
 from gact_graph.layers.recompute.contexts import BITS
 from gact_graph.support import current
-from gact_graph.support.advising import Advise
-from gact_graph.support.cpu_memory import give_back_now_and_then
-from gact_graph.support.exact import Exactly, Reading, Start, needs_a_gradient
+from gact_graph.support.exact import ExactSlots, Reading, RestorePoint, needs_a_gradient
+from gact_graph.support.memory.policy import memory_policy
+from gact_graph.support.messages import Advise
 from gact_graph.support.rows import LayerRow, Row
 from gact_graph.support.storage import is_plain, parts_of, plain_of, tensors_in, version_of
 
@@ -70,16 +70,15 @@ class Session:
         widths: Selects the decoded width of contexts that also have a finer one; None outside
             measurements.
         spare: The number of bytes to keep by reference before anything is encoded.
-        exactly: The slots to keep exactly, which backward adds to.
-        all_exactly: Whether to keep all slots exactly.
-        start: The state at the start of a forward that can run again.
+        exact_slots: The slots to keep exactly, which backward adds to.
+        all_exact: Whether to keep all slots exactly.
+        restore_point: The state to restore if forward runs again.
         layers: The report's rows of layers, to which edge work outside of layers is added.
         advise: The advice for backward that runs out of memory.
-        gives_back: Whether memory that is freed meanwhile is returned to the system.
 
     Attributes:
         rows: The rows of the report, once forward has ended.
-        not_made: The bytes that layers of stock PyG would hold and that are never allocated: an
+        unallocated: The bytes that layers of stock PyG would hold and that are never allocated: an
             estimate of messages, and the saved tensors of layers that run again in backward.
     """
 
@@ -95,18 +94,16 @@ class Session:
         swap: Swap | None = None,
         widths: Widths | None = None,
         spare: int = 0,
-        exactly: Exactly | None = None,
-        all_exactly: bool = False,
-        start: Start | None = None,
+        exact_slots: ExactSlots | None = None,
+        all_exact: bool = False,
+        restore_point: RestorePoint | None = None,
         layers: dict[str, LayerRow] | None = None,
         advise: Advise | None = None,
-        gives_back: bool = True,
     ) -> None:
         self.owner = owner
-        self.gives_back = gives_back
         self.rows: list[Row] = []
-        self.not_made = 0
-        self.sizes = Sizes()
+        self.unallocated = 0
+        self._sizes = Sizes()
         self.trace = Trace(self._after, self._instead)
         self._config = config
         # Not a method of the session: contexts in two widths hold it.
@@ -125,10 +122,10 @@ class Session:
         # The variance that the submodule that started last computes, if any, and its name.
         self._variance: Variance | None = None
         self._variance_module = ""
-        self._exactly = exactly or Exactly()
-        self._all_exactly = all_exactly
-        self._undecided = not self._exactly.decided
-        self._start = start
+        self._exact_slots = exact_slots or ExactSlots()
+        self._all_exact = all_exact
+        self._undecided = not self._exact_slots.decided
+        self._restore_point = restore_point
         self._leaf_seen = False
         self._calls_of_root = 0
         self._pending: list[Save] = []
@@ -159,7 +156,7 @@ class Session:
             owned = owned_storages(self._model, self._inputs)
             self._ledger.refer_to(owned, storages_in(self._output))
             # A released context belonged to a branch that led nowhere, or backward has run.
-            self.rows = self._ledger.rows(owned, self.sizes, count_dead=self._inputs is None)
+            self.rows = self._ledger.rows(owned, self._sizes, count_dead=self._inputs is None)
 
     def run(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call the captured forward. Its output is kept by reference."""
@@ -199,27 +196,31 @@ class Session:
     ) -> None:
         """Enter a submodule."""
         if not self.trace.inside_module:
-            self.own_leaves((args, kwargs))
+            self.add_inputs((args, kwargs))
         self.trace.enter(name)
         self._variance, self._variance_module = variance_of(module, args, kwargs), name
 
-    def own_leaves(self, inputs: Any) -> None:
-        """Count tensors without a graph among the model's inputs, if these are unknown."""
+    def add_sizes(self, edge_index: Any, size: Any) -> None:
+        """Record the numbers of nodes and edges of a message passing layer."""
+        self._sizes.add(edge_index, size)
+
+    def add_inputs(self, inputs: Any) -> None:
+        """Add tensors without a graph to the model's inputs, if these are unknown."""
         if self._inputs is None:
             self._owned.add(t for t in tensors_in(inputs) if t.grad_fn is None)
 
-    def leaves_alone(self, nbytes: int) -> bool:
-        """Whether a layer that would save this number of bytes is too small to compress."""
+    def is_too_small(self, nbytes: int) -> bool:
+        """Return whether a layer that would save this number of bytes is too small to compress."""
         return self._allowance.covers(nbytes)
 
-    def stock_makes(self, nbytes: int) -> None:
-        """Count bytes that a layer of stock PyG would hold at once, and that are not allocated."""
-        self.not_made += nbytes
+    def count_unallocated(self, nbytes: int) -> None:
+        """Count bytes that a layer of stock PyG would hold and that are not allocated here."""
+        self.unallocated += nbytes
 
     @property
-    def may_run_backward_twice(self) -> bool:
+    def expects_double_backward(self) -> bool:
         """Whether the gradient may be differentiated again, as it often is for forces."""
-        return self._has_leaf and (self._undecided or bool(self._exactly.slots[True]))
+        return self._has_leaf and (self._undecided or bool(self._exact_slots.slots[True]))
 
     @property
     def _has_leaf(self) -> bool:
@@ -228,14 +229,14 @@ class Session:
         return self._leaf_seen
 
     @property
-    def _keeps_all_exactly(self) -> bool:
-        return self._all_exactly or (self._undecided and self._has_leaf)
+    def _keeps_all_exact(self) -> bool:
+        return self._all_exact or (self._undecided and self._has_leaf)
 
     def keeps_exactly(self, name: str) -> bool:
-        """Whether the operation with this label, or the layer with this name, is kept exactly."""
-        return self._keeps_all_exactly or self._exactly.has(self._has_leaf, name)
+        """Return whether the operation or the layer with this name is kept exactly."""
+        return self._keeps_all_exact or self._exact_slots.has(self._has_leaf, name)
 
-    def stock_saves(self, operation: Call, nbytes: int, tensors: dict[str, Tensor]) -> None:
+    def count_baseline(self, operation: Call, nbytes: int, tensors: dict[str, Tensor]) -> None:
         """Count the tensors that stock autograd would save in edge work that runs in blocks.
 
         Args:
@@ -244,11 +245,11 @@ class Session:
             tensors: The other tensors that it would save, by name.
         """
         label = self.trace.label(operation)
-        self._ledger.add_of_stock(f"{label}.messages", nbytes)
+        self._ledger.add_baseline(f"{label}.messages", nbytes)
         for name, tensor in tensors.items():
-            self._ledger.add_of_stock(f"{label}.{name}", tensor.untyped_storage().nbytes(), tensor)
+            self._ledger.add_baseline(f"{label}.{name}", tensor.untyped_storage().nbytes(), tensor)
 
-    def layer_ran(
+    def add_layer_row(
         self, name: str, way: str, blocks: int | None, reason: str | None, counted: bool = True
     ) -> None:
         """Add a row to the report for edge work outside of message passing layers.
@@ -279,8 +280,8 @@ class Session:
 
     def _instead(self, call: Call) -> Callable[[], Any] | None:
         self._look_for_leaf(call.args)
-        if self._start is not None and self._model is not None and call.name == "backward":
-            self._start.backward_begins(self._model)
+        if self._restore_point is not None and self._model is not None and call.name == "backward":
+            self._restore_point.add_gradients(self._model)
         return self._replacement(call) if self._quantize else None
 
     def _replacement(self, call: Call) -> Callable[[], Any] | None:
@@ -298,7 +299,7 @@ class Session:
         x, position, run = replacement
         kept = x in self._owned or self._allowance.would_take(x) or _is_kept(x, call.name)
         # A gathered tensor gets no noise. Replacements have no second derivative.
-        if kept or self._gathers.find(x) is not None or self._keeps_all_exactly:
+        if kept or self._gathers.find(x) is not None or self._keeps_all_exact:
             return None
         label = self.trace.label(call)
         if call.of_loss or self.keeps_exactly(label) or self._scheme.keeps(f"{label}.{position}"):
@@ -332,7 +333,7 @@ class Session:
         session.
         """
         saved = self._pack(plain_of(tensor))
-        saved.advise, saved.gives_back = self._advise, self.gives_back
+        saved.advise = self._advise
         return saved
 
     def _pack(self, tensor: Tensor) -> Saved:
@@ -397,11 +398,12 @@ class Session:
         elements = elements_of(tensor, whole_storage=gathered is not None)
         if elements is None or _is_kept(tensor, save.call.name):
             return self._keep(save)
-        exactly = self._keeps_all_exactly or save.slot in self._exactly.slots[self._has_leaf]
+        exactly = self._keeps_all_exact or save.slot in self._exact_slots.slots[self._has_leaf]
         cached = self._cache.find(elements, save.reads)
         if cached is None or (exactly and _is_lossy(cached[0])):
             return self._encode(save, elements, gathered, exactly)
         context, entry = cached
+        context.gathered |= save.position in save.call.gathered
         if save.by_autograd:
             entry.count_as_saved()
         return Saved(context, elements.layout, save.slot)
@@ -410,10 +412,9 @@ class Session:
         self, save: Save, elements: Elements, gathered: Gathered | None, exactly: bool
     ) -> Saved:
         """Save elements in a new context."""
-        if self.gives_back:
-            give_back_now_and_then(elements.flat)
+        memory_policy.coded(elements.flat)
         config = self._config
-        # A loss that is written by hand is exact, as PyTorch's own are.
+        # Losses of the user are exact, like those of PyTorch.
         quantize = self._quantize and not save.call.of_loss and not exactly
         request = Request(
             tensor=elements.flat,
@@ -441,6 +442,7 @@ class Session:
             context = shared
         elif self._swap is not None:
             context.move(self._swap.leave)
+        context.gathered |= save.position in save.call.gathered
         entry = self._ledger.add(save, context, elements, is_shared=shared is not None)
         self._cache.add(elements, save.reads, context, entry)
         return Saved(context, elements.layout, save.slot)
@@ -471,13 +473,18 @@ class Session:
     def _watch(self, context: Context, slot: str, lossy: bool) -> None:
         """Record each decoding of a context, to find the slots that must be exact."""
         if self._quantize:
-            context.reading = Reading(self._exactly, slot, self._has_leaf, lossy)
+            context.reading = Reading(self._exact_slots, slot, self._has_leaf, lossy)
 
     def _count(self, save: Save, context: Context) -> None:
         """Count a reference to a tensor of any layout, by the dense tensors in it."""
         for part in parts_of(save.tensor):
             if part not in self._owned:
                 self._ledger.add(dataclasses.replace(save, tensor=part), context)
+
+
+def session_of(owner: current.Owner) -> Session | None:
+    """Return the session that captures this owner's model on this thread, or None."""
+    return cast("Session | None", current.session_of(owner))
 
 
 def _encoded(exact: bool, quantize: bool, request: Request) -> Encoded:
@@ -489,7 +496,7 @@ def _is_lossy(context: Context) -> bool:
 
 
 def _is_kept(tensor: Tensor, operation: str) -> bool:
-    """Whether encoding is not worth it: the storage is small, or belongs to a loss."""
+    """Return whether encoding is not worth it: the storage is small, or belongs to a loss."""
     return tensor.untyped_storage().nbytes() < _SMALL or _is_loss(operation)
 
 

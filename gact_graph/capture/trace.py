@@ -33,7 +33,7 @@ from gact_graph.capture.call_site import call_site
 from gact_graph.capture.nodes import Attribute
 from gact_graph.codecs import Saved
 from gact_graph.codecs.reads import EXACT, Reads
-from gact_graph.support.storage import is_plain, place_of
+from gact_graph.support.storage import is_plain, storage_id
 
 SAVED = "saved"
 """The position of a tensor that no autograd node shows."""
@@ -75,6 +75,7 @@ class Call:
         positions: The number of tensors that it has saved in each position.
         tensors: Tensors that it saves under its own names, which no autograd node knows.
         extra_saved: The names of those that stock autograd would not save.
+        gathered: The names of those of which messages gather rows.
     """
 
     # Defaults on the class: most operations save nothing, and set none of these.
@@ -87,6 +88,7 @@ class Call:
     positions: Mapping[str, int] = {}
     tensors: Mapping[str, Tensor] = {}
     extra_saved: Collection[str] = ()
+    gathered: Collection[str] = ()
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
         self.func = func
@@ -122,7 +124,7 @@ class Call:
             if value is tensor:
                 return name
             plain = is_plain(value) and is_plain(tensor)
-            if plain and place_of(value) == place_of(tensor):
+            if plain and storage_id(value) == storage_id(tensor):
                 # They may be parts of one storage, as query, key and value are.
                 if value.numel() == tensor.numel() and value.data_ptr() == tensor.data_ptr():
                     return name
@@ -225,7 +227,11 @@ class Trace(TorchFunctionMode):
 
     @contextmanager
     def standing_for(
-        self, name: str, tensors: dict[str, Tensor], extra_saved: Collection[str] = ()
+        self,
+        name: str,
+        tensors: dict[str, Tensor],
+        extra_saved: Collection[str] = (),
+        gathered: Collection[str] = (),
     ) -> Iterator[Call]:
         """Count tensors that are saved inside as arguments of one operation, and yield its call.
 
@@ -233,9 +239,11 @@ class Trace(TorchFunctionMode):
             name: The name of the operation.
             tensors: Its arguments by name.
             extra_saved: The names of those that stock autograd would not save.
+            gathered: The names of those of which messages gather rows.
         """
         call = Call(_function(name), (), {})
         call.of_layer, call.tensors, call.extra_saved = True, tensors, extra_saved
+        call.gathered = gathered
         outer, self._call = self._call, call
         try:
             yield call

@@ -35,7 +35,7 @@ class Counted:
                 key = key_of(part)
                 if key not in self._saved and key not in self._inputs:
                     self._saved[key] = part.untyped_storage().nbytes()
-        return Saved(Context(Kept(tensor, "a forward that is left alone")))
+        return Saved(Context(Kept(tensor, "an uncompressed forward")))
 
     def raw_bytes(self, model: nn.Module, enough: int) -> int:
         """Return the bytes of the unique storages that were saved.

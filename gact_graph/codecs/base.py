@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gact_graph.codecs.reads import Reads
-from gact_graph.support.advising import Advise
 from gact_graph.support.exact import Reading
+from gact_graph.support.messages import Advise
 from gact_graph.support.storage import Layout
 
 
@@ -131,7 +131,7 @@ class Context:
     """An encoded tensor, shared by all saved tensors that view the same elements.
 
     Attributes:
-        gathered: Whether other contexts gather rows of it.
+        gathered: Whether messages gather rows of it.
         reading: A callback for each decoding; None for none.
     """
 
@@ -157,10 +157,9 @@ class Saved:
     Attributes:
         slot: The slot of the tensor; its context may belong to another slot.
         advise: The advice for backward that runs out of memory; None for none.
-        gives_back: Whether memory that backward frees is returned to the system at intervals.
     """
 
-    __slots__ = ("advise", "context", "gives_back", "layout", "slot")
+    __slots__ = ("advise", "context", "layout", "slot")
 
     def __init__(
         self, context: Context, layout: Layout | None = None, slot: str | None = None
@@ -169,15 +168,14 @@ class Saved:
         self.layout = layout
         self.slot = slot
         self.advise: Advise | None = None
-        self.gives_back = True
 
     def tensor(self) -> Tensor:
         """Return the saved tensor, with its values, dtype, shape and strides.
 
         Attention computes scores and messages from one tensor, and the gradient of the scores'
         parameters is a product of both, which would contain the square of the noise of a single
-        decoding. So if messages are gathered again from the plain decoding, the tensor itself is
-        the decorrelated one.
+        decoding. So if messages gather from the plain decoding, the tensor itself is the
+        decorrelated one.
         """
         encoded = self.encoded()
         gathered = self.context.gathered

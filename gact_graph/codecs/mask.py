@@ -15,7 +15,7 @@ from torch import Tensor
 from gact_graph.codecs.base import Codec, Encoded, Movable, Request
 from gact_graph.codecs.reads import Side, Sign
 from gact_graph.ops.bitmask import pack_bits, pack_pair, unpack_bits
-from gact_graph.support.storage import sample_of
+from gact_graph.support.content import spread_of
 
 
 @dataclass(eq=False)
@@ -81,7 +81,7 @@ def _of_two_values(request: Request) -> Masked | None:
         return None
     if on_cpu and len({*x[:: -(-x.numel() // 8)].tolist()}) > 2:  # eight are mostly enough
         return None
-    if len({*sample_of(x, 64)}) > 2:
+    if len({*spread_of(x, 64).tolist()}) > 2:
         return None
     low, high = torch.stack(x.aminmax()).tolist()  # waits for the device once
     words, matched = pack_pair(x, low, high)

@@ -1,47 +1,30 @@
-"""The bytes that torch's CPU allocator hands out: an exact count, the same at every run.
+"""Bytes handed out by torch's CPU allocator: exact and reproducible.
 
-The resident set of a process is no such count: objects of the interpreter come and go by a few MB,
-and freed memory stays for a while.
+The resident set of a process also includes objects of the interpreter, which vary by a few MB, and
+freed memory that has not returned to the system yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from gact_graph.ops import cpu
 
 
-class Allocations:
-    """The peak memory of CPU tensors since the last :meth:`restart`."""
-
-    def __init__(self, library: Any) -> None:
-        self._library = library
-
-    def restart(self) -> None:
-        """Count from the memory that tensors hold now."""
-        self._library.restart_watch()
-
-    @property
-    def most_bytes(self) -> int:
-        """The peak, less the memory that tensors held at the start."""
-        peak: int = self._library.most_watched()
-        return peak
-
-
 @contextmanager
-def watching_allocations() -> Iterator[Allocations | None]:
-    """Watch the allocations of this thread, and of the backward passes that it calls.
+def watching_allocations() -> Iterator[Callable[[], int] | None]:
+    """Watch this thread inside the context, and the backward passes that it calls.
 
     Yields:
-        The allocations; None if there are no compiled kernels, or a profiler of torch is active.
+        A function that returns the peak of CPU tensors in bytes, above the bytes at the start; None
+        without compiled kernels or under a profiler of torch.
     """
     library = cpu.load()
     if library is None or not library.start_watch():
         yield None
         return
     try:
-        yield Allocations(library)
+        yield library.most_watched
     finally:
         library.end_watch()

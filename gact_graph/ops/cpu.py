@@ -18,8 +18,8 @@ from gact_graph.ops.kernels import cache, fallback
 from gact_graph.ops.kernels.compiler import commands, compile_library, version
 from gact_graph.ops.kernels.once import once
 from gact_graph.ops.kernels.sources import digest, files_of
-from gact_graph.support import cpu_memory
-from gact_graph.support.progress import telling
+from gact_graph.support.memory.policy import memory_policy
+from gact_graph.support.progress import log_if_slow
 
 NAMESPACE = "gact_graph"
 """The namespace of the operators, ``torch.ops.gact_graph``."""
@@ -43,7 +43,7 @@ def load() -> Any | None:
     except Exception as error:  # of any type that a toolchain raises: use the reference
         fallback.warn("build its CPU kernels", "a C++ compiler (g++ or clang++)", error)
         return None
-    cpu_memory.use(library)
+    memory_policy.use(library)
     return library
 
 
@@ -104,7 +104,7 @@ def _build(command: Sequence[str], flags: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(dir=place, prefix=cache.BUILD) as folder:
         sources = [path for path in files_of("cpu") if path.suffix == ".cpp"]
         kept_in = "" if place is None else f", which are then kept in {place}"
-        with telling(f"compiling kernels for the CPU{kept_in}"):
+        with log_if_slow(f"compiling kernels for the CPU{kept_in}"):
             library = compile_library(command, sources, flags, Path(folder))
         cached = cache.keep(f"{name}.so", library.read_bytes())
         torch.ops.load_library(str(cached or library))

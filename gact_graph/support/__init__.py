@@ -1,5 +1,6 @@
 """Small helpers that any room may use, and that import no other room.
 
-Here: the identity of storages, replicas of modules, methods replaced on one instance, random and
-autocast state, warnings. Not here: anything that belongs to one room alone.
+Here: the session of a thread, the identity and layout of storages, patched methods, random and
+autocast state, the state that code reaches, warnings, peak memory, and freed memory on a CPU.
+Not here: anything that belongs to one room alone.
 """

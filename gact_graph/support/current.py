@@ -1,6 +1,6 @@
-"""Which session captures on this thread, and what the rooms below it may ask of it.
+"""The session that captures on this thread, and its interface for layers.
 
-Hooks and patched methods find the session here. They hold none, so that modules stay picklable.
+Hooks and patched methods hold no session themselves, so that modules stay picklable.
 """
 
 from __future__ import annotations
@@ -13,18 +13,15 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from gact_graph.support.advising import advising
-from gact_graph.support.cpu_memory import give_back_now_and_then
-from gact_graph.support.warn import warn
-
-_local = threading.local()
+from gact_graph.support.memory.policy import memory_policy
+from gact_graph.support.messages import advising, warn
 
 
 class Coding(NamedTuple):
-    """How node tensors are quantized while a layer that runs again in backward reads them."""
+    """The quantization of node tensors during backward of a recomputed layer."""
 
     bits: int
     group_size: int
@@ -32,32 +29,23 @@ class Coding(NamedTuple):
 
 
 class Steps(Protocol):
-    """The trace of a session, as hooks and layers see it."""
+    """The interface of :class:`gact_graph.capture.trace.Trace` for layers."""
 
     def paused(self) -> AbstractContextManager[None]: ...
 
     def standing_for(
-        self, name: str, tensors: dict[str, Tensor], extra_saved: Collection[str] = ()
+        self,
+        name: str,
+        tensors: dict[str, Tensor],
+        extra_saved: Collection[str] = (),
+        gathered: Collection[str] = (),
     ) -> AbstractContextManager[Any]: ...
-
-    def leave(self, module: str) -> None: ...
-
-    def enter_phase(self, phase: str) -> None: ...
-
-    def leave_phase(self, phase: str) -> None: ...
-
-
-class Sizes(Protocol):
-    """Notes how many nodes and edges there are."""
-
-    def add(self, edge_index: Any, size: Any) -> None: ...
 
 
 class Capture(Protocol):
-    """A session, as hooks and layers see it; :class:`gact_graph.capture.session.Session` is one."""
+    """The interface of :class:`gact_graph.capture.session.Session` for layers."""
 
     owner: Owner
-    gives_back: bool
 
     @property
     def trace(self) -> Steps: ...
@@ -65,112 +53,108 @@ class Capture(Protocol):
     @property
     def forward_runs(self) -> bool: ...
 
-    def running(self) -> AbstractContextManager[None]: ...
-
     @property
-    def sizes(self) -> Sizes: ...
+    def expects_double_backward(self) -> bool: ...
 
-    def enter(
-        self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None: ...
+    def is_too_small(self, nbytes: int) -> bool: ...
 
-    def own_leaves(self, inputs: Any) -> None: ...
+    def add_sizes(self, edge_index: Any, size: Any) -> None: ...
 
-    def leaves_alone(self, nbytes: int) -> bool: ...
-
-    def stock_makes(self, nbytes: int) -> None: ...
-
-    @property
-    def may_run_backward_twice(self) -> bool: ...
-
-    def layer_ran(
+    def add_layer_row(
         self, name: str, way: str, blocks: int | None, reason: str | None, counted: bool = True
     ) -> None: ...
 
-    def stock_saves(self, operation: Any, nbytes: int, tensors: dict[str, Tensor]) -> None: ...
+    def count_unallocated(self, nbytes: int) -> None: ...
+
+    def count_baseline(self, operation: Any, nbytes: int, tensors: dict[str, Tensor]) -> None: ...
 
     def coding_of(self, module: str) -> Coding | None: ...
 
+    def pack(self, tensor: Tensor) -> Any: ...
+
+
+class _Local(threading.local):
+    session: Capture | None = None
+    disabled = False
+    uncompressed: Owner | None = None
+
+
+_local = _Local()
+
 
 def current() -> Capture | None:
-    """The session that captures on this thread, or None."""
-    session: Capture | None = getattr(_local, "session", None)
-    return session
+    """Return the session that captures on this thread, or None."""
+    return _local.session
 
 
 def set_current(session: Capture | None) -> None:
-    """Makes ``session`` (or None) the one that captures on this thread."""
+    """Set the session that captures on this thread; None for none."""
     _local.session = session
 
 
 def forward_runs() -> bool:
-    """Whether a backward that runs now was begun by a forward that is captured.
+    """Return whether the backward that runs now is part of a captured forward.
 
-    Backward may run on a thread of autograd's own, which shares the hooks of the one that began it.
+    Autograd's threads share the hooks of the thread that called backward.
     """
-    top = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    mine = top is not None and top[1] is unpack
-    session = getattr(top[0], "__self__", None) if mine else current()
+    hooks = _innermost_hooks()
+    is_ours = hooks is not None and hooks[1] is unpack
+    session = getattr(hooks[0], "__self__", None) if is_ours else current()
     return getattr(session, "forward_runs", False)
 
 
 @contextmanager
-def apart() -> Iterator[None]:
-    """Inside a backward that forward itself has begun, no session follows what runs."""
+def capture_disabled_in_backward() -> Iterator[None]:
+    """Disable capture inside a backward that is part of a captured forward."""
     if not forward_runs():
         yield
         return
-    with capture_disabled(), saved_tensors_hooks(torch.Tensor.detach, _same):
+    with capture_disabled(), saved_tensors_hooks(Tensor.detach, lambda tensor: tensor):
         yield
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 @contextmanager
 def capture_disabled() -> Iterator[None]:
-    """No session follows what runs inside, on this thread."""
+    """Disable capture on this thread."""
     session = current()
     with ExitStack() as stack:
         if session is not None:
             stack.enter_context(session.trace.paused())
         stack.callback(set_current, session)
-        stack.callback(setattr, _local, "disabled", getattr(_local, "disabled", False))
+        stack.callback(setattr, _local, "disabled", _local.disabled)
         set_current(None)
         _local.disabled = True
         yield
 
 
 def is_busy() -> bool:
-    """Whether a session captures on this thread, or would but for :func:`capture_disabled`."""
-    return current() is not None or getattr(_local, "disabled", False)
+    """Return whether a session captures on this thread, or is disabled there."""
+    return current() is not None or _local.disabled
 
 
-def unpack(saved: Any) -> torch.Tensor:
-    """The unpack hook: the tensor of a :class:`gact_graph.codecs.Saved`."""
-    tensor: torch.Tensor
+def unpack(saved: Any) -> Tensor:
+    """Return the tensor of a :class:`gact_graph.codecs.Saved`: the unpack hook."""
+    tensor: Tensor
     try:
         tensor = saved.tensor()
     except torch.OutOfMemoryError:
         with advising(saved.advise):
             raise
-    if saved.gives_back:
-        give_back_now_and_then(tensor)
+    memory_policy.coded(tensor)
     return tensor
 
 
-Backward = Callable[..., tuple[torch.Tensor | None, ...]]
+Backward = Callable[..., tuple[Tensor | None, ...]]
 
 
-def advises(backward: Backward) -> Backward:
-    """Decorates the backward of an autograd function: out of memory, it says what to do.
+def with_advice(backward: Backward) -> Backward:
+    """Decorate the backward of an autograd function to add advice to out-of-memory errors.
 
-    The advice is that of the step whose tensors the function has saved.
+    The advice belongs to the step whose tensors the function has saved.
     """
 
     @functools.wraps(backward)
-    def run(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def run(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = saved_by(ctx)
         with advising(saved[0].advise if saved else None):
             return backward(ctx, *gradients)
@@ -179,59 +163,73 @@ def advises(backward: Backward) -> Backward:
 
 
 def saved_by(ctx: Any) -> list[Any] | None:
-    """What our pack hook made of a function's ``saved_tensors``; None if other hooks hold some.
+    """Return the packed forms of ``ctx.saved_tensors``; None if other hooks hold some of them.
 
-    Those of others are not called: the ones of ``torch.utils.checkpoint`` would run a forward.
+    Other hooks are not called: those of ``torch.utils.checkpoint`` would run a forward.
     """
     raw = ctx._raw_saved_tensors
-    return [one.data for one in raw] if all(one.unpack_hook is unpack for one in raw) else None
+    return [t.data for t in raw] if all(t.unpack_hook is unpack for t in raw) else None
 
 
 def are_innermost() -> bool:
-    """Whether tensors that autograd saves now reach our hooks first, or no hooks at all."""
-    top = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return top is None or top[1] is unpack
+    """Return whether the innermost saved-tensor hooks are those of a session, or none are set."""
+    hooks = _innermost_hooks()
+    return hooks is None or hooks[1] is unpack
+
+
+def _innermost_hooks() -> Any:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+def is_transformed() -> bool:
+    """Return whether ``torch.func`` or ``torch.jit.trace`` runs on this thread.
+
+    Models then run uncompressed: tensors inside ``torch.func`` (grad, vmap, jvp) have no memory to
+    pack, and refuse saved-tensor hooks; a trace records operations without the hooks around them.
+    """
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    return transformed or torch._C._get_tracing_state() is not None
 
 
 class Owner:
-    """The identity of one wrapped model, which all of its hooks carry.
+    """The identity of one wrapped model, shared by all of its hooks.
 
-    A copy of the model, pickled or deep-copied, has another owner, which its own hooks carry.
+    A pickled or deep copy of the model has another owner.
 
     Attributes:
-        followed: Whether a training forward of the model was ever followed.
+        tracked: Whether a tracked method of the model was ever called in training.
     """
 
     def __init__(self) -> None:
-        self.followed = False
+        self.tracked = False
         self._origin = uuid.uuid4().int
 
-    def warn_unless_followed(self, gradient: torch.Tensor) -> None:
-        """A hook on the output of a submodule: warns once that nothing was compressed for it."""
-        if self.followed or self._origin in _warned:
+    def warn_unless_tracked(self, gradient: Tensor) -> None:
+        """Warn once that nothing was compressed for a submodule: a hook on the output."""
+        if self.tracked or self._origin in _warned:
             return
         _warned.add(self._origin)
         warn(
             "A backward reached layers of a model that gact_graph wraps, and nothing was "
-            "compressed: what called them is neither the model's forward nor a method that is "
-            "followed. Name what your training loop calls, as in gact_graph.wrap(model, "
+            "compressed: neither the model's forward nor another tracked method called the layers. "
+            "Name the method that the training loop calls, as in gact_graph.wrap(model, "
             "methods=('encode',)), or train inside `with gact_graph.compress(model)`. If the "
             "layers were copied out of a wrapped model, as to_hetero does, wrap the result: "
             "gact_graph.wrap(to_hetero(gact_graph.unwrap(model), metadata))."
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"followed": False}  # a copy is another model
+        return vars(self) | {"tracked": False}  # a copy is another model
 
 
 _warned: set[int] = set()
-"""The models, and the parts copied out of them, of which that was said."""
+"""The origins of models, and of parts copied out of them, for which a warning was given."""
 
 
 def session_of(owner: Owner) -> Capture | None:
-    """The session that captures on this thread, if it is that of this owner's model; else None.
+    """Return the session that captures this owner's model on this thread, or None.
 
-    Also None while a compiler traces: compiled operations save other tensors.
+    None while a compiler traces: compiled operations save other tensors.
     """
     if torch.compiler.is_compiling():
         return None
@@ -240,28 +238,27 @@ def session_of(owner: Owner) -> Capture | None:
 
 
 @contextmanager
-def leaving_alone(owner: Owner, pack: Callable[[torch.Tensor], Any]) -> Iterator[None]:
-    """Inside, this owner's model is not compressed on this thread.
+def uncompressed(owner: Owner, pack: Callable[[Tensor], Any]) -> Iterator[None]:
+    """Run a model without compression on this thread.
 
     Args:
-        owner: The model's.
-        pack: The pack hook, which gets what autograd saves.
+        owner: The owner of the model.
+        pack: The pack hook for tensors that autograd saves.
     """
-    outer = getattr(_local, "alone", None)
     with ExitStack() as stack:
-        stack.callback(setattr, _local, "alone", outer)
-        _local.alone = owner
+        stack.callback(setattr, _local, "uncompressed", _local.uncompressed)
+        _local.uncompressed = owner
         stack.enter_context(saved_tensors_hooks(pack, unpack))
         yield
 
 
-def is_left_alone(owner: Owner) -> bool:
-    """Whether :func:`leaving_alone` is active for this owner on this thread."""
-    return getattr(_local, "alone", None) is owner
+def is_uncompressed(owner: Owner) -> bool:
+    """Return whether :func:`uncompressed` is active for this owner on this thread."""
+    return _local.uncompressed is owner
 
 
 class Hook:
-    """A hook of a wrapped model. It carries the owner and the name of its module or phase."""
+    """A hook of a wrapped model, with the owner and the name of its module or phase."""
 
     def __init__(self, owner: Owner, name: str) -> None:
         self.owner = owner

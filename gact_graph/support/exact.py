@@ -1,23 +1,23 @@
-"""Which saved tensors are kept exactly, because a derivative that forward returns depends on them.
+"""Saved tensors that are kept exactly, because a returned derivative depends on them.
 
-A forward may differentiate itself, as potentials do whose forces are the gradient of an energy. And
-a backward with ``create_graph=True`` gives a gradient that is computed with further. Both read
-saved tensors while their values still matter: noise there would change a result, and not only the
-gradient of the loss.
+A forward may contain a backward, as in potentials whose forces are the gradient of an energy. A
+backward with ``create_graph=True`` returns a gradient that later operations read. In both, noise of
+saved tensors would change a result, and not only the gradient of the loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gact_graph.support import current
+from gact_graph.support.messages import warn
 from gact_graph.support.run_state import RunState
 from gact_graph.support.storage import is_plain
-from gact_graph.support.warn import warn
 
 _COPIED_BYTES = 1 << 18
 """Buffers up to this size, such as the statistics of a normalisation, are restored before a forward
@@ -25,22 +25,22 @@ runs once more. Larger ones are graphs and features, which forward does not chan
 
 
 class ReadInForwardError(BaseException):
-    """A backward inside forward needs a tensor that was compressed: forward has to run once more.
+    """Raised where a backward inside forward reads a compressed tensor: forward runs once more.
 
-    Not an Exception, so that no handler of the user's forward takes it for one of its own.
+    Not an Exception, so that no handler in the user's forward catches it.
     """
 
 
-class Exactly:
+class ExactSlots:
     """The slots of one method that are kept exactly.
 
-    Calls in which a leaf other than a parameter needs a gradient have slots of their own: a loop
-    may take a gradient penalty at some steps, and train without one at all others.
+    Calls in which a leaf other than a parameter requires a gradient have slots of their own, since
+    a loop may add a gradient penalty at some steps only.
 
     Attributes:
-        slots: By whether such a leaf was there, the slots.
-        decided: Whether a backward has run through a call with such a leaf. Until then everything
-            is kept exactly from the leaf on, since it is not known what will be read.
+        slots: The slots of calls with such a leaf, and of calls without.
+        decided: Whether a backward has run through a call with such a leaf. Before that, all
+            tensors from the leaf on are kept exactly.
     """
 
     def __init__(self) -> None:
@@ -48,35 +48,35 @@ class Exactly:
         self.decided = False
         self._warned = False
 
-    def has(self, asked: bool, label: str) -> bool:
-        """Whether an operation with this label, or a layer with this name, has such a slot."""
-        return any(slot.startswith((f"{label}.", f"{label}/")) for slot in self.slots[asked])
+    def has(self, with_leaf: bool, label: str) -> bool:
+        """Return whether an operation or a layer of this name has such a slot."""
+        prefixes = f"{label}.", f"{label}/"
+        return any(slot.startswith(prefixes) for slot in self.slots[with_leaf])
 
     def warn_of_noise(self) -> None:
-        """Says once that a gradient which is differentiated was computed from noisy tensors."""
+        """Warn that a gradient with a graph has noise, unless a warning was given before."""
         if not self._warned:
             self._warned = True
             warn(
                 "A backward with create_graph=True read tensors that were compressed, so the "
-                "gradient of this step holds the noise of quantization. They are kept exactly from "
-                "the next step on. To have them exact in the first step too, let an input of the "
-                "model require a gradient before the call, or take level='lossless'."
+                "gradient of this step contains the noise of quantization. They are kept exactly "
+                "from the next step on. For an exact first step, let an input of the model require "
+                "a gradient before the call, or use level='lossless'."
             )
 
     def warn_of_rerun(self) -> None:
-        """Says once that forward has run twice."""
+        """Warn that forward has run twice, unless a warning was given before."""
         if not self._warned:
             self._warned = True
             warn(
-                "A forward differentiates itself with respect to tensors that are no leaves, or to "
-                "parameters. It ran once more, without compression, so that what it returns is "
-                "exact; the tensors that its own backward read are kept exactly from now on. What "
-                "forward does besides computing, such as counting or printing, happened twice in "
-                "this step."
+                "A forward differentiates itself with respect to tensors that are not leaves, or "
+                "to parameters. It ran once more, without compression, so its result is exact; the "
+                "tensors that its own backward read are kept exactly from now on. Side effects of "
+                "forward, such as counting or printing, happened twice in this step."
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the slots as plain values."""
         return {
             "with_leaf": sorted(self.slots[True]),
             "without": sorted(self.slots[False]),
@@ -84,41 +84,41 @@ class Exactly:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave."""
+        """Load the result of :meth:`state_dict`."""
         self.slots = {True: set(state["with_leaf"]), False: set(state["without"])}
         self.decided = bool(state["decided"])
 
 
+@dataclass
 class Reading:
-    """Called whenever a context is decoded: sees who reads it.
+    """Record slots that have to be exact: a callback for each decoding of a context.
 
-    Args:
-        exactly: Gets the slot if it has to be exact.
-        slot: That of the context.
-        asked: Whether a leaf that needs a gradient was there when it was saved.
-        lossy: Whether it decodes to other values than were saved.
+    Attributes:
+        exact_slots: The slots that are kept exactly.
+        slot: The slot of the context.
+        with_leaf: Whether a leaf that requires a gradient existed when the context was saved.
+        lossy: Whether the decoded values differ from the saved ones.
     """
 
-    def __init__(self, exactly: Exactly, slot: str, asked: bool, lossy: bool) -> None:
-        self._exactly = exactly
-        self._slot = slot
-        self._asked = asked
-        self.lossy = lossy
+    exact_slots: ExactSlots
+    slot: str
+    with_leaf: bool
+    lossy: bool
 
     def __call__(self, slot: str | None) -> None:
         in_forward = current.forward_runs()
         if not in_forward and not torch.is_grad_enabled():
-            self._exactly.decided |= self._asked
+            self.exact_slots.decided |= self.with_leaf
             return
-        self._exactly.slots[self._asked] |= {self._slot, slot or self._slot}
+        self.exact_slots.slots[self.with_leaf] |= {self.slot, slot or self.slot}
         if self.lossy:
             if in_forward:
                 raise ReadInForwardError
-            self._exactly.warn_of_noise()
+            self.exact_slots.warn_of_noise()
 
 
-class Start:
-    """What a call of forward began with, so that it can run once more."""
+class RestorePoint:
+    """The state at the start of a forward that may run once more."""
 
     def __init__(self, module: nn.Module) -> None:
         self._random = RunState(set())
@@ -129,15 +129,15 @@ class Start:
         ]
         self._gradients: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
 
-    def backward_begins(self, module: nn.Module) -> None:
-        """A backward inside forward is about to add to gradients."""
+    def add_gradients(self, module: nn.Module) -> None:
+        """Record gradients before the first backward inside forward adds to them."""
         self._gradients = self._gradients or [
             (p, p.grad, None if p.grad is None else p.grad.clone()) for p in module.parameters()
         ]
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Has it all again."""
+        """Restore the state."""
         self._random.restore_random_state()
         for buffer, before in self._buffers:
             # By its values: batch norm does not count its changes as versions.
@@ -150,9 +150,9 @@ class Start:
 
 
 def needs_a_gradient(value: Any) -> bool:
-    """Whether it is a leaf, other than a parameter, that needs a gradient.
+    """Return whether a value is a leaf, other than a parameter, that requires a gradient.
 
-    Such a gradient is often part of a result (forces), or differentiated once more.
+    Such a gradient is often part of a result (forces), or differentiated again.
     """
     return (
         isinstance(value, Tensor)

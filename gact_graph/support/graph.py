@@ -1,4 +1,4 @@
-"""Walks over autograd's graph, from results back to leaves."""
+"""The nodes of autograd's graph, and the tensors that they have saved."""
 
 from __future__ import annotations
 
@@ -10,14 +10,9 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 
-def ends_of(outputs: Iterable[Tensor]) -> list[Node]:
-    """The nodes that made these tensors; those without a graph have none."""
-    return [t.grad_fn for t in outputs if t.grad_fn is not None]
-
-
-def nodes_before(ends: Iterable[Node]) -> Iterator[Node]:
-    """These nodes and all before them in forward, each once."""
-    waiting = [*ends]
+def nodes_of(results: Iterable[Tensor]) -> Iterator[Node]:
+    """Yield the nodes from results back to the leaves, each once."""
+    waiting = [tensor.grad_fn for tensor in results if tensor.grad_fn is not None]
     seen = set(waiting)
     while waiting:
         node = waiting.pop()
@@ -29,16 +24,16 @@ def nodes_before(ends: Iterable[Node]) -> Iterator[Node]:
 
 
 def saved_by_node(node: Node) -> list[Any]:
-    """What a node saved for backward, as ``torch._C._autograd.SavedTensor``; nothing is unpacked.
+    """Return the tensors that a node saved for backward, packed, as ``SavedTensor`` objects.
 
-    Autograd documents no list of what a node saved: each type of node has an attribute
+    Autograd documents no list of saved tensors: each type of node has an attribute
     ``_raw_saved_NAME`` for each of its tensors, or for each of its lists of tensors.
     """
-    found: list[Any] = []
+    packed: list[Any] = []
     for name in _raw_names(type(node)):
         saved = getattr(node, name)
-        found += saved if isinstance(saved, (list, tuple)) else [saved]
-    return found
+        packed += saved if isinstance(saved, (list, tuple)) else [saved]
+    return packed
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""Patches of methods: attributes of one instance, so that its class stays as it is."""
+"""Patches of methods, as attributes of one instance: its class does not change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,108 +16,28 @@ from torch import nn
 _local = threading.local()
 
 
-class Patch:
-    """Replaces a method of one module, as an attribute of it.
+class _Replacement:
+    """A callable that replaces a method of a module.
 
-    It runs on the module that it is called through. Such an attribute does not get that module as
-    a method gets ``self``; so a hook before the module's forward looks who runs, and gives a
-    shallow copy (``copy.copy``, or a replica of ``DataParallel``) a :class:`BoundPatch`.
-
-    Args:
-        module: The module. A strong reference would make a cycle, and keep a deleted model until
-            the next collection; so there is a weak one.
-        attribute: The method's name.
+    The module holds the replacement as an attribute. A strong reference back would make a cycle,
+    and keep a deleted model until the next collection.
     """
 
-    def __init__(self, module: nn.Module, attribute: str) -> None:
-        self.attribute = attribute
-        self.previous: Callable[..., Any] | None = vars(module).get(attribute)
+    def __init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)
-        self._handle = module.register_forward_pre_hook(_Rebind(attribute))
-        setattr(module, attribute, self)
 
     @property
     def module(self) -> nn.Module | None:
-        """The module that it was made for, if that lives."""
+        """The module; None if it is deleted."""
         return self._module()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        through = getattr(_local, "through", {}).pop(id(self), None)
-        module = self.module if through is None else through()
-        if module is None:
-            raise RuntimeError(
-                f"Expected {self.attribute} of a module that lives (got one of a deleted module, "
-                "called past the copy that it was found in); call the copy itself"
-            )
-        return self.run(module, *args, **kwargs)
-
-    def run(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Runs in place of the method of ``module``."""
+    @property
+    def patch(self) -> Patch:
+        """The patch that runs in place of the method."""
         raise NotImplementedError
 
-    def original(self, module: nn.Module) -> Callable[..., Any]:
-        """The method of ``module`` that was there before.
-
-        Raises:
-            RuntimeError: It was an attribute of the instance itself, of which nothing tells how it
-                would run on another module.
-        """
-        found = vars(module).get(self.attribute)
-        if module is not self.module and not isinstance(found, Patch | BoundPatch | None):
-            return cast(Callable[..., Any], found)  # a replica of a module that runs another one
-        if self.previous is None:
-            # Not a bound method: after a graph break a compiler would fetch that by its name, and
-            # find this patch.
-            return functools.partial(getattr(type(module), self.attribute), module)
-        if module is self.module:
-            return self.previous
-        return rebound(self.previous, self.module, module)
-
     def bound_to(self, module: nn.Module) -> BoundPatch:
-        """The same for another module, which shares what was found out."""
-        return BoundPatch(self, module)
-
-    def remove(self) -> None:
-        """Puts back what was there before."""
-        self._handle.remove()
-        module = self.module
-        if module is not None and vars(module).get(self.attribute) is self:
-            delattr(module, self.attribute)
-            if self.previous is not None:
-                setattr(module, self.attribute, self.previous)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        module = self.module
-        assert module is not None
-        return inspect.signature(self.original(module))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_module": self.module}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._module = weakref.ref(state["_module"])
-
-
-class BoundPatch:
-    """A patch that runs on another module than the one it was made for."""
-
-    def __init__(self, patch: Patch, module: nn.Module) -> None:
-        self.patch = patch
-        self._module = weakref.ref(module)
-
-    @property
-    def module(self) -> nn.Module | None:
-        return self._module()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module = self.module
-        assert module is not None  # whoever calls this attribute holds the module
-        return self.patch.run(module, *args, **kwargs)
-
-    def bound_to(self, module: nn.Module) -> BoundPatch:
-        """The same for another module."""
+        """Return a replacement for a copy of the module, which shares the state of the patch."""
         return BoundPatch(self.patch, module)
 
     @property
@@ -127,15 +47,100 @@ class BoundPatch:
         return inspect.signature(self.patch.original(module))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"patch": self.patch, "_module": self.module}
+        return vars(self) | {"_module": self.module}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.patch = state["patch"]
+        vars(self).update(state)
         self._module = weakref.ref(state["_module"])
 
 
+class Patch(_Replacement):
+    """Replace a method of one module.
+
+    An attribute does not get the module of the call, as a method gets ``self``. So a hook before
+    forward gives each shallow copy (``copy.copy``, or a replica of ``DataParallel``) a
+    :class:`BoundPatch`.
+
+    Args:
+        module: The module.
+        attribute: The name of the method.
+    """
+
+    def __init__(self, module: nn.Module, attribute: str) -> None:
+        super().__init__(module)
+        self.attribute = attribute
+        self.previous: Callable[..., Any] | None = vars(module).get(attribute)
+        self._handle = module.register_forward_pre_hook(_Rebind(attribute))
+        setattr(module, attribute, self)
+
+    @property
+    def patch(self) -> Patch:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        through = getattr(_local, "through", {}).pop(id(self), None)
+        module = self.module if through is None else through()
+        if module is None:
+            raise RuntimeError(
+                f"Expected {self.attribute} of an existing module (got the method of a deleted "
+                "module, through a shallow copy); call the copy itself"
+            )
+        return self.run(module, *args, **kwargs)
+
+    def run(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Run in place of the method of ``module``."""
+        raise NotImplementedError
+
+    def original(self, module: nn.Module) -> Callable[..., Any]:
+        """Return the method of ``module`` from before the patch.
+
+        Raises:
+            RuntimeError: If it is a function that cannot run on a copy of its module.
+        """
+        if self.previous is None:
+            # Not a bound method: after a graph break, a compiler would fetch a bound method by
+            # name, and find this patch.
+            return functools.partial(getattr(type(module), self.attribute), module)
+        if module is self.module:
+            return self.previous
+        if isinstance(self.previous, _Replacement):
+            return self.previous.bound_to(module)
+        if isinstance(self.previous, types.MethodType) and self.previous.__self__ is self.module:
+            return types.MethodType(self.previous.__func__, module)
+        raise RuntimeError(
+            f"Expected a method of the class, or a bound method (got {self.previous!r} as an "
+            f"attribute of a {type(module).__name__}), to run it on a copy of the module"
+        )
+
+    def remove(self) -> None:
+        """Restore the method from before the patch."""
+        self._handle.remove()
+        module = self.module
+        if module is not None and vars(module).get(self.attribute) is self:
+            delattr(module, self.attribute)
+            if self.previous is not None:
+                setattr(module, self.attribute, self.previous)
+
+
+class BoundPatch(_Replacement):
+    """Run a patch on a copy of its module."""
+
+    def __init__(self, patch: Patch, module: nn.Module) -> None:
+        super().__init__(module)
+        self._patch = patch
+
+    @property
+    def patch(self) -> Patch:
+        return self._patch
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self.module
+        assert module is not None  # the caller holds the module
+        return self._patch.run(module, *args, **kwargs)
+
+
 class _Rebind:
-    """Hook before a module's forward, which copies of the module share with it."""
+    """Hook before a module's forward, which copies of the module share."""
 
     def __init__(self, attribute: str) -> None:
         self._attribute = attribute
@@ -143,28 +148,10 @@ class _Rebind:
     def __call__(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        found = vars(module).get(self._attribute)
-        if isinstance(found, Patch | BoundPatch) and found.module is not module:
-            vars(module)[self._attribute] = found.bound_to(module)
-            if self._attribute == "forward":  # it was fetched already
+        method = vars(module).get(self._attribute)
+        if isinstance(method, _Replacement) and method.module is not module:
+            vars(module)[self._attribute] = method.bound_to(module)
+            if self._attribute == "forward":  # PyTorch has fetched the method already
                 if not hasattr(_local, "through"):
                     _local.through = {}
-                _local.through[id(found)] = weakref.ref(module)
-
-
-def rebound(
-    method: Callable[..., Any], old: nn.Module | None, new: nn.Module
-) -> Callable[..., Any]:
-    """A method of ``old``, found as an attribute of it, as one of ``new``.
-
-    Raises:
-        RuntimeError: It is none.
-    """
-    if isinstance(method, Patch | BoundPatch):
-        return method.bound_to(new)
-    if isinstance(method, types.MethodType) and method.__self__ is old:
-        return types.MethodType(method.__func__, new)
-    raise RuntimeError(
-        f"Expected a forward of the class, or a bound method (got {method!r} as an attribute of a "
-        f"{type(new).__name__}), for it is to run on a copy of that module"
-    )
+                _local.through[id(method)] = weakref.ref(module)

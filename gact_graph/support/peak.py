@@ -1,103 +1,88 @@
-"""Peak memory of a stretch of work: CUDA's allocator, or the resident set of the process."""
+"""Peak memory of a block of code: of CUDA's allocator, or of the process's resident set."""
 
 from __future__ import annotations
 
 import gc
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
-from gact_graph.support.cpu_memory import give_back_all
+from gact_graph.support.memory.policy import memory_policy
 
 _STATM = Path("/proc/self/statm")
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
-_INTERVAL = 0.005  # seconds between two looks at the resident set
+_INTERVAL = 0.005  # seconds between two samples of the resident set
 
 
 class PeakMeter:
-    """Measures the most memory held at once inside a ``with`` block.
+    """Measure the peak memory inside a ``with`` block.
 
-    On CUDA it is the allocator's maximum in bytes, everything on the device included. On CPU it is
-    the resident set *over its value at the start*: the kernel's own high-water mark, which misses
-    nothing and takes no time, and which entering the block resets for the whole process. Where that
-    cannot be reset, a thread looks every 5 ms, so that a shorter spike may be missed; where the
-    system has no ``/proc``, the peak is unknown.
+    On CUDA, the peak is the maximum of the allocator, including all tensors from before the block.
+    On a CPU, it is the increase of the resident set over its size at the start, by the high-water
+    mark of the kernel, which entering the block resets for the whole process. Where the mark cannot
+    be reset, a thread samples the resident set every 5 ms and may miss shorter peaks.
 
     Args:
-        device: What to measure.
-        collect: Whether garbage is collected first, which takes long in a large process.
+        device: The device whose memory is measured.
     """
 
-    def __init__(self, device: torch.device, collect: bool = True) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._collect = collect
-        self._start = 0
-        self._most = 0
-        self._look: Callable[[], int] | None = None  # while it measures on the CPU
+        self._start = self._most = 0
+        self._running = False
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._sampler: threading.Thread | None = None
 
     @property
     def peak_bytes(self) -> int | None:
-        """The peak so far, in bytes; ``None`` where it cannot be known."""
+        """The peak so far in bytes; None on systems without ``/proc``."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
         if not _STATM.exists():
             return None
-        if self._look is not None:
-            self._most = max(self._most, self._look())
+        if self._running:
+            self._update()
         return max(self._most - self._start, 0)
 
-    def current_bytes(self) -> int | None:
-        """What is held now, counted as the peak is."""
-        if self._device.type == "cuda":
-            return torch.cuda.memory_allocated(self._device)
-        return _resident_bytes() - self._start if _STATM.exists() else None
-
     def __enter__(self) -> PeakMeter:
-        if self._collect:
-            gc.collect()
+        gc.collect()
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # what was kept for later must not count as reserved
+            torch.cuda.empty_cache()  # cached memory must not count as reserved
             torch.cuda.reset_peak_memory_stats(self._device)
         elif _STATM.exists():
-            give_back_all(self._device)  # what an earlier run left there would hide in the start
-            self._start = self._most = _resident_bytes()
-            if _reset_high_water():
-                self._look = _high_water_bytes
-            else:
-                self._look = _resident_bytes
-                self._thread = threading.Thread(target=self._watch, name="PeakMeter", daemon=True)
-                self._thread.start()
+            memory_policy.release(self._device)  # reused free memory would not raise the peak
+            self._start = self._most = resident_bytes() or 0
+            self._running = True
+            self._stop.clear()
+            if not _reset_high_water():
+                self._sampler = threading.Thread(target=self._sample, name="PeakMeter", daemon=True)
+                self._sampler.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._thread is not None:
+    def __exit__(self, *error: object) -> None:
+        if self._sampler is not None:
             self._stop.set()
-            self._thread.join()
-        if self._look is not None:
-            self._most = max(self._most, self._look())
-            self._look = None
+            self._sampler.join()
+        if self._running:
+            self._update()
+            self._running = False
 
-    def _watch(self) -> None:
+    def _update(self) -> None:
+        now = _high_water_bytes() if self._sampler is None else resident_bytes()
+        self._most = max(self._most, now or 0)
+
+    def _sample(self) -> None:
         while not self._stop.wait(_INTERVAL):
-            self._most = max(self._most, _resident_bytes())
+            self._update()
 
 
 def peak_so_far(device: torch.device) -> int | None:
-    """The most that was held at once until now, in bytes; None where the system does not tell.
+    """Return the peak memory of this process in bytes; None on systems without ``/proc``.
 
-    On CUDA it is what the allocator had handed out; elsewhere the resident set of the process.
+    On CUDA, it is the maximum of the allocator; elsewhere, of the resident set.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
@@ -105,11 +90,9 @@ def peak_so_far(device: torch.device) -> int | None:
 
 
 def resident_bytes() -> int | None:
-    """What the process has in memory; None where the system does not tell."""
-    return _resident_bytes() if _STATM.exists() else None
-
-
-def _resident_bytes() -> int:
+    """Return the resident set of this process in bytes; None on systems without ``/proc``."""
+    if not _STATM.exists():
+        return None
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -1,4 +1,4 @@
-"""Lines for work that takes long, so that a user sees what a process is busy with."""
+"""Lines that report long work of the library while it lasts."""
 
 from __future__ import annotations
 
@@ -10,28 +10,21 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Protocol
 
 import torch
 
 PATIENCE = 2.0
-"""Seconds after which the line comes."""
+"""Seconds after which work is reported."""
 
 _logger = logging.getLogger("gact_graph")
-_told: set[str] = set()
+_reported: set[str] = set()
 
-# Launchers set these for each process, before torch.distributed knows of any.
+# Launchers set these for each process before torch.distributed is initialized.
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
 
-class Timer(Protocol):
-    """What :func:`later` gives."""
-
-    def cancel(self) -> None: ...
-
-
-def later(seconds: float, function: Callable[[], None]) -> Timer:
-    """Calls a function on another thread, unless that is canceled before."""
+def later(seconds: float, function: Callable[[], None]) -> threading.Timer:
+    """Call a function on another thread after some time, unless the timer is canceled before."""
     timer = threading.Timer(seconds, function)
     timer.daemon = True
     timer.start()
@@ -39,68 +32,52 @@ def later(seconds: float, function: Callable[[], None]) -> Timer:
 
 
 @contextmanager
-def telling(work: str) -> Iterator[None]:
-    """Says what happens inside if it takes longer than :data:`PATIENCE`, and how long it took.
+def log_if_slow(work: str) -> Iterator[None]:
+    """Report the work inside the context if it takes longer than :data:`PATIENCE`.
 
-    Each kind of work is told of once in a process, and by rank 0 alone. Who has set up
-    :mod:`logging` to show INFO of ``gact_graph`` gets records; others get lines on stderr, unless
-    they have set a higher level for that logger. Each line is whole when it is written: work may
-    start within other work, and others write there, too.
+    A line is written then, and another one with the duration at the end; once per process for each
+    kind of work, and by rank 0 only. The lines are records of the logger ``gact_graph`` if
+    :mod:`logging` is set up to show INFO, and else go to stderr, unless that logger has a higher
+    level.
 
     Args:
-        work: What happens, as a verb with -ing and what belongs to it.
+        work: The work, as in ``"compiling kernels"``.
     """
-    if work in _told or not _is_first_rank():
+    if work in _reported or not _is_first_rank():
         yield
         return
-    line, begun = _Line(work), monotonic()
-    timer = later(PATIENCE, line.begin)
+    lock, begun = threading.Lock(), monotonic()
+    reported = ended = False
+
+    def report() -> None:
+        nonlocal reported
+        with lock:
+            # The work may have ended while this thread started, or another thread does the same.
+            if not ended and work not in _reported:
+                reported = True
+                _reported.add(work)
+                _write(work)
+
+    timer = later(PATIENCE, report)
     try:
         yield
     finally:
         timer.cancel()
-        line.end(monotonic() - begun)
+        with lock:
+            ended = True
+            if reported:
+                _write(f"{work} took {monotonic() - begun:.1f} s")
 
 
-class _Line:
-    """What is said of one piece of work: its beginning by a timer, its end by who does it."""
-
-    def __init__(self, work: str) -> None:
-        self._work = work
-        self._lock = threading.Lock()
-        self._ended = False
-        self._write: Callable[[str], None] | None = None
-
-    def begin(self) -> None:
-        with self._lock:
-            # The work may have ended while this thread started, and another thread may do the same.
-            if self._ended or self._work in _told:
-                return
-            _told.add(self._work)
-            if _logger.hasHandlers() and _logger.isEnabledFor(logging.INFO):
-                self._write = lambda text: _logger.info("%s", text)
-            elif not _is_silenced():
-                self._write = lambda text: _print(f"gact_graph: {text}\n")
-            if self._write is not None:
-                self._write(self._work)
-
-    def end(self, seconds: float) -> None:
-        with self._lock:
-            self._ended = True
-            if self._write is not None:
-                self._write(f"{self._work} took {seconds:.1f} s")
-
-
-def _is_silenced() -> bool:
-    """Whether the user has asked for less than INFO, of this library or of all."""
-    return _logger.level > logging.INFO or logging.root.manager.disable >= logging.INFO
-
-
-def _print(text: str) -> None:
-    # There may be no stderr, or a closed one: that must not end anybody's training.
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        sys.stderr.write(text)
-        sys.stderr.flush()
+def _write(line: str) -> None:
+    if _logger.hasHandlers() and _logger.isEnabledFor(logging.INFO):
+        _logger.info("%s", line)
+    elif _logger.level <= logging.INFO and logging.root.manager.disable < logging.INFO:
+        # Without stderr, or with a closed one, training continues. One call writes a whole line,
+        # since other threads write there, too.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            sys.stderr.write(f"gact_graph: {line}\n")
+            sys.stderr.flush()
 
 
 def _is_first_rank() -> bool:

@@ -1,18 +1,18 @@
-"""The rows of a report: one a context, one a layer."""
+"""The rows of a report, for contexts and for layers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-NOT_MADE = "blocks"
-"""The codec of messages that stock autograd would save and that are made anew in backward."""
+RECOMPUTED = "blocks"
+"""The codec of messages that stock autograd would save, and that backward computes again."""
 
 
 @dataclass
 class Row:
-    """One context: what stock autograd would hold for it and what is held instead, in bytes.
+    """A context: the bytes that stock autograd would hold for it, and the bytes that are stored.
 
-    ``host_bytes`` are those of ``stored_bytes`` that were swapped to host memory.
+    ``host_bytes`` is the part of ``stored_bytes`` that was swapped to host memory.
     """
 
     slot: str
@@ -29,14 +29,14 @@ class Row:
 
 @dataclass(frozen=True)
 class LayerRow:
-    """What became of one layer, or of one call in it.
+    """The strategy of one layer, or of one call in the layer.
 
     Attributes:
-        slot: Its name.
-        way: ``blocks``, ``recomputed``, or ``stock`` where neither could be had.
-        blocks: How many.
-        reason: Why it ran as stock.
-        counted: Whether the report's raw bytes have what stock autograd would save in it.
+        slot: The name of the layer.
+        way: ``blocks``, ``recomputed``, or ``stock`` if neither was possible.
+        blocks: The number of blocks.
+        reason: The reason for running as stock.
+        counted: Whether raw bytes in the report include the bytes that stock autograd would save.
     """
 
     slot: str

@@ -1,4 +1,4 @@
-"""What an operation depends on besides its arguments: random states and autocast."""
+"""The state that an operation depends on besides its arguments: random states and autocast."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -18,14 +17,14 @@ from gact_graph.support.current import capture_disabled
 
 
 class RunState:
-    """Records the random states and autocast as they are now, so that they can be restored.
+    """The present random states and autocast.
 
     Args:
-        devices: Types of the devices that are used besides the CPU.
+        devices: The types of the devices besides the CPU.
     """
 
     def __init__(self, devices: set[str]) -> None:
-        self._random = _RandomState.now()
+        self._random = random_states()
         self._autocast = {
             kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
             for kind in {"cpu", *devices}
@@ -33,69 +32,57 @@ class RunState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Restores both inside, with gradients on. The caller's random states return on exit.
+        """Restore both inside, with gradients enabled; restore the caller's random states on exit.
 
-        What runs inside was or will be computed elsewhere, so no session follows it.
+        No session captures the operations inside, which repeat earlier operations.
         """
-        now = _RandomState.now()
+        before = random_states()
         with ExitStack() as stack:
             stack.enter_context(capture_disabled())
-            stack.callback(now.set)
-            self._random.set()
+            stack.callback(set_random_states, before)
+            self.restore_random_state()
             stack.enter_context(torch.enable_grad())
             for kind, (enabled, dtype) in self._autocast.items():
                 stack.enter_context(torch.autocast(kind, dtype, enabled))
             yield
 
     def restore_random_state(self) -> None:
-        """Restores the random states for good."""
-        self._random.set()
+        """Restore the random states for good."""
+        set_random_states(self._random)
 
 
 @contextmanager
 def without_autocast(device: torch.device) -> Iterator[None]:
-    """Inside, autocast rests: a traced graph has its casts."""
+    """Disable autocast inside: a traced graph contains its casts."""
     with torch.autocast(device.type, enabled=False), torch.autocast("cpu", enabled=False):
         yield
 
 
-def check_once(what: str) -> None:
-    """Refuses a backward with ``create_graph=True`` of a gradient: it has no graph.
-
-    Raises:
-        RuntimeError: Backward runs with ``create_graph=True``.
-    """
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            f"Expected a backward without create_graph=True (got one through {what}, whose "
-            "gradient cannot be differentiated again). For third derivatives wrap the model with "
-            "level='L1' or level='lossless', and blocks=False."
-        )
-
-
-@dataclass(frozen=True)
-class _RandomState:
-    """States of the generators of torch, Python and NumPy: some layers sample with the last two."""
+class RandomStates(NamedTuple):
+    """States of the generators of torch, and of Python and NumPy, with which some layers sample."""
 
     cpu: Tensor
     cuda: list[Tensor]
-    python: object
+    python: Any
     numpy: Any
 
-    @classmethod
-    def now(cls) -> _RandomState:
-        with _generators:
-            cpu = torch.get_rng_state()
-            cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        return cls(cpu, cuda, random.getstate(), numpy.random.get_state())
 
-    def set(self) -> None:
-        with _generators:
-            torch.set_rng_state(self.cpu)
-            if self.cuda:
-                torch.cuda.set_rng_state_all(self.cuda)
-        random.setstate(self.python)  # type: ignore[arg-type]
-        numpy.random.set_state(self.numpy)
+def random_states() -> RandomStates:
+    """Return the present states of all generators."""
+    with _generators:
+        cpu = torch.get_rng_state()
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return RandomStates(cpu, cuda, random.getstate(), numpy.random.get_state())
+
+
+def set_random_states(states: RandomStates) -> None:
+    """Set the states of all generators."""
+    with _generators:
+        torch.set_rng_state(states.cpu)
+        if states.cuda:
+            torch.cuda.set_rng_state_all(states.cuda)
+    random.setstate(states.python)
+    numpy.random.set_state(states.numpy)
 
 
 def _renew() -> None:
@@ -103,9 +90,9 @@ def _renew() -> None:
     _generators = threading.RLock()
 
 
-# torch holds a generator's mutex while it makes the tensor of its state. Where Python collects
-# garbage at that moment and another thread runs, that one must not wait for the mutex: it would
-# keep the interpreter to itself, and both would wait for ever.
+# torch holds the mutex of a generator while it creates the tensor of its state. If garbage
+# collection starts then and Python switches to another thread, that thread must not wait for the
+# mutex, because it would hold the interpreter lock: both threads would wait forever.
 _generators = threading.RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew)

@@ -65,7 +65,7 @@ class TestTraining:
             model = make(lambda: GraphNet("gat"))
             if measure:  # it allocates, and 32 bits are asked for all the same
                 wrapped(model, bits=4, blocks=False)
-                model.forward.controller.forward.scheme.bits_of = lambda slot: 32
+                model.forward.controller.methods["forward"].scheme.bits_of = lambda slot: 32
             optimizer = torch.optim.Adam(model.parameters())
             torch.manual_seed(0)
             for _ in range(steps):
@@ -204,7 +204,7 @@ class TestAdaptation:
         )
         for _ in range(2):
             train_step(model, X, EDGES)
-        assert model.forward.controller.forward.adaptation is None
+        assert model.forward.controller.methods["forward"].adaptation is None
 
     @pytest.mark.parametrize("clone", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
     def test_copies_measure_for_themselves(self, clone):
@@ -274,9 +274,9 @@ class TestAlarm:
     def test_one_bit_and_a_high_learning_rate_provoke_it_once(self):
         with pytest.warns(RuntimeWarning, match="noise of compression dominates") as caught:
             model = self.steps(1, 5.0)
-        found = [w for w in caught if "dominates" in str(w.message)]
-        assert len(found) == 1
-        text = str(found[0].message)
+        dominating = [w for w in caught if "dominates" in str(w.message)]
+        assert len(dominating) == 1
+        text = str(dominating[0].message)
         assert "Most of it comes from" in text and "Take more bits" in text
         assert any(row.slot in text for row in gact_graph.report(model).contexts)
 
@@ -286,9 +286,9 @@ class TestAlarm:
             model = self.steps(8, 0.01)
         assert gact_graph.report(model).variance_ratio < 0.1
 
-    def test_the_cure_it_names_is_one(self):
+    def test_the_remedy_works(self):
         model = self.steps(4, 0.01)
-        scheme = model.forward.controller.forward.scheme
+        scheme = model.forward.controller.methods["forward"].scheme
         cure = scheme.average_for(0.001)
         assert scheme._ratio(scheme._allocated(cure)) <= 0.001
         assert scheme._ratio(scheme._allocated(cure - 0.5)) > 0.001

@@ -22,7 +22,7 @@ def built(kind, place, **options):
     return model, model
 
 def scheme(wrapped):
-    return wrapped.forward.controller.forward.scheme
+    return wrapped.forward.controller.methods["forward"].scheme
 
 def train(model, steps, first=0):
     for step in range(first, first + steps):
@@ -66,6 +66,21 @@ for kind, place in (("gat", "inside"), ("gcn", "outside")):
         for p, q in zip(stock.parameters(), model.parameters(), strict=True):
             assert torch.equal(p.grad, q.grad)
 
+# A rank that alone has nothing to measure: the other does not wait for it in a collective.
+for place in ("inside", "outside"):
+    model, wrapped = built("gcn", place)
+    for step in range(4):
+        x, edges = graph(seed=step + 10 * rank)
+        model.zero_grad()
+        out = model(x, edges)
+        if rank == 1 and step == 1:
+            wrapped.forward.controller.forward.adaptation._measuring = None
+        out.square().mean().backward()
+    gradients = torch.cat([p.grad.flatten() for p in model.parameters()])
+    left, right = gathered(gradients)
+    assert torch.equal(left, right)
+    assert gact_graph.report(wrapped).measurements > 0
+
 # FSDP2 trains with equal bits, and says why it does not measure.
 def sharded(**options):
     net = fully_shard(make(lambda: GraphNet("gcn")))
@@ -88,7 +103,7 @@ assert widths <= {4, 16} and 4 in widths, widths
 
 
 def test_ranks_have_the_same_bits_at_every_step(tmp_path):
-    """They resume from one state, and gradients at lossless are those of stock."""
+    """They resume from one state, at lossless have the gradients of stock, and do not wait."""
     run_ranks(NET + EVEN, tmp_path)
 
 
@@ -140,44 +155,44 @@ class TestRounds:
         return [Agreement(store, "name", rank, count) for rank in range(count)]
 
     def test_the_mean_is_taken_over_by_all_at_the_same_step(self):
-        one, other = self.agreements()
-        one.publish(measured(1.0))
-        assert one.next_step(decide) is None and other.next_step(decide) is None
-        other.publish(Measured({"a": 2.0, "b": 4.0}, 3.0, 5.0))
+        first, second = self.agreements()
+        first.publish(measured(1.0))
+        assert first.next_step(decide) is None and second.next_step(decide) is None
+        second.publish(Measured({"a": 2.0, "b": 4.0}, 3.0, 5.0))
         outcome = {"mean": [{"a": 1.5, "b": 4.0}, 2.0, 3.0]}
-        found = [[one.next_step(decide), other.next_step(decide)] for _ in range(4)]
-        assert found == [[None, None], [None, None], [outcome, outcome], [None, None]]
-        assert not one.waits and not other.waits
+        outcomes = [[first.next_step(decide), second.next_step(decide)] for _ in range(4)]
+        assert outcomes == [[None, None], [None, None], [outcome, outcome], [None, None]]
+        assert not first.waits and not second.waits
 
     def test_after_a_while_a_rank_goes_on_without_the_others(self):
-        one, other = self.agreements()
-        one.publish(measured(1.0))
-        found = [one.next_step(decide) for _ in range(PATIENCE + 3)]
-        assert found[PATIENCE + 1] == {"mean": [{"a": 1.0}, 1.0, 1.0]}
+        first, second = self.agreements()
+        first.publish(measured(1.0))
+        outcomes = [first.next_step(decide) for _ in range(PATIENCE + 3)]
+        assert outcomes[PATIENCE + 1] == {"mean": [{"a": 1.0}, 1.0, 1.0]}
         # The other comes back with another number of steps.
-        assert [other.next_step(decide) for _ in range(3)] == [None, None, found[PATIENCE + 1]]
+        assert [second.next_step(decide) for _ in range(3)] == [None, None, outcomes[PATIENCE + 1]]
 
     def test_of_two_outcomes_the_first_counts(self):
-        one, other = self.agreements()
-        for agreement, value in ((one, 1.0), (other, 3.0)):
+        first, second = self.agreements()
+        for agreement, value in ((first, 1.0), (second, 3.0)):
             agreement.publish(measured(value))
 
-        def late(found):  # while this one takes the mean, the other has written its outcome
-            one.next_step(lambda _: {"mean": "of one"})
+        def late(_):  # while this one takes the mean, the other has written its outcome
+            first.next_step(lambda _: {"mean": "of one"})
             return {"mean": "of other"}
 
-        assert other.next_step(late) is None
-        found = [agreement.next_step(decide) for agreement in (one, other) for _ in range(2)]
-        assert [outcome for outcome in found if outcome] == [{"mean": "of one"}] * 2
+        assert second.next_step(late) is None
+        outcomes = [agreement.next_step(decide) for agreement in (first, second) for _ in range(2)]
+        assert [outcome for outcome in outcomes if outcome] == [{"mean": "of one"}] * 2
 
     def test_a_store_that_is_gone_ends_no_training(self):
-        [one] = self.agreements(1)
+        [agreement] = self.agreements(1)
 
         class Gone:
             def check(self, keys):
                 raise dist.DistNetworkError("connection reset")
 
-        one._store = Gone()
+        agreement._store = Gone()
         with pytest.warns(RuntimeWarning, match="can no longer agree with the other ranks"):
-            assert one.next_step(decide) is None
-        assert one.next_step(decide) is None and one.waits
+            assert agreement.next_step(decide) is None
+        assert agreement.next_step(decide) is None and agreement.waits

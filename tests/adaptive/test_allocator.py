@@ -35,21 +35,21 @@ def test_is_within_one_per_cent_of_brute_force(program):
         for bits in itertools.product(WIDTHS, repeat=len(sizes))
         if taken(bits, sizes) <= budget
     )
-    found = allocate(sensitivities, sizes, budget)
-    assert taken(found, sizes) <= budget
-    assert variance(sensitivities, found) <= best * 1.01
+    bits = allocate(sensitivities, sizes, budget)
+    assert taken(bits, sizes) <= budget
+    assert variance(sensitivities, bits) <= best * 1.01
 
 
 @settings(deadline=None, max_examples=100)
 @given(programs(most=60))
 def test_never_exceeds_the_budget_and_beats_uniform(program):
     sensitivities, sizes, budget = program
-    found = allocate(sensitivities, sizes, budget)
-    assert taken(found, sizes) <= budget
-    assert {*found} <= {*WIDTHS}
+    bits = allocate(sensitivities, sizes, budget)
+    assert taken(bits, sizes) <= budget
+    assert {*bits} <= {*WIDTHS}
     uniform = max(width for width in WIDTHS if width * sum(sizes) <= budget)
     bound = variance(sensitivities, [uniform] * len(sizes))
-    assert variance(sensitivities, found) <= bound * (1 + 1e-9)
+    assert variance(sensitivities, bits) <= bound * (1 + 1e-9)
 
 
 def test_bits_go_where_they_count():
@@ -65,10 +65,10 @@ def test_too_small_a_budget_gives_the_least_width():
 @pytest.mark.parametrize("count", [0, 1, 25, 10_000])
 def test_any_number_of_slots(count):
     sizes = [1 + i % 97 for i in range(count)]
-    found = allocate([math.exp(i % 13) for i in range(count)], sizes, 4 * sum(sizes))
-    assert len(found) == count
+    bits = allocate([math.exp(i % 13) for i in range(count)], sizes, 4 * sum(sizes))
+    assert len(bits) == count
     # What is left over would not pay for a bit of the largest slot, unless all are at the top.
-    assert taken(found, sizes) > 4 * sum(sizes) - 97 * 16 or {*found} == {32} or not count
+    assert taken(bits, sizes) > 4 * sum(sizes) - 97 * 16 or {*bits} == {32} or not count
 
 
 def test_takes_the_steps_in_order_of_worth():

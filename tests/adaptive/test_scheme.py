@@ -44,7 +44,7 @@ def test_smaller_measurements_are_smoothed_and_larger_ones_count_at_once():
     assert scheme.sensitivity_of("b") is None
 
 
-def test_what_the_first_steps_told_keeps_no_bits_after_the_second_measurement():
+def test_first_measurements_keep_no_bits_after_the_second():
     scheme = Scheme(2, {})
     scheme.see([row("early"), row("late")])
     scheme.measure({"early": 1.0, "late": 0.01}, error=0.0, explained=0.0)
@@ -90,7 +90,7 @@ def test_pins_hold_and_come_on_top():
     assert [scheme.bits_of(slot) for slot in ("convs.0/x.linear", "a", "b")] == [8, 4, 4]
 
 
-def test_what_an_operation_asks_for_comes_on_top():
+def test_bits_that_an_operation_needs_come_on_top():
     scheme = Scheme(4, {})
     scheme.see([row("sum", bits=16), row("a"), row("b")])
     assert scheme.free == ["a", "b"]

@@ -111,7 +111,7 @@ def test_a_wrong_state_is_refused_and_nothing_is_taken(trained, path, value, err
 
 
 @pytest.mark.parametrize("state", [None, [], 3, "state", {}])
-def test_what_is_no_state_is_refused(state):
+def test_values_that_are_no_state_are_refused(state):
     with pytest.raises((TypeError, ValueError), match="Expected state to "):
         gact_graph.load_state_dict(make(), state)
 

@@ -5,7 +5,6 @@ import pickle
 import pytest
 import torch
 from samples import (
-    GraphNet,
     Mlp,
     graph,
     make,
@@ -14,9 +13,7 @@ from samples import (
 from torch import nn
 
 import gact_graph
-from gact_graph.api import controller
 from gact_graph.api.forward import should_compress
-from gact_graph.support import cpu_memory
 from gact_graph.support.current import current
 
 X, _ = graph()
@@ -89,30 +86,3 @@ def test_a_copy_has_its_own_owner_shared_by_its_hooks():
     [hook] = twin.first._forward_pre_hooks.values()
     assert hook.owner is controller_of(twin).owner
     assert hook.owner is not controller_of(model).owner
-
-
-@pytest.mark.parametrize("level", ["lossless", "L1"])
-@pytest.mark.parametrize(
-    ("min_bytes", "large", "gives_back"),
-    [(1, 1 << 30, False), (1, 1, True), (0, 1 << 30, True)],
-    ids=["small", "large", "each byte counts"],
-)
-def test_freed_memory_goes_back_where_much_is_saved(
-    monkeypatch, level, min_bytes, large, gives_back
-):
-    trims = []
-    monkeypatch.setattr(cpu_memory, "_trim", lambda: trims.append)
-    monkeypatch.setattr(
-        cpu_memory, "_info", lambda: lambda: cpu_memory._Info(fordblks=cpu_memory._MUCH + 1)
-    )
-    monkeypatch.setattr(cpu_memory, "_EVERY", 0)
-    monkeypatch.setattr(controller, "_LARGE", large)
-    bits = {} if level == "lossless" else {"bits": 4, "adaptive": False}
-    model = gact_graph.wrap(
-        make(lambda: GraphNet("gat")), level=level, blocks=64, min_bytes=min_bytes, **bits
-    )
-    x, edges = graph(3000, 9000)
-    for step in range(2):  # what the first one saves is not known before
-        trims.clear()
-        model(x, edges).sum().backward()
-        assert bool(trims) == (gives_back or step == 0)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from beside import small_storages_count
 from grids import grid
 from samples import Lambda
 from torch import Tensor, nn
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 import gact_graph
 from experiments.forces import physics
 from experiments.models.potentials import POTENTIALS, molecules, plain_neighbours
-from gact_graph.capture import session
 
 LEVELS = {
     "L1, 2 bits": {"bits": 2, "blocks": False},
@@ -31,9 +31,8 @@ LEVELS = {
 
 
 @pytest.fixture(autouse=True)
-def encode_all(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(session, "_SMALL", 0)
-    with plain_neighbours():
+def encode_all() -> Iterator[None]:
+    with small_storages_count(), plain_neighbours():
         yield
 
 
@@ -54,13 +53,13 @@ def wrapped(model: nn.Module, **options) -> nn.Module:
 
 def steps(model: nn.Module, count: int = 2) -> list[Tensor]:
     """Energies and forces, on molecules that are others at each step."""
-    found = []
+    results = []
     for step in range(count):
         z, pos, batch = molecules(2, 9, step, next(model.parameters()).dtype)
         energy, forces = model(z, pos, batch)
-        found += [energy.detach(), forces.detach()]
+        results += [energy.detach(), forces.detach()]
         (energy.square().sum() + forces.square().sum()).backward()
-    return found
+    return results
 
 
 @pytest.mark.parametrize(("name", "level"), grid(POTENTIALS, LEVELS))
@@ -68,29 +67,29 @@ def test_energies_and_forces_of_forward_are_those_of_stock(name: str, level: str
     options = LEVELS[level]
     stock, got = steps(potential(name)), steps(wrapped(potential(name), **options))
     as_pyg = level == "lossless" or options.get("blocks") is False
-    for one, expected in zip(got, stock, strict=True):
+    for result, expected in zip(got, stock, strict=True):
         if as_pyg and level != "CB1":
-            assert torch.equal(one, expected)
+            assert torch.equal(result, expected)
         else:  # sums in another order
-            order = 1e-12 if one.dtype == torch.float64 else 1e-5
-            assert (one - expected).norm() <= order * expected.norm()
+            order = 1e-12 if result.dtype == torch.float64 else 1e-5
+            assert (result - expected).norm() <= order * expected.norm()
 
 
 @pytest.mark.parametrize(("name", "level"), grid(["schnet", "dimenet++", "mace"], LEVELS))
 def test_forces_in_the_loop_are_those_of_stock(name: str, level: str) -> None:
     def forces(model: nn.Module) -> list[Tensor]:
-        found = []
+        results = []
         for step in range(2):
             z, pos, batch = molecules(2, 9, step, torch.float64)
             energy = model(z, pos.requires_grad_(), batch)
-            found += torch.autograd.grad(energy.sum(), pos, create_graph=True)
-            found[-1].square().sum().backward()
-        return found
+            results += torch.autograd.grad(energy.sum(), pos, create_graph=True)
+            results[-1].square().sum().backward()
+        return results
 
     stock = forces(potential(name).net)
     got = forces(wrapped(potential(name).net, **LEVELS[level]))
-    for one, expected in zip(got, stock, strict=True):
-        assert (one - expected).norm() <= 1e-12 * expected.norm()
+    for result, expected in zip(got, stock, strict=True):
+        assert (result - expected).norm() <= 1e-12 * expected.norm()
 
 
 @pytest.fixture
@@ -112,12 +111,12 @@ def test_forces_obey_physics(name: str, level: str) -> None:
     if level != "stock":
         wrapped(model, **LEVELS[level])
         steps(model)  # from here on, slots that nobody reads exactly are compressed
-    found = physics(model, atoms=4, steps=15)
+    errors = physics(model, atoms=4, steps=15)
     # Truncation and rounding of the differences are both near 1e-10, over a force of order 1e-2.
-    assert found["difference_error"] <= 1e-6
-    assert found["curl"] <= 1e-6
+    assert errors["difference_error"] <= 1e-6
+    assert errors["curl"] <= 1e-6
     # Verlet's own error at this step, of the order dt^2.
-    assert found["drift"] <= 1e-3
+    assert errors["drift"] <= 1e-3
 
 
 class TestSurprises:
@@ -139,13 +138,13 @@ class TestSurprises:
 
     def run(self, model: nn.Module, count: int = 3) -> list[Tensor]:
         torch.manual_seed(2)
-        found = []
+        outputs = []
         for step in range(count):
             x = torch.randn(64, len(model.weight), generator=torch.Generator().manual_seed(step))
             out = model(x)
             out.square().sum().backward()
-            found.append(out.detach())
-        return [*found, *(b.clone() for b in model.buffers()), torch.get_rng_state()]
+            outputs.append(out.detach())
+        return [*outputs, *(b.clone() for b in model.buffers()), torch.get_rng_state()]
 
     def test_by_a_parameter(self) -> None:
         model = wrapped(self.net(), bits=2)
@@ -191,7 +190,7 @@ class TestSurprises:
             first, *later = [gradient(model) for _ in range(3)]
         assert len(caught) == 1
         assert not torch.equal(first, gradient(stock))
-        assert all(torch.equal(one, gradient(stock)) for one in later)
+        assert all(torch.equal(gradients, gradient(stock)) for gradients in later)
 
     def test_a_gradient_that_nobody_differentiates_is_compressed(self) -> None:
         """Saliency, adversarial training: exact in the first step alone."""
@@ -205,7 +204,7 @@ class TestSurprises:
         assert "quantize" not in codecs[0]
         assert "quantize" in codecs[1]
 
-    def test_what_is_known_is_resumed(self) -> None:
+    def test_knowledge_of_forces_is_resumed(self) -> None:
         first = wrapped(potential("schnet"), bits=2)
         steps(first)
         second = wrapped(potential("schnet"), bits=2)

@@ -77,25 +77,25 @@ def outcome(run: Any, inputs: list[Tensor], parameters: list[Tensor]) -> list[Te
     out = run(*leaves)
     weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
     (out * weight).sum().backward()
-    found = [leaf.grad for leaf in leaves] + [p.grad for p in parameters]
-    assert all(g is not None for g in found)
-    return [out.detach(), *(g.clone() for g in found if g is not None)]
+    gradients = [leaf.grad for leaf in leaves] + [p.grad for p in parameters]
+    assert all(g is not None for g in gradients)
+    return [out.detach(), *(g.clone() for g in gradients if g is not None)]
 
 
-def agree(found: list[Tensor], expected: list[Tensor]) -> None:
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+def agree(actual: list[Tensor], expected: list[Tensor]) -> None:
+    for result, wanted in zip(actual, expected, strict=True):
+        torch.testing.assert_close(result, wanted, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", None])
 @pytest.mark.parametrize("blocks", [BLOCKS, EDGES * 2, "auto", False])
 def test_a_module_as_by_hand(reduce: str | None, blocks: Any) -> None:
     mlp = Mlp()
-    found, expected = (
+    actual, expected = (
         outcome(functools.partial(_call, run, mlp, reduce, options), [X, E], [*mlp.parameters()])
         for run, options in ((in_blocks, {"blocks": blocks}), (by_hand, {}))
     )
-    agree(found, expected)
+    agree(actual, expected)
 
 
 def _call(
@@ -154,8 +154,8 @@ class Layers(nn.Module):
             return value.tanh() * gate
 
         def message(x_i: Tensor, x_j: Tensor, edge_attr: Tensor, *, sign: int = -1) -> Tensor:
-            found = sum(mlp(x_i, x_j, edge_attr) for mlp in mlps)
-            return sign * activated(found) / norms["of all"] * norms["constant"]
+            total = sum(mlp(x_i, x_j, edge_attr) for mlp in mlps)
+            return sign * activated(total) / norms["of all"] * norms["constant"]
 
         out: Tensor = run(message, x, EDGE_INDEX, edge_attr)
         return out
@@ -175,7 +175,7 @@ class Layers(nn.Module):
 
 
 @pytest.mark.parametrize("way", ["method", "loop", "closure", "partial", "globals"])
-def test_functions_that_reach_what_learns(way: str) -> None:
+def test_functions_that_reach_parameters(way: str) -> None:
     layers = Layers()
     parameters: list[Tensor] = {
         "method": [layers.weight, *layers.mlps[0].parameters()],
@@ -184,29 +184,29 @@ def test_functions_that_reach_what_learns(way: str) -> None:
         "partial": [layers.weight, *layers.mlps[0].parameters()],
         "globals": [*GLOBAL_MLP.parameters()],
     }[way]
-    found, expected = (
+    actual, expected = (
         outcome(functools.partial(getattr(layers, way), run), [X, E], parameters) for run in BOTH
     )
-    agree(found, expected)
+    agree(actual, expected)
 
 
 def test_a_function_that_calls_itself() -> None:
-    found, expected = (
+    actual, expected = (
         outcome(lambda x, run=run: run(_recursive, x, EDGE_INDEX), [X], []) for run in BOTH
     )
-    agree(found, expected)
+    agree(actual, expected)
 
 
-def test_what_a_model_sets_after_forward_changes_no_gradient() -> None:
-    layers, found = Layers(), []
+def test_attributes_set_after_forward_change_no_gradient() -> None:
+    layers, results = Layers(), []
     for changes in (False, True):
         x = X.clone().requires_grad_()
         out = layers.method(in_blocks, x, E)
         if changes:
             layers.scale = 5.0
         out.sum().backward()
-        found.append(x.grad)
-    assert torch.equal(*found)
+        results.append(x.grad)
+    assert torch.equal(*results)
 
 
 def test_backward_has_the_masks_of_forward() -> None:
@@ -228,9 +228,9 @@ def _linear(mlp: Any, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
 def test_without_gradients_or_in_evaluation() -> None:
     mlp = Mlp(dropout=0.5).eval()
     with torch.no_grad():
-        found = in_blocks(mlp, X, EDGE_INDEX, E)
-        agree([found], [by_hand(mlp, X, EDGE_INDEX, E)])
-    assert not found.requires_grad
+        actual = in_blocks(mlp, X, EDGE_INDEX, E)
+        agree([actual], [by_hand(mlp, X, EDGE_INDEX, E)])
+    assert not actual.requires_grad
     frozen = in_blocks(mlp.requires_grad_(False), X, EDGE_INDEX, E)
     assert not frozen.requires_grad
 
@@ -238,7 +238,7 @@ def test_without_gradients_or_in_evaluation() -> None:
 def test_a_pair_of_sources_and_destinations() -> None:
     mlp, destinations = Mlp(), X[:50].flip(0)
     edge_index = torch.stack([EDGE_INDEX[0], EDGE_INDEX[1] % 50])
-    found, expected = (
+    actual, expected = (
         outcome(
             lambda s, d, e, run=run: run(mlp, (s, d), edge_index, e),
             [X, destinations, E],
@@ -246,7 +246,7 @@ def test_a_pair_of_sources_and_destinations() -> None:
         )
         for run in BOTH
     )
-    agree(found, expected)
+    agree(actual, expected)
 
 
 def test_sources_alone() -> None:
@@ -254,7 +254,7 @@ def test_sources_alone() -> None:
         assert x_i is None
         return x_j * edge_attr[:, :1]
 
-    found, expected = (
+    actual, expected = (
         outcome(
             lambda x, e, run=run: run(message, (x, None), EDGE_INDEX, e, dim_size=NODES),
             [X, E],
@@ -262,7 +262,7 @@ def test_sources_alone() -> None:
         )
         for run in BOTH
     )
-    agree(found, expected)
+    agree(actual, expected)
     with pytest.raises(ValueError, match=r"number of destination nodes .* pass dim_size"):
         in_blocks(message, (X, None), EDGE_INDEX, E)
     each = in_blocks(message, (X, None), EDGE_INDEX, E, reduce=None)
@@ -272,7 +272,7 @@ def test_sources_alone() -> None:
 def test_the_first_nodes_are_destinations() -> None:
     mlp = Mlp()
     edge_index = torch.stack([EDGE_INDEX[0], EDGE_INDEX[1] % 60])
-    found, expected = (
+    actual, expected = (
         outcome(
             lambda x, e, run=run: run(mlp, x, edge_index, e, dim_size=60),
             [X, E],
@@ -280,8 +280,8 @@ def test_the_first_nodes_are_destinations() -> None:
         )
         for run in BOTH
     )
-    assert len(found[0]) == 60
-    agree(found, expected)
+    assert len(actual[0]) == 60
+    agree(actual, expected)
 
 
 def test_nested_tensors_of_nodes_and_edges() -> None:
@@ -302,11 +302,11 @@ def test_nested_tensors_of_nodes_and_edges() -> None:
         return scatter(message(*ends, [edge_attr, {"weight": weight}]), i, 0, NODES, "sum")
 
     weight = torch.rand(EDGES, 1, generator=GENERATOR, dtype=torch.float64)
-    found, expected = (
+    actual, expected = (
         outcome(functools.partial(forward, run), [X, position, E, weight], [*mlp.parameters()])
         for run in BOTH
     )
-    agree(found, expected)
+    agree(actual, expected)
 
 
 def test_no_tensor_of_all_messages_is_made_or_saved() -> None:
@@ -349,7 +349,7 @@ def test_an_edge_index_that_changes_in_place() -> None:
         edge_index.numpy()[1, :] = edge_index.numpy()[1, ::-1].copy()
 
 
-def test_what_is_not_by_edges_runs_at_once_and_says_so() -> None:
+def test_functions_not_local_to_edges_run_at_once_with_a_warning() -> None:
     norm = nn.BatchNorm1d(WIDTH, dtype=torch.float64)
 
     def message(x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
@@ -360,8 +360,8 @@ def test_what_is_not_by_edges_runs_at_once_and_says_so() -> None:
     with pytest.warns(
         RuntimeWarning, match=r"all edges at once, because .* changes norm\.num_batches"
     ) as caught:
-        found = outcome(lambda x: in_blocks(message, x, EDGE_INDEX), [X], [*norm.parameters()])
-    agree(found, expected)
+        actual = outcome(lambda x: in_blocks(message, x, EDGE_INDEX), [X], [*norm.parameters()])
+    agree(actual, expected)
     assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -383,15 +383,15 @@ def test_no_gradient_of_an_object_that_is_no_module_is_lost() -> None:
     plain = Plain()
     parameters = [*plain.mlp.parameters()]
     expected = outcome(lambda x, e: by_hand(plain, x, EDGE_INDEX, e), [X, E], parameters)
-    found = outcome(lambda x, e: in_blocks(plain, x, EDGE_INDEX, e), [X, E], parameters)
-    agree(found, expected)
+    actual = outcome(lambda x, e: in_blocks(plain, x, EDGE_INDEX, e), [X, E], parameters)
+    agree(actual, expected)
 
 
 def test_a_tensor_of_edges_among_the_variables() -> None:
     """Its rows are those of all edges, in the order of the caller."""
     with pytest.warns(RuntimeWarning, match="cannot be traced"):
-        found = outcome(lambda x: in_blocks(lambda i, j, _: j * E[:, :1], x, EDGE_INDEX), [X], [])
-    agree(found, outcome(lambda x: by_hand(lambda i, j, _: j * E[:, :1], x, EDGE_INDEX), [X], []))
+        actual = outcome(lambda x: in_blocks(lambda i, j, _: j * E[:, :1], x, EDGE_INDEX), [X], [])
+    agree(actual, outcome(lambda x: by_hand(lambda i, j, _: j * E[:, :1], x, EDGE_INDEX), [X], []))
 
 
 def test_a_function_that_counts_its_calls() -> None:
@@ -403,25 +403,24 @@ def test_a_function_that_counts_its_calls() -> None:
         return x_j * 2
 
     with pytest.warns(RuntimeWarning, match="changes calls while it makes messages"):
-        found = in_blocks(message, X, EDGE_INDEX)
-    agree([found], [by_hand(lambda i, j, _: j * 2, X, EDGE_INDEX)])
+        actual = in_blocks(message, X, EDGE_INDEX)
+    agree([actual], [by_hand(lambda i, j, _: j * 2, X, EDGE_INDEX)])
     assert calls == 1
 
 
-@pytest.mark.parametrize("blocks", [BLOCKS, "auto"])
-def test_a_model_learns_from_forces(blocks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gact_graph.layers.blocks.by_hand.LEAST_EDGES", 1)
-    monkeypatch.setattr("gact_graph.layers.blocks.size.LEAST_EDGES", 1)
-    monkeypatch.setattr("gact_graph.layers.blocks.size._CPU_BYTES", 1000)
-    found = []
+@pytest.mark.parametrize(("blocks", "times"), [(BLOCKS, 1), ("auto", 30)])
+def test_a_model_learns_from_forces(blocks: Any, times: int) -> None:
+    """Of a graph that has several blocks, by ``"auto"`` too."""
+    edge_index, edge_attr = EDGE_INDEX.repeat(1, times), E.repeat(times, 1)
+    results = []
     for run, options in ((in_blocks, {"blocks": blocks}), (by_hand, {})):
         mlp = Mlp()
         x = X.clone().requires_grad_()
-        energy = run(mlp, x, EDGE_INDEX, E, **options).square().sum()
+        energy = run(mlp, x, edge_index, edge_attr, **options).square().sum()
         [force] = torch.autograd.grad(energy, x, create_graph=True)
         (energy + force.square().sum()).backward()
-        found.append([x.grad, *(p.grad for p in mlp.parameters())])
-    agree(*found)
+        results.append([x.grad, *(p.grad for p in mlp.parameters())])
+    agree(*results)
 
 
 def test_no_edges() -> None:
@@ -440,35 +439,35 @@ def test_checkpoint_around_it() -> None:
         out: Tensor = checkpoint(run, x, edge_attr, use_reentrant=False)
         return out
 
-    found = []
+    results = []
     for function in (run, checked):
         torch.manual_seed(0)
-        found.append(outcome(function, [X, E], [*mlp.parameters()]))
-    agree(*found)
+        results.append(outcome(function, [X, E], [*mlp.parameters()]))
+    agree(*results)
 
 
 def test_function_transforms() -> None:
     mlp = Mlp()
-    found = [
+    results = [
         torch.func.grad(lambda x, run=run: run(mlp, x, EDGE_INDEX, E).square().sum())(X)
         for run in BOTH
     ]
-    agree(found[:1], found[1:])
+    agree(results[:1], results[1:])
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*deprecated")
 def test_compilers() -> None:
     net = Net(in_blocks).eval()
-    given = (X, EDGE_INDEX, E)
-    expected = net(*given)
+    inputs = (X, EDGE_INDEX, E)
+    expected = net(*inputs)
     for model in (net, gact_graph.wrap(net, **EXACT)):
         programs = [
             torch.compile(model, backend="eager", fullgraph=True),
-            torch.export.export(model, given, strict=False).module(),
-            torch.jit.trace(model, given, check_trace=False),
+            torch.export.export(model, inputs, strict=False).module(),
+            torch.jit.trace(model, inputs, check_trace=False),
         ]
         for program in programs:
-            agree([program(*given)], [expected])
+            agree([program(*inputs)], [expected])
 
 
 class Net(nn.Module):
@@ -484,8 +483,8 @@ class Net(nn.Module):
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         x = self.encoder(x).relu()
         for edge_model in self.edge_models:
-            given = self.run(edge_model, x, edge_index, edge_attr)
-            x = x + self.node_model(torch.cat([x, given], dim=-1)).tanh()
+            messages = self.run(edge_model, x, edge_index, edge_attr)
+            x = x + self.node_model(torch.cat([x, messages], dim=-1)).tanh()
         return x
 
 
@@ -495,11 +494,11 @@ def test_in_a_wrapped_model(level: str) -> None:
     stock = Net(by_hand)
     torch.manual_seed(0)
     model = gact_graph.wrap(Net(in_blocks), **(EXACT | {"level": level, "bits": 32}))
-    found, expected = (
+    actual, expected = (
         outcome(lambda x, e, net=net: net(x, EDGE_INDEX, e), [X, E], [*net.parameters()])
         for net in (model, stock)
     )
-    agree(found, expected)
+    agree(actual, expected)
     rows = gact_graph.report(model).layers
     assert [row.slot for row in rows] == ["message_passing", "message_passing#2"]
     assert all(row.way == "blocks" and row.blocks and row.blocks > 5 for row in rows)
@@ -544,9 +543,9 @@ def test_its_contexts_are_coded_and_its_bits_found() -> None:
 )
 @pytest.mark.filterwarnings("ignore:gact_graph.message_passing makes")
 def test_errors(change: dict[str, Any], error: type[Exception], match: str) -> None:
-    given = {"message": Mlp(), "x": X, "edge_index": EDGE_INDEX, "edge_attr": E}
+    arguments = {"message": Mlp(), "x": X, "edge_index": EDGE_INDEX, "edge_attr": E}
     with pytest.raises(error, match=match):
-        in_blocks(**(given | change))
+        in_blocks(**(arguments | change))
 
 
 def test_an_edge_to_a_node_that_is_not_there() -> None:

@@ -152,21 +152,21 @@ class TestNamed:
 
 
 class TestNothingFollowed:
-    def test_a_backward_is_told_once(self):
+    def test_a_backward_warns_once(self):
         model = gact_graph.wrap(make(Parts), bits=2, min_bytes=0)
-        with pytest.warns(RuntimeWarning, match=r"methods=\('encode',\)") as found:
+        with pytest.warns(RuntimeWarning, match=r"methods=\('encode',\)") as caught:
             score(model)
-        assert [warning.filename for warning in found] == [__file__]
+        assert [warning.filename for warning in caught] == [__file__]
         score(model)
 
-    def test_a_model_that_was_followed_is_not_told_of(self):
+    def test_a_followed_model_warns_of_nothing(self):
         model = gact_graph.wrap(make(Parts), bits=2, min_bytes=0)
         model(X, EDGES)
         score(model)
         with gact_graph.compress(gact_graph.wrap(make(Parts), min_bytes=0)) as _:
             score(make(Parts))
 
-    def test_to_hetero_of_a_wrapped_model_says_what_to_do(self):
+    def test_to_hetero_of_a_wrapped_model_names_the_remedy(self):
         metadata = (["a", "b"], [("a", "to", "b"), ("b", "to", "a")])
         features = {"a": X, "b": X.flip(0)}
         edges = {metadata[1][0]: EDGES, metadata[1][1]: EDGES.flip(0)}
@@ -185,20 +185,20 @@ class TestNothingFollowed:
             sum(out.square().mean() for out in model(features, edges).values()).backward()
 
         hetero = to_hetero(gact_graph.wrap(Net(), min_bytes=0), metadata)
-        with pytest.warns(RuntimeWarning, match=r"gact_graph.wrap\(to_hetero\(") as found:
+        with pytest.warns(RuntimeWarning, match=r"gact_graph.wrap\(to_hetero\(") as caught:
             step(hetero)
-        assert len(found) == 1
+        assert len(caught) == 1
         model = gact_graph.wrap(to_hetero(Net(), metadata), bits=4, min_bytes=0)
         step(model)
         assert gact_graph.report(model).rate > 1.2
 
 
 class TestPin:
-    def test_that_matches_nothing_is_told_once(self):
+    def test_that_matches_nothing_warns_once(self):
         model = gact_graph.wrap(make(GraphNet), pin={"*.nothing": 8, "convs.0/*": 8}, min_bytes=0)
-        with pytest.warns(RuntimeWarning, match=r"got '\*.nothing', which match none") as found:
+        with pytest.warns(RuntimeWarning, match=r"got '\*.nothing', which match none") as caught:
             model(X, EDGES)
-        assert [warning.filename for warning in found] == [__file__]
+        assert [warning.filename for warning in caught] == [__file__]
         model(X, EDGES)
 
     def test_that_matches_says_nothing(self):

@@ -86,7 +86,7 @@ def hetero() -> Report:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     names = ("chromium", "chromium-browser", "google-chrome")
-    path = next((found for found in map(shutil.which, names) if found), None)
+    path = next((path for path in map(shutil.which, names) if path), None)
     # Chromium's sandbox refuses root.
     args = ["--no-sandbox"] if getattr(os, "geteuid", lambda: 1)() == 0 else []
     with sync_api.sync_playwright() as playwright:
@@ -152,9 +152,9 @@ def test_it_opens_without_network_and_fits(opened: Opened, saved: Path) -> None:
 
 
 def test_everything_can_be_read(opened: Opened) -> None:
-    found = opened.page.evaluate(CONTRASTS)
-    assert len(found) > 50
-    assert [pair for pair in found if pair[1] < 4.5] == []
+    contrasts = opened.page.evaluate(CONTRASTS)
+    assert len(contrasts) > 50
+    assert [pair for pair in contrasts if pair[1] < 4.5] == []
     ticks = opened.page.evaluate(TICKS)
     assert len(ticks) >= 2
     assert all(left[1] < right[0] for left, right in pairwise(ticks))

@@ -69,8 +69,8 @@ def test_names_cannot_break_out_of_the_page(tmp_path):
     Report([row(bad)]).save(tmp_path / "memory.html")
     page = (tmp_path / "memory.html").read_text(encoding="utf-8")
     assert "<script>alert" not in page and "<b>x" not in page
-    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page)
-    assert json.loads(found[1])["stock"]["data"][0]["values"] == [1000, 1000]
+    match = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page)
+    assert json.loads(match[1])["stock"]["data"][0]["values"] == [1000, 1000]
 
 
 def test_memory_grows_in_forward_and_shrinks_in_backward():

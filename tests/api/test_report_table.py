@@ -51,7 +51,9 @@ def test_no_line_is_too_long_and_no_name_is_folded(report, by, width):
     report = dataclasses.replace(report, by=by)
     lines = printed(report, width)
     assert max(map(len, lines)) <= width
-    names = {row.slot for row in report.contexts} | {one.label for one in by_layer(report.contexts)}
+    names = {row.slot for row in report.contexts} | {
+        layer.label for layer in by_layer(report.contexts)
+    }
     body = [line for line in lines[3:-3] if "smaller contexts" not in line]
     assert len(body) >= 3
     for line in body:
@@ -61,7 +63,7 @@ def test_no_line_is_too_long_and_no_name_is_folded(report, by, width):
         assert ends, line
         if shown.startswith("…"):
             cut = [name[: len(name) - len(shown) + 1] for name in ends]
-            assert shown[1] == "/" or all(one.endswith((".", "___")) for one in cut), line
+            assert shown[1] == "/" or all(part.endswith((".", "___")) for part in cut), line
         assert "KiB" in line or " B" in line, line
 
 
@@ -187,26 +189,26 @@ class Cells(HTMLParser):
 
 def test_a_notebook_shows_the_table():
     bad = "convs.0/<img src=x onerror=alert(1)>/mul.input"
-    found = Cells()
-    found.feed(Report([row(bad, 3000), row("convs.1/mul.input")])._repr_html_())
-    assert found.rows[0] == ["slot", "role", "codec", "bits", "raw", "stored", "share"]
-    assert found.rows[1][0] == bad
-    assert found.rows[2][0] == "convs.1/mul.input"
-    assert found.rows[-1][0] == "total"
-    assert {tag for tag, _ in found.tags}.isdisjoint({"img", "script", "style"})
+    cells = Cells()
+    cells.feed(Report([row(bad, 3000), row("convs.1/mul.input")])._repr_html_())
+    assert cells.rows[0] == ["slot", "role", "codec", "bits", "raw", "stored", "share"]
+    assert cells.rows[1][0] == bad
+    assert cells.rows[2][0] == "convs.1/mul.input"
+    assert cells.rows[-1][0] == "total"
+    assert {tag for tag, _ in cells.tags}.isdisjoint({"img", "script", "style"})
     # Letters and ground are the notebook's own, which may be light or dark.
     assert not any(
-        re.search(r"(^|[ ;])(color|background)", a.get("style", "")) for _, a in found.tags
+        re.search(r"(^|[ ;])(color|background)", a.get("style", "")) for _, a in cells.tags
     )
 
 
 def test_a_notebook_shows_layers_and_remarks():
     report = dataclasses.replace(deep(), by="layer", spared_below=2**20)
-    found = Cells()
-    found.feed(report._repr_html_())
-    assert len(found.rows) == 1 + 64 + 64 + 1 + 1
+    cells = Cells()
+    cells.feed(report._repr_html_())
+    assert len(cells.rows) == 1 + 64 + 64 + 1 + 1
     assert "min_bytes=0 encodes all" in report._repr_html_()
 
 
-def test_a_notebook_is_told_that_there_is_nothing_yet():
+def test_a_notebook_shows_an_empty_report():
     assert "No forward was compressed yet" in Report(empty=True)._repr_html_()

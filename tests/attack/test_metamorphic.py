@@ -89,14 +89,14 @@ def test_permuted_nodes(conv: str, level: str) -> None:
 def test_two_graphs_in_one(conv: str, level: str) -> None:
     """Outputs and gradients of features are side by side; those of parameters add up."""
     other_x, other_edges = X[:25] * 2 + 1, EDGE_INDEX[:, (EDGE_INDEX < 25).all(0)]
-    one = _double(conv, EXACT[level], GRADIENT, X, EDGE_INDEX)
-    two = _double(conv, EXACT[level], GRADIENT[:25], other_x, other_edges)
+    first = _double(conv, EXACT[level], GRADIENT, X, EDGE_INDEX)
+    second = _double(conv, EXACT[level], GRADIENT[:25], other_x, other_edges)
     edges = torch.cat([EDGE_INDEX, other_edges + NODES], 1)
     gradient, x = torch.cat([GRADIENT, GRADIENT[:25]]), torch.cat([X, other_x])
     out, (of_x, *of_weights) = _double(conv, EXACT[level], gradient, x, edges)
-    assert distance([out], [torch.cat([one[0], two[0]])]) < CLOSE
-    assert distance([of_x], [torch.cat([one[1][0], two[1][0]])]) < CLOSE
-    sums = [a + b for a, b in zip(one[1][1:], two[1][1:], strict=True)]
+    assert distance([out], [torch.cat([first[0], second[0]])]) < CLOSE
+    assert distance([of_x], [torch.cat([first[1][0], second[1][0]])]) < CLOSE
+    sums = [a + b for a, b in zip(first[1][1:], second[1][1:], strict=True)]
     assert distance(of_weights, sums) < CLOSE
 
 
@@ -117,9 +117,9 @@ def test_an_edge_split_in_two(level: str) -> None:
 @pytest.mark.parametrize("power", [7])
 def test_a_scaled_loss_to_the_bit(conv: str, level: str, power: int) -> None:
     """A power of two changes no mantissa, so gradients in float32 are scaled to the bit."""
-    given = X, EDGE_INDEX
-    _, expected = _run(conv, EXACT[level], GRADIENT, *given, dtype=torch.float32)
-    _, got = _run(conv, EXACT[level], GRADIENT * 2.0**power, *given, dtype=torch.float32)
+    inputs = X, EDGE_INDEX
+    _, expected = _run(conv, EXACT[level], GRADIENT, *inputs, dtype=torch.float32)
+    _, got = _run(conv, EXACT[level], GRADIENT * 2.0**power, *inputs, dtype=torch.float32)
     assert all(torch.equal(a, b * 2.0**power) for a, b in zip(got, expected, strict=True))
 
 
@@ -129,9 +129,9 @@ def test_a_scaled_loss_to_the_bit(conv: str, level: str, power: int) -> None:
 def test_a_scaled_loss_where_tensors_are_coded(level: str, bits: int) -> None:
     """Noise is that of the seed, whatever the gradient."""
     options = {"level": level, "bits": bits, "adaptive": False, "blocks": 64}
-    given = X, EDGE_INDEX
-    _, expected = _run("GAT", options, GRADIENT, *given, dtype=torch.float32)
-    _, got = _run("GAT", options, GRADIENT * 4.0, *given, dtype=torch.float32)
+    inputs = X, EDGE_INDEX
+    _, expected = _run("GAT", options, GRADIENT, *inputs, dtype=torch.float32)
+    _, got = _run("GAT", options, GRADIENT * 4.0, *inputs, dtype=torch.float32)
     assert all(torch.equal(a, b * 4.0) for a, b in zip(got, expected, strict=True))
 
 

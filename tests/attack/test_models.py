@@ -127,7 +127,7 @@ def build():
     return Net()
 
 
-def train(model, found):
+def train(model, record):
     for step, scale in enumerate((1.0, -5.0, 0.1)):
         x = (normal(step, 30, 16) * scale).requires_grad_()
         e = edges(step, 90 + 20 * step, (0, 30), (0 if step else 15, 30))
@@ -135,7 +135,7 @@ def train(model, found):
         batch = kinds(step, 30, 3).sort().values
         model.train()
         out = model(x, e, a, t, pos, batch)
-        finish(model, found, ("once", "twice", "once")[step], out, x=x)
+        finish(model, record, ("once", "twice", "once")[step], out, x=x)
 '''
 
 

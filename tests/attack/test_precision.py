@@ -40,11 +40,11 @@ def _run(net: Any, seed: int, dtype: torch.dtype, **options: Any) -> list[Tensor
     holder = _Holder(model)
     if options:
         gact_graph.wrap(holder, min_bytes=0, **options)
-    given = x.to(dtype, copy=True).requires_grad_()
-    out = holder(given, edges)
+    leaf = x.to(dtype, copy=True).requires_grad_()
+    out = holder(leaf, edges)
     out.backward(torch.randn(out.shape, generator=seeded(9)).to(dtype))
-    assert given.grad is not None
-    return [out.detach(), given.grad, *gradients(holder)]
+    assert leaf.grad is not None
+    return [out.detach(), leaf.grad, *gradients(holder)]
 
 
 class _Holder(nn.Module):

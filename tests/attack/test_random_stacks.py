@@ -22,13 +22,13 @@ def test_stacks(stack: Stack) -> None:
     check(stack.source, ways(stack.blocks))
 
 
-@how_many(12)
+@how_many(4)
 @given(stacks(STATES))
-def test_stacks_whose_messages_change_what_they_reach(stack: Stack) -> None:
+def test_stacks_whose_messages_change_their_state(stack: Stack) -> None:
     check(stack.source, ways(stack.blocks))
 
 
-@how_many(30)
+@how_many(8)
 @given(stacks(ELSEWHERE))
 def test_stacks_whose_messages_look_at_other_destinations(stack: Stack) -> None:
     check(stack.source, ways(stack.blocks))

@@ -39,8 +39,8 @@ def _graph(number: int) -> tuple[Tensor, Tensor]:
 
 def _gradients(model: nn.Module, number: int) -> list[Tensor]:
     out = model(*_graph(number)).square().sum()
-    found = torch.autograd.grad(out, [*model.parameters()], allow_unused=True)
-    return [g for g in found if g is not None]
+    gradients = torch.autograd.grad(out, [*model.parameters()], allow_unused=True)
+    return [g for g in gradients if g is not None]
 
 
 def _on_threads(work: Any, count: int) -> list[BaseException | None]:

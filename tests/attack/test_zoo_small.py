@@ -65,7 +65,7 @@ def _fresh(case: Case) -> nn.Module:
 
 def _steps(model: nn.Module, adjacency: Callable[[], Any]) -> list[list[Tensor]]:
     """Output and gradients of each step."""
-    found = []
+    results = []
     for step, scale in enumerate(SCALES):
         made = torch.Generator().manual_seed(step)
         x = (torch.randn(NODES, WIDTH, generator=made) * scale).requires_grad_()
@@ -74,8 +74,8 @@ def _steps(model: nn.Module, adjacency: Callable[[], Any]) -> list[list[Tensor]]
         out = model(x, adjacency())
         out.backward(torch.randn(out.shape, generator=made))
         leaves = [x, *model.parameters()]  # what is cached takes no gradient to x
-        found.append([out.detach(), *(t.grad.clone() for t in leaves if t.grad is not None)])
-    return found
+        results.append([out.detach(), *(t.grad.clone() for t in leaves if t.grad is not None)])
+    return results
 
 
 @pytest.mark.parametrize("name", ZOO)

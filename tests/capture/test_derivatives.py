@@ -86,7 +86,7 @@ class TestGradient:
         assert bias < 1e-3
 
     @pytest.mark.parametrize("name", CURVED | STEPS)
-    def test_forward_is_as_it_was(self, name):
+    def test_forward_is_unchanged(self, name):
         function = (CURVED | STEPS)[name]
         model = gact_graph.wrap(Net(function), bits=4, adaptive=False, min_bytes=0)
         assert torch.equal(step(model)[0], step(Net(function))[0])
@@ -228,7 +228,7 @@ class TestDoubleBackward:
         assert torch.equal(curvature(wrapped), curvature(Net(F.silu)))
 
 
-def test_what_has_no_gradient_hands_none_on():
+def test_outputs_without_gradient_pass_none_on():
     """As in stock: zeros would reach the parameters before, and the optimizer would move them."""
 
     class Ignores(torch.autograd.Function):

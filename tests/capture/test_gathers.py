@@ -110,7 +110,7 @@ class TestForms:
         assert {row.shape for row in by_codec["quantize"]} == {(300, 64)}
 
     @pytest.mark.parametrize("source", ["input", "parameter"])
-    def test_from_what_is_held_anyway(self, source):
+    def test_from_a_tensor_that_is_held_anyway(self, source):
         class Table(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -123,8 +123,8 @@ class TestForms:
 
         model = gact_graph.wrap(Table(), level="lossless", bits=32, min_bytes=0)
         stock = Table()
-        for one in (model, stock):
-            one(X).backward(torch.ones(2000, FEATURES))
+        for net in (model, stock):
+            net(X).backward(torch.ones(2000, FEATURES))
         assert torch.equal(model.scale.grad, stock.scale.grad)
         rows = gact_graph.report(model).contexts
         assert {row.codec for row in rows} == {"gather", "index"}
@@ -247,9 +247,9 @@ class TestInPlaceChanges:
         late = []
 
         def function(h):
-            one, two = INDEX + 0, INDEX + 0
-            late.append(two)
-            return h[one].sin() + h[two].cos()
+            first, second = INDEX + 0, INDEX + 0
+            late.append(second)
+            return h[first].sin() + h[second].cos()
 
         expected, _ = run(function)
         model = gact_graph.wrap(
@@ -265,7 +265,7 @@ class TestInPlaceChanges:
 
 
 class TestRecords:
-    def test_live_as_long_as_what_was_gathered(self):
+    def test_live_as_long_as_the_gathered_tensor(self):
         class Index:
             def __init__(self, tensor):
                 self.kept = tensor
@@ -300,7 +300,7 @@ class TestRecords:
             return h
 
         run(function, level="lossless", bits=32)
-        assert [one() for one in seen] == [None] * 3
+        assert [reference() for reference in seen] == [None] * 3
 
 
 def test_max_aggregation_compares_exact_values():

@@ -142,5 +142,5 @@ def test_codes_of_a_negative_view_keep_the_sign():
         return (z.conj().imag.contiguous() * 2) * torch._neg_view(z.imag * 3)
 
     expected, _ = step(program)
-    found, _ = step(program, bits=16)
-    assert (found - expected).norm() < 1e-3 * expected.norm()
+    gradient, _ = step(program, bits=16)
+    assert (gradient - expected).norm() < 1e-3 * expected.norm()

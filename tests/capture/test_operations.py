@@ -227,7 +227,7 @@ COMPARED = {
 
 class TestExact:
     @pytest.mark.parametrize("name", COMPARED)
-    def test_what_is_compared_has_no_noise(self, name):
+    def test_compared_tensors_have_no_noise(self, name):
         got = backward(gact_graph.wrap(Squared(COMPARED[name]), bits=2, min_bytes=0))
         assert torch.equal(got, backward(Squared(COMPARED[name])))
 

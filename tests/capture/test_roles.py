@@ -74,16 +74,16 @@ class TestRoles:
             "dropout.other": "mask",
             "convs.1/lin/linear.input": "node",
         }
-        found = roles(model)
-        assert {slot: found[slot] for slot in expected} == expected
+        role_of = roles(model)
+        assert {slot: role_of[slot] for slot in expected} == expected
 
     def test_a_graph_with_as_many_edges_as_nodes(self):
         conv = GATConv(FEATURES, FEATURES, add_self_loops=False)
         model = gact_graph.wrap(conv, level="lossless", bits=32, min_bytes=0)
         model(X, EDGES[:, :300])
-        found = roles(model)
-        assert found["message/mul.other"] == "edge"
-        assert found["mul.input"] == "node"
+        role_of = roles(model)
+        assert role_of["message/mul.other"] == "edge"
+        assert role_of["mul.input"] == "node"
 
     def test_without_message_passing_there_is_neither(self):
         model = gact_graph.wrap(make(Mlp), level="lossless", bits=32, min_bytes=0)
@@ -96,6 +96,6 @@ class TestRoles:
             make(lambda: GraphNet("gat")), level="lossless", bits=32, min_bytes=0
         )
         model(X, form())
-        found = roles(model)
-        assert found["convs.0/message/mul.other"] == "edge"
-        assert found["convs.1/lin/linear.input"] == "node"
+        role_of = roles(model)
+        assert role_of["convs.0/message/mul.other"] == "edge"
+        assert role_of["convs.1/lin/linear.input"] == "node"

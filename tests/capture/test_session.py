@@ -9,18 +9,20 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from samples import (
+from grids import grid
+from samples import (  # noqa: F401
     FEATURES,
     GraphNet,
     Lambda,
     Mlp,
     distance,
     equal,
+    frozen_heap,
     gradients,
     graph,
     labels,
     make,
-    one_thread,  # noqa: F401
+    one_thread,
     seeded,
     train_step,
 )
@@ -89,24 +91,24 @@ class Unique:
 
 def stored_tensors():
     """Every plain tensor that can be reached from what autograd now holds for gact_graph."""
-    found, seen, queue = [], set(), [t for t in gc.get_objects() if type(t) is Saved]
+    tensors, seen, queue = [], set(), [t for t in gc.get_objects() if type(t) is Saved]
     while queue:
         thing = queue.pop()
         if id(thing) in seen:
             continue
         seen.add(id(thing))
         if isinstance(thing, torch.Tensor):
-            found.append(thing)
+            tensors.append(thing)
         elif isinstance(thing, Saved):
             queue.append(thing.context)
         elif type(thing).__module__.startswith("gact_graph."):
             queue += getattr(thing, "__dict__", {}).values()
-    return found
+    return tensors
 
 
 class TestAccount:
     @pytest.mark.parametrize("kind", ["gcn", "gat", "sage", "gin"])
-    def test_raw_bytes_are_what_stock_autograd_holds(self, kind):
+    def test_raw_bytes_are_those_of_stock_autograd(self, kind):
         plain = make(lambda: GraphNet(kind))
         count = Unique(X, EDGES, *plain.parameters(), *plain.buffers())
         torch.manual_seed(0)
@@ -119,15 +121,19 @@ class TestAccount:
         model(X, EDGES)
         assert gact_graph.report(model).raw_bytes == expected > 100_000
 
-    @pytest.mark.parametrize("kind", ["gcn", "gat", "sage", "gin"])
-    @pytest.mark.parametrize(("level", "bits"), [("L1", 2), ("L1", 32), ("lossless", 32)])
-    def test_stored_bytes_are_what_stays_alive(self, kind, level, bits):
+    @pytest.mark.parametrize(
+        ("kind", "options"),
+        grid(
+            ["gcn", "gat", "sage", "gin"],
+            [{"bits": 2}, {"bits": 32}, {"level": "lossless", "bits": 32}],
+        ),
+    )
+    def test_stored_bytes_are_those_of_live_tensors(self, kind, options):
         gc.collect()
         others = stored_tensors()
         before = {t.untyped_storage().data_ptr() for t in others}
         net = make(lambda: GraphNet(kind))
-        options = {"level": level, "bits": bits, "adaptive": False}
-        model = gact_graph.wrap(net, blocks=False, min_bytes=0, **options)
+        model = gact_graph.wrap(net, blocks=False, adaptive=False, min_bytes=0, **options)
         owned = {t.untyped_storage().data_ptr() for t in [X, EDGES, *model.parameters()]}
         owned |= before | {t.untyped_storage().data_ptr() for t in model.buffers()}
         out = model(X, EDGES)
@@ -136,7 +142,7 @@ class TestAccount:
         assert gact_graph.report(model).stored_bytes == alive > 10_000
         del out
 
-    def test_level_l0_stores_what_is_raw(self):
+    def test_level_l0_stores_the_raw_bytes(self):
         model = gact_graph.wrap(make(lambda: GraphNet("gat")), level="L0", min_bytes=0)
         train_step(model, X, EDGES)
         report = gact_graph.report(model)
@@ -197,9 +203,9 @@ class TestAccount:
         model = wrapped(forward, bits=8)
         exact = train(Lambda(forward), X)
         assert distance(train(model, X), exact) < 0.05
-        found = gact_graph.report(model)
-        assert [row.raw_bytes for row in found.contexts] == [300 * 64 * 4, 0]
-        assert all(row.stored_bytes > 0 for row in found.contexts)
+        report = gact_graph.report(model)
+        assert [row.raw_bytes for row in report.contexts] == [300 * 64 * 4, 0]
+        assert all(row.stored_bytes > 0 for row in report.contexts)
 
     def test_a_reused_address_is_another_storage(self):
         class Keeper(torch.autograd.Function):
@@ -346,7 +352,7 @@ class TestOwnership:
         assert gact_graph.report(model).contexts == []
 
     @pytest.mark.parametrize("steps", [1, 2])
-    def test_what_a_layer_caches(self, steps):
+    def test_caches_of_a_layer(self, steps):
         class Cached(nn.Module):
             def __init__(self, cached):
                 super().__init__()
@@ -404,7 +410,7 @@ class TestInPlaceChanges:
     WORDS = "modified by an inplace operation"
 
     @pytest.mark.parametrize("what", ["input", "parameter", "output", "tiny"])
-    def test_of_what_is_kept_raises(self, what):
+    def test_of_a_kept_tensor_raises(self, what):
         def forward(module, x):
             tiny = torch.tanh(x[:2] @ module.weight)
             out = torch.tanh(torch.tanh(x @ module.weight) @ module.weight.t()) + tiny.sum()

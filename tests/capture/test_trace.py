@@ -276,8 +276,8 @@ class TestNodes:
         with saved_tensors_hooks(pack, lambda packed: pytest.fail("it was unpacked")):
             result = function(x)
         places = attributes_of(result, since)
-        found = [places[id(packed)] for packed in held if id(packed) in places]
-        assert {(place.operation, place.name) for place in found} == names
+        saved = [places[id(packed)] for packed in held if id(packed) in places]
+        assert {(place.operation, place.name) for place in saved} == names
 
     def test_nodes_made_before_are_not_looked_at(self):
         x = torch.randn(4, 4, requires_grad=True).exp()
@@ -375,7 +375,7 @@ class TestPaused:
         assert names.names == (["exp", "sin"] if inside else [])
         assert torch._C._len_torch_function_stack() == 0
 
-    def test_nothing_of_it_runs_where_it_is_innermost(self):
+    def test_it_does_not_run_as_the_innermost_mode(self):
         trace = Trace(lambda call, result: None)
         with Names() as names, trace, trace.paused():
             assert torch._C._len_torch_function_stack() == 1

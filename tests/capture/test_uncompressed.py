@@ -36,12 +36,12 @@ def test_a_small_step_is_that_of_stock(level):
     model = gact_graph.wrap(make(GraphNet), level=level, bits=2, min_bytes=STEP)
     for step in range(3):
         assert equal(train_step(model, X, EDGES, seed=step), train_step(plain, X, EDGES, seed=step))
-        found = gact_graph.report(model)
-        assert 0 < found.raw_bytes == found.stored_bytes < STEP
+        report = gact_graph.report(model)
+        assert 0 < report.raw_bytes == report.stored_bytes < STEP
         assert codecs_of(model) == {"keep"}
-        assert found.spared_below == STEP
-        assert "min_bytes=0" in str(found)
-        assert found.to_dict()["spared_below"] == STEP
+        assert report.spared_below == STEP
+        assert "min_bytes=0" in str(report)
+        assert report.to_dict()["spared_below"] == STEP
 
 
 def test_the_default_leaves_a_small_step_alone():
@@ -56,15 +56,15 @@ def test_a_large_step_is_compressed_from_the_second_on(level):
     train_step(model, X, EDGES)
     assert gact_graph.report(model).rate > 1.2
     train_step(model, X, EDGES)
-    found = gact_graph.report(model)
-    assert found.spared_below is None
+    report = gact_graph.report(model)
+    assert report.spared_below is None
     whole = gact_graph.wrap(make(GraphNet), min_bytes=0, **options)
     for _ in range(2):
         train_step(whole, X, EDGES)
-    assert found.stored_bytes == gact_graph.report(whole).stored_bytes
+    assert report.stored_bytes == gact_graph.report(whole).stored_bytes
 
 
-def test_the_first_call_compresses_what_comes_after_the_first_bytes():
+def test_the_first_call_compresses_after_min_bytes():
     model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.Tanh())))
     gact_graph.wrap(model, bits=4, min_bytes=3 * X.nbytes)
     model(X).sum().backward()
@@ -73,7 +73,7 @@ def test_the_first_call_compresses_what_comes_after_the_first_bytes():
     assert kept == [True] * 2 + [False] * (len(kept) - 2)
 
 
-def test_the_call_before_tells():
+def test_the_size_of_the_call_before_counts():
     model = gact_graph.wrap(make(GraphNet), bits=4, min_bytes=STEP)
     large = graph(nodes=4000, edges=20000)
     train_step(model, X, EDGES)
@@ -93,7 +93,7 @@ def test_only_compressed_calls_are_measured():
     assert all(row.sensitivity != 0 for row in gact_graph.report(model).contexts)
 
 
-def test_an_edit_in_place_is_told_as_stock_does():
+def test_an_edit_in_place_raises_as_in_stock():
     model = gact_graph.wrap(make(Mlp), min_bytes=STEP)
     for _ in range(2):
         out = torch.exp(model(X))
@@ -188,7 +188,7 @@ class TestWhatThePeakCanFallBy:
         layers = [layer for _ in range(5) for layer in (nn.Linear(X.size(1), X.size(1)), nn.Tanh())]
         assert [*self.calls(self.wrapped(layers))] == [False, True, True, True]
 
-    def test_what_was_found_is_resumed(self):
+    def test_the_size_is_resumed(self):
         layers = [nn.Linear(X.size(1), 4 * X.size(1)), nn.Tanh(), nn.Linear(4 * X.size(1), 1)]
         other, model = self.wrapped(copy.deepcopy(layers)), self.wrapped(layers)
         assert [*self.calls(model)] == [False, True, False, False]

@@ -68,7 +68,7 @@ def same(left: Tensor, right: Tensor) -> bool:
         (torch.complex64, 4, "keep"),
     ],
 )
-def test_who_takes_what(dtype, bits, codec):
+def test_the_codec_of_each_dtype_and_width(dtype, bits, codec):
     tensor = torch.arange(8) % 3
     assert encoded(tensor.to(dtype), bits).codec == codec
 
@@ -180,7 +180,7 @@ class TestIndex:
         assert (form.nbytes, form.codec) == (40 * size, "index")
         assert torch.equal(form.decode(), x) and form.decode().dtype == torch.int64
 
-    def test_what_needs_64_bits_is_kept(self):
+    def test_an_index_of_64_bits_is_kept(self):
         assert encoded(torch.tensor([0, 2**31])).codec == "keep"
 
     def test_a_device_is_waited_for_once(self):
@@ -227,7 +227,7 @@ class TestQuantize:
         same_twice = [encoded(x, bits=2).decode() for _ in range(2)]
         assert torch.equal(*same_twice)
 
-    def test_what_is_compared_is_kept(self):
+    def test_compared_tensors_are_kept(self):
         assert encoded(torch.randn(5000), reads=Exact()).codec == "keep"
 
     def test_the_least_bits_win(self):
@@ -258,7 +258,7 @@ class TestKeep:
         assert Kept(torch.zeros(100)[:10], "s").nbytes == 400
         assert Kept(torch.eye(4).to_sparse(), "s").nbytes == 2 * 4 * 8 + 4 * 4
 
-    def test_an_in_place_change_is_told_in_autograds_words(self):
+    def test_an_in_place_change_raises_as_autograd_does(self):
         x = torch.zeros(3, 2)
         kept = Kept(x, "convs.0/mul.input")
         x[0, 0] = 1

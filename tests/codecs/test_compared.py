@@ -78,7 +78,7 @@ def test_it_holds_the_fine_width_alone() -> None:
     assert context.encoded.nbytes == trained.nbytes
 
 
-def test_what_the_model_holds_anyway_has_one_width() -> None:
+def test_tensors_that_the_model_holds_have_one_width() -> None:
     x = torch.randn(4096)
     context, widths, _ = make(x, 4)
     context.encoded = Kept(x, "why")

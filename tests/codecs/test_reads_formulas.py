@@ -132,13 +132,13 @@ PLAIN = [key for key, reads in TABLE.items() if not reads.relative and reads.lea
 
 class TestFormulas:
     @pytest.mark.parametrize(("name", "tensor"), PLAIN)
-    def test_what_gets_noise_is_multiplied_by_or_read_in_a_formula_that_we_know(self, name, tensor):
+    def test_tensors_with_noise_are_factors_or_in_a_known_formula(self, name, tensor):
         actual = readers(name, tensor)
         assert actual
         assert [formula for formula in actual if not is_known(formula, tensor)] == []
 
     @pytest.mark.parametrize("name", sorted(LINEAR))
-    def test_what_is_called_linear_is(self, name):
+    def test_operations_called_linear_are_linear(self, name):
         entries = entries_of(name)
         names = {v for entry in entries for key in entry for v in key.split(", ")}
         for entry in entries:
@@ -148,12 +148,12 @@ class TestFormulas:
     @pytest.mark.parametrize(
         ("name", "tensor"), [key for key, reads in TABLE.items() if reads is RELATIVE]
     )
-    def test_what_is_rounded_is_a_divisor_or_a_base(self, name, tensor):
+    def test_rounded_tensors_are_divisors_or_bases(self, name, tensor):
         risky = (r"/", r"div\b", r"div_tensor", r"pow\(", r"\* result", r"std", r"log_softmax")
         assert any(re.search("|".join(risky), formula) for formula in readers(name, tensor))
 
     @pytest.mark.parametrize("name", ["lgamma", "logsumexp", "cosh", "_euclidean_dist", "igamma"])
-    def test_what_this_test_would_not_take(self, name):
+    def test_formulas_that_this_test_refuses(self, name):
         for overload in entries_of(name):
             for variable in ("self", "other", "x1"):
                 for formula in overload.values():

@@ -100,7 +100,7 @@ def test_the_documented_example_trains_and_shows_in_the_report(kind):
     assert "bfloat16" not in names(model) and "quantize" in names(model)
 
 
-def test_by_default_it_is_asked_behind_what_loses_nothing():
+def test_by_default_it_comes_after_lossless_codecs():
     codecs.register(ToBfloat16())
     model = gact_graph.wrap(make(lambda: GraphNet("gat")), blocks=False, min_bytes=0)
     train_step(model, X, EDGES)
@@ -125,7 +125,7 @@ def test_the_last_one_registered_in_a_place_is_asked_right_before_it():
 
 
 @pytest.mark.parametrize(("codec", "asked"), [(ToHalves(), True), (ToBfloat16(), False)])
-def test_the_level_lossless_asks_only_what_loses_nothing(codec, asked):
+def test_the_level_lossless_asks_only_lossless_codecs(codec, asked):
     codecs.register(codec)
     model = gact_graph.wrap(make(lambda: GraphNet("gcn")), level="lossless", min_bytes=0)
     actual = train_step(model, X, EDGES)
@@ -140,7 +140,7 @@ def test_l0_asks_none():
     assert names(model) == {"keep"}
 
 
-def test_what_it_encoded_decodes_after_it_was_removed():
+def test_contexts_decode_after_their_codec_was_removed():
     codec = ToHalves()
     codecs.register(codec)
     model = gact_graph.wrap(make(Mlp), level="lossless", min_bytes=0)
@@ -177,10 +177,10 @@ class TestErrors:
         with pytest.raises(ValueError, match="got this ToHalves again"):
             codecs.register(codec)
 
-    def test_before_what_is_not_there(self):
+    def test_before_a_codec_that_does_not_exist(self):
         with pytest.raises(ValueError, match=r"one of Drop, Gather, .* \(got .*ToHalves"):
             codecs.register(ToBfloat16(), before=ToHalves)
 
-    def test_removing_what_is_not_there(self):
+    def test_removing_a_codec_that_does_not_exist(self):
         with pytest.raises(ValueError, match="Expected a registered codec"):
             codecs.unregister(ToHalves())

@@ -82,7 +82,7 @@ class TestCodec:
         # Codes, statistics of 125 groups, a float32 and a bfloat16 a channel, and a share.
         assert by_channel(scaled(), (64, 1)).nbytes == 500 * 64 // 2 + 125 * 4 + 64 * 6 + 4
 
-    def test_read_alone_it_has_half_the_noise(self):
+    def test_one_read_has_half_the_noise(self):
         x = scaled()
         form = by_channel(x, (64, 1))
         readings = (form, form.min_variance(), form.decorrelated())
@@ -94,7 +94,7 @@ class TestCodec:
         assert second == pytest.approx(first, rel=0.1)
         assert alone == pytest.approx(first / 2, rel=0.1)
 
-    def test_who_reads_what(self):
+    def test_readers_of_each_tensor(self):
         """Alone in both readings; where rows of it are gathered, each reader has one of its own."""
         form = by_channel(scaled(), (64, 1))
         for leave in (lambda encoded: encoded, Swap(Swapping(Simulated(), least=0)).leave):
@@ -117,7 +117,7 @@ class TestCodec:
         x[:, 3] = 7.0
         assert torch.allclose(by_channel(x, (64, 1), bits=8).decode().view(-1, 64)[:, 3], x[:, 3])
 
-    def test_what_does_not_divide_is_quantized_as_it_lies(self):
+    def test_rows_that_do_not_divide_are_quantized_flat(self):
         assert type(by_channel(torch.randn(1001), (64, 1))) is Quantized
 
     def test_slices_of_few_elements_are_quantized_as_they_lie(self):

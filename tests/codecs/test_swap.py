@@ -181,7 +181,7 @@ class TestOrder:
         assert torch.equal(contexts[1].decode(), expected[1])
         assert not copies(streams, PREFETCH)
 
-    def test_what_dies_on_its_way_makes_room(self):
+    def test_contexts_that_die_on_their_way_make_room(self):
         streams = Simulated()
         contexts, expected = filled(streams, 8)
         contexts[7].decode()  # 6, 5 and 4 are on their way
@@ -197,7 +197,7 @@ class TestOrder:
             contexts[place].decode()
         assert len(copies(streams, PREFETCH)) == 2 * 8  # each once
 
-    def test_a_jump_aside_does_not_turn_back_what_is_on_its_way(self):
+    def test_a_jump_aside_keeps_contexts_on_their_way(self):
         streams = Simulated()
         contexts, _ = filled(streams, 8)
         for place in (7, 0, 6, 0, 5, 0, 4):
@@ -205,7 +205,7 @@ class TestOrder:
         # Each once, context 0 three times, and three are on their way.
         assert len(copies(streams, PREFETCH)) == 2 * (4 + 3 + 3)
 
-    def test_what_is_never_read_is_given_up(self):
+    def test_contexts_that_are_never_read_are_dropped(self):
         streams = Simulated()
         contexts, expected = filled(streams, 20)
         contexts[19].decode()  # 18, 17 and 16 are on their way, and are not wanted
@@ -265,7 +265,7 @@ class TestValues:
         swap.close()
         streams.finish()
 
-    def test_what_is_brought_back_for_nothing_is_not_reused_too_early(self):
+    def test_memory_of_contexts_fetched_in_vain_is_not_reused_too_early(self):
         streams = Simulated()
         contexts, _ = filled(streams, 2)
         contexts[1].decode()  # contexts[0] is on its way
@@ -536,7 +536,7 @@ class TestModel:
         model(X, False).backward()
         streams.finish()
 
-    def test_what_the_caller_holds_comes_back_to_the_device(self):
+    def test_tensors_that_the_caller_holds_come_back_to_the_device(self):
         def forward(module, x):
             return torch.tanh(x @ module.weight)  # saves its result
 

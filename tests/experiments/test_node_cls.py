@@ -69,7 +69,7 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (
             "--model gat --memory 1MB --seeds 0 --epochs 1",
             3,
-            "a way to train in 976.6 KiB",
+            "some strategy fits (got 976.6 KiB",
         ),
         ("--model gat --memory 1MB --bits 4", 2, "Expected --memory in place of --bits"),
         ("--model gat --memory 1", 2, "Expected an amount of memory such as 4GB"),

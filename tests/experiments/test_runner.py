@@ -25,7 +25,7 @@ from experiments.helpers.process import (
 from experiments.helpers.runner import run
 from experiments.helpers.strategies import Case
 from experiments.scaling import expected_size, largest
-from gact_graph.support.cpu_memory import SWITCH
+from gact_graph.support.memory.policy import SWITCH
 
 SMALL = "synthetic:ogbn-arxiv@0.01"
 FLAGS = ["--dataset", SMALL, "--steps", "2"]

@@ -87,7 +87,7 @@ class TestInTurn:
     def test_two_steps_in_a_row_and_stock_without_kept_memory(self, monkeypatch) -> None:
         seen: list[object] = []
         monkeypatch.setattr(timing, "training_step", lambda model, *rest: seen.append(model))
-        monkeypatch.setattr(timing.cpu_memory, "end", lambda: seen.append("end"))
+        monkeypatch.setattr(timing.memory_policy, "end", lambda: seen.append("end"))
         task = prepare(small_graph(), "csr")
         models = {name: torch.nn.Linear(1, 1) for name in ("fp32", "L1")}
         found = timing.time_models(models, lambda name: task, 0.1, 1, before=1)

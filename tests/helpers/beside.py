@@ -1,7 +1,7 @@
 """A program trained stock, and the same wrapped: the results are equal, or both raise.
 
 A program is Python source that defines ``build()``, which gives a model, and ``train(model,
-found)``, which trains it and appends pairs of a name and a tensor to ``found``.
+record)``, which trains it and appends pairs of a name and a tensor to ``record``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import gact_graph
 from gact_graph.capture import session
 from gact_graph.layers.recompute import contexts
 
-Found = list[tuple[str, Tensor]]
+Record = list[tuple[str, Tensor]]
 
 EXAMPLES = int(os.environ.get("GACT_GRAPH_ATTACK", "0"))
 """How many programs a longer attack draws; 0 for the few that are the same at each run."""
@@ -71,7 +71,7 @@ def ways(blocks: int | str | None) -> list[Setting]:
     exact = {"bits": 32, "adaptive": False, "min_bytes": 0}
     coded = {"bits": 16, "adaptive": False, "min_bytes": 0}
     four = {"bits": 4, "min_bytes": 0}
-    found = [
+    chosen = [
         Setting({"level": "L0"} | exact, "bits"),
         Setting({"level": "lossless"} | exact, "bits"),
         Setting({"level": "L1", "blocks": False} | exact, "bits"),
@@ -80,7 +80,7 @@ def ways(blocks: int | str | None) -> list[Setting]:
         Setting({"level": "L1", "blocks": False} | four, "finite"),
     ]
     if blocks is not None:
-        found += [
+        chosen += [
             Setting({"level": "L0", "blocks": blocks} | exact, "order"),
             Setting({"level": "lossless", "blocks": blocks} | exact, "order"),
             Setting({"level": "CB1", "blocks": False} | exact, "order"),
@@ -90,23 +90,23 @@ def ways(blocks: int | str | None) -> list[Setting]:
             Setting({"level": "CB2", "blocks": blocks} | coded, "noise"),
             Setting({"level": "CB2", "blocks": blocks, "adaptive": False} | four, "finite"),
         ]
-    return found
+    return chosen
 
 
 def second_ways(blocks: int | str | None) -> list[Setting]:
     """The levels under which derivatives of gradients are those of stock."""
     exact = {"bits": 32, "adaptive": False, "min_bytes": 0}
-    found = [
+    chosen = [
         Setting({"level": "lossless"} | exact, "bits"),
         Setting({"level": "L1", "blocks": False} | exact, "bits"),
         Setting({"level": "CB1", "blocks": False} | exact, "order"),
     ]
     if blocks is not None:
-        found += [
+        chosen += [
             Setting({"level": "lossless", "blocks": blocks} | exact, "order"),
             Setting({"level": "CB2", "blocks": blocks} | exact, "order"),
         ]
-    return found
+    return chosen
 
 
 class Different(AssertionError):
@@ -122,7 +122,7 @@ def check(source: str, settings_: list[Setting]) -> None:
     with _torch_as_before():
         program = _load(source)
         stock, error = _run(program, None)
-        noisy: Found | None = None
+        noisy: Record | None = None
         for setting in settings_:
             if setting.bound == "noise" and noisy is None:
                 noisy = _noisy(program)
@@ -175,22 +175,22 @@ def _load(source: str) -> types.ModuleType:
     return module
 
 
-def _run(program: types.ModuleType, options: dict[str, Any] | None) -> tuple[Found, str | None]:
-    """What the program found, and the error that ended it."""
-    found: Found = []
+def _run(program: types.ModuleType, options: dict[str, Any] | None) -> tuple[Record, str | None]:
+    """The record of the program, and the error that ended it."""
+    record: Record = []
     torch.manual_seed(0)
     try:
         model = program.build()
         if options is not None:
             gact_graph.wrap(model, **options)
-        program.train(model, found)
+        program.train(model, record)
     except Exception as error:
-        return found, f"{type(error).__name__}: {error}"
-    found.append(("the random state", torch.get_rng_state()))
-    return found, None
+        return record, f"{type(error).__name__}: {error}"
+    record.append(("the random state", torch.get_rng_state()))
+    return record, None
 
 
-def _noisy(program: types.ModuleType) -> Found:
+def _noisy(program: types.ModuleType) -> Record:
     """Stock, with noise of 16 bits on all that autograd saves but parameters."""
     generator = torch.Generator().manual_seed(0)
 
@@ -209,11 +209,11 @@ def _noisy(program: types.ModuleType) -> Found:
 
 def _compare(
     setting: Setting,
-    stock: Found,
+    stock: Record,
     error: str | None,
-    got: Found,
+    got: Record,
     raised: str | None,
-    noisy: Found | None,
+    noisy: Record | None,
 ) -> str | None:
     """What is wrong, or None."""
     if error is not None and raised is None:
@@ -297,14 +297,14 @@ def _standalone(source: str, setting: Setting) -> str:
     runs = []
     for options in (None, dict({setting})):
         torch.manual_seed(0)
-        model, found = build(), []
+        model, record = build(), []
         if options is not None:
             gact_graph.wrap(model, **options)
         try:
-            train(model, found)
+            train(model, record)
         except Exception as error:
             print(options, repr(error))
-        runs.append(found)
+        runs.append(record)
     for (name, stock), (_, wrapped) in zip(*runs):
         print(name, float((stock - wrapped).abs().max()) if stock.numel() else "empty")
     """)

@@ -30,5 +30,7 @@ def _metis(rowptr: Tensor, col: Tensor, num_partitions: int, recursive: bool) ->
     import pymetis
 
     xadj, adjncy = rowptr.numpy(), col.numpy()
-    found: Any = pymetis.part_graph(num_partitions, xadj=xadj, adjncy=adjncy, recursive=recursive)
-    return torch.as_tensor(found[1])
+    partition: Any = pymetis.part_graph(
+        num_partitions, xadj=xadj, adjncy=adjncy, recursive=recursive
+    )
+    return torch.as_tensor(partition[1])

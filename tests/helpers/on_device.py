@@ -27,11 +27,11 @@ class OnDevice:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
             moved = [a.to(self._device) if isinstance(a, Tensor) else a for a in args]
-            found = getattr(torch.ops.gact_graph, name)(*moved)
-            for given, there in zip(args, moved, strict=True):
-                if isinstance(given, Tensor):
-                    given.copy_(there)
-            return found.cpu() if isinstance(found, Tensor) else found
+            result = getattr(torch.ops.gact_graph, name)(*moved)
+            for argument, there in zip(args, moved, strict=True):
+                if isinstance(argument, Tensor):
+                    argument.copy_(there)
+            return result.cpu() if isinstance(result, Tensor) else result
 
         return call
 

@@ -456,9 +456,9 @@ class Kept(torch.autograd.Function):
         return torch.zeros_like(g).scatter(1, order, g) * (1 - y * y)
 
 
-def finish(model, found, backward, outputs, **inputs):
+def finish(model, record, backward, outputs, **inputs):
     """Ends a step; ``backward`` tells how."""
-    found += [(f"output {i}", out.detach().clone()) for i, out in enumerate(outputs)]
+    record += [(f"output {i}", out.detach().clone()) for i, out in enumerate(outputs)]
     losses = [(out.to(torch.float64) * normal(90 + i, *out.shape)).sum()
               for i, out in enumerate(outputs)]
     total = sum(losses) + 0.0 * sum(p.sum() for p in (model.w, model.bias))
@@ -477,8 +477,8 @@ def finish(model, found, backward, outputs, **inputs):
         total.backward()
     for name, p in [*model.named_parameters(), *inputs.items()]:
         if p.grad is not None:
-            found.append((f"gradient of {name}", p.grad.clone()))
-    found += [(f"buffer {name}", b.clone()) for name, b in model.named_buffers()]
+            record.append((f"gradient of {name}", p.grad.clone()))
+    record += [(f"buffer {name}", b.clone()) for name, b in model.named_buffers()]
     with torch.no_grad():
         for p in model.parameters():  # not by the gradient, of which noise would grow
             p.mul_(0.95)
@@ -523,7 +523,7 @@ def _fill(draw: Draw, template: str, live: list[str]) -> str:
     """The template with a live variable of its kind in each hole, and the same in equal holes."""
     chosen: dict[str, str] = {}
 
-    def one(match: re.Match[str]) -> str:
+    def variable(match: re.Match[str]) -> str:
         hole = match[0]
         if hole not in chosen:
             kind = [v for v in live if v[0] == match[1]]
@@ -532,7 +532,7 @@ def _fill(draw: Draw, template: str, live: list[str]) -> str:
             chosen[hole] = draw(st.sampled_from(kind + 4 * made))
         return chosen[hole]
 
-    return _HOLE.sub(one, template)
+    return _HOLE.sub(variable, template)
 
 
 def _fits(template: str, live: list[str]) -> bool:
@@ -586,7 +586,7 @@ def programs(draw: Draw, behind: bool = False) -> Program:
             source += f"        {made}\n"
     source += "\n    def forward(self, x, y, c, i, p, sparse):\n"
     source += "".join(f"        {line}\n" for line in whole if line)
-    source += "\n\ndef build():\n    return Net()\n\n\ndef train(model, found):\n"
+    source += "\n\ndef build():\n    return Net()\n\n\ndef train(model, record):\n"
     for step in range(draw(st.integers(1, 2))):
         source += "".join(f"    {line}\n" for line in _step(draw, step, behind))
     return Program(source)
@@ -632,4 +632,4 @@ def _step(draw: Draw, step: int, behind: bool) -> list[str]:
         lines += draw(st.sampled_from(edits))
     backward = draw(st.sampled_from(["once", "once", "once", "twice", "one by one", "grad"]))
     inputs = "".join(f", {name}={name}" for name in learns)
-    return [*lines, f"finish(model, found, {backward!r}, out{inputs})"]
+    return [*lines, f"finish(model, record, {backward!r}, out{inputs})"]

@@ -70,7 +70,7 @@ def start_ranks(
     try:
         outs = [rank.communicate(timeout=400) for rank in ranks]
     finally:
-        for one in ranks:
-            one.kill()
-            one.wait()
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
     return [(rank.returncode, *out) for rank, out in zip(ranks, outs, strict=True)]

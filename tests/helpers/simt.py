@@ -43,14 +43,20 @@ MOST_BLOCKS = 2
 """Fewer blocks than there is work for, so that warps go on to further groups."""
 
 
-def launch(kernel: Kernel, device: torch.device, warps: int, *args: int | float) -> None:
-    """As :func:`gact_graph.ops.kernels.nvrtc.launch`, on CPU tensors."""
+def launch(
+    kernel: Kernel,
+    device: torch.device,
+    warps: int,
+    *args: int | float,
+    most_blocks: int = MOST_BLOCKS,
+) -> None:
+    """Run a kernel as :func:`gact_graph.ops.kernels.nvrtc.launch` does, on CPU tensors."""
     assert device.type == "cpu"
     values = [ctypes.c_double(a) if isinstance(a, float) else ctypes.c_int64(a) for a in args]
     pointers = (ctypes.c_void_p * len(values))(
         *(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values)
     )
-    blocks = min(-(-warps // WARPS), MOST_BLOCKS)
+    blocks = min(-(-warps // WARPS), most_blocks)
     known = _library(kernel.source, kernel.bits).simt_launch(
         kernel.name.encode(), blocks, WARPS * 32, pointers
     )

@@ -29,12 +29,12 @@ class Net(nn.Module):
 
 def parts_of(model: nn.Module) -> dict[str, Any]:
     """What a broken step must leave where it is: attributes by name, parameters by identity."""
-    found: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     for name, module in model.named_modules():
-        found[f"{name} attributes"] = sorted(vars(module))
-        found[f"{name} methods"] = {
+        parts[f"{name} attributes"] = sorted(vars(module))
+        parts[f"{name} methods"] = {
             key: id(value) for key, value in vars(module).items() if callable(value)
         }
         for kind in ("_parameters", "_buffers"):
-            found[f"{name} {kind}"] = {k: id(v) for k, v in getattr(module, kind).items()}
-    return found
+            parts[f"{name} {kind}"] = {k: id(v) for k, v in getattr(module, kind).items()}
+    return parts

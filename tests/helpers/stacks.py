@@ -288,10 +288,10 @@ class State:
         return 1 + self.calls % 3
 
 
-def finish(model, found, backward, outputs, **inputs):
+def finish(model, record, backward, outputs, **inputs):
     """Ends a step; ``backward`` tells how."""
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    found += [("output", out.detach().clone()) for out in outputs]
+    record += [("output", out.detach().clone()) for out in outputs]
     losses = [(out * normal(90 + i, *out.shape)).sum() for i, out in enumerate(outputs)]
     if backward == "twice":
         sum(losses).backward(retain_graph=True)
@@ -306,7 +306,7 @@ def finish(model, found, backward, outputs, **inputs):
             leaves, create_graph=True, allow_unused=True,
         )
         found_at = [(i, g) for i, g in enumerate(found_at) if g is not None]
-        found += [(f"derivative {i}", g.detach().clone()) for i, g in found_at]
+        record += [(f"derivative {i}", g.detach().clone()) for i, g in found_at]
         reached = [(g * normal(70 + i, *g.shape)).sum() for i, g in found_at if g.requires_grad]
         if reached:
             sum(reached).backward()
@@ -320,8 +320,8 @@ def finish(model, found, backward, outputs, **inputs):
         sum(losses).backward()
     for name, p in [*model.named_parameters(), *inputs.items()]:
         if p.grad is not None:
-            found.append((f"gradient of {name}", p.grad.clone()))
-    found += [(f"buffer {name}", b.clone()) for name, b in model.named_buffers()]
+            record.append((f"gradient of {name}", p.grad.clone()))
+    record += [(f"buffer {name}", b.clone()) for name, b in model.named_buffers()]
     with torch.no_grad():
         for p in model.parameters():  # not by the gradient, of which noise would grow
             p.mul_(0.95)
@@ -447,7 +447,7 @@ def stacks(draw: Draw, kinds: tuple[str, ...] = (), second: bool = False) -> Sta
     source += "\n\ndef build():\n    global CALLS, of_closure\n"
     source += "    CALLS, of_closure = 0, counter()\n"
     source += "".join(f"    {name}.calls = 0\n" for name in net.own)
-    source += "    return Net()\n\n\ndef train(model, found):\n"
+    source += "    return Net()\n\n\ndef train(model, record):\n"
     steps = draw(st.integers(1, 3))
     graph: list[str] = []
     for step in range(steps):
@@ -585,7 +585,7 @@ def _step(draw: Draw, second: bool) -> list[str]:
             "model.train()",
             "with torch.no_grad():",
             f"    out = {call}",
-            "finish(model, found, 'none', out, **inputs)",
+            "finish(model, record, 'none', out, **inputs)",
         ]
     backward = draw(
         st.sampled_from(["once", "once", "once", "twice", "one by one", "first", "grad", "none"])
@@ -598,4 +598,4 @@ def _step(draw: Draw, second: bool) -> list[str]:
             "other = other[0] if isinstance(other, tuple) else other",
             "other.sum().backward()",
         ]
-    return [*lines, f"finish(model, found, {backward!r}, out, **inputs)"]
+    return [*lines, f"finish(model, record, {backward!r}, out, **inputs)"]

@@ -273,7 +273,7 @@ API = [
     Fault(
         "random states do not return after a second run",
         "gact_graph/support/run_state.py",
-        "            stack.callback(now.set)\n",
+        "            stack.callback(set_random_states, before)\n",
         "",
         ("support/test_run_state.py",),
     ),
@@ -304,14 +304,14 @@ LAYERS = [
     Fault(
         "edges by source have their positions in the order by destination",
         "gact_graph/layers/blocks/order.py",
-        "permutation = order.permutation.index_select(0, permutation)",
+        "permutation = self.permutation.index_select(0, permutation)",
         "permutation = permutation.index_select(0, permutation)",
         ("layers/blocks/test_order.py",),
     ),
     Fault(
         "an order is found again though its edges have changed",
-        "gact_graph/layers/blocks/orders.py",
-        "if entry is None or entry.checksum != found:",
+        "gact_graph/layers/blocks/order.py",
+        "if entry is None or entry.checksum != content:",
         "if entry is None:",
         ("layers/blocks/test_orders.py",),
     ),

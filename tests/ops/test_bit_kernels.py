@@ -84,9 +84,7 @@ def test_a_bool_of_another_byte_than_one_is_set(backend: Any) -> None:
 @pytest.mark.parametrize(
     ("threshold", "dtype"), grid([0.1, 0.3, 1 / 3, 0.7, -0.1], DTYPES), ids=str
 )
-def test_side_is_the_one_that_backward_takes(
-    threshold: float, dtype: torch.dtype, backend: Any
-) -> None:
+def test_the_side_is_that_of_backward(threshold: float, dtype: torch.dtype, backend: Any) -> None:
     """Also where the threshold is no number of the dtype and elements are its rounded value."""
     near = torch.tensor(threshold, dtype=dtype)
     x = torch.cat([near.expand(70), near * 0.99 + torch.zeros(70, dtype=dtype), near.neg()[None]])
@@ -108,18 +106,18 @@ def test_pairs(dtype: torch.dtype, size: int, backend: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stranger", "dtype", "size"),
+    ("third", "dtype", "size"),
     grid([-0.0, 0.5, math.nan, math.inf], DTYPES, [s for s in SIZES if s]),
     ids=str,
 )
-def test_one_stranger_anywhere_is_no_pair(
-    stranger: float, dtype: torch.dtype, size: int, backend: Any
+def test_a_third_value_anywhere_is_no_pair(
+    third: float, dtype: torch.dtype, size: int, backend: Any
 ) -> None:
     for place in {0, size // 2, size - 1}:
         x = torch.zeros(size, dtype=dtype)
         x[1::3] = 1.25
         assert backend.pack_pair(x, 0.0, 1.25)[1]
-        x[place] = stranger
+        x[place] = third
         assert not backend.pack_pair(x, 0.0, 1.25)[1], place
 
 
@@ -152,13 +150,14 @@ def test_unpacked_values_keep_their_bits(
     assert same_bytes(x, torch.where(mask, high, low).view(5, 30))
 
 
-def test_slices_join_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = _sample(5000, torch.float32)
-    words = reference.pack_bits(x, 1, 0.0)
-    monkeypatch.setattr(reference, "_SLICE", 640)
-    assert torch.equal(reference.pack_bits(x, 1, 0.0), words)
-    back = reference.unpack_bits(words, [5000], 0.0, 1.0, torch.bool)
-    assert torch.equal(back, x > 0)
+def test_a_tensor_above_the_size_of_a_slice_has_no_seam() -> None:
+    """The reference works on 2**22 elements at a time."""
+    size = 1 << 22
+    x = (torch.arange(size + 1000) * 7919) % 1013 > 500
+    words = reference.pack_bits(x, 0, 0.0)
+    parts = [reference.pack_bits(part, 0, 0.0) for part in (x[:size], x[size:])]
+    assert torch.equal(words, torch.cat(parts))
+    assert torch.equal(reference.unpack_bits(words, [len(x)], 0.0, 1.0, torch.bool), x)
 
 
 def test_threads_do_not_change_the_bytes(backend: Any) -> None:
@@ -218,13 +217,13 @@ def test_any_shape_strides_and_dtype(x: Tensor, threshold: float) -> None:
     assert same_bytes(x, before)
 
 
-def test_words_with_gaps_are_read_as_they_are() -> None:
+def test_words_with_gaps_between_them() -> None:
     mask = torch.arange(128) % 3 == 0
     gaps = torch.tensor(_words(mask), dtype=torch.int64).repeat_interleave(2)[::2]
     assert torch.equal(unpack_bits(gaps, (128,), 0, 1, torch.bool), mask)
 
 
-def test_gradients_do_not_hang_on_words() -> None:
+def test_words_have_no_gradient() -> None:
     x = torch.randn(100, generator=torch.Generator().manual_seed(0), requires_grad=True)
     for words in (pack_bits(x), pack_bits(x, "above"), pack_pair(x * 2, 0, 1)[0]):
         assert words.grad_fn is None and not words.requires_grad
@@ -287,6 +286,8 @@ _WORD = torch.zeros(1, dtype=torch.int64)
         ),
     ],
 )
-def test_mistakes_are_told(call: Callable[[], object], error: type[Exception], words: str) -> None:
+def test_errors_name_the_argument(
+    call: Callable[[], object], error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         call()

@@ -43,8 +43,10 @@ cp "$kept" "$out"
 _SESSION = """
 import sys, threading, warnings
 import torch
+import gact_graph
 from gact_graph.ops import quantize as quantizer
 from gact_graph.ops import cpu
+from gact_graph.ops.allocations import watching_allocations
 from gact_graph.ops.reference import quantize as reference
 cpu._FLAGS = ["-O0", "-std=c++17", "-ffp-contract=off"]  # the building is tested, not the speed
 x = torch.linspace(-1, 1, 1000)
@@ -68,6 +70,10 @@ with warnings.catch_warnings(record=True) as caught:
 assert not failed, failed
 for warning in caught:
     print(warning.category.__name__, warning.message)
+with watching_allocations() as allocations:
+    assert (allocations is None) == (cpu.load() is None)
+model = gact_graph.wrap(torch.nn.Linear(4, 4), min_bytes=0)
+model(torch.ones(1, 4)).sum().backward()
 print("built" if cpu.load() else "reference")
 """
 
@@ -120,7 +126,7 @@ def _library(folder: Path) -> Path:
     return library
 
 
-def test_without_a_compiler_the_reference_serves_and_one_warning_tells(tmp_path: Path) -> None:
+def test_without_a_compiler_the_reference_serves_with_one_warning(tmp_path: Path) -> None:
     session = _start(tmp_path, str(tmp_path / "no-such-compiler"), threads=3, PATH="")
     *warned, last = _output(session)
     assert last == "reference"
@@ -184,7 +190,7 @@ def test_several_processes_build_at_once_and_another_finds_the_library(
     sessions = [_start(tmp_path, stand_in) for _ in range(4)]
     assert [_output(session) for session in sessions] == [["built"]] * 4
     written = _library(tmp_path).stat().st_mtime_ns
-    # Without a compiler: the file alone serves. The name tells of CXX, so it is the same script.
+    # Without a compiler: the file alone serves. The name depends on CXX, so it is the same script.
     assert _output(_start(tmp_path, stand_in, PATH="")) == ["built"]
     assert _library(tmp_path).stat().st_mtime_ns == written
 
@@ -253,7 +259,7 @@ def test_a_variable_that_is_no_absolute_path_does_not_count(
     assert cache.folder() is None
 
 
-def test_what_a_killed_build_left_is_swept_and_stops_nobody(tmp_path: Path, stand_in: str) -> None:
+def test_files_of_a_killed_build_are_removed_later(tmp_path: Path, stand_in: str) -> None:
     killed = _start(tmp_path, stand_in, PAUSE="60")
     place = tmp_path / "gact_graph"
     while not [*place.glob(f"{cache.BUILD}*/*")] and not [*place.glob(f"{cache.BUILD}*")]:

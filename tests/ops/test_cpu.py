@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import runpy
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,10 +38,15 @@ def _expected(sample: Sample, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     return codes, stats, reference.unpack(codes, stats, list(x.shape), bits, GROUP, x.dtype)
 
 
+@pytest.mark.parametrize(
+    "widths",
+    [(1, 4, 9), pytest.param(WIDTHS, marks=pytest.mark.long)],
+    ids=["few widths", "all widths"],
+)
 @pytest.mark.parametrize("sample", SAMPLE_CASES, ids=str)
-def test_same_bytes_as_the_reference(sample: Sample, kernels: Any) -> None:
+def test_same_bytes_as_the_reference(sample: Sample, widths: tuple[int, ...], kernels: Any) -> None:
     x = sample.tensor()
-    for bits in WIDTHS:
+    for bits in widths:
         codes, stats, y = _expected(sample, bits)
         built_codes, built_stats = kernels.pack(x, bits, GROUP, 12345)
         assert torch.equal(built_codes, codes), bits
@@ -171,22 +178,27 @@ def test_load_takes_the_flags_of_the_processor() -> None:
     assert cpu.load() is cpu.build(cpu.VECTOR_FLAGS.get(CAPABILITY, ()))
 
 
-def test_file_names_change_with_what_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_a_library_belongs_to_its_compiler_and_flags() -> None:
+    cpu.load()
     (command, *_) = compiler.commands()
-    names = {cpu._name(command, [*cpu._FLAGS, *flags]) for flags in cpu.VECTOR_FLAGS.values()}
-    assert len(names) == len(cpu.VECTOR_FLAGS)
-    plain = cpu._name(command, cpu._FLAGS)
-    assert cpu._name(command, cpu._FLAGS) == plain
-    assert cpu._name([*command, "-DANOTHER"], cpu._FLAGS) != plain
-    copy = tmp_path / "csrc"
-    shutil.copytree(sources.csrc(), copy)
-    monkeypatch.setattr(sources, "csrc", lambda: copy)
-    names = {plain}
-    for count, path in enumerate([*copy.glob("*.h"), *copy.glob("cpu/*")], start=2):
-        assert cpu._name(command, cpu._FLAGS) in names
+    assert cpu.built(command) is not None
+    assert cpu.built([*command, "-DANOTHER"]) is None
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_a_change_of_any_source_or_option_is_another_build(backend: str, tmp_path: Path) -> None:
+    shutil.copytree(sources.csrc(), tmp_path / "csrc")
+    copy = tmp_path / "gact_graph" / "ops" / "kernels" / "sources.py"
+    copy.parent.mkdir(parents=True)
+    shutil.copy(sources.__file__, copy)
+    digest = runpy.run_path(str(copy))["digest"]  # of the sources beside the copy
+    assert digest(backend, ["-O3"]) == sources.digest(backend, ["-O3"])
+    marks = {digest(backend, ["-O3"]), digest(backend, ["-O2"])}
+    folder = tmp_path / "csrc"
+    for count, path in enumerate([*folder.glob("*.h"), *folder.glob(f"{backend}/*")], start=3):
         with path.open("a") as opened:
             opened.write("// changed\n")
-        names.add(cpu._name(command, cpu._FLAGS))
-        assert len(names) == count, path
-    (copy / "cpu" / "new.h").touch()
-    assert cpu._name(command, cpu._FLAGS) not in names
+        marks.add(digest(backend, ["-O3"]))
+        assert len(marks) == count, path
+    (folder / backend / "new.h").touch()
+    assert digest(backend, ["-O3"]) not in marks

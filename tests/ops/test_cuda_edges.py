@@ -5,12 +5,14 @@ What they compute is tested with the other backends, in test_weighted_sum.py and
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import simt
 import torch
+from fake_cuda import FakeCuda, fixture  # noqa: F401
 from samples import seeded
 from torch import Tensor
 
@@ -82,19 +84,18 @@ class Graph:
 
 
 @pytest.mark.parametrize("blocks", [1, 3, 100])
-def test_the_number_of_warps_changes_no_bit(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_warps_changes_no_bit(blocks: int) -> None:
     graph = Graph(24, 3)
     expected = graph.run(simt.EDGE_KERNELS) + graph.attend(simt.EDGE_KERNELS)
-    monkeypatch.setattr(simt, "MOST_BLOCKS", blocks)
-    actual = graph.run(simt.EDGE_KERNELS) + graph.attend(simt.EDGE_KERNELS)
-    assert all(map(torch.equal, actual, expected))
+    kernels = EdgeKernels(functools.partial(simt.launch, most_blocks=blocks))
+    assert all(map(torch.equal, graph.run(kernels) + graph.attend(kernels), expected))
 
 
 @pytest.mark.parametrize("most", [1, 2, 7])
 def test_a_large_graph_has_longer_segments(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = Graph(24, 3)
     expected = [t.double() for t in (*graph.run(reference), *graph.attend(reference))]
-    monkeypatch.setattr(cuda_sums, "_MOST_SEGMENTS", most)
+    monkeypatch.setattr(cuda_sums, "_MOST_SEGMENTS", most)  # else of 8 million edges
     assert Segments(graph.starts, 4000).count <= most
     for actual, wanted in zip(
         (*graph.run(simt.EDGE_KERNELS), *graph.attend(simt.EDGE_KERNELS)), expected, strict=True
@@ -111,9 +112,9 @@ def test_any_number_of_heads(heads: int, dtype: torch.dtype) -> None:
     for name in ("x", "gradient", "weight"):
         setattr(wide, name, getattr(graph, name).double())
     actual = graph.run(simt.EDGE_KERNELS) + graph.attend(simt.EDGE_KERNELS)
-    for got, wanted in zip(actual, wide.run(reference) + wide.attend(reference), strict=True):
+    for result, wanted in zip(actual, wide.run(reference) + wide.attend(reference), strict=True):
         tolerance = 1e-4 if dtype == torch.float32 else 1e-11
-        assert torch.allclose(got.double(), wanted, rtol=tolerance, atol=tolerance)
+        assert torch.allclose(result.double(), wanted, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("offset", [1, 2, 3, 4])
@@ -169,42 +170,52 @@ def test_a_second_kernel_only_where_rows_are_cut_and_none_for_nothing() -> None:
     assert not names
 
 
-def test_operators_of_cuda_tensors_take_these_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The dispatcher's way for CUDA tensors, with CPU tensors sent along it."""
-    key = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
-    graph, asked = Graph(8, 2, 500), []
-
-    class Operators:
-        def __getattr__(self, name: str) -> Any:
-            def call(*args: Any) -> Any:
-                operator = getattr(torch.ops.gact_graph, name).default
-                return operator.redispatch(key, *args)
-
-            return call
-
-    for kernels, backend in ((simt.EDGE_KERNELS, simt.EDGE_KERNELS), (None, reference)):
-        monkeypatch.setattr(
-            cuda_edges, "load", lambda device, kernels=kernels: asked.append(device) or kernels
-        )
-        cuda = torch.device("cuda", 0)
-        assert weighted_sum.makes_messages(cuda) == (kernels is None)
-        assert asked.pop() == cuda
-        for run in (graph.run, graph.attend):
-            assert all(map(torch.equal, run(Operators()), run(backend)))
-        arguments = graph.gradient, graph.x, graph.places, graph.starts, 2
-        actual = Operators().weighted_sum_weights(*arguments)
-        assert torch.equal(actual, backend.weighted_sum_weights(*arguments))
-        assert len(asked) == 12
-        asked.clear()
+_CUDA_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 
 
-def test_operators_of_cuda_tensors_check_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_edges, "load", lambda device: EdgeKernels(_refuse))
-    key, graph = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), Graph(8, 2, 500)
+class Operators:
+    """The operators, as the dispatcher calls them for CUDA tensors."""
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> Any:
+            return getattr(torch.ops.gact_graph, name).default.redispatch(_CUDA_KEY, *args)
+
+        return call
+
+
+def _use_operators(graph: Graph, backend: Any) -> None:
+    for run in (graph.run, graph.attend):
+        assert all(map(torch.equal, run(Operators()), run(backend)))
+    arguments = graph.gradient, graph.x, graph.places, graph.starts, 2
+    actual = Operators().weighted_sum_weights(*arguments)
+    assert torch.equal(actual, backend.weighted_sum_weights(*arguments))
+
+
+def test_operators_of_cuda_tensors_launch_these_kernels(fake_cuda: FakeCuda) -> None:
+    assert cuda_edges.load(torch.device("cpu")) is not None
+    fake_cuda.log.clear()
+    _use_operators(Graph(8, 2, 500), simt.EDGE_KERNELS)
+    assert fake_cuda.launches >= 12
+
+
+def test_without_kernels_operators_of_cuda_tensors_are_references(fake_cuda: FakeCuda) -> None:
+    fake_cuda.run = _refuse
+    with pytest.warns(RuntimeWarning, match="works with slower pure-torch code"):
+        _use_operators(Graph(8, 2, 500), reference)
+
+
+def test_without_kernels_messages_are_made(fake_cuda: FakeCuda) -> None:
+    fake_cuda.run = _refuse
+    with pytest.warns(RuntimeWarning, match="works with slower pure-torch code"):
+        assert weighted_sum.makes_messages(torch.device("cuda", 0))
+
+
+def test_operators_of_cuda_tensors_check_their_arguments(fake_cuda: FakeCuda) -> None:
+    assert cuda_edges.load(torch.device("cpu")) is not None
+    fake_cuda.run, graph = _refuse, Graph(8, 2, 500)
     edges = graph.x, graph.places, graph.weight, graph.weight_places, graph.starts
-    call = torch.ops.gact_graph.weighted_sum.default
     with pytest.raises(ValueError, match=r"out of \[30, 8\], contiguous \(got \[29, 8\]\)"):
-        call.redispatch(key, graph.gradient[1:], *edges)
+        Operators().weighted_sum(graph.gradient[1:], *edges)
 
 
 def _refuse(*args: object) -> None:

@@ -175,7 +175,7 @@ def test_a_context_that_moves_takes_them_along() -> None:
         assert other.nbytes == encoded.nbytes == sum(t.nbytes for t in encoded.movable())
 
 
-def test_what_the_codes_make_no_smaller_is_not_quantized() -> None:
+def test_tensors_that_codes_make_no_smaller_are_not_quantized() -> None:
     def request(x: Tensor) -> Request:
         gathered, keep = None, lambda tensor: pytest.fail("nothing refers to another tensor")
         return Request(x, "slot", "log_softmax", Values(), gathered, keep, 2, 256, 0)

@@ -1,4 +1,4 @@
-"""Memory of large tensors that is kept for those that follow: whose it is, and how much."""
+"""Memory of freed tensors that is kept for later ones: whose it is, and how much."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gact_graph
+from gact_graph import info
 from gact_graph.ops import cpu
-from gact_graph.support import cpu_memory
+from gact_graph.support.memory.policy import SWITCH, MemoryPolicy
 
 LEAST = 1 << 16
 PAGE = 4096
@@ -43,19 +44,19 @@ def tensor(bytes_: int) -> torch.Tensor:
 
 
 def run(script: str, *arguments: str, **environment: str) -> Any:
-    """What a script prints as its last line, in a process of its own."""
+    """Run a script in a process of its own; return the value that its last line prints."""
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         capture_output=True,
         text=True,
         check=False,
-        env={k: v for k, v in os.environ.items() if k != cpu_memory.SWITCH} | environment,
+        env={k: v for k, v in os.environ.items() if k != SWITCH} | environment,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_the_next_tensor_takes_what_a_freed_one_has_left(library: Any) -> None:
+def test_the_next_tensor_takes_the_memory_of_a_freed_one(library: Any) -> None:
     first = tensor(8 * LEAST)
     place = first.data_ptr()
     del first
@@ -102,7 +103,7 @@ def test_small_tensors_are_left_to_torch(library: Any) -> None:
     assert library.kept_bytes() == 0
 
 
-def test_what_is_kept_and_in_use_is_no_more_than_was_in_use(library: Any) -> None:
+def test_memory_kept_and_in_use_is_no_more_than_was_in_use(library: Any) -> None:
     tensors = [tensor(4 * LEAST) for _ in range(4)]
     tensors = tensors[:1]
     assert library.kept_bytes() == 12 * LEAST
@@ -112,7 +113,7 @@ def test_what_is_kept_and_in_use_is_no_more_than_was_in_use(library: Any) -> Non
     assert library.kept_bytes() == 14 * LEAST
 
 
-def test_keeps_what_two_steps_need_and_no_more(library: Any) -> None:
+def test_keeps_the_memory_of_two_steps_and_no_more(library: Any) -> None:
     large = tensor(40 * LEAST)
     del large
     library.start_keeping(60.0)
@@ -170,7 +171,7 @@ _STEPS = st.lists(
 @given(_STEPS)
 @settings(max_examples=100, deadline=None)
 def test_tensors_never_share_memory_whatever_the_order(steps: list[tuple[str, int]]) -> None:
-    """And what is kept stays within its bound, which is counted here a second time."""
+    """The kept memory stays within its bound, which is counted here a second time."""
     library = cpu.load()
     if library is None or not library.start_keeping(60.0):
         pytest.skip("no compiler, or another system")
@@ -251,7 +252,7 @@ with PeakMeter(torch.device("cpu")) as meter:
         while live and generator.random() < 0.4 or len(live) > 12:
             live.pop(generator.randrange(len(live)))
         live.append(torch.ones(generator.randrange(1 << 16, 1 << 23), dtype=torch.uint8))
-        most = max(most, sum(one.nbytes for one in live))
+        most = max(most, sum(x.nbytes for x in live))
     print(json.dumps([meter.peak_bytes, most]))
 """
 
@@ -307,7 +308,7 @@ import numpy, torch
 import gact_graph
 from torch_geometric.nn import GATConv
 from gact_graph.ops import cpu
-from gact_graph.support.peak import _resident_bytes
+from gact_graph.support.peak import resident_bytes
 
 library = cpu.load()
 
@@ -339,12 +340,12 @@ _DEATH = (
 stock_steps()
 wrapped = gact_graph.wrap(Net(), level="lossless", min_bytes=0, blocks=False)
 train(wrapped, 500, 1)
-before = _resident_bytes()
+before = resident_bytes()
 gc.disable()
 train(wrapped, 30_000, 2)
-kept = library.kept_bytes(), _resident_bytes() - before
+kept = library.kept_bytes(), resident_bytes() - before
 del wrapped
-print(json.dumps([*kept, library.kept_bytes(), _resident_bytes() - before]))
+print(json.dumps([*kept, library.kept_bytes(), resident_bytes() - before]))
 """
 )
 
@@ -360,7 +361,6 @@ def test_memory_goes_back_when_the_last_wrapped_model_dies(library: Any) -> None
 _LIMIT = (
     _MODEL
     + """
-late = {late}
 stock_steps()
 room = 900 << 20  # more than a step takes
 
@@ -369,25 +369,28 @@ def limit():
     taken = pages * os.sysconf("SC_PAGE_SIZE") - library.kept_bytes()
     resource.setrlimit(resource.RLIMIT_AS, (taken + room, resource.RLIM_INFINITY))
 
-if not late:
-    limit()
-wrapped = gact_graph.wrap(Net(), level="lossless", min_bytes=0, blocks=False)
-train(wrapped, 40_000, 2)
-kept = library.kept_bytes()
-if late:
-    limit()
-    torch.ones(1 << 18)
+def kept_bytes():
+    wrapped = gact_graph.wrap(Net(), level="lossless", min_bytes=0, blocks=False)
+    train(wrapped, 40_000, 2)
+    return library.kept_bytes(), wrapped
+
+limit()
+limited, _ = kept_bytes()
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+kept, wrapped = kept_bytes()
+limit()
+torch.ones(1 << 18)
 numpy.empty(500 << 20, numpy.uint8)  # glibc keeps some of the room
-print(json.dumps(kept))
+print(json.dumps([limited, kept]))
 """
 )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is kept")
-@pytest.mark.parametrize("late", [False, True], ids=["before training", "after training"])
-def test_others_get_what_a_limit_of_addresses_leaves(library: Any, late: bool) -> None:
-    kept = run(_LIMIT.replace("{late}", str(late)))
-    assert kept > 200 << 20 if late else kept == 0
+def test_others_get_the_memory_that_a_limit_of_addresses_leaves(library: Any) -> None:
+    limited, kept = run(_LIMIT)
+    assert limited == 0 and kept > 200 << 20
 
 
 _OFFERED = """
@@ -407,6 +410,7 @@ print(json.dumps([huge, rollup()["LazyFree"]]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is kept")
 def test_the_system_may_take_back_huge_pages(library: Any) -> None:
     """As where a container comes to its limit."""
@@ -417,25 +421,25 @@ def test_the_system_may_take_back_huge_pages(library: Any) -> None:
 
 
 class TestSwitch:
-    SCRIPT = (
-        _MODEL
-        + """
-from gact_graph.info import facts
-
-wrapped = gact_graph.wrap(Net(), level="lossless", min_bytes=0, blocks=False)
-train(wrapped, 30_000, 2)
-print(json.dumps([library.kept_bytes(), facts()["freed CPU memory"]]))
-"""
+    @pytest.mark.parametrize(
+        ("value", "message"),
+        [
+            ("0", "not kept: GACT_GRAPH_KEEP_MEMORY=0"),
+            (None, "kept from the first step of a wrapped model"),
+        ],
     )
-
-    def test_off_means_off(self, library: Any) -> None:
-        kept, said = run(self.SCRIPT, GACT_GRAPH_KEEP_MEMORY="0")
-        assert kept == 0 and said == "not kept: GACT_GRAPH_KEEP_MEMORY=0"
-
-    def test_on_is_the_default(self, library: Any) -> None:
-        kept, said = run(self.SCRIPT)
-        assert kept > 60 << 20
-        assert said.startswith("kept from a wrapped model's first step on")
+    def test_turns_it_off(
+        self, value: str | None, message: str, library: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("GACT_GRAPH_KEEP_MEMORY", raising=False)
+        if value is not None:
+            monkeypatch.setenv("GACT_GRAPH_KEEP_MEMORY", value)
+        library.end_keeping()
+        model = gact_graph.wrap(torch.nn.Linear(64, 64), min_bytes=0)
+        for _ in range(2):
+            model(torch.randn(4096, 64)).sum().backward()
+        assert (library.kept_bytes() == 0) == (value == "0")
+        assert info.facts()["freed CPU memory"].startswith(message)
 
     @pytest.fixture
     def preloaded(self, tmp_path: Path) -> str:
@@ -451,13 +455,26 @@ print(json.dumps([library.kept_bytes(), facts()["freed CPU memory"]]))
         subprocess.run([compiler, "-shared", "-fPIC", "-o", shared, source], check=True)
         return str(shared)
 
-    def test_another_allocator_keeps_memory_itself(self, library: Any, preloaded: str) -> None:
-        kept, said = run(self.SCRIPT, LD_PRELOAD=preloaded)
-        assert kept == 0 and said.startswith("not kept: libother_malloc.so serves memory")
+    @pytest.mark.long
+    def test_another_allocator_keeps_memory_itself_unless_asked(
+        self, library: Any, preloaded: str
+    ) -> None:
+        script = """
+from gact_graph.info import facts
 
-    def test_unless_it_is_asked_for(self, library: Any, preloaded: str) -> None:
-        kept, _ = run(self.SCRIPT, LD_PRELOAD=preloaded, GACT_GRAPH_KEEP_MEMORY="1")
-        assert kept > 60 << 20
+def kept_bytes():
+    wrapped = gact_graph.wrap(Net(), level="lossless", min_bytes=0, blocks=False)
+    train(wrapped, 30_000, 2)
+    return library.kept_bytes()
+
+without = kept_bytes(), facts()["freed CPU memory"]
+os.environ["GACT_GRAPH_KEEP_MEMORY"] = "1"
+print(json.dumps([*without, kept_bytes()]))
+"""
+        without, message, asked = run(_MODEL + script, LD_PRELOAD=preloaded)
+        assert without == 0
+        assert message.startswith("not kept: libother_malloc.so serves memory")
+        assert asked > 60 << 20
 
     def test_another_value_is_refused(self, library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GACT_GRAPH_KEEP_MEMORY", "yes")
@@ -511,7 +528,7 @@ def test_steps_grow_with_the_logarithm_of_the_number_of_ranges(
     assert few > 0 and many < 2 * few
 
 
-def test_without_kernels_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_memory._keeper, "library", None)
-    cpu_memory.start_step(torch.nn.Linear(1, 1))
-    cpu_memory.end()
+def test_without_kernels_nothing_happens() -> None:
+    policy = MemoryPolicy()
+    policy.start_step(torch.nn.Linear(1, 1))
+    policy.end()

@@ -244,7 +244,7 @@ _MISTAKES: dict[str, tuple[str, int, Any, type[Exception], str]] = {
 
 @pytest.mark.parametrize("backend", _backends())
 @pytest.mark.parametrize("mistake", _MISTAKES.values(), ids=_MISTAKES)
-def test_mistakes_are_told(
+def test_errors_name_the_argument(
     mistake: tuple[str, int, Any, type[Exception], str], backend: str
 ) -> None:
     name, place, other, error, words = mistake

@@ -121,7 +121,7 @@ def test_16_bits_keep_a_half_tensor_and_code_a_wider_one(dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("n", [0, 1, 64, 65, 256, 257, 1000])
 @pytest.mark.parametrize("group_size", [64, 256])
-def test_nbytes_is_what_the_format_says(n: int, group_size: int) -> None:
+def test_nbytes_is_that_of_the_format(n: int, group_size: int) -> None:
     for bits in range(1, 17):
         packed = pack(_normal(n), bits, group_size=group_size)
         words, groups = -(-n // 64) * bits, -(-n // group_size)
@@ -300,7 +300,7 @@ def test_meta_and_fake_tensors_have_the_shapes_of_real_ones() -> None:
         ({"x": torch.eye(3).to_sparse()}, TypeError, "Expected x to be a strided tensor"),
     ],
 )
-def test_mistakes_are_told(arguments: dict, error: type[Exception], words: str) -> None:
+def test_errors_name_the_argument(arguments: dict, error: type[Exception], words: str) -> None:
     call = {"x": torch.ones(3), "bits": 2, **arguments}
     with pytest.raises(error, match=words):
         pack(call.pop("x"), call.pop("bits"), **call)

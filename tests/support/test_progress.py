@@ -11,7 +11,7 @@ import torch
 
 from gact_graph.ops import cpu
 from gact_graph.support import progress
-from gact_graph.support.progress import telling
+from gact_graph.support.progress import log_if_slow
 
 
 class Timers:
@@ -38,7 +38,7 @@ class Timers:
 def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
     found = Timers()
     monkeypatch.setattr(progress, "later", found.later)
-    monkeypatch.setattr(progress, "_told", set())
+    monkeypatch.setattr(progress, "_reported", set())
     monkeypatch.setattr(progress, "monotonic", lambda: found.now)
     # One without a parent, since pytest has handlers of its own on the root logger.
     monkeypatch.setattr(progress, "_logger", logging.Logger("gact_graph"))
@@ -52,16 +52,18 @@ def silent(capsys: pytest.CaptureFixture[str]) -> Callable[[], bool]:
     return lambda: capsys.readouterr() == ("", "")
 
 
-def test_short_work_is_not_told(timers: Timers, silent: Callable[[], bool]) -> None:
-    with telling("counting"):
+def test_short_work_is_not_reported(timers: Timers, silent: Callable[[], bool]) -> None:
+    with log_if_slow("counting"):
         (begin,) = timers.waiting
     assert timers.seconds == [2.0] and timers.waiting == []
     begin()  # a timer that could not be canceled any more
     assert silent()
 
 
-def test_long_work_is_told_while_it_lasts(timers: Timers, capsys: pytest.CaptureFixture) -> None:
-    with telling("counting"):
+def test_long_work_is_reported_while_it_lasts(
+    timers: Timers, capsys: pytest.CaptureFixture
+) -> None:
+    with log_if_slow("counting"):
         timers.waiting[0]()
         assert capsys.readouterr() == ("", "gact_graph: counting\n")
         timers.now += 14.24
@@ -72,7 +74,7 @@ def test_lines_of_work_within_work_do_not_run_into_each_other(
     timers: Timers, capsys: pytest.CaptureFixture
 ) -> None:
     timers.fire_at_once = True
-    with telling("estimating"), telling("measuring"):
+    with log_if_slow("estimating"), log_if_slow("measuring"):
         pass
     said = capsys.readouterr().err.splitlines()
     assert said == [
@@ -83,30 +85,30 @@ def test_lines_of_work_within_work_do_not_run_into_each_other(
     ]
 
 
-def test_it_is_told_once(timers: Timers, capsys: pytest.CaptureFixture) -> None:
+def test_it_is_reported_once(timers: Timers, capsys: pytest.CaptureFixture) -> None:
     timers.fire_at_once = True
     for work in ("counting", "counting", "sorting"):
-        with telling(work):
+        with log_if_slow(work):
             pass
     said = capsys.readouterr().err
     assert said.count("counting") == said.count("sorting") == 2  # when it begins and when it ends
     assert said.count("\n") == 4
 
 
-def test_what_was_quick_at_first_may_be_told_later(
+def test_what_was_quick_at_first_may_be_reported_later(
     timers: Timers, capsys: pytest.CaptureFixture
 ) -> None:
-    with telling("counting"):
+    with log_if_slow("counting"):
         pass
     timers.fire_at_once = True
-    with telling("counting"):
+    with log_if_slow("counting"):
         pass
     assert "counting" in capsys.readouterr().err
 
 
 def test_the_line_ends_where_the_work_fails(timers: Timers, capsys: pytest.CaptureFixture) -> None:
     timers.fire_at_once = True
-    with pytest.raises(RuntimeError, match="broken"), telling("counting"):
+    with pytest.raises(RuntimeError, match="broken"), log_if_slow("counting"):
         raise RuntimeError("broken")
     assert capsys.readouterr().err.endswith(" s\n")
 
@@ -123,7 +125,7 @@ def handled(level: int) -> list[str]:
 
 def test_logging_that_shows_info_gets_records(timers: Timers, silent: Callable[[], bool]) -> None:
     found = handled(logging.INFO)
-    with telling("counting"):
+    with log_if_slow("counting"):
         timers.waiting[0]()
         timers.now += 3
     assert found == ["counting", "counting took 3.0 s"]
@@ -138,7 +140,7 @@ def test_logging_that_was_set_up_for_others_does_not_hide_the_line(
     # The handler and the level are those of the root logger, as after logging.basicConfig().
     root, progress._logger = progress._logger, logging.Logger("gact_graph")
     progress._logger.parent = root
-    with telling("counting"):
+    with log_if_slow("counting"):
         pass
     assert "counting" in capsys.readouterr().err
     assert found == []
@@ -147,7 +149,7 @@ def test_logging_that_was_set_up_for_others_does_not_hide_the_line(
 def test_a_higher_level_silences_it(timers: Timers, silent: Callable[[], bool]) -> None:
     timers.fire_at_once = True
     found = handled(logging.WARNING)
-    with telling("counting"):
+    with log_if_slow("counting"):
         pass
     assert found == [] and silent()
 
@@ -158,11 +160,11 @@ def test_other_ranks_say_nothing(
 ) -> None:
     timers.fire_at_once = True
     monkeypatch.setenv(name, "1")
-    with telling("counting"):
+    with log_if_slow("counting"):
         pass
     assert capsys.readouterr() == ("", "")
     monkeypatch.setenv(name, "0")
-    with telling("counting"):
+    with log_if_slow("counting"):
         pass
     assert "counting" in capsys.readouterr().err
 
@@ -175,7 +177,7 @@ def test_the_group_knows_the_rank_best(
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
     monkeypatch.setenv("RANK", str(1 - rank))
-    with telling("counting"):
+    with log_if_slow("counting"):
         pass
     assert ("counting" in capsys.readouterr().err) == (rank == 0)
 
@@ -188,12 +190,12 @@ def test_without_stderr_work_goes_on(
     closed = open(tmp_path / "closed", "w")  # noqa: SIM115
     closed.close()
     monkeypatch.setattr(sys, "stderr", None if kind == "none" else closed)
-    with telling("counting"):
+    with log_if_slow("counting"):
         done = True
     assert done
 
 
-def test_building_kernels_is_told(
+def test_building_kernels_is_reported(
     timers: Timers, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path
 ) -> None:
     timers.fire_at_once = True

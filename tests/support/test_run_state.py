@@ -10,8 +10,6 @@ from contextlib import suppress
 import numpy
 import torch
 
-from gact_graph.support import cpu_memory
-from gact_graph.support.cpu_memory import give_back
 from gact_graph.support.run_state import RunState
 
 
@@ -40,41 +38,19 @@ def test_autocast_and_gradients_are_as_they_were():
     assert (x @ x).dtype == torch.float32
 
 
-def test_the_heap_can_be_given_back_anywhere():
-    give_back(torch.device("cpu"))
-    give_back(torch.device("meta"))
-
-
-def test_what_is_free_is_handed_back_where_it_is_much(monkeypatch):
-    given = []
-    monkeypatch.setattr(cpu_memory, "_trim", lambda: given.append)
-    monkeypatch.setattr(cpu_memory, "_since", 0)
-    piece = torch.empty(9 << 20, dtype=torch.uint8)
-    for free, count in ((cpu_memory._MUCH, 0), (cpu_memory._MUCH + 1, 2)):
-        monkeypatch.setattr(
-            cpu_memory, "_info", lambda free=free: lambda: cpu_memory._Info(fordblks=free)
-        )
-        for _ in range(16):
-            cpu_memory.give_back_now_and_then(piece)
-        assert len(given) == count
-    for _ in range(16):
-        cpu_memory.give_back_now_and_then(piece.to("meta"))
-    assert len(given) == 2
-
-
 _THREADS = """
 import gc, threading, time
-from gact_graph.support.run_state import _RandomState
+from gact_graph.support.run_state import random_states, set_random_states
 
 def read():
     for _ in range(200):
-        _RandomState.now()
+        random_states()
 
 def write():
     while reading.is_alive():
-        state.set()
+        set_random_states(state)
 
-state = _RandomState.now()
+state = random_states()
 gc.callbacks.append(lambda phase, info: time.sleep(1e-4))  # lets another thread run
 gc.set_threshold(1)
 reading, writing = threading.Thread(target=read), threading.Thread(target=write)

@@ -1,9 +1,8 @@
-"""A memory budget: what a step would take in each way to train, and the first way that fits.
+"""Memory budgets: the peak of a training step under each strategy, and the first that fits.
 
-- ``sizes``: amounts of memory as a user writes them.
-- ``miniature``: smaller graphs with the proportions of the given one.
-- ``estimate``: the ways, what each takes, and a table of them.
-- ``trials``: finds what they take, by steps on parts of the graph.
 - ``budget``: keeps a wrapped model within its budget.
-- ``advice``: the way that would have fitted where CUDA ran out of memory.
+- ``estimate``: the strategies, their costs, and the table of both.
+- ``trials``: chooses parts of the graph to try strategies on, and extrapolates to the whole.
+- ``steps``: trains a copy of the model on a part and measures the peak.
+- ``miniature``: makes the inputs of a part.
 """

@@ -1,46 +1,34 @@
-"""Keeps a wrapped model within a memory budget: it chooses the way to train, and steps down."""
+"""The memory budget of a wrapped model: it chooses a strategy, and a smaller one when needed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from gact_graph.adaptive.state_checks import check_keys
-from gact_graph.api.budget.advice import smallest_way
-from gact_graph.api.budget.estimate import STOCK, Estimate, Way, ways
+from gact_graph.api.budget.estimate import STOCK, Estimate, Strategy, strategies
 from gact_graph.api.budget.miniature import CannotShrink, GraphSize, Miniature
 from gact_graph.api.budget.trials import estimate_call
 from gact_graph.api.forward import CompressedForward
 from gact_graph.api.report import format_bytes
 from gact_graph.capture.config import Config
-from gact_graph.support.cpu_memory import LEAST_RETURNED, return_tensors
+from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.peak import resident_bytes
-from gact_graph.support.progress import telling
+from gact_graph.support.progress import log_if_slow
 from gact_graph.support.storage import tensors_in
-
-_MOST_RETURNED = 4 << 20
-_SHARE_RETURNED = 1024
-
-
-def least_returned(memory: int) -> int:
-    """The size in bytes from which freed tensors go back to the system at once, under a budget.
-
-    Some dozen smaller ones may stay with the process, which is a few per cent of the budget.
-    """
-    return min(max(memory // _SHARE_RETURNED, LEAST_RETURNED), _MOST_RETURNED)
 
 
 @dataclass
-class _Settled:
-    """For what calls of one method the way was seen to fit.
+class _Accepted:
+    """The calls of a method that the strategy is known to fit.
 
     Attributes:
         size: The largest graph.
-        shapes: Of the tensors of the last call.
-        estimate: What a step takes; None as long as that of another method told enough.
+        shapes: The shapes of the tensors in the last call.
+        estimate: The estimate for this method; None while an estimate for another method suffices.
     """
 
     size: GraphSize = GraphSize(0, 0)  # noqa: RUF009
@@ -49,122 +37,126 @@ class _Settled:
 
 
 class MemoryBudgetError(RuntimeError):
-    """No way to train fits the memory that was given to ``gact_graph.wrap``."""
+    """No strategy fits the memory that was passed to ``gact_graph.wrap``."""
 
 
 class Budget:
-    """Chooses the way at the first training call, and again for a larger graph than all before.
+    """Choose a strategy in the first training call, and again when a larger graph needs it.
 
     Args:
         memory: The budget in bytes.
-        config: The settings that all ways share.
+        config: The settings that all strategies share.
 
     Attributes:
-        way: The way that was chosen; None before the first training call.
+        strategy: The chosen strategy; None before the first training call.
     """
 
     def __init__(self, memory: int, config: Config) -> None:
         self.memory = memory
-        self.way: Way | None = None
-        self._config = replace(config, min_bytes=0)
-        self._methods: dict[str, _Settled] = {}
-        self._grown = 0  # what estimates have added to the process for good
+        self.strategy: Strategy | None = None
+        self._config = config
+        self._methods: dict[str, _Accepted] = {}
+        self._grown = 0  # bytes that estimates have added to the process permanently
 
     def prepare(self, patch: CompressedForward, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Sees to it that the model trains in a way that fits, before a call of a method.
+        """Choose a strategy that fits a call of a method, before it runs.
 
         Raises:
-            MemoryBudgetError: None does.
-            ValueError: The inputs do not tell the size of the graph.
+            MemoryBudgetError: If no strategy fits.
+            ValueError: If no graph is found in the inputs.
         """
-        patch.controller.owner.followed = True
-        settled = self._methods.setdefault(patch.attribute, _Settled())
+        patch.controller.owner.tracked = True
+        accepted = self._methods.setdefault(patch.attribute, _Accepted())
         shapes = [tuple(tensor.shape) for tensor in tensors_in((args, kwargs))]
-        if shapes == settled.shapes:
+        if shapes == accepted.shapes:
             return
         try:
             size = Miniature(args, kwargs).size
-            if size.nodes > settled.size.nodes or size.edges > settled.size.edges:
-                self._settle(settled, patch, module, (args, kwargs), size)
+            if size.nodes > accepted.size.nodes or size.edges > accepted.size.edges:
+                self._accept(accepted, patch, module, (args, kwargs), size)
         except CannotShrink as reason:
             raise ValueError(
-                f"Expected inputs that hold a graph, for memory= (got {reason}); give bits=, "
-                "level= and blocks= instead"
+                f"Expected inputs that contain a graph, for memory= (got {reason}); pass bits=, "
+                "level= and blocks= in its place"
             ) from reason
-        settled.shapes = shapes
+        accepted.shapes = shapes
 
-    def _settle(
+    def _accept(
         self,
-        settled: _Settled,
+        accepted: _Accepted,
         patch: CompressedForward,
         module: nn.Module,
         inputs: Any,
         size: GraphSize,
     ) -> None:
         largest = GraphSize(
-            max(size.nodes, settled.size.nodes), max(size.edges, settled.size.edges)
+            max(size.nodes, accepted.size.nodes), max(size.edges, accepted.size.edges)
         )
-        # Of several methods, what the first one takes is told for all, as long as that fits.
-        estimate = settled.estimate or next(
-            (one.estimate for one in self._methods.values() if one.estimate is not None), None
-        )
-        if estimate is None or (self.way is not None and not estimate.fits(self.way, largest)):
-            # What another graph takes says little of one with more edges a node.
-            estimate = settled.estimate = self._estimate(patch, module, inputs, largest)
-        if self.way is None or not estimate.fits(self.way, largest):
-            way = estimate.choose()
-            if way is None:
-                missing = estimate.budget_for(estimate.smallest()[1]) - (estimate.memory or 0)
+        # The estimate for the first method serves the others as long as its strategy fits.
+        estimates = (method.estimate for method in self._methods.values())
+        estimate = accepted.estimate or next(filter(None, estimates), None)
+        if estimate is None or not self._fits(estimate, largest):
+            # A graph with more edges per node may need another estimate.
+            estimate = accepted.estimate = self._estimate(patch, module, inputs, largest)
+        if not self._fits(estimate, largest):
+            strategy = estimate.choose()
+            if strategy is None:
+                needed = estimate.budget_for(estimate.smallest()[1])
                 raise MemoryBudgetError(
-                    f"Expected a way to train in {format_bytes(self.memory)} of memory (got "
-                    f"{largest.nodes:,} nodes and {largest.edges:,} edges, for which "
-                    f"{smallest_way(estimate)}: {format_bytes(missing)} are missing); give that "
-                    "much more, a smaller model or smaller batches"
+                    f"Expected a memory budget that some strategy fits (got "
+                    f"{format_bytes(self.memory)} for {largest.nodes:,} nodes and "
+                    f"{largest.edges:,} edges: {estimate.smallest_as_text()}); pass "
+                    f"{format_bytes(needed - (estimate.memory or 0))} more, or use a smaller model "
+                    "or smaller batches"
                 )
-            self._take(patch, way)
-        settled.size = largest
+            self._take(patch, strategy)
+        accepted.size = largest
+
+    def _fits(self, estimate: Estimate, size: GraphSize) -> bool:
+        return self.strategy is not None and estimate.fits(self.strategy, size)
 
     def _estimate(
         self, patch: CompressedForward, module: nn.Module, inputs: Any, size: GraphSize
     ) -> Estimate:
         before = resident_bytes()
-        with telling("estimating what a training step takes in memory"):
+        with log_if_slow("estimating the memory of a training step"):
             estimate = estimate_call(
                 *(module, patch.attribute, inputs, self._config),
                 *(max(1, self.memory - self._grown), size.nodes, size.edges),
-                first=self.way,
+                first=self.strategy,
                 choosing=True,
             )
         if before is not None and next(module.parameters()).device.type == "cpu":
             self._grown += max(0, (resident_bytes() or 0) - before)
         return estimate
 
-    def _take(self, patch: CompressedForward, way: Way) -> None:
+    def _take(self, patch: CompressedForward, strategy: Strategy) -> None:
         model = patch.first.module
         assert model is not None
-        self.way = way
-        device = next(model.parameters()).device
-        if device.type == "cpu":
-            return_tensors(least_returned(self.memory))
-        config = None if way == STOCK else Config(**vars(self._config) | way.options)
+        self.strategy = strategy
+        if next(model.parameters()).device.type == "cpu":
+            memory_policy.limit(self.memory)
+        config = None if strategy == STOCK else strategy.config(self._config)
         patch.controller.configure(config, model)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The way, as plain values; None before it is chosen."""
-        return None if self.way is None else self.way._asdict()
+        """Return the strategy as plain values; None before the first training call."""
+        return None if self.strategy is None else self.strategy._asdict()
 
     def load_state_dict(self, state: Mapping[str, Any] | None, patch: CompressedForward) -> None:
-        """Takes the way of another run.
+        """Restore the strategy of another run.
 
         Raises:
-            ValueError: There is no such way.
+            ValueError: If there is no such strategy on this device.
         """
         if state is None:
             return
-        check_keys("state['way']", state, ("level", "bits", "blocks"))
-        way = Way(**state)
+        check_keys("state['strategy']", state, ("level", "bits", "blocks"))
+        strategy = Strategy(**state)
         model = patch.first.module
         assert model is not None
-        if way not in ways(next(model.parameters()).device.type):
-            raise ValueError(f"Expected state['way'] to be a way to train here (got {dict(state)})")
-        self._take(patch, way)
+        if strategy not in strategies(next(model.parameters()).device.type):
+            raise ValueError(
+                f"Expected state['strategy'] to be a strategy on this device (got {dict(state)})"
+            )
+        self._take(patch, strategy)

@@ -1,4 +1,4 @@
-"""The ways to train, what a step takes in each, and the first that fits a budget."""
+"""Strategies for training, their costs in memory, and the first that fits a budget."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from rich.table import Table
 
 from gact_graph.api.budget.miniature import GraphSize
 from gact_graph.api.report import format_bytes
+from gact_graph.capture.config import Config
 
 MOST_BITS, LEAST_BITS = 8, 2
 
 _MARGIN, _MARGIN_BYTES = 0.04, 4 << 20
-"""What a budget leaves free: of the peak, and for what does not grow with it."""
+"""The free part of a budget, relative to the peak and in bytes, for the error of an estimate."""
 
 
-class Way(NamedTuple):
-    """One way to train.
+class Strategy(NamedTuple):
+    """A choice of level, bits and blocks.
 
     Attributes:
-        level: As :func:`gact_graph.wrap` takes it; None: the model runs uncompressed.
-        bits: Average bits of an element of a quantized context; 32 where nothing is quantized.
+        level: The ``level`` of :func:`gact_graph.wrap`; None for an uncompressed model.
+        bits: Average bits of an element of a quantized context; 32 if nothing is quantized.
         blocks: Whether message passing runs in blocks.
     """
 
@@ -34,62 +35,63 @@ class Way(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What tables and messages call it."""
+        """The name in tables and messages."""
         if self.level is None:
             return "stock"
         if self.bits == 32:
             return f"{self.level} + blocks" if self.blocks else self.level
         return f"{self.level}, {self.bits} bits"
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """What to pass to :func:`gact_graph.wrap`."""
+    def config(self, base: Config) -> Config:
+        """Return the settings of this strategy; every call is compressed, however small."""
         blocks = "auto" if self.blocks else False
-        return {"bits": self.bits, "level": self.level, "blocks": blocks}
+        own = {"bits": self.bits, "level": self.level, "blocks": blocks, "min_bytes": 0}
+        return Config(**vars(base) | own)
 
 
-STOCK, LOSSLESS, BLOCKS = Way(None, blocks=False), Way("lossless", blocks=False), Way("lossless")
+STOCK = Strategy(None, blocks=False)
+LOSSLESS = Strategy("lossless", blocks=False)
+BLOCKS = Strategy("lossless")
 
 
 def quantizing(device_type: str) -> tuple[str, ...]:
-    """The levels that quantize and are worth a trial on such a device."""
+    """Return the levels that quantize, the faster first."""
     return ("L1", "L2", "CB2") if device_type == "cuda" else ("L1", "CB2")
 
 
-def ways(device_type: str) -> list[Way]:
-    """All of them, the least lossy first, and of equally lossy ones the faster first, as a rule."""
+def strategies(device_type: str) -> list[Strategy]:
+    """Return all strategies by increasing loss of precision; of equal loss, the faster first."""
     widths = range(MOST_BITS, LEAST_BITS - 1, -1)
-    coded = [Way(level, bits) for bits in widths for level in quantizing(device_type)]
+    coded = [Strategy(level, bits) for bits in widths for level in quantizing(device_type)]
     return [STOCK, LOSSLESS, BLOCKS, *coded]
 
 
 class Line(NamedTuple):
-    """Something that grows with the graph: ``fixed + growing * share`` for a share of it."""
+    """Bytes as a linear function of the share of the graph: ``fixed + growing * share``."""
 
     fixed: float
     growing: float
 
     def at(self, share: float) -> float:
-        """Its value for a share."""
+        """Return the bytes for a share."""
         return self.fixed + self.growing * share
 
     def times(self, factor: float) -> Line:
-        """So many times it."""
+        """Return the product with a number."""
         return Line(self.fixed * factor, self.growing * factor)
 
-    def plus(self, other: Line | float) -> Line:
-        """The sum of both."""
-        fixed, growing = other if isinstance(other, Line) else (other, 0.0)
-        return Line(self.fixed + fixed, self.growing + growing)
+    def plus(self, other: Line) -> Line:
+        """Return the sum of two lines."""
+        return Line(self.fixed + other.fixed, self.growing + other.growing)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step takes in bytes, by the share of the graph.
+    """The memory of a training step.
 
     Attributes:
-        peak: The most at once, gradients included.
-        saved: What is saved for backward.
+        peak: The peak, including gradients.
+        saved: The tensors saved for backward.
     """
 
     peak: Line
@@ -98,20 +100,20 @@ class Cost:
 
 @dataclass(frozen=True)
 class Row:
-    """One way to train.
+    """A row of the table of an :class:`Estimate`.
 
     Attributes:
-        way: Its name.
-        level: As ``gact_graph.wrap`` takes it; None: the model runs uncompressed.
-        bits: As ``wrap`` takes it; 32 where nothing is quantized.
+        strategy: The name of the strategy.
+        level: The ``level`` of ``gact_graph.wrap``; None for an uncompressed model.
+        bits: The ``bits`` of ``wrap``; 32 if nothing is quantized.
         blocks: Whether message passing runs in blocks.
-        peak_bytes: The most that a step adds to what is there before the first one.
-        saved_bytes: What is saved for backward.
-        fits: Whether the peak is within the budget, with a margin for the error of the estimate;
+        peak_bytes: The peak of a step above the memory in use before the first step.
+        saved_bytes: The tensors saved for backward.
+        fits: Whether the peak fits the budget, with a margin for the error of the estimate;
             None without a budget.
     """
 
-    way: str
+    strategy: str
     level: str | None
     bits: int
     blocks: bool
@@ -121,89 +123,96 @@ class Row:
 
 
 class Estimate:
-    """What a training step takes in each way: print it, or take ``to_dict()``.
+    """The memory of a training step under each strategy: print it, or take ``to_dict()``.
 
-    A peak is what a step adds to what the device holds before the first one: saved and temporary
-    tensors, gradients, and two tensors for each parameter, which Adam keeps. On a CPU it includes
-    what the process loads at its first steps, as far as it had not before. The parameters, the
-    inputs, and what the training loop makes besides a loss for classes do not count.
+    A peak is the memory that a step adds to the memory in use before the first one: saved and
+    temporary tensors, gradients, and the two tensors per parameter that Adam keeps. On a CPU it
+    includes libraries that the process loads in its first steps. Parameters, inputs, and tensors of
+    the training loop besides a classification loss are not included.
 
     Attributes:
-        ways: The least lossy first.
-        rows: What each of them takes.
-        size: The graph that they are for.
-        memory: The budget in bytes; None without one.
-        standing: The part of each peak that does not depend on the way.
+        strategies: The strategies by increasing loss of precision.
+        rows: The row of each strategy.
+        size: The size of the graph.
+        memory: The budget in bytes; None without a budget.
+        standing: The part of each peak that does not depend on the strategy, in bytes.
     """
 
     def __init__(
-        self, costs: Mapping[Way, Cost], size: GraphSize, memory: int | None, standing: int = 0
+        self, costs: Mapping[Strategy, Cost], size: GraphSize, memory: int | None, standing: int = 0
     ) -> None:
         self._costs = costs
         self.standing = standing
         self.size = size
         self.memory = memory
-        self.ways = [*costs]
-        self.rows = [self._row(way) for way in self.ways]
+        self.strategies = [*costs]
+        self.rows = [self._row(strategy) for strategy in self.strategies]
 
     def within(self, memory: int) -> Estimate:
-        """The same for another budget, in bytes."""
+        """Return the same estimate for another budget, in bytes."""
         return Estimate(self._costs, self.size, memory, self.standing)
 
-    def choose(self) -> Way | None:
-        """The first way that fits; None if none does."""
-        return next((way for way in self.ways if self._fits(self.peak_of(way))), None)
+    def choose(self) -> Strategy | None:
+        """Return the first strategy that fits; None if there is none."""
+        return next((s for s in self.strategies if self._fits(self.peak_of(s))), None)
 
-    def smallest(self) -> tuple[Way, float]:
-        """The way with the lowest peak, and that peak in bytes."""
-        way = min(self.ways, key=self.peak_of)
-        return way, self.peak_of(way)
+    def smallest(self) -> tuple[Strategy, float]:
+        """Return the strategy with the lowest peak, and its peak in bytes."""
+        strategy = min(self.strategies, key=self.peak_of)
+        return strategy, self.peak_of(strategy)
 
-    def peak_of(self, way: Way, share: float = 1.0) -> float:
-        """Its peak in bytes, for a share of the graph."""
-        return self.standing + self._costs[way].peak.at(share)
+    def smallest_as_text(self) -> str:
+        """Return a clause on the strategy with the lowest peak, and the budget that it needs."""
+        strategy, peak = self.smallest()
+        taken, budget = format_bytes(round(peak)), format_bytes(self.budget_for(peak))
+        return f"the smallest, {strategy.name}, takes {taken} and needs a budget of {budget}"
 
-    def fits(self, way: Way, size: GraphSize) -> bool:
-        """Whether a way keeps to the budget on another graph; False if it was not tried.
+    def peak_of(self, strategy: Strategy, share: float = 1.0) -> float:
+        """Return the peak of a strategy in bytes, for a share of the graph."""
+        return self.standing + self._costs[strategy].peak.at(share)
+
+    def fits(self, strategy: Strategy, size: GraphSize) -> bool:
+        """Return whether a strategy fits the budget; False if its cost is unknown.
 
         Args:
-            way: The way.
-            size: Of a graph with about the same number of edges a node.
+            strategy: The strategy.
+            size: The size of a graph with a similar number of edges per node.
         """
         nodes = size.nodes / max(1, self.size.nodes)
         edges = size.edges / max(1, self.size.edges)
-        return way in self._costs and self._fits(self.peak_of(way, max(nodes, edges)))
+        return strategy in self._costs and self._fits(self.peak_of(strategy, max(nodes, edges)))
 
     @staticmethod
     def budget_for(peak: float) -> int:
-        """The least budget in bytes for a peak: more than that, for an estimate may be off."""
+        """Return the least budget for a peak in bytes, which leaves a margin for errors."""
         return math.ceil(peak * (1 + _MARGIN)) + _MARGIN_BYTES
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers: ``nodes``, ``edges``, ``memory`` and the ``ways``."""
-        return {**asdict(self.size), "memory": self.memory, "ways": [asdict(r) for r in self.rows]}
+        """Return plain numbers: ``nodes``, ``edges``, ``memory`` and ``strategies``."""
+        rows = [asdict(row) for row in self.rows]
+        return {**asdict(self.size), "memory": self.memory, "strategies": rows}
 
     def _fits(self, peak: float) -> bool:
         assert self.memory is not None
         return self.budget_for(peak) <= self.memory
 
-    def _row(self, way: Way) -> Row:
-        peak, saved = self.peak_of(way), self._costs[way].saved.at(1.0)
+    def _row(self, strategy: Strategy) -> Row:
+        peak, saved = self.peak_of(strategy), self._costs[strategy].saved.at(1.0)
         fits = None if self.memory is None else self._fits(peak)
-        return Row(way.name, *way, peak_bytes=round(peak), saved_bytes=round(saved), fits=fits)
+        return Row(strategy.name, *strategy, round(peak), round(saved), fits)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         title = f"one step: {self.size.nodes:,} nodes, {self.size.edges:,} edges"
         if self.memory is not None:
             title += f", memory {format_bytes(self.memory)}"
         table = Table(title=title, min_width=len(title))
-        table.add_column("way")
+        table.add_column("strategy")
         for head in ("peak", "saved"):
             table.add_column(head, justify="right")
         if self.memory is not None:
             table.add_column("fits")
         for row in self.rows:
-            cells = [row.way, format_bytes(row.peak_bytes), format_bytes(row.saved_bytes)]
+            cells = [row.strategy, format_bytes(row.peak_bytes), format_bytes(row.saved_bytes)]
             if row.fits is not None:
                 cells.append("yes" if row.fits else "no")
             table.add_row(*cells)

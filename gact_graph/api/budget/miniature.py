@@ -1,8 +1,8 @@
-"""A smaller graph with the proportions of the given one, to see how memory grows with its size.
+"""Smaller graphs with the proportions of a graph, to extrapolate memory to the whole graph.
 
-A tensor of a step is as long as the nodes, as the edges, or as neither. In a graph with a share of
-the nodes and of the edges, the first two are shorter by that share: what two such graphs take tells
-what the whole one takes.
+A tensor of a training step has a row for each node, a row for each edge, or a fixed size. A graph
+with a share of the nodes and edges shortens the first two by this share, so the memory of two such
+graphs determines the memory of the whole graph.
 """
 
 from __future__ import annotations
@@ -18,39 +18,40 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.typing import SparseTensor
 
 _ANY: Final = ("", "", "")
-"""The key of what is under no type of edges; its ends are of the nodes without a type, ``""``."""
+"""The key of edges without a type, between nodes of the type ``""``."""
 
 _Key = str | tuple[str, str, str]
 
 
 class CannotShrink(Exception):
-    """No smaller graph can be made of the inputs; the message says why."""
+    """The inputs cannot be made smaller, for the reason in the message."""
 
 
 @dataclass(frozen=True)
 class GraphSize:
-    """How large a graph is: all types of nodes and of edges together."""
+    """The numbers of nodes and edges of all types."""
 
     nodes: int
     edges: int
 
 
 class Miniature:
-    """The inputs of a model, and how to make them smaller.
+    """Resize the inputs of a model to a part of their graph.
 
-    Nodes are the first ones; for more than there are, they repeat. Edges are spread evenly over the
-    given ones, and their ends are folded into the nodes that are left, so that degrees stay. Inputs
-    by type may come in dicts, under types of nodes and triples of types, or as ``HeteroData``.
+    A part has the first nodes, repeated if it has more nodes than the graph, and edges at even
+    distances in the list of edges. Their ends are taken modulo the number of nodes, which preserves
+    degrees. Heterogeneous inputs may be dicts, with types of nodes and triples of types as keys, or
+    ``HeteroData``.
 
     Args:
-        args: Of a call of the model.
-        kwargs: Of that call.
+        args: The positional arguments of a call of the model.
+        kwargs: The named arguments of the call.
 
     Attributes:
-        size: Of the graph in the inputs.
+        size: The size of the graph in the inputs.
 
     Raises:
-        CannotShrink: There is no graph in the inputs.
+        CannotShrink: If the inputs contain no graph.
     """
 
     def __init__(self, args: Any, kwargs: Any) -> None:
@@ -59,25 +60,36 @@ class Miniature:
         self._nodes: dict[_Key, int] = {}
         self._types = {kind for key in _triples(self._inputs) for kind in (key[0], key[2])}
         self._features: set[int] = set()  # ids of sparse matrices
-        found = [*self._tensors(self._inputs, "")]
-        graphs = [t for _, t in found if _is_graph(t)]
-        for key, tensor in found:
-            if _is_sparse(tensor) and graphs and not _is_graph(tensor) and isinstance(key, str):
+        tensors: list[tuple[_Key, Any]] = []
+
+        def collect(tensor: Any, key: _Key) -> Any:
+            tensors.append((key, tensor))
+            return tensor
+
+        self._map(self._inputs, "", collect)
+        has_graph = any(_is_graph(tensor) for _, tensor in tensors)
+        for key, tensor in tensors:
+            if _is_sparse(tensor) and has_graph and not _is_graph(tensor) and isinstance(key, str):
                 self._features.add(id(tensor))
             elif is_edges(tensor):
-                self._see_edges(_ANY if isinstance(key, str) else key, tensor)
+                self._count_edges(_ANY if isinstance(key, str) else key, tensor)
         if not self._edges:
             raise CannotShrink("no edge_index and no sparse matrix among the inputs")
-        nodes: dict[str, list[Any]] = {}
-        for key, tensor in found:
+        by_type: dict[str, list[Any]] = {}
+        for key, tensor in tensors:
             if isinstance(key, str) and self._has_rows(tensor):
-                nodes.setdefault(key, []).append(tensor)
-        for kind, tensors in nodes.items():
-            self._see_nodes(kind, tensors)
+                by_type.setdefault(key, []).append(tensor)
+        for kind, candidates in by_type.items():
+            self._count_nodes(kind, candidates)
         self.size = GraphSize(sum(self._nodes.values()), sum(self._edges.values()))
 
     def shrunk(self, nodes: float, edges: float) -> tuple[Any, Any]:
-        """The same with these shares of the nodes and of the edges."""
+        """Return the inputs for a part of the graph.
+
+        Args:
+            nodes: The share of the nodes.
+            edges: The share of the edges.
+        """
 
         def resize(tensor: Any, key: _Key) -> Any:
             return _cut(self._resized(tensor, key, nodes, edges))
@@ -86,44 +98,30 @@ class Miniature:
         return result
 
     def _has_rows(self, tensor: Any) -> bool:
-        """Whether a tensor may have a row for each node or edge."""
+        """Return whether a tensor may have a row for each node or edge."""
         return id(tensor) in self._features or (not is_edges(tensor) and tensor.dim() > 0)
 
-    def _see_edges(self, key: tuple[str, str, str], edges: Any) -> None:
+    def _count_edges(self, key: tuple[str, str, str], edges: Any) -> None:
         self._edges[key] = max(self._edges.get(key, 0), _count(edges))
         for kind, least in zip((key[0], key[2]), _ends(edges), strict=True):
             self._nodes[kind] = max(self._nodes.get(kind, 0), least)
 
-    def _see_nodes(self, kind: str, tensors: Sequence[Any]) -> None:
-        # Without types, nodes are told from edges by their number.
+    def _count_nodes(self, kind: str, tensors: Sequence[Any]) -> None:
+        # Without types, the number of rows distinguishes nodes from edges.
         least = self._nodes.get(kind, 0)
         edges = [*self._edges.values()] if kind == "" else []
-        found = [t for t in tensors if t.size(0) >= least and t.size(0) not in edges]
-        features = [t.size(0) for t in found if _is_sparse(t) or t.is_floating_point()]
+        of_nodes = [t for t in tensors if t.size(0) >= least and t.size(0) not in edges]
+        features = [t.size(0) for t in of_nodes if _is_sparse(t) or t.is_floating_point()]
         if features:
             self._nodes[kind] = max(features)
-        elif found and (kind or _ANY in self._edges):
-            # The features may be classes, as of atoms; a list of indices may be longer.
-            self._nodes[kind] = min(t.size(0) for t in found)
-
-    def _tensors(self, value: Any, key: _Key) -> Iterator[tuple[_Key, Any]]:
-        if isinstance(value, (Tensor, SparseTensor)):
-            yield key, value
-        elif isinstance(value, (Data, HeteroData)):
-            for store in value.stores:
-                for inside in store.values():
-                    yield from self._tensors(inside, _key_of(store))
-        elif isinstance(value, Mapping):
-            for name, inside in value.items():
-                yield from self._tensors(inside, self._under(name, key))
-        elif isinstance(value, (list, tuple)):
-            for inside in value:
-                yield from self._tensors(inside, key)
+        elif of_nodes and (kind or _ANY in self._edges):
+            # Features may be classes, such as atomic numbers; a list of indices may be longer.
+            self._nodes[kind] = min(t.size(0) for t in of_nodes)
 
     def _under(self, name: Any, outer: _Key) -> _Key:
-        """The key of what a mapping has under a name."""
-        found: _Key = name if _is_triple(name) or name in self._types else outer
-        return found
+        """Return the type of a mapping's value: its name, if that is a type, or the outer type."""
+        key: _Key = name if _is_triple(name) or name in self._types else outer
+        return key
 
     def _map(self, value: Any, key: _Key, change: Callable[[Any, _Key], Any]) -> Any:
         if isinstance(value, (Tensor, SparseTensor)):
@@ -140,8 +138,8 @@ class Miniature:
                 for name, inside in value.items()
             }
         if isinstance(value, (list, tuple)):
-            made = [self._map(inside, key, change) for inside in value]
-            return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+            items = [self._map(inside, key, change) for inside in value]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         return value
 
     def _resized(self, tensor: Any, key: _Key, nodes: float, edges: float) -> Any:
@@ -164,7 +162,7 @@ class Miniature:
 
 
 def _cut(value: Any) -> Any:
-    """The same values as a leaf, so that no gradient goes on to what made them."""
+    """Return the values as a leaf, which passes no gradient to the graph of the user."""
     needs_grad = value.requires_grad
     if not (needs_grad if isinstance(value, Tensor) else needs_grad()):
         return value
@@ -176,25 +174,31 @@ def _is_sparse(value: Any) -> bool:
 
 
 def _is_graph(value: Any) -> bool:
-    """Whether a value can be nothing else but edges, as an ``edge_index`` or a square matrix."""
+    """Return whether a value certainly has edges: an ``edge_index`` or a square matrix."""
     return is_edges(value) and (not _is_sparse(value) or value.size(0) == value.size(1))
 
 
 def _device_of(value: Any) -> torch.device:
-    found: torch.device = value.device() if isinstance(value, SparseTensor) else value.device
-    return found
+    device: torch.device = value.device() if isinstance(value, SparseTensor) else value.device
+    return device
 
 
 def _rows(tensor: Any, index: Tensor) -> Any:
-    """Some rows of a tensor or a sparse matrix."""
+    """Return rows of a tensor or a sparse matrix."""
     if isinstance(tensor, SparseTensor) or tensor.layout in (torch.strided, torch.sparse_coo):
         return tensor.index_select(0, index)
-    rows = tensor.to_sparse_coo().index_select(0, index)
-    return rows.to_sparse_csr() if tensor.layout == torch.sparse_csr else rows.to_sparse_csc()
+    return _in_layout(tensor.to_sparse_coo().index_select(0, index), tensor.layout)
+
+
+def _in_layout(matrix: Tensor, layout: torch.layout) -> Tensor:
+    """Return a COO matrix in a sparse layout; COO, CSR or CSC."""
+    if layout == torch.sparse_coo:
+        return matrix
+    return matrix.to_sparse_csr() if layout == torch.sparse_csr else matrix.to_sparse_csc()
 
 
 def is_edges(value: Any) -> bool:
-    """Whether a value is an ``edge_index`` [2, E] or a sparse matrix."""
+    """Return whether a value is an ``edge_index`` [2, E] or a sparse matrix."""
     if _is_sparse(value):
         return True
     indices = not value.is_floating_point() and value.dtype != torch.bool
@@ -202,7 +206,7 @@ def is_edges(value: Any) -> bool:
 
 
 def _triples(value: Any) -> Iterator[tuple[str, str, str]]:
-    """The types of edges."""
+    """Yield the types of edges in nested inputs."""
     if isinstance(value, HeteroData):
         yield from value.edge_types
     elif isinstance(value, Mapping):
@@ -220,8 +224,8 @@ def _is_triple(name: Any) -> bool:
 
 
 def _key_of(store: Any) -> _Key:
-    found: _Key = getattr(store, "_key", None) or ""
-    return found
+    key: _Key = getattr(store, "_key", None) or ""
+    return key
 
 
 def _count(edges: Any) -> int:
@@ -233,7 +237,7 @@ def _count(edges: Any) -> int:
 
 
 def _ends(edges: Any) -> tuple[int, int]:
-    """How many source and destination nodes there are at least."""
+    """Return the least numbers of source and destination nodes that include all ends."""
     if isinstance(edges, SparseTensor) or edges.layout != torch.strided:
         return int(edges.size(1)), int(edges.size(0))
     if not edges.numel():
@@ -247,44 +251,34 @@ def _share(count: int, share: float) -> int:
 
 
 def _spread(length: int, count: int, device: torch.device) -> Tensor:
-    """``count`` places, spread evenly over ``length``; each several times if there are fewer."""
+    """Return ``count`` evenly spread indices below ``length``, repeated if there are fewer."""
     return torch.arange(count, device=device) * length // max(1, count)
 
 
 def _fewer_edges(edges: Any, share: float, sources: int, destinations: int) -> Any:
-    """Edges or a sparse matrix with a share of the entries, between so many nodes."""
-    count = _share(_count(edges), share)
-    if isinstance(edges, SparseTensor):
-        row, col, value = edges.coo()
-        chosen = _spread(row.numel(), count, row.device)
-        return SparseTensor(
-            row=row[chosen] % destinations,
-            col=col[chosen] % sources,
-            value=None if value is None else value[chosen],
-            sparse_sizes=(destinations, sources),
-        )
-    if edges.layout == torch.strided:
-        chosen = edges.index_select(1, _spread(edges.size(1), count, edges.device))
-        return chosen % torch.tensor([[sources], [destinations]], device=edges.device)
-    chosen = _spread(edges._nnz(), count, edges.device)
+    """Return a share of the edges or of a sparse matrix, between these numbers of nodes."""
+    count, device = _count(edges), _device_of(edges)
+    chosen = _spread(count, _share(count, share), device)
+    if not _is_sparse(edges):
+        ends = torch.tensor([[sources], [destinations]], device=device)
+        return edges.index_select(1, chosen) % ends
     indices, values = _entries(edges, chosen)
-    indices = indices % torch.tensor([[destinations], [sources]], device=edges.device)
+    indices = indices % torch.tensor([[destinations], [sources]], device=device)
+    if isinstance(edges, SparseTensor):
+        row, col = indices
+        return SparseTensor(row=row, col=col, value=values, sparse_sizes=(destinations, sources))
     small = torch.sparse_coo_tensor(
-        indices,
-        values,
-        (destinations, sources),
-        check_invariants=False,
-        device=edges.device,
-    )
-    if edges.layout == torch.sparse_csr:
-        return small.coalesce().to_sparse_csr()
-    if edges.layout == torch.sparse_csc:
-        return small.coalesce().to_sparse_csc()
-    return small.coalesce()
+        indices, values, (destinations, sources), check_invariants=False, device=device
+    ).coalesce()
+    return _in_layout(small, edges.layout)
 
 
-def _entries(matrix: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Indices [2, K] and values [K] of some entries; the matrix is not copied as a whole."""
+def _entries(matrix: Any, chosen: Tensor) -> tuple[Tensor, Any]:
+    """Return indices [2, K] and values [K] of entries, without a copy of the whole matrix."""
+    if isinstance(matrix, SparseTensor):
+        row, col, values = matrix.coo()
+        indices = torch.stack([row[chosen], col[chosen]])
+        return indices, None if values is None else values[chosen]
     if matrix.layout == torch.sparse_coo:
         return matrix._indices()[:, chosen], matrix._values()[chosen]
     by_row = matrix.layout == torch.sparse_csr

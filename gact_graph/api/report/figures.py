@@ -99,7 +99,7 @@ def curve(report: Report) -> dict[str, Any]:
 
 
 def _ticks(names: Sequence[str]) -> Iterator[tuple[float, str]]:
-    """The places and names of layers in forward: of numbered layers if there are any.
+    """Yield positions and names of layers in forward: of numbered layers if there are any.
 
     Of consecutive layers with one number, as ``convs.1`` and ``norms.1``, the first is named.
     """

@@ -7,6 +7,13 @@ import re
 
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 
+_FACTORS = {
+    unit: factor
+    for power, prefix in enumerate("kmgt", start=1)
+    for unit, factor in ((f"{prefix}b", 1000**power), (f"{prefix}ib", 1024**power))
+} | {"b": 1}
+"""The bytes of each unit of a text, in lower case."""
+
 # A shortened name starts with a slash, which shows that modules are missing, or after a dot, which
 # would look like an ellipsis. PyG joins the parts of a relation with three underscores.
 _PARTS = r"/|(?<=\.)\D|(?<=___)[^_]"
@@ -67,3 +74,27 @@ def wrap(name: str, width: int = 36) -> str:
             lines.append("")
         lines[-1] += part
     return "<br>".join(map(html.escape, lines))
+
+
+def parse_bytes(memory: object) -> int:
+    """Return a number of bytes, from a number or from a text such as ``"8 GB"`` or ``"512 MiB"``.
+
+    Raises:
+        TypeError: If ``memory`` is neither a number nor a text.
+        ValueError: If the number is not positive and whole, or the text has another form.
+    """
+    if isinstance(memory, bool) or not isinstance(memory, (int, float, str)):
+        raise TypeError(
+            "Expected memory to be a number of bytes or a text such as '8 GB' "
+            f"(got {type(memory).__name__})"
+        )
+    count: float = 0
+    if isinstance(memory, (int, float)):
+        count = memory if memory % 1 == 0 else 0  # 8e9 is a whole number; inf and nan are not
+    elif match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", memory):
+        count = float(match[1]) * _FACTORS.get(match[2].lower(), 0)
+    if count < 1:
+        raise ValueError(
+            f"Expected memory as a number of bytes or a text such as '8 GB' (got {memory!r})"
+        )
+    return int(count)

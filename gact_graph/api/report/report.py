@@ -18,7 +18,7 @@ from gact_graph.support.rows import LayerRow
 
 _NUMBERS = (
     *("raw_bytes", "stored_bytes", "host_bytes", "rate", "average_bits", "variance_ratio"),
-    *("gradient_error", "measurements", "forward_seconds", "peak_bytes", "way", "halo_bytes"),
+    *("gradient_error", "measurements", "forward_seconds", "peak_bytes", "strategy", "halo_bytes"),
     *("order_bytes", "order_seconds", "spared_below"),
 )
 _OF_CONTEXTS = (
@@ -48,7 +48,7 @@ class Report(Contexts):
         swaps_from: Bytes from which an encoded context leaves a CUDA device; None without swapping.
         spared_below: The ``min_bytes`` below which contexts stayed uncompressed; None if all were
             encoded.
-        way: Choice of a memory budget, such as ``"stock"`` or ``"L1, 4 bits"``; None without a
+        strategy: Choice of a memory budget, such as ``"stock"`` or ``"L1, 4 bits"``; None without a
             budget, and before it has chosen.
         halo_bytes: Bytes that this process has sent to others since the start of the last forward:
             rows of nodes and, after backward, their gradients; None for a graph in one part.
@@ -68,7 +68,7 @@ class Report(Contexts):
     order_seconds: float = 0.0
     swaps_from: int | None = None
     spared_below: int | None = None
-    way: str | None = None
+    strategy: str | None = None
     halo_bytes: int | None = None
     forward_seconds: float | None = None
     peak_bytes: int | None = None
@@ -171,7 +171,7 @@ class Report(Contexts):
     @property
     def why_empty(self) -> str:
         """The reason why the report is empty."""
-        if self.way == "stock":
+        if self.strategy == "stock":
             return "The model trains without compression, which fits the memory budget."
         return (
             "No forward was compressed yet: call the model once in training mode with gradients "
@@ -219,8 +219,8 @@ class Report(Contexts):
                 "a row with 0 B raw shares its storage with another row, or other tensors are "
                 "restored from it"
             )
-        if self.way is not None:
-            yield f"chosen for the memory budget: {self.way}"
+        if self.strategy is not None:
+            yield f"chosen for the memory budget: {self.strategy}"
         if self.spared_below is not None:
             yield (
                 f"contexts stay uncompressed until {format_bytes(self.spared_below)} are saved: "

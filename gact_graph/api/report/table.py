@@ -71,7 +71,7 @@ def lines_of(report: Report) -> list[Line]:
 
 
 def _by_slot(report: Report) -> Iterator[Line]:
-    """The largest contexts, grouped by layer below the sum of the layer."""
+    """Yield the largest contexts, grouped by layer below the sum of the layer."""
     rows = report.largest_first
     layers = {layer.name: layer for layer in by_layer(report.contexts)}
     for shown in by_layer(rows[:SHOWN]):

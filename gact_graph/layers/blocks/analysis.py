@@ -1,4 +1,4 @@
-"""The questions that a traced graph answers about one layer in one state."""
+"""The analysis of a layer in one state: queries on its traced graph."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gact_graph.layers.blocks.graph import Dependencies, EdgeGraph, storages_of
 from gact_graph.layers.blocks.locality import prove
 from gact_graph.layers.blocks.match_attention import match_attention
 from gact_graph.layers.blocks.match_sum import match_messages, match_weights
-from gact_graph.layers.blocks.sums.weighted_sum import WeightedSum
 from gact_graph.layers.blocks.trace import Trace, trace
+from gact_graph.layers.blocks.weighted_sum import WeightedSum
 from gact_graph.support.reach import Reach
 
 
@@ -28,45 +28,42 @@ class BaselineSaves:
     Attributes:
         by_edge: Bytes for each edge of tensors that the call makes.
         by_node: Bytes for each destination node.
-        fixed: Bytes whatever the graph.
-        arguments: Indices of the tensors in ``Arguments.tensors`` that are saved themselves.
-        constants: Numbers of the tensors in ``LayerAnalysis.constants`` that are saved.
+        fixed: Bytes for any graph.
+        inputs: Indices of the saved tensors in ``Arguments.tensors``.
         edge_index: Whether the ends of the edges are saved.
         result: Whether the result of the call is saved.
-        attributes: The attributes in which the layer leaves a tensor that is saved.
+        attributes: The attributes in which the layer leaves a saved tensor.
     """
 
     by_edge: float = 0.0
     by_node: float = 0.0
     fixed: float = 0.0
-    arguments: frozenset[int] = frozenset()
-    constants: frozenset[int] = frozenset()
+    inputs: frozenset[int] = frozenset()
     edge_index: bool = False
     result: bool = False
     attributes: frozenset[str] = frozenset()
 
     def nbytes(self, num_edges: int, num_destinations: int) -> int:
-        """Bytes of the tensors that the call makes, without its arguments and its result."""
+        """Return the bytes of the tensors that the call makes, without arguments and result."""
         return round(self.by_edge * num_edges + self.by_node * num_destinations + self.fixed)
 
 
 @dataclass(frozen=True)
 class LayerAnalysis:
-    """All that blocks need to know of an edge function in one state of its layer.
+    """The analysis of an edge function in one state of its layer.
 
     Attributes:
         kept: The attributes in which the layer leaves a tensor with a row for each edge.
-        constants: For each tensor that the layer reads beside its arguments, its number in
-            ``Reach.tensors``.
-        forward: Gives the result, then the tensors of ``kept``.
+        constants: For each constant its number in ``Reach.tensors``.
+        forward: The graph of the result, then of the tensors of ``kept``.
         backward: The graph that backward runs again: like ``forward``, but with the messages in
-            place of the result where that is their sum.
-        sums: Whether ``backward`` gives messages.
-        never_read: The numbers of the inputs (tensors, then constants) whose values backward does
-            not read.
+            place of a result that is their sum.
+        sums: Whether the first result of ``backward`` is the messages.
+        never_read: Indices in ``Arguments.tensors`` of the inputs whose values backward does not
+            read.
         baseline: The tensors that stock autograd would save.
-        weighted_sum: The sum that is the result; None if the result is something else.
-        attention: The attention that operators compute; None if there is none.
+        weighted_sum: The weighted sum that is the result; None for another result.
+        attention: The attention that operators compute; None for no such attention.
     """
 
     kept: tuple[str, ...]
@@ -80,13 +77,13 @@ class LayerAnalysis:
     attention: Attention | None
 
 
-def analyse(
+def analyze(
     edge_function: EdgeFunction, module: object, arguments: Arguments, reach: Reach
 ) -> LayerAnalysis:
-    """Trace an edge function, prove that it may run in blocks, and analyse its graph.
+    """Trace an edge function, prove that it can run in blocks, and analyze its graph.
 
     Raises:
-        CannotBlock: It may not run in blocks, or there is no proof.
+        CannotBlock: There is no proof that the function can run in blocks.
     """
     traced = trace(edge_function, module, arguments, reach)
     prove(traced, edge_function.of_edges)
@@ -97,16 +94,18 @@ def analyse(
     weighted_sum = None
     if messages is not None:
         weighted_sum = match_weights(traced, dependencies, messages, kept, arguments)
+    attention = match_attention(traced, dependencies, messages, arguments, reach)
+    inputs = arguments.with_constants([reach.tensors[number] for number in traced.constants])
     return LayerAnalysis(
         traced.kept,
         traced.constants,
         EdgeGraph(traced, dependencies, traced.outputs),
         EdgeGraph(traced, dependencies, again),
         messages is not None,
-        _never_read(traced, dependencies, again, arguments, reach),
-        _baseline(traced, dependencies, arguments, reach),
+        _never_read(traced, dependencies, again, inputs),
+        _baseline(traced, dependencies, inputs),
         weighted_sum,
-        match_attention(edge_function, traced, dependencies, messages, arguments, reach),
+        attention,
     )
 
 
@@ -115,9 +114,8 @@ def _never_read(
     dependencies: Dependencies,
     again: Sequence[fx.Node],
     arguments: Arguments,
-    reach: Reach,
 ) -> frozenset[int]:
-    """Inputs on which no tensor depends that backward saves when it runs the graph again."""
+    """Return the inputs of which no tensor depends that backward saves in its run of the graph."""
     runs = dependencies.closure(again)
     # Autograd itself copies a tensor that an operation saves and changes in place: no output
     # depends on such a copy.
@@ -129,41 +127,30 @@ def _never_read(
         if node in runs or node not in forward:
             saved.append(node)
     read = dependencies.closure(saved)
-    tensors = [*arguments.tensors, *(reach.tensors[i][1] for i in traced.constants)]
-    used = {number for node, number in _numbered(traced, arguments) if node in read}
+    used = {use.index for use in arguments.uses if traced.placeholders[use.parameter] in read}
     return frozenset(
         number
-        for number, tensor in enumerate(tensors)
+        for number, tensor in enumerate(arguments.tensors)
         if tensor.is_floating_point() and tensor.dim() and number not in used
     )
 
 
-def _numbered(traced: Trace, arguments: Arguments) -> list[tuple[fx.Node, int]]:
-    """Each placeholder of a tensor, with the number of the call's input that it stands for."""
-    numbers: dict[str | int, int] = {use.parameter: use.index for use in arguments.uses}
-    numbers |= {i: len(arguments.names) + i for i in range(len(traced.constants))}
-    return [(node, numbers[name]) for name, node in traced.placeholders.items() if name in numbers]
-
-
-def _baseline(
-    traced: Trace, dependencies: Dependencies, arguments: Arguments, reach: Reach
-) -> BaselineSaves:
+def _baseline(traced: Trace, dependencies: Dependencies, arguments: Arguments) -> BaselineSaves:
     saved = {tensor.untyped_storage()._cdata: tensor for tensor in traced.saved}
 
     def take(node: fx.Node) -> bool:
-        taken = [saved.pop(storage, None) for storage in storages_of(node)]  # all of them
-        return any(tensor is not None for tensor in taken)
+        tensors = [saved.pop(storage, None) for storage in storages_of(node)]  # all of them
+        return any(tensor is not None for tensor in tensors)
 
-    uses = {use.parameter: use for use in arguments.uses}
-    taken: set[int] = set()
-    constants: set[int] = set()
-    for name, node in traced.placeholders.items():
-        if isinstance(name, int):
-            _, tensor = reach.tensors[traced.constants[name]]
-            if take(node) and not isinstance(tensor, nn.Parameter):
-                constants.add(name)
-        elif name in uses and uses[name].level in ("node", "edge", "whole") and take(node):
-            taken.add(uses[name].index)
+    inputs = {
+        use.index
+        for use in arguments.uses
+        if use.level in ("node", "edge", "whole") and take(traced.placeholders[use.parameter])
+    }
+    first = len(arguments.tensors) - len(traced.constants)
+    parameters = {
+        i for i in inputs if i >= first and isinstance(arguments.tensors[i], nn.Parameter)
+    }
     ends = [take(traced.placeholders[name]) for name in ("index", "edge_index_j")]
     result, *kept = traced.outputs
     attributes = {name for name, node in zip(traced.kept, kept, strict=True) if take(node)}
@@ -178,8 +165,7 @@ def _baseline(
         by_edge,
         by_node,
         fixed,
-        frozenset(taken),
-        frozenset(constants),
+        frozenset(inputs - parameters),
         any(ends) or gathers,
         is_result,
         frozenset(attributes),
@@ -187,9 +173,9 @@ def _baseline(
 
 
 def _float_masks(traced: Trace) -> dict[int, int]:
-    """The storages of dropout masks, with the bytes of an element that stock PyTorch has of them.
+    """Return the bytes of an element of each dropout mask in stock PyTorch, by storage.
 
-    On a CPU, dropout keeps a mask of floating-point numbers; the graph has one of booleans.
+    On a CPU, dropout saves a mask of floating-point numbers; the graph has a mask of booleans.
     """
     masks: dict[int, int] = {}
     for node in traced.graph.nodes:
@@ -203,7 +189,7 @@ def _float_masks(traced: Trace) -> dict[int, int]:
 def _linear(
     traced: Trace, saved: Mapping[int, Tensor], wider: Mapping[int, int]
 ) -> tuple[float, float, float]:
-    """The bytes of storages by edge, by destination, and beside these."""
+    """Return the bytes of storages for each edge, for each destination, and for any graph."""
     edges, destinations = traced.symbols.edges, traced.symbols.destinations
     totals: list[float] = []
     for numbers in ({edges: 0, destinations: 0}, {edges: 1000}, {destinations: 1000}):
@@ -216,8 +202,3 @@ def _linear(
         totals.append(total)
     fixed, with_edges, with_nodes = totals
     return (with_edges - fixed) / 1000, (with_nodes - fixed) / 1000, fixed
-
-
-def needs_graph(arguments: Arguments, tensors: Sequence[Tensor]) -> bool:
-    """Whether a call has a gradient."""
-    return torch.is_grad_enabled() and any(t.requires_grad for t in (*arguments.tensors, *tensors))

@@ -1,64 +1,39 @@
-"""Edge work that runs in blocks where it can: prepared from its arguments, then run."""
+"""The edge work of a layer, which runs in blocks where they give the rows of the whole graph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from gact_graph.layers.blocks.analyses import Analyses
-from gact_graph.layers.blocks.analysis import BaselineSaves, needs_graph
+from gact_graph.layers.blocks.analysis import BaselineSaves, LayerAnalysis, analyze
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock
-from gact_graph.layers.blocks.call import BlockedCall
+from gact_graph.layers.blocks.call import BlockedCall, Output
+from gact_graph.layers.blocks.cutting import Cutting
 from gact_graph.layers.blocks.edge_functions import EdgeFunction
 from gact_graph.layers.blocks.function import run_in_blocks
-from gact_graph.layers.blocks.order import Order
-from gact_graph.layers.blocks.outputs import Output
 from gact_graph.layers.recompute import reuse
 from gact_graph.ops.weighted_sum import makes_messages
 from gact_graph.support import current
+from gact_graph.support.reach import Reach, Unknowable
 from gact_graph.support.run_state import RunState
 
+_CACHED_ANALYSES = 512
 
-class Cutting(Protocol):
-    """How edges are sorted and cut into blocks."""
+_NEW_STATES = 16
+"""New states in a row after which a layer counts as changing its state at each call."""
 
-    @property
-    def gives_back(self) -> bool:
-        """Whether free memory of the process is given back around backward."""
-        ...
-
-    def order(self, edge_index: Tensor, target: int, num_destinations: int) -> Order:
-        """The order of these edges; raises an IndexError as :class:`Order` does."""
-        ...
-
-    def size_for(self, arguments: Arguments, summed: int | None = None) -> int:
-        """Edges of a block; ``summed`` is the index of a tensor of which no edge has a row."""
-        ...
+_known: OrderedDict[Hashable, LayerAnalysis | str] = OrderedDict()
 
 
-class Prepared(NamedTuple):
-    """A call that is ready to run.
+class BlockedResult(NamedTuple):
+    """The result of edge work in blocks.
 
     Attributes:
-        call: The call.
-        edge_index: Its edges [2, E].
-        arguments: Its arguments.
-        constants: The tensors that the layer reads beside them, by their paths.
-    """
-
-    call: BlockedCall
-    edge_index: Tensor
-    arguments: Arguments
-    constants: list[tuple[str, Tensor]]
-
-
-class Ran(NamedTuple):
-    """Edge work that has run in blocks.
-
-    Attributes:
-        result: Its result.
+        result: The result.
         blocks: The number of blocks.
     """
 
@@ -67,35 +42,45 @@ class Ran(NamedTuple):
 
 
 class EdgeWork:
-    """One function of edges, and its analyses.
+    """The edge work of one layer, or of one function of the user.
+
+    Layers of one class with equal settings, and with tensors of equal shapes, share analyses.
 
     Args:
         edge_function: The function that runs for each block.
-        methods: The methods of a layer that it calls.
     """
 
-    def __init__(self, edge_function: EdgeFunction, methods: frozenset[str] = frozenset()) -> None:
+    def __init__(self, edge_function: EdgeFunction) -> None:
         self._edge_function = edge_function
-        self._analyses = Analyses(edge_function, methods)
+        self._new_in_a_row = 0
+        self._last: Hashable = None
 
-    def prepare(
-        self, module: Any, edge_index: Tensor, target: int, arguments: Arguments, cut: Cutting
-    ) -> Prepared:
-        """Find out whether and how a call can run in blocks.
+    def run(
+        self,
+        module: Any,
+        edge_index: Tensor,
+        target: int,
+        arguments: Arguments,
+        cutting: Cutting,
+        session: current.Capture | None,
+    ) -> BlockedResult:
+        """Run a call in blocks.
 
         Args:
-            module: The layer or function of the user's.
-            edge_index: [2, E] of int64, with edges.
+            module: The layer or function of the user. A layer gets the tensors that the call leaves
+                in attributes.
+            edge_index: Edges [2, E] of int64, where E > 0.
             target: The row of edge_index that holds the destinations.
-            arguments: The call's.
-            cut: How the edges are cut.
+            arguments: The arguments of the call.
+            cutting: Sorts and cuts the edges.
+            session: The session that captures the call; None for no session.
 
         Raises:
-            CannotBlock: It cannot.
+            CannotBlock: The call cannot run in blocks. The random state is restored.
         """
-        analysis, constants = self._analyses.of(module, arguments)
+        analysis, constants = self._analysis(module, arguments)
         try:
-            order = cut.order(edge_index, target, arguments.num_destinations)
+            order = cutting.order(edge_index, target, arguments.num_destinations)
         except IndexError as error:
             raise CannotBlock(str(error)) from error
         if order.num_sources > arguments.num_sources:
@@ -103,96 +88,148 @@ class EdgeWork:
                 f"has an edge from node {order.num_sources - 1}, but only "
                 f"{arguments.num_sources} source nodes"
             )
-        weighted_sum, attention = analysis.weighted_sum, analysis.attention
-        x_j = None if weighted_sum is None else arguments.tensors[weighted_sum.index]
-        summed = None
-        if weighted_sum is not None and x_j is not None and not makes_messages(x_j.device):
-            summed = weighted_sum.index
-        size = cut.size_for(arguments, summed)
-        by_source = attention is not None or (x_j is not None and x_j.requires_grad)
-        if by_source and needs_graph(arguments, [tensor for _, tensor in constants]):
-            # Now, because in backward there is less memory left to sort them.
+        summed, by_source = None, analysis.attention is not None
+        if analysis.weighted_sum is not None:
+            x = arguments.tensors[analysis.weighted_sum.index]
+            summed = None if makes_messages(x.device) else analysis.weighted_sum.index
+            by_source = by_source or x.requires_grad
+        size = cutting.edges_per_block(arguments, summed)
+        named = dict(constants) | dict(zip(arguments.names, arguments.tensors, strict=True))
+        arguments = arguments.with_constants(constants)
+        if by_source and arguments.needs_graph:
+            # Now, because in backward there is less memory left to sort the edges.
             _ = order.by_source
         result = Output(None, self._edge_function.of_edges)
         call = BlockedCall(
             analysis,
             arguments.without_tensors(),
             order,
-            order.cuts.blocks(size),
+            order.blocks(size),
             size,
             (result, *(Output(name, True) for name in analysis.kept)),
-            cut.gives_back,
             RunState({t.device.type for t in arguments.tensors}),
         )
-        return Prepared(call, edge_index, arguments, constants)
-
-    def run(
-        self, prepared: Prepared, module: Any, session: current.Capture | None, name: str
-    ) -> Ran:
-        """Run a call that was prepared.
-
-        Args:
-            prepared: The call.
-            module: The user's module, which gets the tensors that the call leaves in attributes.
-            session: The session that captures the call, if there is one.
-            name: The name of the operation in the slots of saved tensors.
-
-        Raises:
-            CannotBlock: It cannot run in blocks after all. The random state is restored.
-        """
-        call, arguments = prepared.call, prepared.arguments
         try:
             if session is None:
-                constants = [tensor for _, tensor in prepared.constants]
-                result = run_in_blocks(call, arguments.tensors, constants, module)
+                out = run_in_blocks(call, arguments.tensors, module)
             else:
-                result = _captured(prepared, module, session, name)
-                messages = result.nbytes * prepared.edge_index.size(1)
-                session.stock_makes(messages // max(1, arguments.num_destinations))
+                out = self._captured(call, edge_index, arguments, named, module, session)
+                messages = out.nbytes * edge_index.size(1)
+                session.count_unallocated(messages // max(1, arguments.num_destinations))
         except CannotBlock:
             call.run_state.restore_random_state()
             raise
-        return Ran(result, len(call.blocks))
+        return BlockedResult(out, len(call.blocks))
+
+    def _analysis(
+        self, module: Any, arguments: Arguments
+    ) -> tuple[LayerAnalysis, list[tuple[str, Tensor]]]:
+        """Return the analysis for a call, and the constants that the layer reads, by path.
+
+        Raises:
+            CannotBlock: The call cannot run in blocks.
+        """
+        try:
+            reach = Reach([module, *arguments.others.values()], self._edge_function.methods)
+        except Unknowable as reason:
+            raise CannotBlock(str(reason)) from reason
+        key = self._edge_function, _properties(arguments), reach.key
+        analysis = _known.get(key)
+        if analysis is None:
+            analysis = self._analyze(key, module, arguments, reach)
+        else:
+            self._new_in_a_row = 0
+        if isinstance(analysis, str):
+            raise CannotBlock(analysis)
+        return analysis, [reach.tensors[number] for number in analysis.constants]
+
+    def _analyze(
+        self, key: Hashable, module: Any, arguments: Arguments, reach: Reach
+    ) -> LayerAnalysis | str:
+        changes = self._last is not None and self._last != key
+        self._new_in_a_row += 1
+        self._last = key
+        if changes and self._new_in_a_row > _NEW_STATES:
+            raise CannotBlock("has another state at each call")
+        analysis: LayerAnalysis | str
+        try:
+            analysis = analyze(self._edge_function, module, arguments, reach)
+        except CannotBlock as reason:
+            analysis = str(reason)
+        _known[key] = analysis
+        while len(_known) > _CACHED_ANALYSES:
+            _known.popitem(last=False)
+        return analysis
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_last": None}
+
+    def _captured(
+        self,
+        call: BlockedCall,
+        edge_index: Tensor,
+        arguments: Arguments,
+        named: dict[str, Tensor],
+        module: Any,
+        session: current.Capture,
+    ) -> Tensor:
+        """Run a call in a session, and count the bytes that stock autograd would save."""
+        session.add_sizes(edge_index, [arguments.num_sources, arguments.num_destinations])
+        baseline = call.analysis.baseline if arguments.needs_graph else BaselineSaves()
+        of_stock = {arguments.names[i]: arguments.tensors[i] for i in baseline.inputs}
+        extra = named.keys() - of_stock.keys()
+        gathered: set[str] = set()
+        if not self._edge_function.of_edges:
+            gathered |= {arguments.names[index] for index in arguments.rows_of_nodes}
+        name = self._edge_function.name
+        with session.trace.standing_for(name, named, extra, gathered) as operation:
+            with current.capture_disabled():
+                result = run_in_blocks(call, arguments.tensors, module)
+            if baseline.edge_index:
+                of_stock["edge_index"] = edge_index
+            if baseline.result:
+                of_stock["result"] = result
+            of_stock |= {name: getattr(module, name) for name in baseline.attributes}
+            nbytes = baseline.nbytes(edge_index.size(1), arguments.num_destinations)
+            session.count_baseline(operation, nbytes, of_stock)
+        return result
 
 
-def _captured(prepared: Prepared, module: Any, session: current.Capture, name: str) -> Tensor:
-    """Run a call whose saved tensors a session captures, and count the bytes of stock autograd."""
-    call, edge_index, arguments, constants = prepared
-    session.sizes.add(edge_index, [arguments.num_sources, arguments.num_destinations])
-    named = dict(constants) | dict(zip(arguments.names, arguments.tensors, strict=True))
-    beside = [tensor for _, tensor in constants]
-    differentiates = needs_graph(arguments, beside)
-    baseline = call.analysis.baseline if differentiates else BaselineSaves()
-    of_stock = {arguments.names[index]: arguments.tensors[index] for index in baseline.arguments}
-    of_stock |= dict(constants[number] for number in baseline.constants)
-    extra = named.keys() - of_stock.keys()
-    with session.trace.standing_for(name, named, extra) as operation:
-        with current.capture_disabled():
-            result = run_in_blocks(call, arguments.tensors, beside, module)
-        if baseline.edge_index:
-            of_stock["edge_index"] = edge_index
-        if baseline.result:
-            of_stock["result"] = result
-        of_stock |= {attribute: getattr(module, attribute) for attribute in baseline.attributes}
-        nbytes = baseline.nbytes(edge_index.size(1), arguments.num_destinations)
-        session.stock_saves(operation, nbytes, of_stock)
-    return result
+def _properties(arguments: Arguments) -> Hashable:
+    """Return the properties of arguments on which the behavior of a layer depends."""
+    device = arguments.tensors[0].device.type
+    whole = {use.index for use in arguments.uses if use.level == "whole"}
+    return (
+        (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)),
+        (torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device()),
+        torch.are_deterministic_algorithms_enabled(),
+        arguments.uses,
+        tuple(arguments.others),
+        tuple(
+            (
+                *(t.dtype, t.device, t.requires_grad, t.is_contiguous()),
+                (t.shape, t.stride()) if i in whole else t.shape[1:],
+            )
+            for i, t in enumerate(arguments.tensors)
+        ),
+    )
 
 
-def in_blocks(name: str, run: Callable[[bool], Ran]) -> Ran | str | None:
-    """Runs edge work in blocks, if it can.
+def in_blocks(name: str, run: Callable[[bool], BlockedResult]) -> BlockedResult | str | None:
+    """Run edge work in blocks, if possible.
 
     Where a layer is computed again in backward, its edge work runs as it did in forward.
 
     Args:
         name: The name of the edge work.
-        run: Runs it, or raises CannotBlock. It is told whether this is the first run.
+        run: Runs the edge work, or raises CannotBlock. Its argument is True in the first run.
 
     Returns:
-        What ``run`` gave; or why it cannot, None where it did not run in blocks the first time.
+        The result of ``run``; or the reason why it cannot run in blocks; or None where it did not
+        run in blocks in forward.
 
     Raises:
-        RuntimeError: It ran in blocks the first time, and cannot now.
+        RuntimeError: The edge work ran in blocks in forward, and cannot in backward.
     """
     edge_calls = reuse.current()
     before = None if edge_calls is None else edge_calls.next().in_blocks
@@ -206,5 +243,5 @@ def in_blocks(name: str, run: Callable[[bool], Ran]) -> Ran | str | None:
                 f"Expected {name} to do in backward what it did in forward (got: it {reason}); "
                 "leave the layer as it is until backward has run"
             ) from reason
-        # Not the exception: with it, this call's frames and tensors would live until a collection.
+        # Not the exception, which would keep the frames and tensors of this call alive.
         return str(reason)

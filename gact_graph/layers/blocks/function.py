@@ -1,4 +1,4 @@
-"""A call in blocks as one operation of autograd: saves node tensors, and no messages."""
+"""A call in blocks as one operation of autograd, which saves node tensors and no messages."""
 
 from __future__ import annotations
 
@@ -12,25 +12,18 @@ from torch import Tensor
 
 from gact_graph.layers.blocks.backward import backward, double_backward
 from gact_graph.layers.blocks.call import BlockedCall
-from gact_graph.layers.blocks.coded import saved_tensors
 from gact_graph.layers.blocks.inputs import Input
+from gact_graph.layers.blocks.rows import saved_tensors
 from gact_graph.layers.recompute import reuse
-from gact_graph.support.current import advises, apart
-from gact_graph.support.run_state import check_once
-
-_OF_NODES = frozenset({"source", "destination", "node"})
-"""Levels of which a block reads rows, so that the tensor may stay coded."""
+from gact_graph.support.current import capture_disabled_in_backward, with_advice
 
 
-def run_in_blocks(
-    call: BlockedCall, tensors: Sequence[Tensor], constants: Sequence[Tensor], module: Any
-) -> Tensor:
-    """The result of a call, with a graph if one is needed.
+def run_in_blocks(call: BlockedCall, tensors: Sequence[Tensor], module: Any) -> Tensor:
+    """Run a call, with an autograd graph if a gradient is needed, and return its result.
 
     Args:
         call: The call.
-        tensors: The tensors of its arguments.
-        constants: The tensors that the layer reads beside them.
+        tensors: The tensors of its arguments and the constants of its layer.
         module: The user's layer, which gets the tensors that the call leaves in attributes.
 
     Raises:
@@ -40,11 +33,11 @@ def run_in_blocks(
     reused = None if edge_calls is None else edge_calls.next()
     shape_only = reused is not None and reused.shape_only
     known = None if reused is None else reused.result
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *constants)):
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         with nullcontext() if edge_calls is None else edge_calls.saves():
-            results = _Blocked.apply(call, shape_only, known, len(tensors), *tensors, *constants)
+            results = _Blocked.apply(call, shape_only, known, *tensors)
     else:
-        results = call.forward(tensors, constants, shape_only)
+        results = call.forward(tensors, shape_only)
     result: Tensor = results[0]
     if edge_calls is not None:
         edge_calls.ended_in_blocks(result, call.outputs[0].of_edges and len(call.outputs) == 1)
@@ -61,49 +54,51 @@ class _Blocked(torch.autograd.Function):
         call: BlockedCall,
         shape_only: bool,
         known: Tensor | None,
-        count: int,
         *inputs: Tensor,
     ) -> tuple[Tensor, ...]:
         never_read = call.analysis.never_read
-        ctx.call, ctx.count = call, count
+        ctx.call = call
         ctx.set_materialize_grads(False)
-        # NaN stands for values that backward does not read: if it did, gradients would show it.
+        # NaN in place of values that backward does not read: wrong reads would show in gradients.
         ctx.never_read = {
             i: inputs[i].new_full((), math.nan).expand(inputs[i].shape) for i in never_read
         }
         ctx.saved = [i for i in range(len(inputs)) if i not in never_read]
-        # Through the hooks of whoever compresses what is saved.
+        # Through the hooks that compress saved tensors.
         ctx.save_for_backward(*(inputs[i] for i in ctx.saved))
         if known is not None:
             return (known,)
-        return tuple(call.forward(inputs[:count], inputs[count:], shape_only))
+        return tuple(call.forward(inputs, shape_only))
 
     @staticmethod
-    @advises
+    @with_advice
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         call: BlockedCall = ctx.call
-        requires_grad = ctx.needs_input_grad[4:]
-        again = torch.is_grad_enabled()  # a gradient that is to be differentiated
-        of_nodes = [i for i in range(ctx.count) if call.arguments.levels_of(i) <= _OF_NODES]
-        saved = ctx.saved_tensors if again else saved_tensors(ctx, ctx.saved, of_nodes)
+        requires_grad = ctx.needs_input_grad[3:]
+        create_graph = torch.is_grad_enabled()
+        if create_graph:
+            saved = ctx.saved_tensors
+        else:
+            of_nodes, gathers = call.arguments.rows_of_nodes, not call.outputs[0].of_edges
+            saved = saved_tensors(ctx, ctx.saved, of_nodes, gathers)
         values = ctx.never_read | dict(zip(ctx.saved, saved, strict=True))
         del saved
-        if again:
+        if create_graph:
             ordered = [values[i] for i in range(len(requires_grad))]
-            results = _Gradient.apply(call, requires_grad, ctx.count, *ordered, *gradients)
-            return (None, None, None, None, *results)
+            results = _Gradient.apply(call, requires_grad, *ordered, *gradients)
+            return (None, None, None, *results)
         inputs = [Input(values[i], needed) for i, needed in enumerate(requires_grad)]
         del values
-        with apart():
-            backward(call, inputs[: ctx.count], inputs[ctx.count :], gradients)
-        return (None, None, None, None, *(entry.gradient for entry in inputs))
+        with capture_disabled_in_backward():
+            backward(call, inputs, gradients)
+        return (None, None, None, *(entry.gradient for entry in inputs))
 
 
 class _Gradient(torch.autograd.Function):
-    """The backward of :class:`_Blocked` as an operation that has a gradient itself.
+    """The backward of :class:`_Blocked` as a differentiable operation.
 
-    ``_Gradient.apply(call, requires_grad, count, *inputs, *gradients)`` takes the ``count`` tensors
-    and the constants of the call, and the gradient of each output or None.
+    ``_Gradient.apply(call, requires_grad, *inputs, *gradients)`` takes the inputs of the call, and
+    the gradient of each output or None.
     """
 
     @staticmethod
@@ -111,26 +106,30 @@ class _Gradient(torch.autograd.Function):
         ctx: Any,
         call: BlockedCall,
         requires_grad: Sequence[bool],
-        count: int,
         *tensors: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        ctx.call, ctx.needed, ctx.count = call, requires_grad, count
+        ctx.call, ctx.needed = call, requires_grad
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         values, gradients = tensors[: len(requires_grad)], tensors[len(requires_grad) :]
         inputs: list[Input] = [*map(Input, values, requires_grad)]  # type: ignore[arg-type]
-        with apart():
-            backward(call, inputs[:count], inputs[count:], gradients)
+        with capture_disabled_in_backward():
+            backward(call, inputs, gradients)
         return tuple(entry.gradient for entry in inputs)
 
     @staticmethod
     def backward(ctx: Any, *of_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        check_once("the gradient of a layer in blocks")
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "Expected a backward without create_graph=True (got one through the gradient of a "
+                "layer in blocks, which cannot be differentiated again). For third derivatives "
+                "wrap the model with level='L1' or level='lossless', and blocks=False."
+            )
         number = len(ctx.needed)
         values, gradients = ctx.saved_tensors[:number], ctx.saved_tensors[number:]
         inputs = [*map(Input, values, ctx.needed, of_gradients)]
         incoming = [None if value is None else Input(value, True) for value in gradients]
-        with apart():
-            double_backward(ctx.call, inputs[: ctx.count], inputs[ctx.count :], incoming)
+        with capture_disabled_in_backward():
+            double_backward(ctx.call, inputs, incoming)
         entries = (*inputs, *incoming)
-        return (None, None, None, *(None if e is None else e.gradient for e in entries))
+        return (None, None, *(None if e is None else e.gradient for e in entries))

@@ -1,4 +1,4 @@
-"""Parts of a traced graph: what they depend on, and how they run for a block."""
+"""Parts of a traced graph: their dependencies, and their execution for a block."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from gact_graph.layers.blocks.trace import Trace
 
 
 class Dependencies:
-    """The nodes of a trace that other nodes depend on, through arguments and changes in place.
+    """The dependencies between the nodes of a trace, through arguments and changes in place.
 
     Args:
         trace: The trace.
+
+    Attributes:
+        of_storage: The first node whose tensor has a storage, by the storage's identity.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -39,12 +42,12 @@ class Dependencies:
             self.of_storage.setdefault(storage, node)
 
     def is_changed(self, node: fx.Node) -> bool:
-        """Whether an operation other than the node itself writes into its tensor's storage."""
+        """Return whether another operation writes into the storage of a node's tensor."""
         writers = (w for storage in storages_of(node) for w in self._writers.get(storage, ()))
         return any(writer is not node for writer in writers)
 
     def closure(self, nodes: Iterable[fx.Node]) -> set[fx.Node]:
-        """These nodes and all that they depend on."""
+        """Return the nodes and all their dependencies."""
         waiting, closure = [*nodes], set[fx.Node]()
         for node in [*waiting]:
             for storage in storages_of(node):
@@ -58,13 +61,13 @@ class Dependencies:
 
 
 def storages_of(node: fx.Node) -> list[int]:
-    """The identities of the storages of a node's tensors."""
+    """Return the identities of the storages of a node's tensors."""
     values = tree_leaves(node.meta.get("val"))
     return [v.untyped_storage()._cdata for v in values if isinstance(v, Tensor)]
 
 
 def changes_in_place(node: fx.Node) -> bool:
-    """Whether an operation changes its first argument."""
+    """Return whether an operation changes its first argument."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
@@ -78,14 +81,13 @@ class EdgeGraph:
 
     Args:
         trace: The trace.
-        dependencies: Those of the trace.
-        outputs: The nodes of its results.
+        dependencies: The dependencies between its nodes.
+        outputs: The nodes of the results of the part.
 
     Attributes:
-        inputs: The names of the inputs of a block that it needs.
-        constants: The numbers, in ``trace.constants``, of the further tensors that it needs.
-        is_random: Whether it draws random numbers.
-        reads_index: Whether it reads the destinations of edges.
+        inputs: The names of the inputs of a block and of the constants that the part needs.
+        is_random: Whether the part draws random numbers.
+        reads_index: Whether the part reads the destinations of edges.
     """
 
     def __init__(
@@ -93,26 +95,14 @@ class EdgeGraph:
     ) -> None:
         needed = dependencies.closure(outputs)
         graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-        names = [*trace.inputs, *range(len(trace.constants))]
-        placeholders = iter(names)
-        inputs: list[str] = []
-        constants: list[int] = []
         for node in trace.graph.nodes:
-            if node.op == "output":
-                break
-            name = next(placeholders) if node.op == "placeholder" else None
-            if node not in needed and node.target is not torch._C._set_grad_enabled:
-                continue
-            copies[node] = graph.node_copy(node, lambda n: copies[n])
-            if isinstance(name, str):
-                inputs.append(name)
-            elif name is not None:
-                constants.append(name)
+            if node in needed or node.target is torch._C._set_grad_enabled:
+                copies[node] = graph.node_copy(node, lambda n: copies[n])
+        self.inputs = tuple(name for name, node in trace.placeholders.items() if node in copies)
         graph.output([copies[node] for node in outputs])
         for copy in graph.nodes:  # fake tensors would live as long as the analysis
             copy.meta.clear()
-        copied = [*copies]
-        self.is_random = any(_is_random(node) for node in copied)
+        self.is_random = any(_is_random(node) for node in copies)
         self.reads_index = any(
             user in copies and user.target is not torch.ops.aten.sym_size.int
             for user in trace.placeholders["index"].users
@@ -120,15 +110,12 @@ class EdgeGraph:
         owner = trace.graph.owning_module
         assert owner is not None
         self._run = fx.GraphModule(owner, graph)
-        self.inputs, self.constants = tuple(inputs), tuple(constants)
 
-    def __call__(self, given: Mapping[str, Any], constants: Sequence[Tensor]) -> list[Tensor]:
-        """Run the graph.
+    def __call__(self, inputs: Mapping[str, Any]) -> list[Tensor]:
+        """Run the part and return its results.
 
         Args:
-            given: The inputs of a block by name; others may be there.
-            constants: The tensors of ``trace.constants``.
+            inputs: The inputs of a block by name, which may be more than the part needs.
         """
-        values = [given[name] for name in self.inputs]
-        results: list[Tensor] = self._run(*values, *(constants[i] for i in self.constants))
+        results: list[Tensor] = self._run(*(inputs[name] for name in self.inputs))
         return results

@@ -2,80 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from gact_graph.layers.blocks.arguments import Use
-from gact_graph.layers.blocks.cuts import Block
-from gact_graph.layers.blocks.order import Order
-from gact_graph.layers.blocks.rows import Rows, add_rows, rows_of
+from gact_graph.layers.blocks.rows import CodedRows, add_rows, rows_of
 
 
 @dataclass
 class Input:
-    """An input of the call: a tensor among the arguments, or one that the layer reads beside them.
+    """An input of the call: a tensor among the arguments, or a constant of the layer.
 
     Attributes:
-        value: The saved tensor, which may be coded.
+        value: The saved tensor, which may be quantized.
         requires_grad: Whether its gradient is needed.
         of_gradient: In a backward of backward, the incoming gradient of the input's gradient.
         gradient: The gradient; None until a block has one.
     """
 
-    value: Tensor | Rows
+    value: Tensor | CodedRows
     requires_grad: bool
     of_gradient: Tensor | None = None
     gradient: Tensor | None = None
+    _owned: bool = field(default=False, init=False)  # whether no other tensor shares its memory
 
     @property
     def tensor(self) -> Tensor:
-        """The value of an input that is never coded."""
+        """The value of an input that is never quantized."""
         assert isinstance(self.value, Tensor)
         return self.value
 
-    def total(self) -> Tensor:
-        """The gradient to add to, zeros to begin with."""
-        if self.gradient is None:
-            value = self.value
+    def add(self, gradient: Tensor, rows: Tensor | slice | None = None) -> None:
+        """Add a gradient of the whole input, or of the rows at an index."""
+        if self.gradient is None and rows is None:
+            self.gradient = gradient
+            return
+        if self.gradient is None or not self._owned:
+            # Not in place: autograd may return one tensor as the gradient of several inputs.
+            value, total = self.value, self.gradient
             self.gradient = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
-        return self.gradient
-
-    def add(self, gradient: Tensor) -> None:
-        """Add a gradient of the whole input, which may be changed in place from then on."""
-        self.gradient = gradient if self.gradient is None else self.gradient.add_(gradient)
-
-    def leaf_of_all(self) -> Leaf:
-        """The whole input as a leaf."""
-        tensor = self.tensor.detach().requires_grad_(self.requires_grad)
-        return Leaf(tensor, self.add, self.of_gradient)
-
-    def leaf_of_part(
-        self, tensor: Tensor, use: Use, order: Order, block: Block, sources: Tensor
-    ) -> Leaf:
-        """A leaf with the part of the input that a block uses."""
-        of_gradient = self.of_gradient
-        index: Tensor | slice
-        if use.level == "whole":
-            return Leaf(tensor, self._add_all, of_gradient)
-        if use.level == "source":
-            index = sources
-        elif use.level == "edge":
-            index = order.positions(block)
+            if total is not None:
+                self.gradient += total
+            self._owned = True
+        if rows is None:
+            self.gradient += gradient
         else:
-            index = block.nodes
-        if of_gradient is not None:
-            of_gradient = rows_of(of_gradient, index)
-        return Leaf(tensor, partial(self._add_rows, index), of_gradient)
-
-    def _add_all(self, gradient: Tensor) -> None:
-        self.total().add_(gradient)
-
-    def _add_rows(self, index: Tensor | slice, gradient: Tensor) -> None:
-        add_rows(self.total(), index, gradient)
+            add_rows(self.gradient, rows, gradient)
 
 
 @dataclass(frozen=True)
@@ -83,23 +57,31 @@ class Leaf:
     """A leaf of the graph of a block.
 
     Attributes:
-        tensor: The leaf.
-        add: Adds its gradient to that of its input.
-        of_gradient: In a backward of backward, the incoming gradient of the leaf's gradient.
+        tensor: The leaf: an input, or some of its rows.
+        input: The input, which adds up the gradients of its leaves.
+        rows: Index of these rows; None for the whole input.
     """
 
     tensor: Tensor
-    add: Callable[[Tensor], None]
-    of_gradient: Tensor | None = None
+    input: Input
+    rows: Tensor | slice | None = None
+
+    @property
+    def of_gradient(self) -> Tensor | None:
+        """In a backward of backward, the incoming gradient of the leaf's gradient."""
+        of_gradient = self.input.of_gradient
+        if of_gradient is None or self.rows is None:
+            return of_gradient
+        return rows_of(of_gradient, self.rows)
 
 
 @dataclass(frozen=True)
 class BlockGraph:
-    """A block that has run again with a graph.
+    """The autograd graph of a block that has run again.
 
     Attributes:
-        results: Its results.
-        gradients: Their gradients; None for none.
+        results: The results of the block.
+        gradients: Their gradients; None for no gradient.
         leaves: The leaves whose gradients are needed.
     """
 
@@ -112,16 +94,18 @@ class BlockGraph:
         _add(self.leaves, self._differentiated(create_graph=False))
 
     def double_backward(self, gradients: Sequence[Leaf]) -> None:
-        """Add the gradients of :meth:`backward`, by the leaves and by the incoming gradients.
+        """Add the second-order gradients of :meth:`backward`.
 
         Args:
-            gradients: The incoming gradients, as leaves.
+            gradients: The incoming gradients of :meth:`backward`, as leaves.
         """
         first = self._differentiated(create_graph=True)
         pairs = [
             (gradient, leaf.of_gradient)
             for leaf, gradient in zip(self.leaves, first, strict=True)
-            if gradient is not None and gradient.requires_grad and leaf.of_gradient is not None
+            if gradient is not None
+            and gradient.requires_grad
+            and leaf.input.of_gradient is not None
         ]
         if not pairs:
             return
@@ -131,7 +115,7 @@ class BlockGraph:
         _add(leaves, torch.autograd.grad(outputs, inputs, of_outputs, allow_unused=True))
 
     def _differentiated(self, create_graph: bool) -> Sequence[Tensor | None]:
-        """The gradient of each leaf; None where none arrives."""
+        """Return the gradient of each leaf; None where none arrives."""
         pairs = [
             (result, gradient)
             for result, gradient in zip(self.results, self.gradients, strict=True)
@@ -150,4 +134,4 @@ def _add(leaves: Sequence[Leaf], gradients: Sequence[Tensor | None]) -> None:
     for leaf, gradient in zip(leaves, gradients, strict=True):
         # An input that no block uses has no gradient, as in stock autograd.
         if gradient is not None:
-            leaf.add(gradient)
+            leaf.input.add(gradient, leaf.rows)

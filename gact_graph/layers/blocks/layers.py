@@ -2,49 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Container, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing, MetaLayer
 
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock
-from gact_graph.layers.blocks.edge_functions import EdgeFunction, edge_update, propagate
-from gact_graph.layers.blocks.edge_work import EdgeWork, Prepared, Ran, in_blocks
-from gact_graph.layers.blocks.meta_layer import edge_model, is_stock, sort_arguments_of
-from gact_graph.layers.blocks.order import Order
-from gact_graph.layers.blocks.orders import Orders
-from gact_graph.layers.blocks.size import edges_per_block
-from gact_graph.layers.blocks.sort_arguments import sort_arguments, target_of
-from gact_graph.layers.blocks.supported import check_module, plain_edge_index
+from gact_graph.layers.blocks.cutting import Cutting
+from gact_graph.layers.blocks.edge_functions import (
+    EdgeFunction,
+    edge_model,
+    edge_update,
+    propagate,
+)
+from gact_graph.layers.blocks.edge_work import BlockedResult, EdgeWork, in_blocks
+from gact_graph.layers.blocks.order import Orders
+from gact_graph.layers.blocks.sort_arguments import (
+    check_layer,
+    sort_arguments,
+    sort_edge_model_arguments,
+    target_of,
+)
 from gact_graph.layers.recompute import reuse
 from gact_graph.layers.recompute.saved_bytes import message_bytes, most_saved
 from gact_graph.support import current
+from gact_graph.support.current import is_transformed
 from gact_graph.support.patch import Patch
 from gact_graph.support.rows import LayerRow
-from gact_graph.support.transforms import is_transformed
 
-_PAYS_OFF = 4
-"""In a call that is not left alone, a layer runs in blocks from this part of ``min_bytes`` on:
-coding its messages takes longer than cutting them into blocks. GAT with 1,000 nodes and 7,000
-edges, 6 MB of messages: 2.2 times stock's time as PyG has it, 1.7 times in blocks."""
+_WORTHWHILE = 4
+"""In a call that is compressed, a layer runs in blocks from this part of ``min_bytes`` on: coding
+its messages takes longer than cutting them into blocks. GAT with 1,000 nodes and 7,000 edges, 6 MB
+of messages: 2.2 times stock's time with coded messages, 1.7 times in blocks."""
 
 
-class Blocks:
-    """What the patched layers of one wrapped model share.
+class Blocks(Cutting):
+    """The state that the patched layers of a wrapped model share.
 
     Args:
         owner: The model that the layers belong to.
-        report: Gets an entry for each call, under its name: what became of it.
+        report: Gets an entry for each call, under its name.
         size: Edges of a block, or ``"auto"``.
-        thrifty: Whether saved tensors are quantized, and so small that free memory counts.
-        min_bytes: A layer with fewer than a quarter of these bytes of messages is left alone, if
+        quantized: Whether saved tensors are quantized, so that free memory is a large share.
+        min_bytes: A layer with fewer than a quarter of these bytes of messages runs as in PyG, if
             ``size`` is ``"auto"``.
-
-    Attributes:
-        share: Of the edges that a block has where ``size`` is ``"auto"``: a small part of a graph
-            is cut into as many blocks as the whole, to see how memory grows.
     """
 
     def __init__(
@@ -52,87 +55,52 @@ class Blocks:
         owner: current.Owner,
         report: dict[str, LayerRow],
         size: int | str,
-        thrifty: bool,
+        quantized: bool,
         min_bytes: int,
     ) -> None:
-        self.owner = owner
-        self.report = report
-        self.orders = Orders()
-        self._thrifty = thrifty
-        self.min_bytes = min_bytes
-        self._size = size
-        self.share = 1.0
+        super().__init__(Orders(), size, quantized)
+        self.owner, self.report, self.min_bytes = owner, report, min_bytes
 
     @property
-    def sizes_itself(self) -> bool:
-        """Whether the user named no number of edges."""
-        return self._size == "auto"
+    def session(self) -> current.Capture | None:
+        """The session that captures the model's forward; None if there is none."""
+        return current.session_of(self.owner)
 
     @property
-    def gives_back(self) -> bool:
-        """Whether free memory of the process is given back around backward."""
-        session = current.session_of(self.owner)
-        return self._thrifty and (session is None or session.gives_back)
-
-    def size_for(self, arguments: Arguments, summed: int | None = None) -> int:
-        """Edges of a block; see :func:`edges_per_block`."""
-        if isinstance(self._size, int):
-            return self._size
-        return max(1, round(edges_per_block(arguments, self._thrifty, summed) * self.share))
-
-    def order(self, edge_index: Tensor, target: int, num_destinations: int) -> Order:
-        """The order of these edges; see :class:`Order` for what it raises."""
-        # Only captured forwards are counted, and a layer's own backward follows such a one. Without
-        # a count, an edge_index that was seen before may have changed since.
-        uncounted = current.session_of(self.owner) is None and reuse.current() is None
-        with current.capture_disabled():  # else the index that sorts the edges would count as saved
-            return self.orders.get(edge_index, target, num_destinations, confirm=uncounted)
+    def _confirms(self) -> bool:
+        # Only captured forwards are counted, and a layer's own backward follows a captured forward.
+        return self.session is None and reuse.current() is None
 
     def attach(
         self, model: nn.Module, only: Container[nn.Module] | None = None
     ) -> Iterator[Blocked]:
-        """Patches the edge work of each layer that has some, or of some; yields the patches."""
+        """Patch the edge work of the layers of a model, and yield the patches.
+
+        Args:
+            model: The model.
+            only: The layers to patch; None for all.
+        """
         for name, module in model.named_modules():
             if only is not None and module not in only:
                 continue
             if isinstance(module, MessagePassing):
-                for method in _METHODS:
-                    yield BlockedMethod(self, module, name, method)
-            elif isinstance(module, MetaLayer) and is_stock(module):
+                for edge_function in (propagate, edge_update):
+                    yield BlockedMethod(self, module, name, edge_function)
+            elif isinstance(module, MetaLayer) and (
+                type(module).forward is MetaLayer.forward and "forward" not in vars(module)
+            ):
                 yield BlockedMetaLayer(self, module, name)
 
 
-class _Method(NamedTuple):
-    """A method that is patched.
-
-    Attributes:
-        name: Its name.
-        functions: The names of the layer's functions that it calls.
-        edge_function: What runs for each block in its place.
-    """
-
-    name: str
-    functions: tuple[str, ...]
-    edge_function: EdgeFunction
-
-
-_METHODS = (
-    _Method("propagate", ("message", "aggregate", "update"), propagate),
-    _Method("edge_updater", ("edge_update",), edge_update),
-)
-
-
 class Blocked(Patch):
-    """Replaces a method of one layer with one that runs its edge work in blocks.
+    """Replace a method of a layer by a method that runs the layer's edge work in blocks.
 
     Args:
-        blocks: What the layers of the model share.
+        blocks: The state that the layers of the model share.
         module: The layer.
         attribute: The method.
         layer: The layer's name in the model.
-        work: The name of the edge work.
         edge_function: The function that runs for each block.
-        methods: The methods of the layer that it calls.
     """
 
     def __init__(
@@ -141,109 +109,102 @@ class Blocked(Patch):
         module: nn.Module,
         attribute: str,
         layer: str,
-        work: str,
         edge_function: EdgeFunction,
-        methods: Sequence[str],
     ) -> None:
         super().__init__(module, attribute)
-        self._left_alone: str | None = None
+        self._not_worthwhile: str | None = None
         self._blocks = blocks
-        self._name = f"{layer}/{work}" if layer else work
-        self._label = work
-        self._work = EdgeWork(edge_function, frozenset(methods))
+        self._name = f"{layer}/{edge_function.name}" if layer else edge_function.name
+        self._work = EdgeWork(edge_function)
 
-    def _prepare(self, module: Any, *args: Any, **kwargs: Any) -> Prepared:
-        """Finds out whether and how the edge work of a call can run in blocks.
+    def _sorted(self, module: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, int, Arguments]:
+        """Return the edges of a call, their row of destinations, and the sorted arguments.
 
         Raises:
-            CannotBlock: It cannot.
+            CannotBlock: The call cannot run in blocks.
         """
         raise NotImplementedError
 
     def _in_blocks(self, module: Any, worker: Any, *args: Any, **kwargs: Any) -> Tensor | None:
-        """The result of the edge work; None if it cannot run in blocks.
+        """Return the result of the edge work; None if it cannot run in blocks.
 
         Args:
             module: The layer.
-            worker: The module that gets the tensors that edge work leaves in attributes.
-            args: Of the method.
-            kwargs: Of the method.
+            worker: The module whose code is the edge work.
+            args: The arguments of the method.
+            kwargs: The keyword arguments of the method.
         """
 
-        def run(first: bool) -> Ran:
+        def run(first: bool) -> BlockedResult:
             if torch.compiler.is_compiling() or is_transformed():
                 raise CannotBlock("is compiled, traced or transformed")
-            if first and self._blocks.sizes_itself:
-                self._check_worth(module, (args, kwargs))
-            prepared = self._prepare(module, *args, **kwargs)
-            session = current.session_of(self._blocks.owner)
-            return self._work.run(prepared, worker, session, self._label)
+            if first and self._blocks.size == "auto":
+                self._check_worthwhile(module, (args, kwargs))
+            edge_index, target, arguments = self._sorted(module, *args, **kwargs)
+            session = self._blocks.session
+            return self._work.run(worker, edge_index, target, arguments, self._blocks, session)
 
-        found = in_blocks(self._name, run)
-        report = self._blocks.report
-        if isinstance(found, Ran):
-            row = LayerRow(self._name, "blocks", found.blocks, None)
-            report[self._name] = row
-            return found.result
-        if found is not None:
-            report[self._name] = LayerRow(self._name, "stock", None, found)
+        outcome, report = in_blocks(self._name, run), self._blocks.report
+        if isinstance(outcome, BlockedResult):
+            report[self._name] = LayerRow(self._name, "blocks", outcome.blocks, None)
+            return outcome.result
+        if outcome is not None:
+            report[self._name] = LayerRow(self._name, "stock", None, outcome)
         return None
 
-    def _check_worth(self, module: nn.Module, arguments: Any) -> None:
-        if message_bytes(module, arguments) < self._blocks.min_bytes // _PAYS_OFF:
+    def _check_worthwhile(self, module: nn.Module, arguments: Any) -> None:
+        if message_bytes(module, arguments) < self._blocks.min_bytes // _WORTHWHILE:
             raise CannotBlock("is small (min_bytes=)")
         # torch.utils.checkpoint runs a part of the forward within backward: decided as in forward.
         if torch._C._current_graph_task_id() == -1:
-            session = current.session_of(self._blocks.owner)
-            self._left_alone = None
+            session = self._blocks.session
+            self._not_worthwhile = None
             if session is None:
-                if current.is_left_alone(self._blocks.owner):
-                    self._left_alone = "is small, in a call that is left alone (min_bytes=)"
-            elif session.may_run_backward_twice:
-                self._left_alone = (
+                if current.is_uncompressed(self._blocks.owner):
+                    self._not_worthwhile = "is small, in a call without compression (min_bytes=)"
+            elif session.expects_double_backward:
+                self._not_worthwhile = (
                     "may be differentiated twice: an input of the model needs a gradient"
                 )
-            elif session.leaves_alone(most_saved(module, arguments)):
-                self._left_alone = "is small, in a call that is left alone (min_bytes=)"
-        if self._left_alone is not None:
-            raise CannotBlock(self._left_alone)
+            elif session.is_too_small(most_saved(module, arguments)):
+                self._not_worthwhile = "is small, in a call without compression (min_bytes=)"
+        if self._not_worthwhile is not None:
+            raise CannotBlock(self._not_worthwhile)
 
 
 class BlockedMethod(Blocked):
-    """Replaces ``propagate`` or ``edge_updater`` of one message passing layer."""
+    """Replace ``propagate`` or ``edge_updater`` of a message passing layer."""
 
-    def __init__(self, blocks: Blocks, module: MessagePassing, name: str, method: _Method) -> None:
-        functions = method.functions
-        super().__init__(
-            blocks, module, method.name, name, method.name, method.edge_function, functions
-        )
-        self._functions = method.functions
+    def __init__(
+        self, blocks: Blocks, module: MessagePassing, layer: str, edge_function: EdgeFunction
+    ) -> None:
+        super().__init__(blocks, module, edge_function.name, layer, edge_function)
+        self._methods = edge_function.methods
 
-    def run(self, module: Any, edge_index: Any, *args: Any, size: Any = None, **given: Any) -> Any:
-        """Runs in place of the method of ``module``."""
-        result = self._in_blocks(module, module, edge_index, *args, size=size, **given)
+    def run(self, module: Any, edge_index: Any, *args: Any, size: Any = None, **kwargs: Any) -> Any:
+        """Run in place of the method of ``module``."""
+        result = self._in_blocks(module, module, edge_index, *args, size=size, **kwargs)
         if result is not None:
             return result
-        out = self.original(module)(edge_index, *args, size=size, **given)
+        out = self.original(module)(edge_index, *args, size=size, **kwargs)
         reuse.ended_as_stock()
         return out
 
-    def _prepare(
-        self, module: Any, edge_index: Any = None, *args: Any, size: Any = None, **given: Any
-    ) -> Prepared:
+    def _sorted(
+        self, module: Any, edge_index: Any = None, *args: Any, size: Any = None, **kwargs: Any
+    ) -> tuple[Tensor, int, Arguments]:
         if args:
             raise CannotBlock("gets its arguments by position")
-        edges = plain_edge_index(module, edge_index)
-        check_module(module)
-        arguments = sort_arguments(module, self._functions, edges, size, given)
-        return self._work.prepare(module, edges, target_of(module), arguments, self._blocks)
+        edges = check_layer(module, edge_index)
+        arguments = sort_arguments(module, self._methods, edges, size, kwargs)
+        return edges, target_of(module), arguments
 
 
 class BlockedMetaLayer(Blocked):
-    """Replaces the forward of a MetaLayer: its edge model runs in blocks."""
+    """Replace the forward of a MetaLayer, so that its edge model runs in blocks."""
 
-    def __init__(self, blocks: Blocks, module: MetaLayer, name: str) -> None:
-        super().__init__(blocks, module, "forward", name, "edge_model", edge_model, ())
+    def __init__(self, blocks: Blocks, module: MetaLayer, layer: str) -> None:
+        super().__init__(blocks, module, "forward", layer, edge_model)
 
     def run(
         self,
@@ -254,27 +215,21 @@ class BlockedMetaLayer(Blocked):
         u: Any = None,
         batch: Any = None,
     ) -> Any:
-        """Runs in place of the forward of ``module``, and does what that does."""
+        """Run in place of the forward of ``module``, which this method repeats."""
         if module.edge_model is not None:
-            given = x, edge_index, edge_attr, u, batch
-            found = self._in_blocks(module, module.edge_model, *given)
-            edge_attr = self._all_at_once(module, *given) if found is None else found
+            result = self._in_blocks(module, module.edge_model, x, edge_index, edge_attr, u, batch)
+            if result is None:
+                ends = x[edge_index[0]], x[edge_index[1]]
+                of_edges = None if batch is None else batch[edge_index[0]]
+                result = module.edge_model(*ends, edge_attr, u, of_edges)
+                reuse.ended_as_stock()
+            edge_attr = result
         if module.node_model is not None:
             x = module.node_model(x, edge_index, edge_attr, u, batch)
         if module.global_model is not None:
             u = module.global_model(x, edge_index, edge_attr, u, batch)
         return x, edge_attr, u
 
-    @staticmethod
-    def _all_at_once(
-        module: Any, x: Any, edge_index: Any, edge_attr: Any, u: Any, batch: Any
-    ) -> Any:
-        source, destination = edge_index[0], edge_index[1]
-        of_edges = None if batch is None else batch[source]
-        out = module.edge_model(x[source], x[destination], edge_attr, u, of_edges)
-        reuse.ended_as_stock()
-        return out
-
-    def _prepare(self, module: Any, *args: Any, **kwargs: Any) -> Prepared:
-        edges, arguments = sort_arguments_of(*args)
-        return self._work.prepare(module.edge_model, edges, 1, arguments, self._blocks)
+    def _sorted(self, module: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, int, Arguments]:
+        edges, arguments = sort_edge_model_arguments(*args)
+        return edges, 1, arguments

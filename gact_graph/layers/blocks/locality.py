@@ -1,4 +1,4 @@
-"""The proof that edge work may be cut into blocks of destination nodes.
+"""The proof that edge work can be cut into blocks of destination nodes.
 
 Each operation of a traced graph needs a rule under which a row of its result, at an edge or at a
 destination, depends only on the same row of its arguments, on the edges of the same destination, or
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from gact_graph.layers.blocks.arguments import CannotBlock
-from gact_graph.layers.blocks.trace import Trace
+from gact_graph.layers.blocks.trace import NO_ROWS, Trace
 
 aten = torch.ops.aten
 
@@ -30,8 +30,9 @@ class Rows:
     """The rows of a tensor.
 
     Attributes:
-        kind: Whether it has a row for each edge, for each destination, or is shared by all blocks.
-        axis: The dimension of these rows; -1 for a tensor that is shared.
+        kind: Whether the tensor has a row for each edge or for each destination, or is shared by
+            all blocks.
+        axis: The dimension of the rows; -1 for a shared tensor.
         index: Whether its values are the numbers of the destinations of edges, or repeat them.
     """
 
@@ -44,11 +45,11 @@ SHARED = Rows("shared")
 
 
 def prove(trace: Trace, of_edges: bool) -> None:
-    """Prove that blocks of destinations give the rows that the whole graph gives.
+    """Prove that blocks of destinations give the rows of the whole graph.
 
     Args:
         trace: The trace of the edge work.
-        of_edges: Whether the result has a row for each edge; else it has one for each destination.
+        of_edges: Whether the result has a row for each edge, or for each destination.
 
     Raises:
         CannotBlock: There is no proof. The message names the operation.
@@ -60,7 +61,7 @@ def prove(trace: Trace, of_edges: bool) -> None:
         proof.visit(node)
     result, *kept = proof.outputs
     if result != Rows("edge" if of_edges else "node", 0):
-        raise CannotBlock("returns something other than a tensor with one row per node or edge")
+        raise CannotBlock(NO_ROWS)
     for name, rows in zip(trace.kept, kept, strict=True):
         if rows != Rows("edge", 0):
             raise CannotBlock(
@@ -69,83 +70,75 @@ def prove(trace: Trace, of_edges: bool) -> None:
 
 
 class _Proof:
-    """The rows of each node's tensor, found in the order of the graph."""
+    """The rows of each node's tensor, in the order of the graph."""
 
     def __init__(self, trace: Trace) -> None:
         self._rows: dict[fx.Node, Rows] = {}
-        self._symbols = trace.symbols
+        self._symbols, self._index = trace.symbols, trace.placeholders["index"]
         self._inputs: set[int] = set()  # storages
-        self._names = iter(trace.inputs)
         self.outputs: list[Rows] = []
 
     def visit(self, node: fx.Node) -> None:
         """Find the rows of one node's tensor."""
+        value = node.meta.get("val")
         if node.op == "output":
             results: Any = node.args[0]
             self.outputs = [self._rows.get(result, SHARED) for result in results]
-        elif node.op in ("placeholder", "get_attr"):
-            name = next(self._names, "") if node.op == "placeholder" else ""
-            value = node.meta.get("val")
-            if isinstance(value, Tensor):
-                self._inputs.add(value.untyped_storage()._cdata)
-                self._rows[node] = self._by_shape(value, name == "index")
-        elif node.target is operator.getitem:
-            value = node.meta.get("val")
-            if isinstance(value, Tensor):
-                self._rows[node] = self._by_shape(value)
         elif isinstance(node.target, torch._ops.OpOverload):
-            self._visit_operation(node)
-        elif node.target is not torch._C._set_grad_enabled and not _is_number(node):
+            self._visit_operation(_Call(node, self._rows), value)
+        elif node.op != "call_function" or node.target is operator.getitem:
+            if isinstance(value, Tensor):
+                self._rows[node] = self._by_shape(value, node is self._index)
+                if node.op != "call_function":
+                    self._inputs.add(value.untyped_storage()._cdata)
+        elif node.target is not torch._C._set_grad_enabled and _tensors_in(value):
             raise CannotBlock(f"has no rule for {getattr(node.target, '__name__', node.target)}")
 
-    def _visit_operation(self, node: fx.Node) -> None:
-        function: Any = node.target
-        packet, name = function.overloadpacket, function.overloadpacket.__name__
+    def _visit_operation(self, call: _Call, value: Any) -> None:
+        packet, name = call.packet, call.name
         if packet in (aten.sym_size, aten.sym_numel, aten.sym_stride):
             return
-        call = _Call(node, self._rows)
         if call.numbers and packet not in _TAKES_SIZES | _POSITIONS:
             raise CannotBlock(f"computes with the number of edges or nodes ({name})")
-        if function._schema.is_mutable and packet is not aten.lift_fresh:
+        if call.function._schema.is_mutable and packet is not aten.lift_fresh:
             target = call.tensors[0].meta["val"]
             if target.untyped_storage()._cdata in self._inputs:
                 raise CannotBlock(f"changes a tensor that it was given ({name})")
-        value = node.meta.get("val")
-        results = [v for v in tree_leaves(value) if isinstance(v, Tensor)]
-        rows = [self._by_shape(result) for result in results]
-        drawn = torch.Tag.nondeterministic_seeded in function.tags
-        if drawn and any(given.kind == "shared" for given in rows):
+        rows = [self._by_shape(result) for result in _tensors_in(value)]
+        makes_rows = any(result.kind != "shared" for result in rows)
+        takes_rows = any(argument.kind != "shared" for argument in call.rows)
+        drawn = torch.Tag.nondeterministic_seeded in call.function.tags
+        if drawn and any(result.kind == "shared" for result in rows):
             raise CannotBlock(f"draws random numbers that all edges share ({name})")
-        has_rows = any(given.kind != "shared" for given in call.rows)
         if packet in _POSITIONS:
-            if has_rows or any(given.kind != "shared" for given in rows):
+            if takes_rows or makes_rows:
                 raise CannotBlock(f"reads the position of an edge ({name})")
-        elif has_rows and packet not in _FILLS:
-            self._check(call, packet, name, rows)
-        elif any(given.kind != "shared" for given in rows) and packet not in _FILLS | _SPREADS:
+        elif takes_rows and packet not in _FILLS:
+            self._check(call, rows)
+        elif makes_rows and packet not in _FILLS | _SPREADS:
             raise CannotBlock(f"has no rule for {name}")
         if isinstance(value, Tensor):
-            repeats = packet in _REPEATS and any(given.index for given in call.rows)
-            found = rows[0]
-            self._rows[node] = Rows(found.kind, found.axis, True) if repeats else found
+            repeats = packet in _REPEATS and any(argument.index for argument in call.rows)
+            self._rows[call.node] = replace(rows[0], index=True) if repeats else rows[0]
 
-    def _check(self, call: _Call, packet: Any, name: str, results: list[Rows]) -> None:
+    def _check(self, call: _Call, results: list[Rows]) -> None:
         """Apply the rule of an operation of which at least one argument has rows."""
-        if any(given.index for given in call.rows) and packet not in _REPEATS | _INDEXED:
-            raise CannotBlock(f"computes with the numbers of destinations ({name})")
-        kinds = {given.kind for given in call.rows} - {"shared"}
+        packet = call.packet
+        if any(argument.index for argument in call.rows) and packet not in _REPEATS | _INDEXED:
+            raise CannotBlock(f"computes with the numbers of destinations ({call.name})")
+        kinds = {argument.kind for argument in call.rows} - {"shared"}
         if packet in _SCATTERS:
             holds = _scatters(call, results[0])
         elif packet in _INDEXED:
-            holds = _indexes(call, packet, results[0])
+            holds = _indexes(call, results[0])
         elif len(kinds) > 1:
             holds = False
         elif packet in _MATMULS:
-            holds = _multiplies(call, packet, results[0])
+            holds = _multiplies(call, results[0])
         elif packet in _VIEWS:
-            holds = _views(call, packet, results)
+            holds = _views(call, results[0])
         elif packet in _ALONG:
-            holds = _works_along(call, packet, results)
+            holds = _works_along(call)
         elif packet in _BATCHED:
             holds = call.rows[0].axis == 0 and all(r.kind == "shared" for r in call.rows[1:])
             if packet in _NORMS and call.argument("training", call.argument("train", False)):
@@ -153,13 +146,13 @@ class _Proof:
         elif torch.Tag.pointwise in call.function.tags or packet in _POINTWISE:
             holds = _is_pointwise(call, results)
         else:
-            raise CannotBlock(f"has no rule for {name}")
+            raise CannotBlock(f"has no rule for {call.name}")
         same_kind = packet not in _SAME_KIND or all(result.kind in kinds for result in results)
         if not holds or not same_kind:
-            raise CannotBlock(_why(packet, name))
+            raise CannotBlock(_reason(call))
 
     def _by_shape(self, tensor: Tensor, index: bool = False) -> Rows:
-        """The rows that a shape shows: a dimension is the number of edges, or a multiple of it."""
+        """Return the rows of a shape: a dimension is the number of edges, or a multiple of it."""
         rows = SHARED
         for axis, size in enumerate(tensor.shape):
             kind = self._kind_of(size)
@@ -188,14 +181,17 @@ class _Call:
     Attributes:
         node: The node.
         function: The operation.
+        packet: The operation without its overload.
+        name: Its name.
         tensors: The nodes of its tensor arguments.
-        rows: Their rows.
+        rows: The rows of its tensor arguments.
         numbers: The nodes of its arguments that are numbers of edges or nodes.
     """
 
     def __init__(self, node: fx.Node, rows: dict[fx.Node, Rows]) -> None:
-        self.node = node
-        self.function: Any = node.target
+        function: Any = node.target
+        self.node, self.function, self.packet = node, function, function.overloadpacket
+        self.name: str = self.packet.__name__
         self.tensors, self.rows, self.numbers = [], [], []
         for leaf in tree_leaves((node.args, node.kwargs)):
             if isinstance(leaf, fx.Node):
@@ -207,7 +203,7 @@ class _Call:
         self._all_rows = rows
 
     def argument(self, name: str, default: Any = None) -> Any:
-        """An argument by its name in the operation's schema."""
+        """Return an argument by its name in the operation's schema."""
         schema: Any = self.function._schema
         for position, declared in enumerate(schema.arguments):
             if declared.name == name:
@@ -219,17 +215,20 @@ class _Call:
         return default
 
     def rows_of(self, name: str) -> Rows:
-        """The rows of a tensor argument."""
-        node = self.argument(name)
+        """Return the rows of a tensor argument."""
+        return self.rows_at(self.argument(name))
+
+    def rows_at(self, node: Any) -> Rows:
+        """Return the rows of a node's tensor."""
         return self._all_rows.get(node, SHARED) if isinstance(node, fx.Node) else SHARED
 
     def value_of(self, name: str) -> Any:
-        """The fake tensor of an argument."""
+        """Return the fake tensor of an argument."""
         node = self.argument(name)
         return node.meta["val"] if isinstance(node, fx.Node) else None
 
     def dims(self, dim: int, *names: str) -> set[int] | None:
-        """The dimensions that the operation works along, of ``dim``; None for all."""
+        """Return the dimensions along which the operation works, of ``dim``; None for all."""
         for name in names:
             value = self.argument(name)
             if value is not None and value != []:
@@ -238,30 +237,29 @@ class _Call:
         return None
 
 
-def _is_number(node: fx.Node) -> bool:
-    return not any(isinstance(v, Tensor) for v in tree_leaves(node.meta.get("val")))
+def _tensors_in(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _is_pointwise(call: _Call, results: list[Rows]) -> bool:
-    """Rows are broadcast against rows: the same dimension, counted from the last one."""
+    """Return whether rows are broadcast against rows: the same dimension from the last."""
     places = {
         call.tensors[i].meta["val"].dim() - rows.axis
         for i, rows in enumerate(call.rows)
         if rows.kind != "shared"
     }
-    outputs = [v for v in tree_leaves(call.node.meta["val"]) if isinstance(v, Tensor)]
-    places |= {output.dim() - rows.axis for output, rows in zip(outputs, results, strict=True)}
+    outputs = zip(_tensors_in(call.node.meta["val"]), results, strict=True)
+    places |= {output.dim() - rows.axis for output, rows in outputs}
     return len(places) == 1
 
 
 def _scatters(call: _Call, result: Rows) -> bool:
-    """Rows of edges are joined at their destinations; or rows change along another dimension."""
+    """Return whether rows of edges are reduced at destinations, or rows change along others."""
     into, index = call.rows_of("self"), call.rows_of("index")
     source = call.rows_of("src" if call.argument("src") is not None else "source")
     dim = call.argument("dim") % call.value_of("self").dim()
     if dim != into.axis:
-        packet = call.function.overloadpacket
-        if packet in _INDEX_ROWS or index.index:
+        if call.packet in _INDEX_ROWS or index.index:
             return False
         others = [r for r in (source, index) if r.kind != "shared"]
         return into.kind != "shared" and all(r == into for r in others)
@@ -272,13 +270,14 @@ def _scatters(call: _Call, result: Rows) -> bool:
     )
 
 
-def _indexes(call: _Call, packet: Any, result: Rows) -> bool:
-    """Rows of nodes are read at the destinations of edges; shared rows at any index."""
+def _indexes(call: _Call, result: Rows) -> bool:
+    """Return whether rows of nodes are read at destinations of edges, and shared rows anywhere."""
+    packet = call.packet
     if packet is aten.index:
         indices = call.argument("indices")
         tables, positions = call.rows_of("self"), [i for i in indices if i is not None]
         dim = next(d for d, i in enumerate(indices) if i is not None)
-        kinds = [call._all_rows.get(i, SHARED) for i in positions]
+        kinds = [call.rows_at(position) for position in positions]
         if tables.kind == "shared":
             return all(not rows.index for rows in kinds)
         if dim == tables.axis and len(positions) == 1:
@@ -303,15 +302,15 @@ def _indexes(call: _Call, packet: Any, result: Rows) -> bool:
     return index.kind == "shared" and result == table
 
 
-def _multiplies(call: _Call, packet: Any, result: Rows) -> bool:
-    """Rows stay rows: no sum runs over them."""
-    name, other = _MATMULS[packet]
+def _multiplies(call: _Call, result: Rows) -> bool:
+    """Return whether no sum runs over rows."""
+    if call.packet is aten.dot:
+        return False
+    name, other = _MATMULS[call.packet]
     left, right = call.rows_of(name), call.rows_of(other)
     bias = call.rows_of("self") if name != "self" else SHARED
-    batched = packet in (aten.bmm, aten.baddbmm)
+    batched = call.packet in (aten.bmm, aten.baddbmm)
     contracted = (2, 1) if batched else (1, 0)
-    if packet is aten.dot:
-        return False
     if left.axis == contracted[0] or right.axis == contracted[1]:
         return False
     if left.kind != "shared" and right.kind != "shared":
@@ -324,26 +323,18 @@ def _multiplies(call: _Call, packet: Any, result: Rows) -> bool:
     return holds and result.kind != "shared"
 
 
-def _views(call: _Call, packet: Any, results: list[Rows]) -> bool:
-    """The same elements in another shape, with rows as far from the front as before."""
-    given, tensor = call.rows[0], call.tensors[0].meta["val"]
-    if packet in (aten.view, aten._unsafe_view, aten.reshape, aten._reshape_alias):
-        before = _product(tensor.shape[: given.axis])
-        value = call.node.meta["val"]
+def _views(call: _Call, result: Rows) -> bool:
+    """Return whether the rows of a view are those of its base."""
+    base, tensor, value = call.rows[0], call.tensors[0].meta["val"], call.node.meta["val"]
+    if call.packet in (aten.view, aten._unsafe_view, aten.reshape, aten._reshape_alias):
         return (
-            results[0].kind == given.kind
-            and _product(value.shape[: results[0].axis]) == before
-            and _after(tensor, given.axis) == _after(value, results[0].axis)
+            result.kind == base.kind
+            and _product(tensor.shape[: base.axis]) == _product(value.shape[: result.axis])
+            and _product(tensor.shape[base.axis :]) == _product(value.shape[result.axis :])
         )
-    if packet is aten.expand:
-        value = call.node.meta["val"]
-        return value.dim() - results[0].axis == tensor.dim() - given.axis
+    if call.packet is aten.expand:
+        return bool(value.dim() - result.axis == tensor.dim() - base.axis)
     return call.function is not aten.squeeze.default
-
-
-def _after(tensor: Tensor, axis: int) -> Any:
-    """The number of elements from a dimension on."""
-    return _product(tensor.shape[axis:])
 
 
 def _product(sizes: Iterable[Any]) -> Any:
@@ -353,16 +344,15 @@ def _product(sizes: Iterable[Any]) -> Any:
     return product
 
 
-def _works_along(call: _Call, packet: Any, results: list[Rows]) -> bool:
-    """The operation works along other dimensions than that of the rows."""
-    lists = [v for v in call.rows if v.kind != "shared"]
-    tensor = next(
-        t.meta["val"] for t, r in zip(call.tensors, call.rows, strict=True) if r.kind != "shared"
-    )
-    axis = lists[0].axis
-    if any(rows.axis != axis for rows in lists):
+def _works_along(call: _Call) -> bool:
+    """Return whether the operation works along other dimensions than the rows."""
+    pairs = zip(call.tensors, call.rows, strict=True)
+    with_rows = [(node.meta["val"], rows) for node, rows in pairs if rows.kind != "shared"]
+    (tensor, first), packet = with_rows[0], call.packet
+    axis = first.axis
+    if any(rows.axis != axis for _, rows in with_rows):
         return False
-    if packet is aten.cat and len(lists) != len(call.rows):
+    if packet is aten.cat and len(with_rows) != len(call.rows):
         return False
     if packet is aten.slice and call.dims(tensor.dim(), "dim") == {axis}:
         # All rows, as in x[:, 0].
@@ -376,7 +366,8 @@ def _works_along(call: _Call, packet: Any, results: list[Rows]) -> bool:
     if packet is aten.repeat:
         times = call.argument("repeats")
         return len(times) - tensor.dim() + axis >= 0 and (
-            times[len(times) - tensor.dim() + axis] == 1 and not any(r.index for r in lists)
+            times[len(times) - tensor.dim() + axis] == 1
+            and not any(rows.index for _, rows in with_rows)
         )
     along = call.dims(tensor.dim(), "dim", "dims", "dim0")
     if packet in _NEEDS_DIM and along is None:
@@ -386,7 +377,8 @@ def _works_along(call: _Call, packet: Any, results: list[Rows]) -> bool:
     return along is None or axis not in along
 
 
-def _why(packet: Any, name: str) -> str:
+def _reason(call: _Call) -> str:
+    packet, name = call.packet, call.name
     if packet in _SCATTERS or packet in _INDEXED:
         return f"reads or writes rows of other nodes than the destination of an edge ({name})"
     if packet in _ALONG or packet in _MATMULS or packet in _BATCHED:
@@ -394,42 +386,35 @@ def _why(packet: Any, name: str) -> str:
     return f"mixes rows of edges and nodes ({name})"
 
 
-def _packets(*names: str) -> frozenset[Any]:
-    return frozenset(getattr(aten, name) for name in names if hasattr(aten, name))
+def _packets(names: str) -> frozenset[Any]:
+    return frozenset(getattr(aten, name) for name in names.split() if hasattr(aten, name))
 
 
 _FILLS = _packets(
-    *("zeros", "ones", "full", "empty", "empty_strided", "scalar_tensor", "new_zeros", "new_ones"),
-    *("new_full", "new_empty", "new_empty_strided", "rand", "randn", "zeros_like", "ones_like"),
-    *("full_like", "empty_like", "rand_like", "randn_like"),
+    "zeros ones full empty empty_strided scalar_tensor new_zeros new_ones new_full new_empty "
+    "new_empty_strided rand randn zeros_like ones_like full_like empty_like rand_like randn_like"
 )
-"""Operations that read the shapes of their arguments only: each row is the same, or is drawn."""
+"""Operations that read shapes alone: all rows are equal, or drawn at random."""
 
-_SPREADS = _packets("expand", "repeat")
-"""Operations that may make rows of what all blocks share."""
+_SPREADS = _packets("expand repeat")
+"""Operations that may make rows of a shared tensor."""
 
-_POSITIONS = _packets("arange", "range", "linspace", "randperm", "nonzero", "eye", "tril", "triu")
+_POSITIONS = _packets("arange range linspace randperm nonzero eye tril triu")
 """Operations that number rows."""
 
-_TAKES_SIZES = (
-    _FILLS
-    | _SPREADS
-    | _packets("view", "_unsafe_view", "reshape", "_reshape_alias", "slice", "arange")
-)
+_TAKES_SIZES = _FILLS | _SPREADS | _packets("view _unsafe_view reshape _reshape_alias slice arange")
 """Operations in which the number of edges or nodes is a part of a shape."""
 
 _REPEATS = _packets(
-    *("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand", "clone", "detach"),
-    *("alias", "_to_copy", "contiguous", "slice", "_reshape_alias"),
+    "view _unsafe_view reshape unsqueeze squeeze expand clone detach alias _to_copy contiguous "
+    "slice _reshape_alias"
 )
 """Operations whose result may repeat the numbers of destinations."""
 
-_INDEX_ROWS = _packets("index_add", "index_add_", "index_reduce", "index_reduce_")
-_SCATTERS = _INDEX_ROWS | _packets(
-    "scatter_add", "scatter_add_", "scatter_reduce", "scatter_reduce_"
-)
-_SCATTERS |= _packets("scatter", "scatter_")
-_INDEXED = _SCATTERS | _packets("index_select", "index", "gather", "embedding")
+_INDEX_ROWS = _packets("index_add index_add_ index_reduce index_reduce_")
+_SCATTERS = _INDEX_ROWS | _packets("scatter_add scatter_add_ scatter_reduce scatter_reduce_")
+_SCATTERS |= _packets("scatter scatter_")
+_INDEXED = _SCATTERS | _packets("index_select index gather embedding")
 
 _MATMULS = {
     aten.mm: ("self", "mat2"),
@@ -442,36 +427,33 @@ _MATMULS = {
 }
 
 _VIEWS = _packets(
-    *("view", "_unsafe_view", "reshape", "_reshape_alias", "expand", "permute", "transpose", "t"),
-    *("unsqueeze", "squeeze", "alias", "detach", "view_as_real", "view_as_complex"),
+    "view _unsafe_view reshape _reshape_alias expand permute transpose t unsqueeze squeeze alias "
+    "detach view_as_real view_as_complex"
 )
 
 _NEEDS_DIM = _packets(
-    *("sum", "mean", "amax", "amin", "max", "min", "any", "all", "prod", "var", "std", "var_mean"),
-    *("std_mean", "norm", "linalg_vector_norm", "logsumexp", "argmax", "argmin", "nansum"),
-    *("median", "nanmedian", "count_nonzero", "flip", "roll", "aminmax"),
+    "sum mean amax amin max min any all prod var std var_mean std_mean norm linalg_vector_norm "
+    "logsumexp argmax argmin nansum median nanmedian count_nonzero flip roll aminmax"
 )
-"""Operations that work along all dimensions where none is given."""
+"""Operations that work along all dimensions by default."""
 
 _ALONG = _NEEDS_DIM | _packets(
-    *("_softmax", "_log_softmax", "cumsum", "cumprod", "cummax", "cummin", "sort", "topk", "mode"),
-    *("kthvalue", "select", "slice", "narrow", "split", "split_with_sizes", "unbind", "chunk"),
-    *("cat", "stack", "glu", "constant_pad_nd", "native_layer_norm", "_fused_rms_norm", "repeat"),
-    *("unfold", "select_scatter", "slice_scatter", "linalg_cross", "cross"),
+    "_softmax _log_softmax cumsum cumprod cummax cummin sort topk mode kthvalue select slice "
+    "narrow split split_with_sizes unbind chunk cat stack glu constant_pad_nd native_layer_norm "
+    "_fused_rms_norm repeat unfold select_scatter slice_scatter linalg_cross cross"
 )
 
-_NORMS = _packets("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm")
+_NORMS = _packets("native_batch_norm _native_batch_norm_legit cudnn_batch_norm")
 _BATCHED = _NORMS | _packets(
-    *("_native_batch_norm_legit_no_training", "convolution", "_adaptive_avg_pool2d"),
-    *("avg_pool2d", "max_pool2d_with_indices", "native_group_norm"),
+    "_native_batch_norm_legit_no_training convolution _adaptive_avg_pool2d avg_pool2d "
+    "max_pool2d_with_indices native_group_norm"
 )
 """Operations whose first dimension is a batch of independent entries."""
 
 _POINTWISE = _packets(
-    *("clone", "_to_copy", "copy_", "copy", "fill_", "fill", "zero_", "lift_fresh_copy"),
-    *("native_dropout", "bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_"),
-    *("rrelu_with_noise", "where", "masked_fill", "masked_fill_"),
-    *("_prelu_kernel", "contiguous", "log_sigmoid_forward", "complex", "real"),
+    "clone _to_copy copy_ copy fill_ fill zero_ lift_fresh_copy native_dropout bernoulli "
+    "bernoulli_ uniform_ normal_ exponential_ rrelu_with_noise where masked_fill masked_fill_ "
+    "_prelu_kernel contiguous log_sigmoid_forward complex real"
 )
 
 _SAME_KIND = _ALONG | _VIEWS | _POINTWISE

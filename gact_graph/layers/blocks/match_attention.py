@@ -1,12 +1,12 @@
-"""Attention for which there are operators, found by comparing traced graphs.
+"""Attention for which operators exist, recognized by comparing traced graphs.
 
-The graph of a layer is compared with that of a reference, which computes GATConv's, GATv2Conv's or
-TransformerConv's attention. Equal graphs compute the same; no kind of layer is known by name.
+The graph of a layer is compared with the graph of a reference for the attention of GATConv,
+GATv2Conv or TransformerConv. Equal graphs compute the same; no class is recognized by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
@@ -16,13 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch_geometric.utils import scatter, softmax
 
-from gact_graph.layers.blocks.arguments import Arguments, Use
-from gact_graph.layers.blocks.attention import Attention
+from gact_graph.layers.blocks.arguments import Arguments, Use, constant_name
+from gact_graph.layers.blocks.attention import Attention, LeakyAttention, SumAttention
 from gact_graph.layers.blocks.dot_attention import DotAttention
-from gact_graph.layers.blocks.edge_attention import LeakyAttention, SumAttention
 from gact_graph.layers.blocks.edge_functions import EdgeFunction
-from gact_graph.layers.blocks.edge_rows import EdgeRows
-from gact_graph.layers.blocks.edge_terms import EdgeTerms
 from gact_graph.layers.blocks.graph import Dependencies
 from gact_graph.layers.blocks.match_sum import Messages
 from gact_graph.layers.blocks.trace import Trace, trace
@@ -35,22 +32,20 @@ _COMMUTATIVE = (aten.add.Tensor, aten.mul.Tensor)
 
 
 def match_attention(
-    edge_function: EdgeFunction,
     traced: Trace,
     dependencies: Dependencies,
     messages: Messages | None,
     arguments: Arguments,
     reach: Reach,
 ) -> Attention | None:
-    """The attention that a layer computes; None if there is no operator for it.
+    """Return the attention that a layer computes; None if no operator computes the same.
 
     Args:
-        edge_function: The function that runs for each block.
-        traced: Its trace.
-        dependencies: Those of the trace.
-        messages: The messages that the function adds up, if it does.
-        arguments: Those of one call.
-        reach: The tensors that the layer reads beside them.
+        traced: The trace of the layer.
+        dependencies: The dependencies between its nodes.
+        messages: The messages that the layer sums; None if its result is no sum.
+        arguments: The arguments of a call.
+        reach: The tensors that the layer reads beside the arguments.
     """
     tensors = arguments.tensors
     if any(t.dtype not in (torch.float32, torch.float64) for t in tensors):
@@ -60,7 +55,7 @@ def match_attention(
     of_nodes = [t for i, t in enumerate(tensors) if arguments.levels_of(i) != {"edge"}]
     if len({t.dtype for t in tensors}) != 1 or len({t.shape[1:] for t in of_nodes}) != 1:
         return None
-    layer = _Layer(edge_function, traced, dependencies, arguments, reach)
+    layer = _Layer(traced, dependencies, arguments, reach)
     if not layer.has(aten.exp.default):
         return None
     return layer.edge_attention() if messages is None else layer.dot_attention()
@@ -76,126 +71,136 @@ class _Settings:
 
 
 class _Layer:
-    """A layer's graph, and what it is compared with."""
+    """The graph of a layer, compared with references."""
 
     def __init__(
-        self,
-        edge_function: EdgeFunction,
-        traced: Trace,
-        dependencies: Dependencies,
-        arguments: Arguments,
-        reach: Reach,
+        self, traced: Trace, dependencies: Dependencies, arguments: Arguments, reach: Reach
     ) -> None:
-        self._edge_function, self._traced = edge_function, traced
-        self._nodes = [
-            node for node in traced.graph.nodes if node in dependencies.closure(traced.outputs)
-        ]
-        self._arguments, self._reach = arguments, reach
-        self._learning = [reach.tensors[number][1] for number in traced.constants]
+        closure = dependencies.closure(traced.outputs)
+        self._traced, self._arguments = traced, arguments
+        self._nodes = [node for node in traced.graph.nodes if node in closure]
+        self._constants = [reach.tensors[number][1] for number in traced.constants]
         self._settings = _Settings(
-            self._number(aten.native_dropout.default, 1, 0.0),
-            self._number(aten.leaky_relu.default, 1, 0.01),
-            self._number(aten.div.Tensor, 1, 1.0),
+            self._number(aten.native_dropout.default, 0.0),
+            self._number(aten.leaky_relu.default, 0.01),
+            self._number(aten.div.Tensor, 1.0),
         )
 
     def has(self, function: Any) -> bool:
-        """Whether the graph has such an operation."""
+        """Return whether the graph has an operation."""
         return any(node.target is function for node in self._nodes)
 
     def edge_attention(self) -> Attention | None:
-        """The attention of an ``edge_update``."""
+        """Return the attention of an ``edge_update``."""
         arguments = self._arguments
         uses = {use.level: use for use in arguments.uses}
         if len(uses) != len(arguments.uses) or uses.keys() - {"edge"} != {"source", "destination"}:
             return None
         if not self.has(aten.leaky_relu.default) or self._traced.kept:
             return None
-        source, destination = uses["source"], uses["destination"]
-        x = arguments.tensors[source.index]
-        settings = self._settings
-        common = source.index, destination.index, settings.dropout, settings.slope
-        ends = source.parameter, destination.parameter
+        ends, edge = (uses["source"], uses["destination"]), uses.get("edge")
+        x = arguments.tensors[ends[0].index]
+        settings = self._settings.dropout, self._settings.slope
         if x.dim() == 2:
-            for terms in self._terms(uses.get("edge"), x):
-                read = () if terms is None else terms.parameters
-                if self._is(_Sums(settings, ends, uses.get("edge"), self._tensors(read))):
-                    return SumAttention(*common, terms)
-        if x.dim() == 3 and "edge" not in uses:
-            for att, tensor in enumerate(self._learning):
-                fits = tensor.shape == (1, *x.shape[1:]) and tensor.dtype == x.dtype
-                if fits and self._is(_Rows(settings, ends, None, self._tensors((att,)))):
-                    return LeakyAttention(*common, att)
+            for parameters in self._edge_score_parameters(edge, x):
+                if self._is(_sum_attention, ends, edge, parameters):
+                    return SumAttention(self._inputs((*ends, edge), parameters), *settings)
+        if x.dim() == 3 and edge is None:
+            for number, vector in enumerate(self._constants):
+                fits = vector.shape == (1, *x.shape[1:]) and vector.dtype == x.dtype
+                if fits and self._is(_leaky_attention, ends, None, (number,)):
+                    return LeakyAttention(self._inputs(ends, (number,)), *settings)
         return None
 
     def dot_attention(self) -> Attention | None:
-        """The attention of a ``propagate`` that adds up messages."""
-        arguments = self._arguments
-        levels = sorted(use.level for use in arguments.uses if use.level != "edge")
-        edges = [use for use in arguments.uses if use.level == "edge"]
-        kept = self._traced.kept
-        if levels != ["destination", "source", "source"] or len(edges) > 1 or len(kept) > 1:
+        """Return the attention of a ``propagate`` that sums messages."""
+        uses = self._arguments.uses
+        levels = sorted(use.level for use in uses if use.level != "edge")
+        edges = [use for use in uses if use.level == "edge"]
+        keeps = bool(self._traced.kept)
+        if (
+            levels != ["destination", "source", "source"]
+            or len(edges) > 1
+            or len(self._traced.kept) > 1
+        ):
             return None
-        (query,) = (use for use in arguments.uses if use.level == "destination")
-        x = arguments.tensors[query.index]
+        (query,) = (use for use in uses if use.level == "destination")
+        x = self._arguments.tensors[query.index]
         if x.dim() != 3:
             return None
-        use, settings = (edges[0] if edges else None), self._settings
-        for key, value in permutations(u for u in arguments.uses if u.level == "source"):
-            for rows in self._rows(use, x):
-                read = () if rows is None else (rows.matrix,)
-                names = query.parameter, key.parameter, value.parameter
-                if self._is(_Products(settings, names, use, self._tensors(read), bool(kept))):
-                    common = key.index, query.index, settings.dropout, value.index
-                    return DotAttention(*common, 1 / settings.divisor, bool(kept), rows)
+        edge = edges[0] if edges else None
+        settings = self._settings.dropout, 1 / self._settings.divisor, keeps
+        for key, value in permutations(use for use in uses if use.level == "source"):
+            for parameters in self._edge_row_parameters(edge, x):
+                ends = key, query, value
+                if self._is(_dot_attention, ends, edge, parameters, keeps):
+                    return DotAttention(self._inputs((*ends, edge), parameters), *settings)
         return None
 
-    def _terms(self, use: Use | None, x: Tensor) -> Iterator[EdgeTerms | None]:
-        """The terms of edges that may be added to scores x [N, H], by the shapes of parameters."""
-        if use is None:
-            yield None
+    def _edge_score_parameters(self, edge: Use | None, x: Tensor) -> Iterator[tuple[int, ...]]:
+        """Yield parameters whose shapes fit scores of edges beside those of nodes x [N, H]."""
+        if edge is None:
+            yield ()
             return
-        features, device = self._arguments.tensors[use.index], x.device.type
-        # Autocast would round rows of edges, and not the same without such rows.
-        if features.dim() > 2 or torch.is_autocast_enabled(device):
+        features = self._arguments.tensors[edge.index]
+        # Autocast would round the rows of edges, which the operator does not make.
+        if features.dim() > 2 or torch.is_autocast_enabled(x.device.type):
             return
         width = features[0].numel()
-        for vector, matrix in permutations(range(len(self._learning)), 2):
-            left, right = self._learning[vector], self._learning[matrix]
+        for vector, matrix in permutations(range(len(self._constants)), 2):
+            left, right = self._constants[vector], self._constants[matrix]
             if not left.dtype == right.dtype == x.dtype or left.dim() != 3:
                 continue
             if left.shape[:2] == (1, x.size(1)) and right.shape == (left.numel(), width):
-                yield EdgeTerms(use.index, matrix, vector)
+                yield matrix, vector
 
-    def _rows(self, use: Use | None, x: Tensor) -> Iterator[EdgeRows | None]:
-        """The rows of edges that may be added to keys and values like x [N, H, C]."""
-        if use is None:
-            yield None
+    def _edge_row_parameters(self, edge: Use | None, x: Tensor) -> Iterator[tuple[int, ...]]:
+        """Yield parameters whose shapes fit rows of edges added to keys like x [N, H, C]."""
+        if edge is None:
+            yield ()
             return
-        features = self._arguments.tensors[use.index]
+        features = self._arguments.tensors[edge.index]
         if features.dim() != 2 or torch.is_autocast_enabled(x.device.type):
             return
         shape = x.shape[1:].numel(), features.size(1)
-        for number, matrix in enumerate(self._learning):
+        for number, matrix in enumerate(self._constants):
             if matrix.shape == shape and matrix.dtype == x.dtype:
-                yield EdgeRows(use.index, number)
+                yield (number,)
 
-    def _tensors(self, numbers: Sequence[int]) -> list[Tensor]:
-        return [self._learning[number] for number in numbers]
+    def _inputs(self, uses: Sequence[Use | None], constants: Sequence[int]) -> tuple[int, ...]:
+        """Return the indices of tensors and constants in ``Arguments.tensors``."""
+        first = len(self._arguments.tensors)
+        indices = (use.index for use in uses if use is not None)
+        return *indices, *(first + number for number in constants)
 
-    def _number(self, function: Any, position: int, default: float) -> float:
-        """A number that the first operation of a kind gets."""
+    def _number(self, function: Any, default: float) -> float:
+        """Return the second argument of the first operation of a kind, if it is a number."""
         for node in self._nodes:
             if node.target is function:
-                value = node.args[position] if position < len(node.args) else default
+                value = node.args[1] if len(node.args) > 1 else default
                 if isinstance(value, (int, float)):
                     return float(value)
         return default
 
-    def _is(self, reference: _Reference) -> bool:
-        """Whether the layer's graph is that of a reference."""
-        function = EdgeFunction(_compute, self._edge_function.of_edges)
-        other = trace(function, reference, self._arguments, _References(reference.read))
-        pairs = _Pairs(self._traced, other, self._reach, reference.read)
+    def _is(
+        self,
+        compute: Callable[[_Reference, dict[str, Any]], Tensor],
+        uses: Sequence[Use],
+        edge: Use | None,
+        parameters: Sequence[int],
+        keeps: bool = False,
+    ) -> bool:
+        """Return whether the layer's graph is the graph of a reference."""
+        constants = [self._constants[number] for number in parameters]
+        names = [use.parameter for use in (*uses, edge) if use is not None]
+        reference = _Reference(self._settings, names, constants, keeps)
+        function = EdgeFunction("reference", compute, of_edges=compute is not _dot_attention)
+        reach = Reach([None])
+        reach.tensors = [("", tensor) for tensor in constants]
+        other = trace(function, reference, self._arguments, reach)
+        pairs = _Pairs(
+            self._traced, self._constants, other, [constants[number] for number in other.constants]
+        )
         same = len(other.outputs) == len(self._traced.outputs) and all(
             map(pairs.equal, self._traced.outputs, other.outputs)
         )
@@ -204,30 +209,24 @@ class _Layer:
         )
 
 
-def _compute(reference: _Reference, given: dict[str, Any]) -> Tensor:
-    return reference.compute(given)
-
-
-class _References(Reach):
-    """The tensors of a reference, which reaches nothing else."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        super().__init__([None])
-        self.tensors = [("", tensor) for tensor in tensors]
-
-
 class _Pairs:
-    """The nodes of two graphs that compute the same."""
+    """The nodes of two graphs that compute the same.
 
-    def __init__(self, traced: Trace, other: Trace, reach: Reach, read: Sequence[Tensor]) -> None:
+    Args:
+        traced: The trace of a layer.
+        constants: The tensors of its constants.
+        other: The trace of a reference.
+        others: The tensors of the constants of the reference.
+    """
+
+    def __init__(
+        self, traced: Trace, constants: Sequence[Tensor], other: Trace, others: Sequence[Tensor]
+    ) -> None:
         self.matched: dict[fx.Node, fx.Node] = {}
-        self._inputs = {node: name for name, node in traced.placeholders.items()}
-        self._others = {node: name for name, node in other.placeholders.items()}
-        self._constants = [reach.tensors[number][1] for number in traced.constants]
-        self._read = [read[number] for number in other.constants]
+        self._leaves = _leaves(traced, constants) | _leaves(other, others)
 
     def equal(self, node: Any, other: Any) -> bool:
-        """Whether two arguments are the same number, or nodes that compute the same."""
+        """Return whether two arguments are the same number, or nodes that compute the same."""
         if isinstance(node, (list, tuple)):
             return (
                 isinstance(other, (list, tuple))
@@ -247,10 +246,8 @@ class _Pairs:
         if node.op != other.op or (node.target is not other.target and node.op != "placeholder"):
             return False
         if node.op == "placeholder":
-            name, expected = self._inputs[node], self._others[other]
-            if isinstance(name, int) and isinstance(expected, int):
-                return self._constants[name] is self._read[expected]
-            return name == expected
+            left, right = self._leaves[node], self._leaves[other]
+            return left is right or (isinstance(left, str) and left == right)
         if node.kwargs.keys() != other.kwargs.keys() or not all(
             self.equal(node.kwargs[key], other.kwargs[key]) for key in node.kwargs
         ):
@@ -260,81 +257,65 @@ class _Pairs:
         return node.target in _COMMUTATIVE and self.equal(node.args[::-1], other.args)
 
 
+def _leaves(traced: Trace, constants: Sequence[Tensor]) -> dict[fx.Node, Any]:
+    """Return the name of each input and the tensor of each constant by its placeholder."""
+    tensors = {constant_name(number): tensor for number, tensor in enumerate(constants)}
+    return {node: tensors.get(name, name) for name, node in traced.placeholders.items()}
+
+
 class _Reference(nn.Module):
-    """Attention that operators compute, written as PyG's layer is.
+    """The settings and tensors of attention that operators compute.
 
     Args:
         settings: The numbers of the layer.
-        names: The parameters that get the tensors at both ends of the edges.
-        use: The parameter that gets the features of edges; None for none.
-        read: The tensors that are read beside the arguments.
+        names: The inputs of both ends of the edges, then that of edge features, if any.
+        constants: The tensors that are read beside the arguments.
         keeps: Whether the weights are left in an attribute.
     """
 
     def __init__(
-        self,
-        settings: _Settings,
-        names: Sequence[str],
-        use: Use | None,
-        read: Sequence[Tensor],
-        keeps: bool = False,
+        self, settings: _Settings, names: Sequence[str], constants: Sequence[Tensor], keeps: bool
     ) -> None:
         super().__init__()
-        self.settings, self.names, self.use = settings, names, use
-        self.read, self.keeps = read, keeps
+        self.settings, self.names, self.constants, self.keeps = settings, names, constants, keeps
 
-    def compute(self, given: dict[str, Any]) -> Tensor:
-        """The result for the edges of a block."""
-        raise NotImplementedError
-
-    def _weights(self, score: Tensor, given: dict[str, Any]) -> Tensor:
-        return softmax(score, given["index"], given["ptr"], given["dim_size"])
-
-    def _dropped(self, weight: Tensor) -> Tensor:
+    def weights(self, score: Tensor, inputs: dict[str, Any]) -> Tensor:
+        """Return the weights after dropout, for the scores of edges."""
+        weight = softmax(score, inputs["index"], inputs["ptr"], inputs["dim_size"])
+        if self.keeps:
+            self.weight = weight
         p = self.settings.dropout
         return F.dropout(weight, p=p, training=p > 0)
 
 
-class _Sums(_Reference):
-    """The operations of GATConv: see :class:`SumAttention`."""
-
-    def compute(self, given: dict[str, Any]) -> Tensor:
-        source, destination = self.names
-        score = given[source] + given[destination]
-        if self.use is not None:
-            matrix, vector = self.read
-            features = given[self.use.parameter]
-            rows = F.linear(features.view(-1, 1) if features.dim() == 1 else features, matrix)
-            score = score + (rows.view(-1, *vector.shape[1:]) * vector).sum(dim=-1)
-        score = F.leaky_relu(score, self.settings.slope)
-        return self._dropped(self._weights(score, given))
+def _sum_attention(reference: _Reference, inputs: dict[str, Any]) -> Tensor:
+    """Run the operations of GATConv: see :class:`SumAttention`."""
+    source, destination, *edge = (inputs[name] for name in reference.names)
+    score = source + destination
+    for features in edge:
+        matrix, vector = reference.constants
+        rows = F.linear(features.view(-1, 1) if features.dim() == 1 else features, matrix)
+        score = score + (rows.view(-1, *vector.shape[1:]) * vector).sum(dim=-1)
+    return reference.weights(F.leaky_relu(score, reference.settings.slope), inputs)
 
 
-class _Rows(_Reference):
-    """The operations of GATv2Conv: see :class:`LeakyAttention`."""
-
-    def compute(self, given: dict[str, Any]) -> Tensor:
-        source, destination = self.names
-        rows = F.leaky_relu(given[destination] + given[source], self.settings.slope)
-        score = (rows * self.read[0]).sum(dim=-1)
-        return self._dropped(self._weights(score, given))
+def _leaky_attention(reference: _Reference, inputs: dict[str, Any]) -> Tensor:
+    """Run the operations of GATv2Conv: see :class:`LeakyAttention`."""
+    source, destination = (inputs[name] for name in reference.names)
+    rows = F.leaky_relu(destination + source, reference.settings.slope)
+    return reference.weights((rows * reference.constants[0]).sum(dim=-1), inputs)
 
 
-class _Products(_Reference):
-    """The operations of TransformerConv: see :class:`DotAttention`."""
-
-    def compute(self, given: dict[str, Any]) -> Tensor:
-        query, key, value = self.names
-        keys, values, rows = given[key], given[value], None
-        if self.use is not None:
-            rows = F.linear(given[self.use.parameter], self.read[0]).view(-1, *keys.shape[1:])
-            keys = keys + rows
-        score = (given[query] * keys).sum(dim=-1) / self.settings.divisor
-        weight = self._weights(score, given)
-        if self.keeps:
-            self.weight = weight
-        left = self._dropped(weight)
-        if rows is not None:
-            values = values + rows
-        out = values * left.view(-1, left.size(1), 1)
-        return scatter(out, given["index"], 0, given["dim_size"], "sum")
+def _dot_attention(reference: _Reference, inputs: dict[str, Any]) -> Tensor:
+    """Run the operations of TransformerConv: see :class:`DotAttention`."""
+    key, query, value, *edge = (inputs[name] for name in reference.names)
+    rows = None
+    for features in edge:
+        rows = F.linear(features, reference.constants[0]).view(-1, *key.shape[1:])
+        key = key + rows
+    score = (query * key).sum(dim=-1) / reference.settings.divisor
+    weight = reference.weights(score, inputs)
+    if rows is not None:
+        value = value + rows
+    out = value * weight.view(-1, weight.size(1), 1)
+    return scatter(out, inputs["index"], 0, inputs["dim_size"], "sum")

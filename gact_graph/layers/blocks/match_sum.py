@@ -1,13 +1,12 @@
-"""Results that are sums of messages, and messages that are weighted source rows.
+"""Recognizes results that are sums of messages, and messages that are weighted source rows.
 
 The message of GCN, GAT and TransformerConv (without edge features) is a product, and ``propagate``
 adds the products up for each destination node i:
 
     out_i = sum over edges e to i of  weight_e * x[source_e]
 
-Stock PyG makes all products, a tensor of messages [E, heads, channels]. From the weights
-[E, heads, 1] alone, an operator of :mod:`gact_graph.ops.weighted_sum` adds up the rows of x where
-they lie.
+Stock PyG materializes all products, a tensor of messages [E, heads, channels]. From the weights
+[E, heads, 1] alone, an operator of :mod:`gact_graph.ops.weighted_sum` sums the rows of x in place.
 """
 
 from __future__ import annotations
@@ -20,61 +19,79 @@ from torch import Tensor, fx
 
 from gact_graph.layers.blocks.arguments import Arguments
 from gact_graph.layers.blocks.graph import Dependencies, EdgeGraph
-from gact_graph.layers.blocks.sums.weighted_sum import WeightedSum, can_sum
 from gact_graph.layers.blocks.trace import Trace
+from gact_graph.layers.blocks.weighted_sum import WeightedSum, can_sum
 
 aten = torch.ops.aten
-
-_VIEWS = (aten.expand.default, aten.view.default, aten.unsqueeze.default)
 
 
 class Messages(NamedTuple):
     """The messages whose sum is a result.
 
     Attributes:
-        node: The messages; of a mean, each divided by the number of edges of its destination.
-        made: The messages before that division.
+        node: The messages; for a mean, divided by the number of edges of their destination.
+        undivided: The messages before this division.
         divisor: The number of edges of each edge's destination [E, 1, ...]; None for a sum.
     """
 
     node: fx.Node
-    made: fx.Node
+    undivided: fx.Node
     divisor: fx.Node | None
 
 
 def match_messages(traced: Trace, dependencies: Dependencies, result: fx.Node) -> Messages | None:
-    """The messages whose sum or mean is the result; None if it is something else."""
-    made = _summed(result, dependencies)
-    if made is not None:
-        return Messages(made, made, None)
+    """Return the messages whose sum or mean is the result; None for another result."""
+    messages = _summed(result, dependencies)
+    if messages is not None:
+        return Messages(messages, messages, None)
     if (
         dependencies.is_changed(result)
         or result.target is not aten.div.Tensor
         or not isinstance(result.args[1], fx.Node)
     ):
         return None
-    made = _summed(result.args[0], dependencies)
-    if made is None:
+    messages = _summed(result.args[0], dependencies)
+    if messages is None:
         return None
     count = result.args[1]
     while count.target is aten.expand.default:
         count = count.args[0]  # type: ignore[assignment]
     value: Tensor = count.meta["val"]
-    if value.dim() != made.meta["val"].dim() or any(size != 1 for size in value.shape[1:]):
+    if value.dim() != messages.meta["val"].dim() or any(size != 1 for size in value.shape[1:]):
         return None
     if not dependencies.closure([count]).isdisjoint(_float_inputs(traced)):
         return None
+    shape = messages.meta["val"].shape[0], *value.shape[1:]
+    arguments = count, 0, traced.placeholders["index"]
+    divisor = _insert(
+        traced, dependencies, aten.index_select.default, arguments, value.new_empty(shape)
+    )
+    message = _divide(traced, dependencies, messages, divisor)
+    return Messages(message, messages, divisor)
+
+
+def _insert(
+    traced: Trace,
+    dependencies: Dependencies,
+    function: Any,
+    arguments: tuple[Any, ...],
+    value: Tensor,
+    **settings: Any,
+) -> fx.Node:
+    """Append an operation to the graph, whose result is like a fake tensor ``value``."""
     graph = traced.graph
     with graph.inserting_before(next(n for n in graph.nodes if n.op == "output")):
-        share = graph.call_function(
-            aten.index_select.default, (count, 0, traced.placeholders["index"])
-        )
-        share.meta["val"] = value.new_empty(made.meta["val"].shape[0], *value.shape[1:])
-        message = graph.call_function(aten.div.Tensor, (made, share))
-        message.meta["val"] = torch.empty_like(made.meta["val"])
-    dependencies.add(share)
-    dependencies.add(message)
-    return Messages(message, made, share)
+        node = graph.call_function(function, arguments, settings)
+    node.meta["val"] = value
+    dependencies.add(node)
+    return node
+
+
+def _divide(
+    traced: Trace, dependencies: Dependencies, dividend: fx.Node, divisor: fx.Node
+) -> fx.Node:
+    value = torch.empty_like(dividend.meta["val"])
+    return _insert(traced, dependencies, aten.div.Tensor, (dividend, divisor), value)
 
 
 def match_weights(
@@ -84,13 +101,13 @@ def match_weights(
     kept: Sequence[fx.Node],
     arguments: Arguments,
 ) -> WeightedSum | None:
-    """The weighted sum of source rows that the messages add up to; None if they are others."""
+    """Return the weighted sum of source rows that the messages make; None for other messages."""
     for use in arguments.uses:
         x = arguments.tensors[use.index]
         if use.level != "source" or not can_sum(x) or x.dim() < 2:
             continue
         rows = traced.placeholders[use.parameter]
-        factor = _factor(messages.made, rows)
+        factor = _factor(messages.undivided, rows)
         if factor is None or (factor.node is not None and dependencies.is_changed(factor.node)):
             continue
         weight = _weight(traced, dependencies, messages, factor.node, rows)
@@ -102,11 +119,11 @@ def match_weights(
 
 
 class _Factor(NamedTuple):
-    node: fx.Node | None
+    node: fx.Node | None  # None for a weight of 1
 
 
 def _factor(message: fx.Node, rows: fx.Node) -> _Factor | None:
-    """The weight by which rows are multiplied, None for a weight of one; None if there is none."""
+    """Return the weight that multiplies the rows; None if the message is no such product."""
     if message is rows:
         return _Factor(None)
     if message.target is not aten.mul.Tensor:
@@ -131,25 +148,20 @@ def _weight(
     factor: fx.Node | None,
     rows: fx.Node,
 ) -> fx.Node:
-    """The node of the weights [E, ..., 1], made where the graph has none."""
-    graph, value = traced.graph, rows.meta["val"]
-    with graph.inserting_before(next(n for n in graph.nodes if n.op == "output")):
-        if factor is None:
-            shape: list[Any] = [traced.num_edges, *(1 for _ in value.shape[1:])]
-            kind = {"dtype": value.dtype, "device": value.device}
-            factor = graph.call_function(aten.ones.default, (shape,), kind)
-            factor.meta["val"] = value.new_ones(value.shape[0], *shape[1:])
-            dependencies.add(factor)
-        if messages.divisor is not None:
-            share = graph.call_function(aten.div.Tensor, (factor, messages.divisor))
-            share.meta["val"] = torch.empty_like(factor.meta["val"])
-            dependencies.add(share)
-            return share
-    return factor
+    """Return the node of the weights [E, ..., 1], which is new unless it is a factor of a sum."""
+    if factor is None:
+        value = rows.meta["val"]
+        shape: list[Any] = [traced.num_edges, *(1 for _ in value.shape[1:])]
+        ones = value.new_ones(value.shape[0], *shape[1:])
+        kind = {"dtype": value.dtype, "device": value.device}
+        factor = _insert(traced, dependencies, aten.ones.default, (shape,), ones, **kind)
+    if messages.divisor is None:
+        return factor
+    return _divide(traced, dependencies, factor, messages.divisor)
 
 
 def _is_of_edges(graph: EdgeGraph, arguments: Arguments, kept: Sequence[fx.Node]) -> bool:
-    """Whether the weights depend on tensors of edges alone, so that all can be had at once."""
+    """Return whether the weights depend on tensors of edges alone."""
     edges = {use.parameter for use in arguments.uses if use.level in ("edge", "whole")}
     return (
         not kept
@@ -160,7 +172,7 @@ def _is_of_edges(graph: EdgeGraph, arguments: Arguments, kept: Sequence[fx.Node]
 
 
 def _summed(result: object, dependencies: Dependencies) -> fx.Node | None:
-    """The rows of edges that an operation adds to zeros at their destinations."""
+    """Return the rows of edges that an operation adds to zeros at their destinations."""
     if not isinstance(result, fx.Node):
         return None
     if result.target in (aten.scatter_add_.default, aten.scatter_add.default):

@@ -1,47 +1,118 @@
-"""The edges of a graph in the order of their destinations, and in that of their sources."""
+"""The edges of a graph sorted by destination and by source, and cut into blocks of nodes."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from gact_graph.layers.blocks.cuts import Block, Cuts
+from gact_graph.support.content import checksum
+from gact_graph.support.storage import key_of, version_of
+
+_CACHED_SIZES = 16
+"""Block sizes for which blocks are cached: layers of other widths use other sizes."""
+
+_IDLE_FORWARDS = 2
+"""Forwards after which an unused order is dropped: training and evaluation may alternate."""
 
 
-class BySource:
-    """The edges of an :class:`Order` once more, sorted by source: so gradients go back along them.
+@dataclass(frozen=True)
+class Block:
+    """Consecutive nodes with all their edges, as half-open ranges of the sorted edges."""
+
+    first_node: int
+    end_node: int
+    first_edge: int
+    end_edge: int
+
+    @property
+    def nodes(self) -> slice:
+        return slice(self.first_node, self.end_node)
+
+    @property
+    def edges(self) -> slice:
+        return slice(self.first_edge, self.end_edge)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.end_node - self.first_node
+
+    @property
+    def num_edges(self) -> int:
+        return self.end_edge - self.first_edge
+
+
+class SortedEdges:
+    """Edges sorted by the node at one end.
 
     Args:
-        order: The order.
+        counts: The number of edges of each node [N].
+        neighbors: The node at the other end of each edge [E].
+        permutation: The position in edge_index of each edge [E]; None if edge_index is sorted.
 
     Attributes:
-        destinations: The destination of each edge [E], of the type of ``order.sources``.
-        positions: The position in edge_index of each edge [E], of the same type.
-        cuts: The edges of each of ``order.num_sources`` nodes.
+        starts: The first edge of each node [N + 1], int64.
+        num_nodes: N.
+        num_edges: E.
     """
 
-    def __init__(self, order: Order) -> None:
-        sources, narrow = order.sources, order.sources.dtype
-        counts = torch.bincount(sources, minlength=order.num_sources)
-        self.cuts = Cuts(counts)
-        nodes = torch.arange(order.num_destinations, dtype=narrow, device=sources.device)
-        destinations = nodes.repeat_interleave(order.starts.diff(), output_size=order.num_edges)
-        permutation = sources.argsort(stable=True).to(narrow)
-        self.destinations = destinations.index_select(0, permutation)
-        if order.permutation is not None:
-            permutation = order.permutation.index_select(0, permutation)
-        self.positions = permutation
+    def __init__(self, counts: Tensor, neighbors: Tensor, permutation: Tensor | None) -> None:
+        self.neighbors, self.permutation = neighbors, permutation
+        self.num_nodes, self.num_edges = len(counts), len(neighbors)
+        self.starts = torch.zeros(self.num_nodes + 1, dtype=torch.int64, device=counts.device)
+        torch.cumsum(counts, 0, out=self.starts[1:])
+        self._starts = self.starts.cpu()
+        # A node weighs as much as an edge, so that many nodes without edges fill a block too.
+        self._weights = self._starts[1:] + torch.arange(1, self.num_nodes + 1, device="cpu")
+        self._blocks: dict[int, list[Block]] = {}
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the order takes on the device of the edges."""
-        return self.destinations.nbytes + self.positions.nbytes + self.cuts.starts.nbytes
+        """Bytes on the device of the edges."""
+        permutation = 0 if self.permutation is None else self.permutation.nbytes
+        return permutation + self.neighbors.nbytes + self.starts.nbytes
+
+    def blocks(self, size: int) -> list[Block]:
+        """Return blocks of at most ``size`` edges and nodes together.
+
+        A node with more edges has a block of its own.
+        """
+        if size not in self._blocks:
+            blocks, node = [], 0
+            while node < self.num_nodes:
+                weight = int(self._starts[node]) + node
+                end = int(torch.searchsorted(self._weights, weight + size, right=True))
+                end = max(end, node + 1)
+                blocks.append(self._block(node, end))
+                node = end
+            while len(self._blocks) >= _CACHED_SIZES:
+                del self._blocks[next(iter(self._blocks))]
+            self._blocks[size] = blocks
+        return self._blocks[size]
+
+    def blocks_of_nodes(self, nodes: int) -> list[Block]:
+        """Return blocks of ``nodes`` nodes, the last of which may have fewer."""
+        firsts = range(0, self.num_nodes, nodes)
+        return [self._block(node, min(node + nodes, self.num_nodes)) for node in firsts]
+
+    def starts_of(self, block: Block) -> Tensor:
+        """Return the first edge of each node of a block, and the end of the last."""
+        return self.starts[block.first_node : block.end_node + 1]
+
+    def positions(self, block: Block) -> Tensor | slice:
+        """Return the positions of a block's edges in edge_index."""
+        return block.edges if self.permutation is None else self.permutation[block.edges]
+
+    def _block(self, node: int, end: int) -> Block:
+        return Block(node, end, int(self._starts[node]), int(self._starts[end]))
 
 
-class Order:
-    """The edges of a graph, sorted by destination.
+class Order(SortedEdges):
+    """The edges of a graph, sorted by destination: the neighbors are their sources.
 
     Args:
         edge_index: Edges [2, E], int64.
@@ -49,20 +120,14 @@ class Order:
         num_destinations: Number of destination nodes.
 
     Attributes:
-        sources: The source of each edge [E], int32 where that is wide enough, else int64.
-        cuts: The edges of each destination node.
-        starts: For each destination node the first of its edges [num_destinations + 1], int64.
-        permutation: The position in edge_index of each edge [E]; None if it is sorted already.
-        num_sources: The least number of source nodes that these edges can have.
+        num_sources: The smallest number of source nodes that these edges can have.
 
     Raises:
         IndexError: A node index is negative, or a destination is too large.
     """
 
     def __init__(self, edge_index: Tensor, target: int, num_destinations: int) -> None:
-        self.target, self.num_destinations = target, num_destinations
-        self.num_edges = edge_index.size(1)
-        destinations = edge_index[target]
+        sources, destinations = edge_index[1 - target], edge_index[target]
         low, high = (int(bound) for bound in edge_index.aminmax())
         last = int(destinations.max())
         if low < 0:
@@ -71,35 +136,116 @@ class Order:
             raise IndexError(
                 f"has an edge to node {last}, but only {num_destinations} destination nodes"
             )
-        narrow = torch.int32 if max(self.num_edges, high) < 2**31 else torch.int64
-        self.cuts = Cuts(torch.bincount(destinations, minlength=num_destinations))
-        self.starts = self.cuts.starts
-        self.permutation: Tensor | None = None
-        sources = edge_index[1 - target]
+        narrow = torch.int32 if max(edge_index.size(1), high) < 2**31 else torch.int64
+        permutation: Tensor | None = None
         if bool((destinations[1:] < destinations[:-1]).any()):
             permutation = destinations.argsort(stable=True)
             sources = sources[permutation]
-            self.permutation = permutation.to(narrow)
-        self.sources = sources.to(narrow)
-        self.num_sources = int(sources.max()) + 1
+            permutation = permutation.to(narrow)
+        counts = torch.bincount(destinations, minlength=num_destinations)
+        super().__init__(counts, sources.to(narrow), permutation)
+        self.target, self.num_sources = target, int(sources.max()) + 1
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the order takes on the device of the edges."""
-        own = 0 if self.permutation is None else self.permutation.nbytes
         by_source = self.by_source.nbytes if "by_source" in vars(self) else 0
-        return own + by_source + self.sources.nbytes + self.starts.nbytes
+        return super().nbytes + by_source
 
     @cached_property
-    def by_source(self) -> BySource:
-        """The same edges, sorted by source."""
-        return BySource(self)
+    def by_source(self) -> SortedEdges:
+        """The same edges sorted by source, for gradients: the neighbors are the destinations."""
+        narrow = self.neighbors.dtype
+        nodes = torch.arange(self.num_nodes, dtype=narrow, device=self.neighbors.device)
+        destinations = nodes.repeat_interleave(self.starts.diff(), output_size=self.num_edges)
+        permutation = self.neighbors.argsort(stable=True).to(narrow)
+        destinations = destinations.index_select(0, permutation)
+        if self.permutation is not None:
+            permutation = self.permutation.index_select(0, permutation)
+        counts = torch.bincount(self.neighbors, minlength=self.num_sources)
+        return SortedEdges(counts, destinations, permutation)
 
     def destinations(self, block: Block) -> Tensor:
-        """The destination of each edge of the block, counted from its first node: int64."""
-        counts = self.starts[block.first_node : block.end_node + 1].diff()
-        return torch.repeat_interleave(counts, output_size=block.num_edges)
+        """Return the destination of each edge of a block, counted from its first node: int64."""
+        return torch.repeat_interleave(self.starts_of(block).diff(), output_size=block.num_edges)
 
-    def positions(self, block: Block) -> Tensor | slice:
-        """The positions of the block's edges in edge_index."""
-        return block.edges if self.permutation is None else self.permutation[block.edges]
+
+@dataclass
+class _Entry:
+    order: Order
+    checksum: int
+    forward: int  # the last forward that used the order
+
+
+class Orders:
+    """A cache of the orders that the last forwards used, so that edges are sorted once.
+
+    A layer may make a new edge_index with equal content in each forward (GATConv adds self-loops),
+    so the key is a checksum of the content. The content of a known tensor may change without a
+    trace in its version (through NumPy or ``.data``), so its checksum is compared again in each
+    forward.
+
+    Attributes:
+        seconds: Time spent on sorting and comparing so far.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._forward = 0
+        self._entries: dict[Hashable, _Entry] = {}
+
+    def next_forward(self) -> None:
+        """Count a forward, and drop orders that have not been used lately."""
+        self._forward += 1
+        since = self._forward - _IDLE_FORWARDS
+        # A copy, here and below, because another thread may add an entry meanwhile.
+        self._entries = {k: v for k, v in [*self._entries.items()] if v.forward >= since}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all orders."""
+        orders = {id(entry.order): entry.order for entry in [*self._entries.values()]}
+        return sum(order.nbytes for order in orders.values())
+
+    def get(
+        self, edge_index: Tensor, target: int, num_destinations: int, confirm: bool = False
+    ) -> Order:
+        """Return the order of edges.
+
+        Args:
+            edge_index: Edges [2, E], int64.
+            target: The row of edge_index that holds the destinations.
+            num_destinations: Number of destination nodes.
+            confirm: Whether the content may have changed within this forward.
+
+        Raises:
+            IndexError: A node index is negative, or a destination is too large.
+        """
+        identity = (
+            *(key_of(edge_index), version_of(edge_index), edge_index.storage_offset()),
+            *(edge_index.shape, edge_index.stride(), target, num_destinations),
+        )
+        start = time.perf_counter()
+        entry = self._entries.get(identity)
+        if entry is None or confirm or entry.forward != self._forward:
+            content = int(checksum(edge_index))
+            if entry is None or entry.checksum != content:
+                order = self._equal(edge_index, target, num_destinations, content)
+                order = order or Order(edge_index, target, num_destinations)
+                entry = _Entry(order, content, self._forward)
+            entry.forward = self._forward
+            self._entries[identity] = entry
+        self.seconds += time.perf_counter() - start
+        return entry.order
+
+    def _equal(
+        self, edge_index: Tensor, target: int, num_destinations: int, content: int
+    ) -> Order | None:
+        key = content, target, num_destinations, edge_index.size(1), edge_index.device
+        for entry in [*self._entries.values()]:
+            order, device = entry.order, entry.order.neighbors.device
+            if key == (entry.checksum, order.target, order.num_nodes, order.num_edges, device):
+                return order
+        return None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"seconds": 0.0, "_forward": 0, "_entries": {}}

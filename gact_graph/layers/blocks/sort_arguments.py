@@ -1,21 +1,23 @@
-"""Which argument of ``propagate`` is of nodes, which of edges, and which of neither.
+"""The arguments of layers sorted into tensors of nodes, tensors of edges, and others.
 
 PyG's rule: in the signature of ``message``, ``x_j`` is the argument ``x`` of ``propagate`` at the
-sources of the edges and ``x_i`` the same at their destinations; a parameter without such a suffix
-gets the argument of its name as it is.
+sources of the edges and ``x_i`` at their destinations; a parameter without such a suffix gets the
+whole argument of its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from inspect import Parameter
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing
 
-from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, Level
-from gact_graph.layers.blocks.collector import Collector
+from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, Collector, Level
+from gact_graph.support.current import Hook
 from gact_graph.support.storage import tensors_in
 
 _WHOLE_GRAPH = frozenset({"edge_index", "adj_t", "size"})
@@ -23,129 +25,179 @@ _WHOLE_GRAPH = frozenset({"edge_index", "adj_t", "size"})
 
 
 def target_of(module: MessagePassing) -> int:
-    """The row of edge_index that holds the destinations."""
+    """Return the row of edge_index that holds the destinations."""
     return 1 if module.flow == "source_to_target" else 0
 
 
 def sort_arguments(
     module: MessagePassing,
-    functions: Sequence[str],
+    methods: Iterable[str],
     edge_index: Tensor,
     size: Sequence[int | None] | None,
-    given: Mapping[str, Any],
+    values: Mapping[str, Any],
 ) -> Arguments:
-    """Tells what each argument is.
+    """Sort the arguments of ``propagate`` or ``edge_updater``.
 
     Args:
         module: The layer.
-        functions: The names of its functions that will run.
+        methods: The methods of the layer that run.
         edge_index: Edges [2, E].
-        size: As ``propagate`` takes it.
-        given: Arguments by name.
+        size: As in ``propagate``.
+        values: The arguments by name.
 
     Raises:
-        CannotBlock: An argument cannot be told, or a function asks for the whole graph.
+        CannotBlock: An argument is ambiguous, or a method takes the whole graph.
     """
-    asked = {name: set(module.inspector.get_param_names(name)) for name in functions}
-    names = {name for function in asked.values() for name in function}
+    taken = {name: set(module.inspector.get_param_names(name)) for name in methods}
+    names = {name for parameters in taken.values() for name in parameters}
     if names & _WHOLE_GRAPH:
         raise CannotBlock(f"asks for {', '.join(sorted(names & _WHOLE_GRAPH))}")
-    target = target_of(module)
+    target, collector = target_of(module), Collector()
     sizes: list[int | None] = list(size) if size is not None else [None, None]
-    sorter = _Sorter(module.node_dim, target, sizes)
-    plain: list[str] = []
+    others: list[str] = []
     for name in sorted(names - MessagePassing.special_args):
-        if name[-2:] in ("_i", "_j"):
-            sorter.lift(name, given.get(name[:-2], Parameter.empty))
-        else:
-            plain.append(name)
+        if name[-2:] not in ("_i", "_j"):
+            others.append(name)
+            continue
+        value, label = values.get(name[:-2], Parameter.empty), name[:-2]
+        row = target if name.endswith("_i") else 1 - target
+        if isinstance(value, (tuple, list)):
+            if len(value) != 2:
+                raise CannotBlock(f"has a tuple of {len(value)} in {label}")
+            for half_row, half in enumerate(value):
+                if isinstance(half, Tensor):
+                    _check_size(module, sizes, half_row, half, label)
+            # PyG takes x_i from the second tensor of a pair for both directions of messages.
+            number = 1 if name.endswith("_i") else 0
+            value, label = value[number], f"{label}.{number}"
+        if isinstance(value, Tensor):
+            _check_size(module, sizes, row, value, label)
+        level: Level = "destination" if row == target else "source"
+        _add(collector, name, level, value, label)
     num_destinations, num_sources = sizes[target], sizes[1 - target]
     num_destinations = num_sources if num_destinations is None else num_destinations
     num_sources = num_destinations if num_sources is None else num_sources
     if num_destinations is None or num_sources is None:
         raise CannotBlock("does not tell how many nodes there are")
-    for name in plain:
-        on_edges = any(name in asked[f] for f in functions if f != "update")
-        in_update = name in asked.get("update", ())
-        value = given.get(name, Parameter.empty)
-        sorter.hand_over(name, value, edge_index.size(1), num_destinations, on_edges, in_update)
-    return sorter.collector.arguments(num_destinations, num_sources)
+    for name in others:
+        value, level = values.get(name, Parameter.empty), "whole"
+        if isinstance(value, Tensor):
+            on_edges = any(name in taken[method] for method in taken if method != "update")
+            in_update = name in taken.get("update", ())
+            level = _level(name, value, edge_index.size(1), num_destinations, on_edges, in_update)
+        _add(collector, name, level, value, name)
+    return collector.arguments(num_destinations, num_sources)
 
 
-class _Sorter:
-    """Sorts arguments by PyG's rule.
+def _add(collector: Collector, parameter: str, level: Level, value: Any, name: str) -> None:
+    if isinstance(value, Tensor):
+        collector.add(parameter, level, value, name)
+    elif next(tensors_in(value), None) is not None:
+        raise CannotBlock(f"has tensors inside the argument {parameter}")
+    else:
+        collector.others[parameter] = value
+
+
+def _level(
+    parameter: str,
+    tensor: Tensor,
+    num_edges: int,
+    num_destinations: int,
+    on_edges: bool,
+    in_update: bool,
+) -> Level:
+    """Return the level of a tensor that methods of edges, or ``update``, take by its name."""
+    length = tensor.size(0) if tensor.dim() else None
+    of_edges = on_edges and length == num_edges
+    of_nodes = in_update and length == num_destinations
+    if (of_edges and of_nodes) or (in_update and length == num_edges and not of_nodes):
+        raise CannotBlock(f"does not tell whether {parameter} is of nodes or of edges")
+    if of_nodes and on_edges:
+        raise CannotBlock(f"uses the node tensor {parameter} both in message and in update")
+    return "edge" if of_edges else "node" if of_nodes else "whole"
+
+
+def _check_size(
+    module: MessagePassing, sizes: list[int | None], row: int, tensor: Tensor, name: str
+) -> None:
+    """Compare the rows of a tensor with the number of nodes in a row of edge_index, or set it."""
+    if tensor.dim() == 0 or tensor.dim() + module.node_dim != 0 != module.node_dim:
+        raise CannotBlock(f"does not have its nodes in the first dimension of {name}")
+    known = sizes[row]
+    if known is not None and known != tensor.size(0):
+        raise CannotBlock(f"has {tensor.size(0)} nodes in {name} where {known} are expected")
+    sizes[row] = tensor.size(0)
+
+
+def sort_edge_model_arguments(
+    x: Any, edge_index: Any, edge_attr: Any, u: Any, batch: Any
+) -> tuple[Tensor, Arguments]:
+    """Return the edges and the arguments of the edge model of a ``MetaLayer``.
 
     Args:
-        node_dim: The layer's.
-        target: The row of edge_index that holds the destinations.
-        sizes: Numbers of nodes by row of edge_index, filled in as they become known.
+        x: As in the forward of the layer, and likewise below.
+        edge_index: Edges.
+        edge_attr: Edge features.
+        u: Graph features.
+        batch: The graph of each node.
+
+    Raises:
+        CannotBlock: An argument has an unexpected shape.
     """
+    edges = check_edge_index(edge_index)
+    if not isinstance(x, Tensor) or not x.dim():
+        raise CannotBlock("gets no tensor")
+    nodes = x.size(0)
+    collector = Collector()
+    collector.add_nested("src", "source", x, "x", nodes)
+    collector.add_nested("dest", "destination", x, "x", nodes)
+    collector.add_nested("edge_attr", "edge", edge_attr, "edge_attr", edges.size(1))
+    collector.add_nested("u", "whole", u, "u")
+    collector.add_nested("batch", "source", batch, "batch", nodes)
+    return edges, collector.arguments(nodes, nodes)
 
-    def __init__(self, node_dim: int, target: int, sizes: list[int | None]) -> None:
-        self.collector = Collector()
-        self._node_dim, self._target, self._sizes = node_dim, target, sizes
 
-    def lift(self, parameter: str, data: Any) -> None:
-        """Take the argument for a parameter that ends in ``_i`` or ``_j``."""
-        side = self._target if parameter.endswith("_i") else 1 - self._target
-        name = parameter[:-2]
-        if isinstance(data, (tuple, list)):
-            if len(data) != 2:
-                raise CannotBlock(f"has a tuple of {len(data)} in {name}")
-            for row, half in enumerate(data):
-                if isinstance(half, Tensor):
-                    self._check_size(row, half, name)
-            # PyG takes x_i from the second tensor of a pair, whichever way messages flow.
-            number = 1 if parameter.endswith("_i") else 0
-            data, name = data[number], f"{name}.{number}"
-        if isinstance(data, Tensor):
-            self._check_size(side, data, name)
-            level: Level = "destination" if side == self._target else "source"
-            self.collector.add(parameter, level, data, name)
-        else:
-            self._other(parameter, data)
+def check_layer(module: MessagePassing, edge_index: Any) -> Tensor:
+    """Return the edges of a call of a layer as a tensor.
 
-    def hand_over(
-        self,
-        parameter: str,
-        data: Any,
-        num_edges: int,
-        num_destinations: int,
-        on_edges: bool,
-        in_update: bool,
-    ) -> None:
-        """Take the argument for a parameter of another name.
+    Raises:
+        CannotBlock: The edges are no tensor, there are none, or PyG or the user reads all messages
+            at once.
+    """
+    if module.explain or module.decomposed_layers > 1:
+        raise CannotBlock("is explained or decomposed")
+    for phase in ("propagate", "message", "aggregate", "edge_update"):
+        for when in ("forward_pre", "forward"):
+            hooks = getattr(module, f"_{phase}_{when}_hooks").values()
+            if not all(isinstance(hook, Hook) for hook in hooks):
+                raise CannotBlock(f"has a hook on {phase} that is not from gact_graph")
+    if module.fuse:
+        is_sorted = isinstance(edge_index, EdgeIndex) and edge_index.is_sorted_by_col
+        if (is_sorted and module.SUPPORTS_FUSED_EDGE_INDEX) or not (
+            isinstance(edge_index, EdgeIndex) or _is_dense(edge_index)
+        ):
+            raise CannotBlock("multiplies by a sparse matrix")
+    return check_edge_index(edge_index)
 
-        Args:
-            parameter: Its name.
-            data: The argument.
-            num_edges: Number of edges.
-            num_destinations: Number of destination nodes.
-            on_edges: Whether a function of edges takes it.
-            in_update: Whether ``update`` takes it.
-        """
-        if not isinstance(data, Tensor):
-            self._other(parameter, data)
-            return
-        length = data.size(0) if data.dim() else None
-        of_edges = on_edges and length == num_edges
-        of_nodes = in_update and length == num_destinations
-        if (of_edges and of_nodes) or (in_update and length == num_edges and not of_nodes):
-            raise CannotBlock(f"does not tell whether {parameter} is of nodes or of edges")
-        if of_nodes and on_edges:
-            raise CannotBlock(f"uses the node tensor {parameter} both in message and in update")
-        level: Level = "edge" if of_edges else "node" if of_nodes else "whole"
-        self.collector.add(parameter, level, data, parameter)
 
-    def _other(self, parameter: str, data: Any) -> None:
-        if next(tensors_in(data), None) is not None:
-            raise CannotBlock(f"has tensors inside the argument {parameter}")
-        self.collector.others[parameter] = data
+def check_edge_index(edge_index: Any) -> Tensor:
+    """Return edges as a tensor.
 
-    def _check_size(self, row: int, data: Tensor, name: str) -> None:
-        if data.dim() == 0 or data.dim() + self._node_dim != 0 != self._node_dim:
-            raise CannotBlock(f"does not have its nodes in the first dimension of {name}")
-        known = self._sizes[row]
-        if known is not None and known != data.size(0):
-            raise CannotBlock(f"has {data.size(0)} nodes in {name} where {known} are expected")
-        self._sizes[row] = data.size(0)
+    Raises:
+        CannotBlock: The edges are no tensor [2, E] of int64, or there are none.
+    """
+    if isinstance(edge_index, EdgeIndex):
+        edge_index = edge_index.as_tensor()
+    if not _is_dense(edge_index):
+        raise CannotBlock(
+            "has its edges in a sparse matrix; only an edge_index can be cut into blocks"
+        )
+    if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
+        raise CannotBlock("has no edge_index [2, E] of int64")
+    if edge_index.size(1) == 0:
+        raise CannotBlock("has no edges")
+    return edge_index
+
+
+def _is_dense(edge_index: Any) -> bool:
+    return type(edge_index) is Tensor and edge_index.layout == torch.strided

@@ -1,12 +1,11 @@
-"""The graph of the operations that edge work runs, traced once for each state of a layer.
+"""The graph of the operations of an edge function, traced once for each state of a layer.
 
-The trace runs the layer's functions on fake tensors, whose numbers of edges, of destinations and of
+The trace runs the layer's methods on fake tensors whose numbers of edges, of destinations and of
 sources are symbols. So the graph holds for every block, and shows each use of these numbers.
 """
 
 from __future__ import annotations
 
-import random
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.source import ConstantSource
@@ -31,14 +29,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch_geometric import typing
 
-from gact_graph.layers.blocks.arguments import Arguments, CannotBlock
+from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, constant_name
 from gact_graph.layers.blocks.edge_functions import EdgeFunction
 from gact_graph.support.current import capture_disabled
-from gact_graph.support.graph import ends_of, nodes_before
-from gact_graph.support.reach import Reach, slots_of
+from gact_graph.support.graph import nodes_of
+from gact_graph.support.objects import slots_of
+from gact_graph.support.reach import Reach
+from gact_graph.support.run_state import RandomStates, random_states, set_random_states
 
 EDGES, DESTINATIONS, SOURCES = 37, 23, 29
-"""The sizes of the tensors that are traced: three unlikely widths of a layer."""
+"""The sizes of the traced tensors: three unlikely widths of a layer."""
 
 _OUTSIDE_TORCH = frozenset(
     {
@@ -47,7 +47,7 @@ _OUTSIDE_TORCH = frozenset(
         *("item", "__bool__", "__int__", "__float__", "__index__", "__complex__", "__contains__"),
     }
 )
-"""Functions that show the values of a tensor to Python."""
+"""Functions through which Python reads the values of a tensor."""
 
 _HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad"})
 
@@ -65,13 +65,13 @@ class Symbols(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """The graph of one edge function in one state of its layer.
+    """The graph of an edge function in one state of its layer.
 
     Attributes:
-        graph: The graph. Its placeholders are those of ``inputs``, then those of ``constants``;
-            the output is the result, then a tensor for each name of ``kept``.
+        graph: The graph. Its placeholders are the ``inputs``, then the ``constants``; its output is
+            the result, then a tensor for each name of ``kept``.
         inputs: The names of the inputs of a block.
-        constants: For each further placeholder the number of its tensor in ``Reach.tensors``.
+        constants: For each constant its number in ``Reach.tensors``.
         kept: The attributes in which the layer leaves a tensor.
         saved: The tensors that stock autograd saves, as fake tensors.
         symbols: The symbols of the sizes.
@@ -93,10 +93,11 @@ class Trace:
         return [*output.args[0]]
 
     @cached_property
-    def placeholders(self) -> dict[str | int, fx.Node]:
-        """The inputs by name, and the further placeholders by their place in :attr:`constants`."""
+    def placeholders(self) -> dict[str, fx.Node]:
+        """The inputs and the constants by name."""
         nodes = [node for node in self.graph.nodes if node.op == "placeholder"]
-        return dict(zip([*self.inputs, *range(len(self.constants))], nodes, strict=True))
+        constants = (constant_name(number) for number in range(len(self.constants)))
+        return dict(zip([*self.inputs, *constants], nodes, strict=True))
 
     @cached_property
     def num_edges(self) -> fx.Node:
@@ -114,10 +115,10 @@ def trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach:
         reach: Everything that the code of ``module`` reaches.
 
     Raises:
-        CannotBlock: The function cannot be traced, or does something that a trace would not repeat.
+        CannotBlock: The function cannot be traced, or has effects that a graph would not repeat.
     """
-    with _one_at_a_time, _apart(), warnings.catch_warnings():
-        # Conversion to a fake tensor asks tensors that are no leaves for their gradient.
+    with _one_at_a_time, _isolated(), warnings.catch_warnings():
+        # Conversion to a fake tensor reads the gradient of tensors that are no leaves.
         warnings.simplefilter("ignore")
         return _trace(edge_function, module, arguments, reach)
 
@@ -125,37 +126,34 @@ def trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach:
 def _trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach: Reach) -> Trace:
     environment = _Sizes()
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment)
-    given = dict(_fakes(mode, arguments))
-    run = _Run(edge_function, module, arguments, [*given])
-    watch, states = reach.watch(), _random_states()
+    fakes = dict(_fakes(mode, arguments))
+    run = _Run(edge_function, module, arguments, [*fakes])
+    watch, states = reach.watch(), random_states()
     try:
         graph_module = make_fx(
             run,
             tracing_mode="symbolic",
             _allow_non_fake_inputs=True,
             _error_on_data_dependent_ops=True,
-        )(*given.values())
+        )(*fakes.values())
     except (CannotBlock, torch.OutOfMemoryError):
         raise
     except Exception as error:
         raise CannotBlock(_reason(error)) from error
     finally:
         changed = watch.undo()
-        drew = not _equal_states(states, _random_states())
+        drew = _content(states) != _content(random_states())
         if drew:
-            random.setstate(states[0])
-            numpy.random.set_state(states[1])
+            set_random_states(states)
     if changed is not None:
         raise CannotBlock(f"changes {changed} while it makes messages")
     if drew:
         raise CannotBlock("draws random numbers outside of torch")
     graph = graph_module.graph
-    constants = _lift(graph, graph_module, reach, len(given), mode)
-    sizes = {
-        name: _expression(given[name].shape[0]) for name in ("_edges", "_destinations", "_sources")
-    }
-    symbols = Symbols(*sizes.values())
-    inputs = _name_inputs(graph, [*given])
+    constants = _lift(graph, graph_module, reach, len(fakes), mode)
+    sizes: list[Any] = [fakes[name].shape[0] for name in ("_edges", "_destinations", "_sources")]
+    symbols = Symbols(*(size.node.expr for size in sizes))
+    inputs = _name_inputs(graph, [*fakes])
     _use_numbers(graph, symbols)
     return Trace(
         graph,
@@ -169,18 +167,14 @@ def _trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach
 
 
 class _Sizes(ShapeEnv):
-    """Symbols without a line of code, for finding one imports 400 modules of torch."""
+    """Symbols without a line of code: the search for the line imports 400 modules of torch."""
 
     def _get_user_frame(self) -> None:
         return None
 
 
-def _expression(size: Any) -> Any:
-    return size.node.expr
-
-
 def _fakes(mode: FakeTensorMode, arguments: Arguments) -> Iterator[tuple[str, Tensor]]:
-    """The inputs of a block by name."""
+    """Yield the inputs of a block by name."""
     lengths = {"source": EDGES, "destination": EDGES, "edge": EDGES, "node": DESTINATIONS}
     device = arguments.tensors[0].device
     for use in arguments.uses:
@@ -214,7 +208,7 @@ def _fake(mode: FakeTensorMode, tensor: Tensor, name: str, rows: bool) -> Tensor
 
 
 class _Run:
-    """The function that is traced: takes the inputs, and returns the result and what is kept."""
+    """The traced function of the inputs, which returns the result and the kept tensors."""
 
     def __init__(
         self, edge_function: EdgeFunction, module: Any, arguments: Arguments, names: Sequence[str]
@@ -225,11 +219,11 @@ class _Run:
         self.saved: list[Tensor] = []
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        given: dict[str, Any] = dict(self._others) | dict(zip(self._names, tensors, strict=True))
-        destinations, sources = given.pop("_destinations").size(0), given.pop("_sources").size(0)
-        del given["_edges"]
-        given |= {
-            "edge_index_i": given["index"],
+        inputs: dict[str, Any] = dict(self._others) | dict(zip(self._names, tensors, strict=True))
+        destinations, sources = inputs.pop("_destinations").size(0), inputs.pop("_sources").size(0)
+        del inputs["_edges"]
+        inputs |= {
+            "edge_index_i": inputs["index"],
             "ptr": None,
             "size_i": destinations,
             "dim_size": destinations,
@@ -237,9 +231,9 @@ class _Run:
         }
         module = _shell_of(self._module) if isinstance(self._module, nn.Module) else self._module
         with saved_tensors_hooks(self._pack, _same), _Operations(), _Functions():
-            out = self._edge_function(module, given)
+            out = self._edge_function.run(module, inputs)
         if not isinstance(out, Tensor) or out.dim() == 0:
-            raise CannotBlock(_NO_ROWS)
+            raise CannotBlock(NO_ROWS)
         results = [out]
         if isinstance(module, nn.Module):
             for name, value in _changes(self._module, module):
@@ -257,7 +251,7 @@ class _Run:
         return tensor
 
 
-_NO_ROWS = "returns something other than a tensor with one row per node or edge"
+NO_ROWS = "returns something other than a tensor with one row per node or edge"
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -265,7 +259,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def _shell_of(module: nn.Module) -> Any:
-    """A module that holds the same, so that attributes that its code sets do not stay."""
+    """Return a module with the same attributes, whose changes do not reach the user's layer."""
     shell: Any = object.__new__(type(module))
     vars(shell).update(vars(module))
     for group in ("_parameters", "_buffers", "_modules"):
@@ -278,7 +272,7 @@ def _shell_of(module: nn.Module) -> Any:
 
 
 def _changes(module: nn.Module, shell: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The attributes of the shell that the module does not have, or has otherwise."""
+    """Yield the attributes of the shell that differ from those of the module."""
     for group in (None, "_parameters", "_buffers", "_modules"):
         before = vars(module) if group is None else vars(module)[group]
         now = vars(shell) if group is None else vars(shell)[group]
@@ -290,7 +284,7 @@ def _changes(module: nn.Module, shell: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 class _Operations(TorchDispatchMode):
-    """Refuses operations whose result depends on values in a way that no graph can show."""
+    """Refuses operations whose result depends on values in a way that no graph represents."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.data_dependent_output in func.tags:
@@ -310,7 +304,7 @@ def _has_mask(indices: Iterable[Any]) -> bool:
 
 
 class _Functions(TorchFunctionMode):
-    """Notes changes of the gradient mode, and refuses what would not be in the graph."""
+    """Records changes of the gradient mode, and refuses functions that a graph would lose."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -318,7 +312,7 @@ class _Functions(TorchFunctionMode):
             name = getattr(getattr(func, "__self__", None), "__name__", "")
             if name == "data":
                 return args[0].detach()
-        if name in _OUTSIDE_TORCH and not _is_size(args):
+        if name in _OUTSIDE_TORCH and any(isinstance(arg, Tensor) for arg in args):
             raise CannotBlock(_READS_VALUES)
         if name in _HOOKS:
             raise CannotBlock(f"calls {name} of a tensor")
@@ -329,14 +323,9 @@ class _Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _is_size(args: Any) -> bool:
-    """Whether the argument is no tensor of values: a size, say."""
-    return not any(isinstance(arg, Tensor) for arg in args)
-
-
 def _check_functions(results: Sequence[Tensor]) -> None:
     """Refuse autograd functions written in Python: a trace would lose their backward."""
-    for node in nodes_before(ends_of(results)):
+    for node in nodes_of(results):
         kind = type(node)
         if kind.__module__ != "builtins" or hasattr(kind, "_forward_cls"):
             name = getattr(getattr(kind, "_forward_cls", kind), "__name__", kind.__name__)
@@ -346,10 +335,10 @@ def _check_functions(results: Sequence[Tensor]) -> None:
 def _lift(
     graph: fx.Graph, owner: fx.GraphModule, reach: Reach, count: int, mode: FakeTensorMode
 ) -> tuple[int, ...]:
-    """Replace tensors that the graph holds by placeholders; return their numbers.
+    """Replace the constants in the graph by placeholders, and return their numbers.
 
     Raises:
-        CannotBlock: The layer does not reach such a tensor in a way that can be followed.
+        CannotBlock: A constant is not among the tensors that the layer reaches.
     """
     numbers = {id(tensor): number for number, (_, tensor) in enumerate(reach.tensors)}
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -367,7 +356,7 @@ def _lift(
         if number not in lifted:
             with graph.inserting_after(last):
                 last = lifted[number] = graph.placeholder(f"constant_{number}")
-            # The one that the trace has used.
+            # The fake tensor that the trace has used.
             last.meta["val"] = mode.from_tensor(tensor, static_shapes=True)
         node.replace_all_uses_with(lifted[number])
         graph.erase_node(node)
@@ -379,7 +368,7 @@ _LITERALS = frozenset({torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.li
 
 
 def _name_inputs(graph: fx.Graph, names: Sequence[str]) -> tuple[str, ...]:
-    """Let numbers of nodes be inputs, in place of the tensors that stood for them."""
+    """Replace the placeholders of tensors of nodes by numbers of nodes, and return all inputs."""
     nodes = [node for node in graph.nodes if node.op == "placeholder"][: len(names)]
     by_name = dict(zip(names, nodes, strict=True))
     inputs: list[str] = []
@@ -405,7 +394,7 @@ def _name_inputs(graph: fx.Graph, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _use_numbers(graph: fx.Graph, symbols: Symbols) -> None:
-    """Read sizes from the inputs alone, so that no other operation needs a tensor for its shape."""
+    """Read sizes from the inputs alone, so that no operation needs another tensor for its shape."""
     placeholders = {n.name: n for n in graph.nodes if n.op == "placeholder"}
     destinations, first = placeholders["dim_size"], placeholders["size_j"]
     with graph.inserting_after(first):
@@ -423,17 +412,17 @@ def _use_numbers(graph: fx.Graph, symbols: Symbols) -> None:
                 node.replace_all_uses_with(same)
                 graph.erase_node(node)
         elif node.target in _MADE_LIKE:
-            made: Tensor = node.meta["val"]
-            shape = [number(size) for size in made.shape]
+            result: Tensor = node.meta["val"]
+            shape = [number(size) for size in result.shape]
             if None in shape:
                 continue
             function, fill = _MADE_LIKE[node.target]
             values = [node.args[-1]] if fill else []
             with graph.inserting_before(node):
                 new = graph.call_function(
-                    function, (shape, *values), {"dtype": made.dtype, "device": made.device}
+                    function, (shape, *values), {"dtype": result.dtype, "device": result.device}
                 )
-            new.meta["val"] = made
+            new.meta["val"] = result
             node.replace_all_uses_with(new)
             graph.erase_node(node)
 
@@ -449,30 +438,22 @@ _MADE_LIKE = {
     _aten.new_full.default: (_aten.full.default, True),
     _aten.full_like.default: (_aten.full.default, True),
 }
-"""Operations that read the shape and type of a tensor: the same from a shape and a type, and
-whether they take a value."""
+"""Operations that read the shape and type of a tensor: the operation of a shape and a type in
+their place, and whether they take a value."""
 
 
-def _random_states() -> tuple[Any, Any]:
-    """The states of the generators of Python and NumPy."""
-    return random.getstate(), numpy.random.get_state()
-
-
-def _equal_states(states: tuple[Any, Any], others: tuple[Any, Any]) -> bool:
-    numbers, others_numbers = states[1], others[1]
-    return (
-        states[0] == others[0]
-        and numbers[2:] == others_numbers[2:]
-        and bool((numbers[1] == others_numbers[1]).all())
-    )
+def _content(states: RandomStates) -> tuple[Any, ...]:
+    """Return the states of the generators of Python and NumPy, which can be compared."""
+    _, words, *position = states.numpy
+    return states.python, words.tobytes(), position
 
 
 @contextmanager
-def _apart() -> Iterator[None]:
-    """Within: no session and no dispatch mode of others sees the trace, and all of it is torch's.
+def _isolated() -> Iterator[None]:
+    """Hide the trace from sessions and other dispatch modes, and make PyG use torch alone.
 
     A cast of a parameter that autocast has cached would not be in the graph, and operators of
-    torch_scatter have no fake implementation: PyG then takes those of torch.
+    torch_scatter have no fake implementation.
     """
     cached, scatter = torch.is_autocast_cache_enabled(), typing.WITH_TORCH_SCATTER
     torch.set_autocast_cache_enabled(False)

@@ -150,7 +150,7 @@ class Exchange:
 
 
 def _pack(rows: Tensor, bits: int, seed: int) -> Tensor:
-    """The quantized rows as bytes. A group with NaN or infinity arrives as NaN."""
+    """Return the quantized rows as bytes. A group with NaN or infinity arrives as NaN."""
     packed = pack(rows, bits, group_size=_GROUP, seed=seed)
     return torch.cat([t.contiguous().view(-1).view(torch.uint8) for t in packed.tensors[:2]])
 
@@ -164,7 +164,7 @@ def _unpack(received: Tensor, shape: torch.Size, dtype: torch.dtype, bits: int) 
 
 
 def _sizes(numel: int, bits: int) -> list[int]:
-    """Bytes of the codes and of the statistics."""
+    """Return the bytes of the codes and of the statistics."""
     return [-(-numel // TILE) * bits * 8, -(-numel // _GROUP) * 4]
 
 

@@ -27,7 +27,7 @@ def calls_gcn_norm(module: nn.Module) -> bool:
 
 
 class NormalizedForward(Patch):
-    """Replaces the forward of a layer that :func:`calls_gcn_norm`.
+    """Replace the forward of a layer that :func:`calls_gcn_norm`.
 
     The replacement runs the same code with :func:`norm_of_part` as ``gcn_norm``. PyG's modules stay
     unchanged.

@@ -28,7 +28,7 @@ _ROWS = 1 << 14
 
 
 class WholeBatchNorm(Patch):
-    """Replaces the forward of a batch norm; its statistics cover the rows of all parts.
+    """Replace the forward of a batch norm; its statistics cover the rows of all parts.
 
     Each node and each edge is in one part. All processes run it at the same time, and have the same
     running statistics.

@@ -86,7 +86,7 @@ def refusal(name: str, reason: str) -> ValueError:
 
 
 def _why_not(module: nn.Module, inside: bool) -> str | None:
-    """The reason why a module, perhaps inside a message passing layer, cannot run on a part."""
+    """Return the reason why a module, or its message passing layer, cannot run on a part."""
     kind = type(module)
     if any(is_lazy(p) for p in module.parameters(recurse=False)):
         return "each process would initialize it separately; run its first forward before wrap"

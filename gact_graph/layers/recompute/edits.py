@@ -1,4 +1,4 @@
-"""Whether the memory of a tensor changed in a way that autograd's version counter cannot see.
+"""In-place changes of a tensor that autograd's version counter cannot see.
 
 NumPy may own the memory, and ``.data`` hides a change. Stock PyTorch seldom notices either, because
 most operations save results of their own rather than the user's tensors. A layer that is computed
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 _ELEMENTS = 4096
-"""Elements that are compared: few enough to cost nothing. A new mini-batch differs in most."""
+"""The number of elements that are compared; most of them differ in another mini-batch."""
 
 
 def glimpse(tensor: Tensor) -> Tensor:
-    """A copy of up to 4096 elements of a tensor, evenly spread."""
+    """Return a copy of up to 4096 elements of a tensor, evenly spread."""
     flat = tensor.detach().view(-1) if tensor.is_contiguous() else tensor.detach().flatten()
     return flat[:: -(-max(1, flat.numel()) // _ELEMENTS)].clone()
 
 
 def check(before: Tensor, tensor: Tensor) -> None:
-    """Compares a tensor with its earlier glimpse.
+    """Compare a tensor with its earlier glimpse.
 
     Raises:
         RuntimeError: An element differs.

@@ -1,164 +1,151 @@
-"""Layers that are computed again in backward from their inputs, which alone are saved.
-
-As activation checkpointing does, but the saved inputs pass through the model's hooks, which
-compress them, and random numbers are those of forward.
-"""
+"""Layers that are computed again in backward from their inputs, which alone are saved."""
 
 from __future__ import annotations
 
 import inspect
-import types
+import math
 from collections.abc import Callable, Container, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing
 
-from gact_graph.layers.recompute.call import Key, LayerCall
-from gact_graph.layers.recompute.function import Recompute, run_first
+from gact_graph.layers.recompute.recomputation import Recomputation
 from gact_graph.layers.recompute.saved_bytes import most_saved
-from gact_graph.layers.recompute.structure import Structure, taken_apart
-from gact_graph.layers.recompute.try_out import try_out
+from gact_graph.layers.recompute.structure import taken_apart
 from gact_graph.support import current
-from gact_graph.support.patch import BoundPatch, Patch
-from gact_graph.support.replica import CannotReplicate, Snapshot
+from gact_graph.support.objects import CONTAINERS, COPIED_BYTES, module_attributes
+from gact_graph.support.patch import Patch
+from gact_graph.support.reach import Reach, Unknowable
 from gact_graph.support.rows import LayerRow
-from gact_graph.support.run_state import RunState
 from gact_graph.support.storage import tensors_in
+from gact_graph.support.watch import Watch
 
 
 class CannotRecompute(Exception):
-    """A layer must run as it is. The message says why, after "it", as in the report."""
+    """A layer must run as stock. The message is the reason, after "it", as in the report."""
 
 
 def attach(
     owner: current.Owner,
     report: dict[str, LayerRow],
     model: nn.Module,
-    blocks: bool,
     only: Container[nn.Module] | None = None,
 ) -> Iterator[RecomputedLayer]:
-    """Patches each outermost message passing layer below the model; yields the patches."""
+    """Patch each outermost message passing layer below the model; yield the patches."""
     outer: list[str] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{other}.") for other in outer)
         if isinstance(module, MessagePassing) and module is not model and not inside:
             outer.append(name)
             if only is None or module in only:
-                yield RecomputedLayer(owner, report, module, name, blocks)
+                yield RecomputedLayer(owner, report, module, name)
 
 
 class RecomputedLayer(Patch):
-    """Replaces ``forward`` of one layer.
+    """Replace ``forward`` of one layer.
 
     Args:
         owner: The model that the layer belongs to.
-        report: Gets an entry under the layer's name: what became of it.
+        report: Gets a row under the layer's name.
         module: The layer.
         name: Its full name.
-        blocks: Whether its edge work is done in blocks, if it can be.
     """
 
     def __init__(
-        self,
-        owner: current.Owner,
-        report: dict[str, LayerRow],
-        module: nn.Module,
-        name: str,
-        blocks: bool,
+        self, owner: current.Owner, report: dict[str, LayerRow], module: nn.Module, name: str
     ) -> None:
         super().__init__(module, "forward")
         self._owner = owner
         self._report = report
         self._name = name
-        self._blocks = blocks
-        self._reasons: dict[Key, str | None] = {}
-        self._values_not_needed: dict[Key, frozenset[int]] = {}
+        self._has_run = False
+        self._reason: str | None = None
 
     def run(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Runs in place of the forward of ``module``."""
+        """Run in place of the forward of ``module``."""
         original = self.original(module)
         session = current.session_of(self._owner)
         if session is None or not torch.is_grad_enabled():
             return original(*args, **kwargs)
         nbytes = most_saved(module, (args, kwargs))
-        if session.leaves_alone(nbytes):
+        if session.is_too_small(nbytes):
             return original(*args, **kwargs)
-        session.stock_makes(nbytes)
+        session.count_unallocated(nbytes)
+        tensors, arguments = taken_apart((args, kwargs))
         try:
-            tensors, call = self._call(module, args, kwargs, session.coding_of(self._name))
-            self._check(call, tensors)
-        except (CannotRecompute, CannotReplicate) as reason:
-            self._report[self._name] = LayerRow(self._name, "stock", None, str(reason))
+            state = self._state_of(module, arguments.others)
+        except (CannotRecompute, Unknowable) as reason:
+            self._tell("stock", str(reason))
             return original(*args, **kwargs)
-        self._report[self._name] = LayerRow(self._name, "recomputed", None, None, counted=False)
+        coding = session.coding_of(self._name)
+        call = Recomputation(self._name, module, original, arguments, state, coding)
         named = _named(original, args, kwargs)
         with session.trace.standing_for("forward", named), current.capture_disabled():
-            first = run_first(call, module, tensors)
-            named |= {f"edges.{i}": t for i, t in enumerate(first.edge_results.values())}
-            parameters = call.snapshot.learning
-            results = Recompute.apply(call, first, len(tensors), *tensors, *parameters)
-        return first.structure.filled(results)
+            result = call.run(tensors, session, named)
+        self._tell("recomputed", None)
+        self._judge(module, state)
+        return result
 
-    def _call(
-        self, module: nn.Module, args: Any, kwargs: Any, coding: current.Coding | None
-    ) -> tuple[list[Tensor], LayerCall]:
-        """The tensor arguments, and the call without them."""
+    def _tell(self, way: str, reason: str | None) -> None:
+        self._report[self._name] = LayerRow(
+            self._name, way, None, reason, counted=way != "recomputed"
+        )
+
+    def _state_of(self, module: nn.Module, arguments: list[Any]) -> Watch:
+        """Return the state of the layer before a call.
+
+        Raises:
+            CannotRecompute: The layer cannot run again in backward.
+            Unknowable: The layer's state cannot be restored.
+        """
+        if self._reason is not None:
+            raise CannotRecompute(self._reason)
         if not current.are_innermost():
             raise CannotRecompute(
                 "runs inside other saved-tensor hooks, such as those of torch.utils.checkpoint"
             )
-        if self.previous is not None and not _can_rebind(self.previous, self.module):
-            raise CannotRecompute("has a forward that was set as an attribute of the instance")
-        snapshot = Snapshot(module)
-        tensors, arguments = taken_apart((args, kwargs))
-        _check_others(arguments)
-        # Autograd cannot save inference tensors.
-        tensors = [t.clone() if t.is_inference() else t for t in tensors]
-        call = LayerCall(
-            snapshot,
-            self.original,
-            arguments,
-            (*(t.requires_grad for t in tensors), *(True for _ in snapshot.learning)),
-            RunState({t.device.type for t in tensors}),
-            coding,
-            self._values_not_needed,
-        )
-        return tensors, call
+        if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+            raise CannotRecompute("has parameters that its first forward initialises")
+        for argument in arguments:
+            if any(t.requires_grad for t in tensors_in(argument)):
+                raise CannotRecompute(
+                    f"gets tensors that require gradients inside a {type(argument).__name__}"
+                )
+        # In the first call, which shows whether the layer changes large tensors, all are copied.
+        return Reach([module]).watch(COPIED_BYTES if self._has_run else math.inf)
 
-    def _check(self, call: LayerCall, tensors: list[Tensor]) -> None:
-        """Tries the layer out, once for each kind of call.
-
-        Raises:
-            CannotRecompute: The layer must run as it is.
-        """
-        if call.key not in self._reasons:
-            found = try_out(call, tensors, self._blocks)
-            self._reasons[call.key] = found.reason
-            if found.values_not_needed is not None:
-                self._values_not_needed[call.key] = found.values_not_needed
-        reason = self._reasons[call.key]
-        if reason is not None:
-            raise CannotRecompute(reason)
+    def _judge(self, module: nn.Module, state: Watch) -> None:
+        """Decide after a call whether the next one can be computed again."""
+        changed = None if self._has_run else state.changed_tensor()
+        self._has_run = True
+        if changed is not None:
+            self._reason = f"changes {changed}, which is too large to be copied at every call"
+        name = next(chain.from_iterable(map(_attributes_with_graph, module.modules())), None)
+        if name is not None:
+            # The tensor holds this call, which holds the layer: never collected.
+            self._reason = f"leaves a tensor that requires a gradient in its attribute {name}"
+        if self._reason is not None:
+            self._tell("stock", self._reason)
 
 
-def _check_others(arguments: Structure) -> None:
-    for other in arguments.others:
-        if any(t.requires_grad for t in tensors_in(other)):
-            raise CannotRecompute(f"gets tensors that learn inside a {type(other).__name__}")
-
-
-def _can_rebind(method: Any, module: nn.Module | None) -> bool:
-    if isinstance(method, Patch | BoundPatch):
-        return True
-    return isinstance(method, types.MethodType) and method.__self__ is module
+def _attributes_with_graph(module: nn.Module) -> Iterator[str]:
+    """Yield the attributes whose tensors an operation made; not parameters of a replica."""
+    parameters = {*vars(module).get("_former_parameters", {}), "_former_parameters"}
+    for name, value in module_attributes(module).items():
+        if name in parameters or not isinstance(value, Tensor | CONTAINERS):
+            continue
+        if any(t.grad_fn is not None for t in tensors_in(value)):
+            yield name
 
 
 def _named(original: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Tensor]:
-    """The tensors among the arguments, each by a name."""
-    found: dict[str, Tensor] = {}
+    """Return the tensors among the arguments, each by a name."""
+    named: dict[str, Tensor] = {}
     for name, value in inspect.signature(original).bind(*args, **kwargs).arguments.items():
         tensors, _ = taken_apart(value)
-        found |= {name if len(tensors) == 1 else f"{name}.{i}": t for i, t in enumerate(tensors)}
-    return found
+        named |= {name if len(tensors) == 1 else f"{name}.{i}": t for i, t in enumerate(tensors)}
+    return named

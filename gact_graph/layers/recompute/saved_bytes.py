@@ -1,4 +1,4 @@
-"""About how much memory a layer takes, estimated before it runs."""
+"""Estimates of the memory that a layer takes, before it runs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from gact_graph.support.storage import tensors_in
 
 
 def most_saved(module: nn.Module, arguments: Any) -> int:
-    """The most that the inputs of a layer and one tensor of messages take, in bytes, about."""
-    given = (t for t in tensors_in(arguments) if t.dim() and t.is_floating_point())
-    return sum(t.nbytes for t in given) + message_bytes(module, arguments)
+    """Return the approximate bytes of the inputs of a layer and of one tensor of messages."""
+    inputs = (t for t in tensors_in(arguments) if t.dim() and t.is_floating_point())
+    return sum(t.nbytes for t in inputs) + message_bytes(module, arguments)
 
 
 def message_bytes(module: nn.Module, arguments: Any) -> int:
-    """The most that one tensor of messages takes, in bytes, about.
+    """Return the approximate bytes of one tensor of messages.
 
     Args:
         module: The layer.
-        arguments: Of its call. The longest index is that of the edges; a message is as wide as the
-            widest row of a tensor or the largest size of a parameter.
+        arguments: The arguments of its call. The longest index is taken for that of the edges; a
+            message has the width of the widest row of a tensor or the largest size of a parameter.
     """
     tensors = [t for t in tensors_in(arguments) if t.dim()]
     edges = max((t.size(-1) for t in tensors if not t.is_floating_point()), default=0)

@@ -1,4 +1,4 @@
-"""Nested arguments and results, taken apart into their tensors and all that is around them."""
+"""Nested arguments, split into their tensors and a structure around them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 _TENSOR = object()
-"""Marks where a tensor was."""
+"""The mark of a tensor's place."""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """A nested value without its tensors, which :meth:`filled` takes in the order of the leaves."""
+    """A nested value without its tensors."""
 
     leaves: tuple[Any, ...]
     spec: TreeSpec
 
     def filled(self, tensors: Sequence[Tensor]) -> Any:
-        """The nested value with these tensors."""
-        given = iter(tensors)
-        leaves = [next(given) if leaf is _TENSOR else leaf for leaf in self.leaves]
+        """Return the nested value with these tensors, in the order of the leaves."""
+        rest = iter(tensors)
+        leaves = [next(rest) if leaf is _TENSOR else leaf for leaf in self.leaves]
         return tree_unflatten(leaves, self.spec)
 
     @property
@@ -32,12 +32,12 @@ class Structure:
 
     @property
     def others(self) -> list[Any]:
-        """The leaves that are no tensors."""
+        """The leaves that are not tensors."""
         return [leaf for leaf in self.leaves if leaf is not _TENSOR]
 
 
 def taken_apart(value: Any) -> tuple[list[Tensor], Structure]:
-    """The tensors of a nested value (tuples, lists, dicts), and what is around them."""
+    """Return the tensors of a nested value (tuples, lists, dicts) and the rest, its structure."""
     leaves, spec = tree_flatten(value)
     around = tuple(_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)], Structure(around, spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gact_graph.support.warn import warn as warn_user
+from gact_graph.support.messages import warn as warn_user
 
 
 def warn(failed: str, remedy: str, error: Exception) -> None:

@@ -9,7 +9,7 @@ from torch_geometric.nn import GAE, GCNConv
 
 import gact_graph
 from gact_graph.api.budget import budget as budgets
-from gact_graph.api.budget.estimate import Cost, Estimate, Line, ways
+from gact_graph.api.budget.estimate import Cost, Estimate, Line, strategies
 from gact_graph.api.budget.miniature import GraphSize, Miniature
 
 MB = 10**6
@@ -42,7 +42,7 @@ def known_costs(monkeypatch):
         share = size.nodes / 300
         costs = {
             way: Cost(Line(0.0, share * (100 - 5 * index) * MB), Line(0.0, MB))
-            for index, way in enumerate(ways("cpu"))
+            for index, way in enumerate(strategies("cpu"))
         }
         return Estimate(costs, size, memory)
 
@@ -57,7 +57,7 @@ def step(model, inputs):
 
 
 def chosen(model):
-    return gact_graph.report(model).way
+    return gact_graph.report(model).strategy
 
 
 def test_enough_memory_leaves_the_model_as_it_is():
@@ -99,7 +99,7 @@ def test_nothing_fits():
     model = gact_graph.wrap(Net(), memory="10 MB")
     with pytest.raises(
         gact_graph.MemoryBudgetError,
-        match=r"in 9.5 MiB .* the smallest, .*, takes .* and asks for .* are missing\); give that",
+        match=r"got 9.5 MiB .* the smallest, .*, takes .* and needs a budget of .*\); pass .* more",
     ):
         step(model, graph())
     assert chosen(model) is None
@@ -136,10 +136,12 @@ def test_state_resumes_in_the_same_way(known_costs):
     other = gact_graph.wrap(Net(), memory="85 MB")
     gact_graph.load_state_dict(other, state)
     assert chosen(other) == "L1, 7 bits" and gact_graph.state_dict(other) == state
-    with pytest.raises(ValueError, match=r"Expected state\['way'\] to be a way"):
-        gact_graph.load_state_dict(other, state | {"way": {"level": "L9", "bits": 1, "blocks": 1}})
+    with pytest.raises(ValueError, match=r"Expected state\['strategy'\] to be a strategy"):
+        gact_graph.load_state_dict(
+            other, state | {"strategy": {"level": "L9", "bits": 1, "blocks": 1}}
+        )
     with pytest.raises(ValueError, match="scheme"):
-        gact_graph.load_state_dict(other, state | {"scheme": {}, "way": None})
+        gact_graph.load_state_dict(other, state | {"scheme": {}, "strategy": None})
     assert gact_graph.state_dict(other) == state
 
 
@@ -213,7 +215,7 @@ def test_memory_stands_in_place_of_other_options(options, given):
 
 def test_inputs_without_a_graph_are_refused():
     model = gact_graph.wrap(nn.Linear(3, 3), memory="8 GB")
-    with pytest.raises(ValueError, match=r"Expected inputs that hold a graph, for memory="):
+    with pytest.raises(ValueError, match=r"Expected inputs that contain a graph, for memory="):
         model(torch.randn(5, 3))
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch_geometric.nn import GAT, GCNConv, to_hetero
 
 import gact_graph
-from gact_graph.api.budget.sizes import parse_bytes
+from gact_graph.api.report.names import parse_bytes
 
 NODES, EDGES = 12_000, 60_000
 
@@ -30,14 +30,14 @@ def estimated():
 
 def test_it_tells_every_way_the_least_lossy_first(estimated):
     rows = estimated.rows
-    assert [row.way for row in rows[:3]] == ["stock", "lossless", "lossless + blocks"]
+    assert [row.strategy for row in rows[:3]] == ["stock", "lossless", "lossless + blocks"]
     assert [row.bits for row in rows[3:]] == sorted((row.bits for row in rows[3:]), reverse=True)
     assert {row.bits for row in rows} == {32, *range(2, 9)}
     assert all(row.peak_bytes > 0 for row in rows)
 
 
 def test_messages_take_most_and_blocks_make_none(estimated):
-    peak = {row.way: row.peak_bytes for row in estimated.rows}
+    peak = {row.strategy: row.peak_bytes for row in estimated.rows}
     messages = (EDGES + NODES) * 32 * 4
     assert 3 * messages < peak["stock"] < 20 * messages
     assert peak["lossless + blocks"] < peak["stock"] / 1.5
@@ -47,7 +47,7 @@ def test_what_is_saved_is_what_the_report_says(estimated):
     model = gact_graph.wrap(gat(), level="lossless", min_bytes=0)
     model(*graph()).sum().backward()
     report = gact_graph.report(model)
-    rows = {row.way: row for row in estimated.rows}
+    rows = {row.strategy: row for row in estimated.rows}
     assert rows["stock"].saved_bytes == pytest.approx(report.raw_bytes, rel=0.05)
     assert rows["lossless"].saved_bytes == pytest.approx(report.stored_bytes, rel=0.05)
 
@@ -60,7 +60,9 @@ def test_what_fits_is_told_and_printed(estimated):
     assert "yes" in str(estimated) and "30.0 MiB" in str(estimated)
     found = estimated.to_dict()
     assert (found["nodes"], found["edges"], found["memory"]) == (NODES, EDGES, budget)
-    assert found["ways"][0]["way"] == "stock" and len(found["ways"]) == len(estimated.rows)
+    assert found["strategies"][0]["strategy"] == "stock" and len(found["strategies"]) == len(
+        estimated.rows
+    )
 
 
 def test_no_trace_is_left():
@@ -136,5 +138,5 @@ def test_memory_is_a_number_or_a_text(memory):
 
 
 def test_inputs_without_a_graph():
-    with pytest.raises(ValueError, match="Expected inputs that hold a graph"):
+    with pytest.raises(ValueError, match="Expected inputs that contain a graph"):
         gact_graph.estimate(nn.Linear(3, 3), torch.randn(5, 3))

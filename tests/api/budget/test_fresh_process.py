@@ -56,7 +56,7 @@ except gact_graph.MemoryBudgetError as error:
     print(json.dumps({"refused": str(error)}))
 else:
     peak = bytes_of("VmHWM:") - start
-    print(json.dumps({"peak": peak, "way": gact_graph.report(model).way}))
+    print(json.dumps({"peak": peak, "way": gact_graph.report(model).strategy}))
 """
 
 needs_proc = pytest.mark.skipif(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +22,8 @@ from torch_geometric.nn import (
 )
 
 import gact_graph
-from gact_graph.api.budget.sizes import parse_bytes
-from gact_graph.api.budget.trials import _watching
+from gact_graph.api.budget.steps import watching_peak
+from gact_graph.api.report.names import parse_bytes
 from gact_graph.support.storage import tensors_in
 
 CPU = torch.device("cpu")
@@ -137,12 +136,15 @@ def test_a_budget_below_stock_is_kept(make: Callable[[], Case]) -> None:
     ways = []
     for arguments in case.calls:
         step(arguments)  # chooses, where the batch is larger than all before
-        ways.append(gact_graph.report(model).way)
+        ways.append(gact_graph.report(model).strategy)
     if make is not many_graphs:
         assert ways[-1] != "stock" and (ways[0] == "stock") == (make is growing)
-    with _watching(CPU) as peak_of:
-        for arguments in case.calls:
-            assert peak_of(functools.partial(step, arguments)) <= memory
-            optimizer.step()
+    optimizer.zero_grad()
+    for arguments in case.calls:
+        with watching_peak(CPU) as peak_bytes:
+            step(arguments)
+            assert peak_bytes() <= memory
+        optimizer.step()
+        optimizer.zero_grad()  # a watch does not see the end of earlier tensors
     assert all(p.isfinite().all() for p in model.parameters())
     assert not all(map(torch.equal, before, model.parameters()))

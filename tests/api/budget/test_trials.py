@@ -1,4 +1,4 @@
-"""Which ways are tried, on how much of the graph, and that trials leave no trace."""
+"""Which strategies are tried, on how much of the graph, and that trials leave no trace."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torch_geometric.nn import GAT, GCN, GCNConv, GraphSAGE
 
 import gact_graph
 from gact_graph.api.budget import trials
-from gact_graph.api.budget.estimate import LOSSLESS, STOCK, Estimate, Way
-from gact_graph.api.budget.trials import _Trial, _Trials, estimate_call
+from gact_graph.api.budget.estimate import LOSSLESS, STOCK, Estimate, Strategy
+from gact_graph.api.budget.steps import Trial
+from gact_graph.api.budget.trials import Search, estimate_call
 from gact_graph.capture.config import Config
 
 MB = 10**6
@@ -37,47 +38,128 @@ def graph() -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The ways of all trials. For the whole they take :data:`PEAKS` MB; 4 M elements have codes."""
+    """The strategies of all trials: the whole takes :data:`PEAKS` MB; 4 M elements have codes."""
     names: list[str] = []
 
-    def run(self: _Trials, way: Way, share: float) -> _Trial:
-        names.append(way.name)
-        peak = round(share * PEAKS[way.name] * MB)
-        return _Trial(share, 0, peak, raw=peak, saved=peak // 2, coded=round(share * 4 * MB))
+    def run(self: Search, strategy: Strategy, share: float, config: Config) -> Trial:
+        names.append(strategy.name)
+        peak = round(share * PEAKS[strategy.name] * MB)
+        return Trial(share, 0, peak, raw=peak, saved=peak // 2, coded=round(share * 4 * MB))
 
-    monkeypatch.setattr(_Trials, "_trial", run)
+    monkeypatch.setattr(Search, "_trial", run)
     monkeypatch.setattr(trials, "resident_bytes", lambda: 0)
     return names
 
 
 @pytest.mark.parametrize(
-    ("memory", "expected", "way"),
+    ("memory", "expected", "strategy"),
     [
         (110, {"stock"}, "stock"),
-        (95, {"stock", "lossless + blocks", "lossless"}, "lossless"),
+        (95, {"stock", "lossless"}, "lossless"),
         (70, {"stock", "lossless + blocks", "lossless"}, "lossless + blocks"),
-        (49, {"stock", "lossless + blocks", "L1, 2 bits"}, "L1, 8 bits"),
-        (47, {"stock", "lossless + blocks", "L1, 2 bits"}, "L1, 4 bits"),
-        (40, {"stock", "lossless + blocks", "L1, 2 bits", "CB2, 2 bits"}, "CB2, 8 bits"),
+        (49, {"stock", "lossless", "lossless + blocks", "L1, 2 bits"}, "L1, 8 bits"),
+        (47, {"stock", "lossless", "lossless + blocks", "L1, 2 bits"}, "L1, 4 bits"),
+        (40, {*PEAKS}, "CB2, 8 bits"),
     ],
 )
 def test_a_budget_tries_no_more_than_it_takes_to_choose(
-    tried: list[str], memory: int, expected: set[str], way: str
+    tried: list[str], memory: int, expected: set[str], strategy: str
 ) -> None:
     model = gact_graph.wrap(Net(), memory=memory * MB)
     model(*graph())
     assert {*tried} == expected
-    assert gact_graph.report(model).way == way
+    assert gact_graph.report(model).strategy == strategy
 
 
-def test_a_table_has_every_way_and_is_not_ruled_by_a_budget(tried: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("memory", "expected"), [(30, [*PEAKS]), (18, ["stock", "L1, 2 bits", "CB2, 2 bits"])]
+)
+def test_a_far_too_small_budget_is_refused_by_the_smallest_strategies_alone(
+    tried: list[str], memory: int, expected: list[str]
+) -> None:
+    model = gact_graph.wrap(Net(), memory=memory * MB)
+    with pytest.raises(gact_graph.MemoryBudgetError, match="the smallest, CB2, 2 bits, takes"):
+        model(*graph())
+    assert [*dict.fromkeys(tried)] == expected
+
+
+def test_a_far_too_small_budget_that_the_smallest_fit_still_takes_the_least_lossy(
+    tried: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PEAKS, "stock", 1000)
+    model = gact_graph.wrap(Net(), memory=70 * MB)
+    model(*graph())
+    assert gact_graph.report(model).strategy == "lossless + blocks"
+
+
+class Steps(nn.Module):
+    """Counts its forwards."""
+
+    count = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = GCN(64, 64, 3)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        Steps.count += 1
+        out: Tensor = self.layers(x, edge_index)
+        return out
+
+
+def test_a_refusal_takes_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Steps, "count", 0)
+    model = gact_graph.wrap(Steps(), memory="20 MiB")
+    inputs = torch.randn(100_000, 64), torch.randint(100_000, (2, 800_000))
+    with pytest.raises(gact_graph.MemoryBudgetError):
+        model(*inputs)
+    assert Steps.count <= 4  # two with stock, and one with each of the smallest strategies
+
+
+class Basis(nn.Module):
+    """Makes a weight of 16 MB from a few parameters, whatever the size of the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Parameter(torch.randn(2000, 1)), nn.Parameter(torch.randn(2000))
+        self.conv = GCNConv(16, 8)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.conv(x, edge_index) + (self.left * self.right).tanh().mean()
+        return out
+
+
+def test_memory_that_does_not_grow_with_the_graph_refuses_no_budget() -> None:
+    model = gact_graph.wrap(Basis(), memory="600 MB")
+    model(torch.randn(50_000, 16), torch.randint(50_000, (2, 200_000)))
+    assert gact_graph.report(model).strategy == "stock"
+
+
+class Caching(Net):
+    """Keeps a tensor of its first graph."""
+
+    scale: Tensor | None = None
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = x.new_ones(len(x), 1)
+        return super().forward(x * self.scale, edge_index)
+
+
+def test_each_part_meets_the_model_as_it_was() -> None:
+    model = Caching()
+    assert gact_graph.estimate(model, *graph()).rows
+    assert model.scale is None
+
+
+def test_a_table_has_every_strategy_and_is_not_ruled_by_a_budget(tried: list[str]) -> None:
     found = gact_graph.estimate(Net(), *graph(), memory=110 * MB)
     assert {*tried} == {*PEAKS}
     assert {row.bits for row in found.rows} == {32, *range(2, 9)}
     assert found.rows[0].saved_bytes == 80 * MB  # what the lossless trial says of stock
 
 
-def test_a_way_that_was_taken_is_tried_first_whatever_else_fits(tried: list[str]) -> None:
+def test_a_strategy_that_was_taken_is_tried_first_whatever_else_fits(tried: list[str]) -> None:
     model = gact_graph.wrap(Net(), memory=49 * MB)
     model(*graph())
     state = gact_graph.state_dict(model)
@@ -85,7 +167,7 @@ def test_a_way_that_was_taken_is_tried_first_whatever_else_fits(tried: list[str]
     other = gact_graph.wrap(Net(), memory=200 * MB)
     gact_graph.load_state_dict(other, state)
     other(*graph())
-    assert gact_graph.report(other).way == "L1, 8 bits" and {*tried} == {"stock", "L1, 2 bits"}
+    assert gact_graph.report(other).strategy == "L1, 8 bits" and {*tried} == {"stock", "L1, 2 bits"}
 
 
 @pytest.mark.parametrize("memory", [None, "8 GB"])
@@ -123,7 +205,7 @@ class Counted(Net):
 def test_a_model_that_takes_no_smaller_graph() -> None:
     model = gact_graph.wrap(Counted(), memory="8 GB")
     with pytest.raises(
-        ValueError, match=r"for memory= \(got some of .* do: IndexError: .*give bits"
+        ValueError, match=r"for memory= \(got a graph of .* used: IndexError: .*pass bits"
     ):
         model(*graph(), 300)
 
@@ -132,9 +214,11 @@ def one(kind: type[nn.Module], channels: int) -> nn.Module:
     return kind(channels, 32, 3, 5, norm="batch_norm", dropout=0.5)
 
 
-def whole(model: nn.Module, inputs: Any, way: Way) -> int:
+def whole(model: nn.Module, inputs: Any, strategy: Strategy) -> int:
     """What a trial on the whole graph takes."""
-    return _Trials(model, "forward", (inputs, {}), Config(), None, None, None)._run(way, 1.0).peak
+    return (
+        Search(model, "forward", (inputs, {}), Config(), None, None, None)._run(strategy, 1.0).peak
+    )
 
 
 # PyTorch warns of these once a process, so it depends on the tests that ran before.
@@ -154,9 +238,9 @@ def test_parts_of_the_graph_say_what_the_whole_takes(kind: type[nn.Module], feat
     inputs = x.to_sparse_csr() if features == "sparse" else x, torch.randint(3000, (2, 20_000))
     model = one(kind, channels)
     found = estimate_call(model, "forward", (inputs, {}), Config(), None)
-    for way in (STOCK, LOSSLESS, Way("lossless"), Way("L1", 2)):
-        peak = found.peak_of(way) - found.standing
-        assert peak == pytest.approx(whole(model, inputs, way), rel=0.1, abs=3 * MB), way
+    for strategy in (STOCK, LOSSLESS, Strategy("lossless"), Strategy("L1", 2)):
+        peak = found.peak_of(strategy) - found.standing
+        assert peak == pytest.approx(whole(model, inputs, strategy), rel=0.1, abs=3 * MB), strategy
 
 
 def test_more_bits_take_what_their_codes_take() -> None:
@@ -164,23 +248,25 @@ def test_more_bits_take_what_their_codes_take() -> None:
     model = one(GAT, 32)
     found = estimate_call(model, "forward", (inputs, {}), Config(), None)
     for bits in (4, 8):
-        peak = found.peak_of(Way("L1", bits)) - found.standing
-        assert peak == pytest.approx(whole(model, inputs, Way("L1", bits)), rel=0.1, abs=3 * MB)
+        peak = found.peak_of(Strategy("L1", bits)) - found.standing
+        assert peak == pytest.approx(
+            whole(model, inputs, Strategy("L1", bits)), rel=0.1, abs=3 * MB
+        )
 
 
 @pytest.mark.parametrize("memory", [60 * MB, 30 * MB])
 def test_no_trial_takes_more_than_half_of_the_budget(
     memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With their inputs, whichever way they try, but for what steps differ by."""
-    found: list[_Trial] = []
-    run = _Trials._trial
+    """With their inputs, whichever strategy they try, but for what steps differ by."""
+    found: list[Trial] = []
+    run = Search._trial
 
-    def noted(self: _Trials, way: Way, share: float) -> _Trial:
-        found.append(run(self, way, share))
+    def noted(self: Search, strategy: Strategy, share: float, config: Config) -> Trial:
+        found.append(run(self, strategy, share, config))
         return found[-1]
 
-    monkeypatch.setattr(_Trials, "_trial", noted)
+    monkeypatch.setattr(Search, "_trial", noted)
     inputs = torch.rand(4000, 1000), torch.randint(4000, (2, 50_000))
     wide = one(GAT, 1000)
     estimate_call(wide, "forward", (inputs, {}), Config(), memory)
@@ -188,25 +274,25 @@ def test_no_trial_takes_more_than_half_of_the_budget(
     assert max(trial.held + trial.peak for trial in found) <= 1.03 * memory / 2 + weights
 
 
-def test_a_way_that_cannot_be_told_counts_with_the_most_it_may_take(tried: list[str]) -> None:
+def test_a_strategy_that_cannot_be_told_counts_with_the_most_it_may_take(tried: list[str]) -> None:
     """Its parts end where they reach half of the budget."""
     found = estimate_call(Net(), "forward", (graph(), {}), Config(), 2 * MB, choosing=True)
     assert isinstance(found, Estimate) and found.choose() is None
     assert found.smallest()[0].level == "CB2"
 
 
-def test_no_part_is_tried_twice_in_a_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_part_is_tried_twice_with_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A budget that leaves room for the first part alone has no other part to try."""
-    tried: list[tuple[Way, float]] = []
-    run = _Trials._trial
+    tried: list[tuple[Strategy, float, bool]] = []
+    run = Search._trial
 
-    def noted(self: _Trials, way: Way, share: float) -> _Trial:
-        tried.append((way, share))
-        return run(self, way, share)
+    def noted(self: Search, strategy: Strategy, share: float, config: Config) -> Trial:
+        tried.append((strategy, share, config.adaptive))
+        return run(self, strategy, share, config)
 
-    monkeypatch.setattr(_Trials, "_trial", noted)
+    monkeypatch.setattr(Search, "_trial", noted)
     model = GCNConv(16, 16)
     inputs = (torch.randn(20_000, 16), torch.randint(20_000, (2, 100_000)))
     estimate_call(model, "forward", (inputs, {}), Config(), 100_000, choosing=True)
-    assert len(tried) >= 4  # stock, blocks and two levels
+    assert len(tried) >= 3  # stock and two levels
     assert len(set(tried)) == len(tried)

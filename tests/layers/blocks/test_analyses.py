@@ -8,10 +8,10 @@ import weakref
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, SAGEConv
+from torch_geometric.nn import GATConv, MessagePassing, SAGEConv
 
 import gact_graph
-from gact_graph.layers.blocks import analyses, trace
+from gact_graph.layers.blocks import edge_work, trace
 from gact_graph.layers.blocks.trace import Trace
 
 EXACT = {"level": "lossless", "blocks": 256, "min_bytes": 0}
@@ -37,7 +37,7 @@ class Net(nn.Module):
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> list[Trace]:
     """Grows with each trace."""
-    analyses._known.clear()
+    edge_work._known.clear()
     made, run = [], trace._trace
 
     def counted(*args: object) -> Trace:
@@ -80,3 +80,29 @@ def test_a_trace_holds_no_parameter() -> None:
     del conv
     gc.collect()
     assert [parameter() for parameter in held] == [None] * len(held)
+
+
+class Ones(MessagePassing):
+    """A message whose dtype is that of the factory functions of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(16))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x * self.scale)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j * torch.ones(x_j.size(1))
+
+
+def test_the_default_dtype_belongs_to_the_state() -> None:
+    x, edge_index = sample(300, 3000)
+    model = gact_graph.wrap(Ones(), **EXACT)
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            out = model(x.requires_grad_(), edge_index)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert out.dtype == dtype

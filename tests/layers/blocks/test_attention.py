@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 from torch_geometric.utils import softmax
 
 import gact_graph
-from gact_graph.layers.blocks import analyses, analysis, rows
+from gact_graph.layers.blocks import analysis, edge_work, rows
 from gact_graph.layers.blocks.attention import Attention
 from gact_graph.layers.blocks.call import BlockedCall
 
@@ -512,7 +513,7 @@ def test_rows_may_stay_coded(
     got = found()
     assert taken
     monkeypatch.setattr(analysis, "match_attention", lambda *_: None)
-    analyses._known.clear()
+    monkeypatch.setattr(edge_work, "_known", OrderedDict())
     assert distance(got, found()) < 1e-5
     assert len(taken) == 1
 

@@ -11,7 +11,7 @@ from samples import equal, graph, make, one_thread, train_step  # noqa: F401
 from torch.autograd.graph import saved_tensors_hooks
 
 import gact_graph
-from gact_graph.layers.blocks import coded
+from gact_graph.layers.blocks import rows
 from gact_graph.ops.quantize import Packed
 
 X, EDGES = graph()
@@ -31,7 +31,7 @@ def test_the_same_gradients_as_with_whole_tensors(kind, monkeypatch):
     )
     found = train_step(gact_graph.wrap(copy.deepcopy(net), **options), X, EDGES)
     assert {*widths} == {96}
-    monkeypatch.setattr(coded, "_coded", lambda saved: None)
+    monkeypatch.setattr(rows, "_coded", lambda saved, gathers: None)
     widths.clear()
     expected = train_step(gact_graph.wrap(net, **options), X, EDGES)
     assert not widths

@@ -9,7 +9,7 @@ import torch
 from samples import graph
 from waits import Waits
 
-from gact_graph.layers.blocks.orders import Orders
+from gact_graph.layers.blocks.order import Orders
 from gact_graph.support.content import checksum
 
 _, EDGES = graph()
@@ -87,7 +87,7 @@ def test_what_is_not_taken_is_dropped():
 def test_an_edge_index_is_read_once_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr(
-        "gact_graph.layers.blocks.orders.checksum", lambda edges: calls.append(1) or checksum(edges)
+        "gact_graph.layers.blocks.order.checksum", lambda edges: calls.append(1) or checksum(edges)
     )
     orders = Orders()
     for forward in range(1, 4):

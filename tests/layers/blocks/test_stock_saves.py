@@ -105,7 +105,7 @@ def report(model, **settings):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_raw_bytes_are_those_of_stock(name, monkeypatch):
-    monkeypatch.setattr("gact_graph.layers.blocks.by_hand.LEAST_EDGES", E)
+    monkeypatch.setattr("gact_graph.layers.blocks.functional.LEAST_EDGES", E)
     torch.manual_seed(0)
     model = MODELS[name]()
     stock = report(model, level="L0", blocks=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from torch_geometric.nn import (
 )
 
 import gact_graph
-from gact_graph.layers.blocks import analyses, analysis
+from gact_graph.layers.blocks import analysis, edge_work
 from gact_graph.layers.blocks.call import BlockedCall
 from gact_graph.ops import cpu
 
@@ -151,7 +152,7 @@ def test_the_same_values_are_read_from_codes(
     model = make(SUMS[name])
     got = _step(model, **options)
     monkeypatch.setattr(analysis, "match_weights", lambda *_: None)
-    analyses._known.clear()
+    monkeypatch.setattr(edge_work, "_known", OrderedDict())
     assert distance(got, _step(make(SUMS[name]), **options)) < 1e-5
 
 

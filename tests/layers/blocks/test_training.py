@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from blocked import Alone, trained
 from samples import GraphNet, distance, equal, gradients, graph, labels, make, one_thread  # noqa: F401
 from torch import nn
-from torch_geometric.nn import GATConv, TransformerConv
+from torch_geometric.nn import GATConv, MessagePassing, TransformerConv
 
 import gact_graph
 from gact_graph.layers.blocks.call import BlockedCall
@@ -117,6 +117,30 @@ def test_bipartite_with_isolated_nodes_and_duplicate_edges():
     assert torch.allclose(out, expected, atol=1e-6)
     assert distance(gradients(conv), stock) < 1e-5
     assert gact_graph.report(model).layers[0].blocks > 3
+
+
+class AddedParameters(MessagePassing):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Parameter(torch.randn(32)), nn.Parameter(torch.randn(32))
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i, x_j):
+        return torch.tanh(x_j * (self.left + self.right)) * x_i
+
+
+def test_parameters_that_are_added_have_gradients_of_their_own():
+    # Autograd returns one tensor as the gradient of both.
+    conv = make(AddedParameters)
+    conv(X, EDGES).square().sum().backward()
+    stock = gradients(conv)
+    conv.zero_grad()
+    model = gact_graph.wrap(Alone(conv), blocks=256, **EXACT)
+    model(X, EDGES).square().sum().backward()
+    assert gact_graph.report(model).layers[0].blocks > 3
+    assert distance(gradients(conv), stock) < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ STOCK = {
     "GraphConv": "multiplies by a sparse matrix",
     "GraphConv bipartite": "multiplies by a sparse matrix",
 }
-NOT_AGAIN = {"SuperGATConv": "leaves a tensor in its attribute att_"}
+NOT_AGAIN = {"SuperGATConv": "leaves a tensor that requires a gradient in its attribute att_"}
 
 
 def _still(model: nn.Module) -> nn.Module:

@@ -38,7 +38,7 @@ def made(make, **options):
     return gact_graph.wrap(model, min_bytes=0, bits=3.5, adapt_interval=4, **options)
 
 def scheme(model):
-    return model.forward.controller.forward.scheme
+    return model.forward.controller.methods["forward"].scheme
 
 for make in (lambda: pyg.GATConv(W, W), lambda: pyg.GCNConv(W, W)):
     for blocks in (False, 150):

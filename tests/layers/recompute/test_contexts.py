@@ -12,9 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch_geometric.nn import GATConv, GATv2Conv, SAGEConv, TransformerConv
 
 import gact_graph
-from gact_graph.codecs import Kept
-from gact_graph.codecs.quantize import Quantized
-from gact_graph.layers.recompute import contexts
+from gact_graph.layers.recompute import contexts, runs
 
 X, EDGES = graph()
 
@@ -38,17 +36,17 @@ CONVS = {
 
 @pytest.fixture
 def packed(monkeypatch):
-    """What each saved tensor was packed to, by LayerContexts."""
-    found = []
-    pack = contexts.LayerContexts.pack
+    """The form of each tensor that a layer saves while it runs again."""
+    packed = []
+    pack = contexts.Waiting.pack
 
-    def watch(self, tensor):
-        saved = pack(self, tensor)
-        found.append((tensor.shape, saved))
+    def watch(self, tensor, for_blocks):
+        saved = pack(self, tensor, for_blocks)
+        packed.append((tensor.shape, saved))
         return saved
 
-    monkeypatch.setattr(contexts.LayerContexts, "pack", watch)
-    return found
+    monkeypatch.setattr(contexts.Waiting, "pack", watch)
+    return packed
 
 
 @pytest.mark.parametrize("level", ["CB1", "CB2"])
@@ -58,16 +56,12 @@ def test_inputs_stay_in_their_codes_and_change_nothing(kind, level, packed, monk
     options = {"level": level, "bits": 3, "adaptive": False, "blocks": blocks}
     net = make(lambda: Net(CONVS[kind]()))
     other = copy.deepcopy(net)
-    found = train_step(gact_graph.wrap(net, min_bytes=0, **options), X, EDGES)
-    assert any(isinstance(s.context.encoded, Quantized) for _, s in packed)
-
-    def plain(self, saved):
-        return saved.tensor()
-
-    monkeypatch.setattr(contexts.LayerContexts, "given", plain)
+    in_codes = train_step(gact_graph.wrap(net, min_bytes=0, **options), X, EDGES)
+    count = len(packed)
     packed.clear()
-    assert equal(train_step(gact_graph.wrap(other, min_bytes=0, **options), X, EDGES), found)
-    assert all(isinstance(s.context.encoded, Kept) for _, s in packed)
+    monkeypatch.setattr(runs, "geometry", lambda tensor: object())
+    assert equal(train_step(gact_graph.wrap(other, min_bytes=0, **options), X, EDGES), in_codes)
+    assert len(packed) > count
 
 
 @pytest.mark.parametrize("kind", ["gat", "gatv2", "transformer"])

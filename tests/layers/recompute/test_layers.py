@@ -136,7 +136,10 @@ def test_a_layer_that_leaves_a_tensor_behind_runs_as_it_is():
     model = gact_graph.wrap(make(build), **CB1)
     assert equal(train(model, steps=1), stock)
     [row] = gact_graph.report(model).layers
-    assert row.way == "stock" and "leaves a tensor in its attribute" in row.reason
+    assert (
+        row.way == "stock"
+        and "leaves a tensor that requires a gradient in its attribute" in row.reason
+    )
 
 
 class OfData(MessagePassing):
@@ -168,3 +171,74 @@ def test_in_evaluation_nothing_happens():
     expected = make(lambda: Around(GATConv(32, 16, dropout=0.5))).eval()(X, EDGES)
     assert torch.equal(model.eval()(X, EDGES), expected)
     assert gact_graph.report(model).layers == []
+
+
+class Force(MessagePassing):
+    """Returns the gradient of an energy by its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(32, 32)
+
+    def forward(self, x, edge_index):
+        energy = self.propagate(edge_index, x=self.lin(x).tanh()).square().sum()
+        [force] = torch.autograd.grad(energy, x, create_graph=True)
+        return force
+
+
+class Counter(MessagePassing):
+    """Counts its calls in an attribute, an object, a global and a hook, and reads the counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin, self.calls, self.log = nn.Linear(32, 32), 0, []
+        self.lin.register_forward_hook(lambda *_: self.log.append(0))
+        self.register_buffer("large", torch.ones(300, 400))
+
+    def forward(self, x, edge_index):
+        self.calls += 1
+        COUNTED.append(0)
+        self.large.mul_(0.5)
+        scale = self.calls + len(COUNTED) + len(self.log) + self.large[0, 0].clone()
+        return self.propagate(edge_index, x=self.lin(x).tanh() * scale)
+
+
+COUNTED = []
+
+
+@pytest.mark.parametrize("blocks", [False, 100])
+def test_a_layer_that_differentiates_itself(blocks):
+    stock = train(make(lambda: Around(Force())).double(), X.double())
+    model = make(lambda: Around(Force())).double()
+    gact_graph.wrap(model, **CB1 | {"blocks": blocks})
+    for a, b in zip(train(model, X.double()), stock, strict=True):
+        assert torch.allclose(a, b)
+    assert {row.slot: row.way for row in gact_graph.report(model).layers}["conv"] == "recomputed"
+
+
+def test_a_layer_that_counts():
+    """The first call copies the large buffer; the next ones run as stock, for it changes."""
+    found = []
+    for options in (None, CB1):
+        COUNTED.clear()
+        model = make(lambda: Around(Counter()))
+        if options:
+            gact_graph.wrap(model, **options)
+        found.append(train(model, steps=3))
+        assert (model.conv.calls, len(model.conv.log), len(COUNTED)) == (3, 3, 3)
+    assert equal(*found)
+    [row] = gact_graph.report(model).layers
+    assert row.way == "stock" and row.reason.startswith("changes large, which is too large")
+
+
+def test_a_layer_that_saves_other_tensors_in_backward():
+    """What cannot be seen, such as a file, makes it do something else."""
+
+    class Other(Force):
+        def forward(self, x, edge_index):
+            out = self.propagate(edge_index, x=self.lin(x).tanh())
+            return out.sin() if torch._C._current_graph_task_id() == -1 else out
+
+    model = gact_graph.wrap(make(lambda: Around(Other())), **CB1)
+    with pytest.raises(RuntimeError, match="Expected conv to save the same tensors"):
+        train(model)

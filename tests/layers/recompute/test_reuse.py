@@ -1,4 +1,4 @@
-"""What CB2 does not compute once more: results that no gradient reads, and only those."""
+"""Results that CB2 does not compute once more: those after the last tensor that is saved."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ NOT_NEEDED = {
     "gatv2": lambda: GATv2Conv(32, 16, heads=2, dropout=0.3),
     "transformer": lambda: TransformerConv(32, 16, heads=2, dropout=0.3),
     "gcn": lambda: GCNConv(32, 32),
-    "a random number after it": lambda: Own(_random),
+    "in place": lambda: Own(_in_place),
     "the last of two": lambda: Own(_twice),
 }
 NEEDED = {
+    "a random number after it": lambda: Own(_random),
     "a linear layer": lambda: SAGEConv(32, 32, aggr="max"),
     "layers": lambda: GINConv(nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))),
     "a gate": lambda: Own(lambda conv, out, x, edge_index: out.sigmoid() * x),
     "an operator's gate": lambda: TransformerConv(32, 16, heads=2, beta=True),
     "its square": lambda: Own(lambda conv, out, x, edge_index: out * out),
-    "in place": lambda: Own(_in_place),
 }
 
 
@@ -87,10 +87,10 @@ def computed(monkeypatch):
     """Grows with each call of edge work whose result is computed; by whether it is of edges."""
     calls, run = [], BlockedCall.forward
 
-    def counted(call, tensors, constants, shape_only=False):
+    def counted(call, tensors, shape_only=False):
         if not shape_only:
             calls.append(call.outputs[0].of_edges)
-        return run(call, tensors, constants, shape_only)
+        return run(call, tensors, shape_only)
 
     monkeypatch.setattr(BlockedCall, "forward", counted)
     return calls
@@ -107,7 +107,7 @@ def test_gradients_are_those_of_a_layer_that_is_not_computed_again(kind):
 
 
 @pytest.mark.parametrize("kind", [*NOT_NEEDED, *NEEDED])
-def test_sums_are_computed_once_unless_a_gradient_needs_them(kind, computed):
+def test_sums_are_computed_once_unless_a_tensor_is_saved_after_them(kind, computed):
     """In forward; else also when the layer runs again."""
     net = make(lambda: Net((NOT_NEEDED | NEEDED)[kind]()))
     gact_graph.wrap(net, **CB2)

@@ -15,7 +15,7 @@ from gact_graph.codecs.quantize import Quantized
 from gact_graph.layers.blocks.graph import EdgeGraph
 
 MIB, GIB = 1 << 20, 1 << 30
-NONE = "no way to train takes clearly less than this one; the smallest, "
+NONE = "no strategy takes clearly less than this one; the smallest, "
 
 
 @pytest.fixture
@@ -96,18 +96,19 @@ def test_it_names_the_way_that_would_fit(device):
 
 def test_it_names_a_smaller_way_where_the_one_that_failed_should_have_fitted(device):
     text = call(GIB, device)
-    found = re.search(
-        r"gact_graph: lossless \+ blocks takes about 1\d\.\d MiB, and this way [789]\d\.\d MiB: "
+    match = re.search(
+        r"gact_graph: lossless \+ blocks takes about 1\d\.\d MiB, "
+        r"and this strategy [789]\d\.\d MiB: "
         r"wrap\(model, memory=(\d+)\)\.$",
         text,
     )
-    assert found, text
-    assert 70 * MIB < int(found[1]) < 100 * MIB  # what stock takes, which does not fit into that
+    assert match, text
+    assert 70 * MIB < int(match[1]) < 100 * MIB  # what stock takes, which does not fit into that
 
 
 def test_it_says_where_nothing_would(device):
     text = call(1 << 20, device)
-    assert "no way to train fits into the 1.0 MiB that were free; the smallest, " in text
+    assert "no strategy fits into the 1.0 MiB that were free; the smallest, " in text
 
 
 def forward(**settings):
@@ -134,7 +135,7 @@ def test_a_layer_that_runs_again_in_backward_has_the_advice(device, once, level)
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_decoding_what_was_saved_has_the_advice(device, monkeypatch):
+def test_decoding_has_the_advice(device, monkeypatch):
     fail_once_in_backward(monkeypatch, Quantized, "decode")
     _model, _inputs, out = forward(blocks=False)
     assert f"gact_graph: {NONE}" in error_of(out)
@@ -142,11 +143,11 @@ def test_decoding_what_was_saved_has_the_advice(device, monkeypatch):
 
 def test_a_graph_holds_no_input_for_the_sake_of_advice(device, once):
     model, inputs, out = forward(blocks=4096)
-    gone = [weakref.ref(one) for one in inputs]
+    gone = [weakref.ref(tensor) for tensor in inputs]
     del inputs
     gc.collect()
-    assert None in [one() for one in gone]
+    assert None in [reference() for reference in gone]
     assert error_of(out).endswith(
-        "gact_graph: wrap(model, memory=...) chooses a way to train that fits."
+        "gact_graph: wrap(model, memory=...) chooses a strategy that fits."
     )
     assert model.training

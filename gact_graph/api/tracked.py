@@ -1,4 +1,4 @@
-"""What is known of one method that is followed: its bits, and how much it saves."""
+"""The state of a tracked method: its bits, and the bytes that it saves."""
 
 from __future__ import annotations
 
@@ -12,81 +12,86 @@ from gact_graph.adaptive.slot_names import with_new_names
 from gact_graph.adaptive.state_checks import check_count, check_keys, check_measured
 from gact_graph.capture.config import Config
 from gact_graph.codecs import Kept
-from gact_graph.support.exact import Exactly
-from gact_graph.support.rows import NOT_MADE, Row
+from gact_graph.support.exact import ExactSlots
+from gact_graph.support.rows import RECOMPUTED, Row
 
 NEWER = ("exactly", "compressible")
 """Entries of a state that version 0.7.0 did not save."""
 
 
 @dataclass
-class Followed:
-    """One method that is followed.
+class TrackedMethod:
+    """The state of one tracked method.
 
     Attributes:
-        scheme: Bits by slot.
-        adaptation: What finds them, if they are to be found.
-        saved_bytes: What stock autograd would have held of the last call; None before the first.
-        exactly: The slots that are kept exactly.
-        compressible: The share of ``saved_bytes`` that the peak can fall by, in the last call that
-            was encoded as a whole; 1 before.
+        scheme: The bits of each slot.
+        adaptation: Chooses the bits; None if they are fixed.
+        saved_bytes: Bytes that stock autograd would have saved in the last call; None before the
+            first call.
+        exact_slots: The slots that are kept exactly.
+        compressible: The share of ``saved_bytes`` by which compression can lower the peak, in the
+            last call that was encoded completely; 1 before.
     """
 
     scheme: Scheme
     adaptation: Adaptation | None
     saved_bytes: int | None = None
-    exactly: Exactly = field(default_factory=Exactly)
+    exact_slots: ExactSlots = field(default_factory=ExactSlots)
     compressible: float = 1.0
 
     @classmethod
-    def under(cls, config: Config) -> Followed:
-        """A method that was not called yet, of a model with these settings."""
+    def under(cls, config: Config) -> TrackedMethod:
+        """Return the state before the first call, under these settings."""
         scheme = Scheme(config.bits, config.pin)
         adaptive = config.adaptive and config.quantize
         return cls(scheme, Adaptation(scheme, config.adapt_interval) if adaptive else None)
 
     def see(self, rows: Sequence[Row], saved_bytes: int) -> None:
-        """Finds by how much compression lowers the peak of a call that was encoded as a whole.
+        """Determine how far compression can lower the peak, from a completely encoded call.
 
-        At most by the bytes that stock saves, without those that are kept by reference and without
-        the largest context: that is whole while it is made and while backward reads it.
+        The bound is the bytes that stock saves, except contexts kept by reference, and except the
+        largest context, which exists uncompressed while it is encoded and decoded.
         """
-        coded = [row.raw_bytes for row in rows if row.codec not in (Kept.codec, NOT_MADE)]
+        coded = [row.raw_bytes for row in rows if row.codec not in (Kept.codec, RECOMPUTED)]
         kept = sum(row.raw_bytes for row in rows if row.codec == Kept.codec)
         self.compressible = (saved_bytes - kept - max(coded, default=0)) / max(saved_bytes, 1)
 
     def is_large(self, least: int) -> bool:
-        """Whether compression can take ``least`` bytes or more: the next call is encoded."""
+        """Return whether compression can save ``least`` bytes: the next call is encoded."""
         return (self.saved_bytes or 0) * self.compressible >= least
 
     def is_small(self, least: int) -> bool:
-        """Whether the last call leaves less than ``least`` to take: the next is left alone."""
+        """Return whether the last call shows that compression saves less than ``least`` bytes."""
         return self.saved_bytes is not None and not self.is_large(least)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """Return the state as plain numbers."""
         return {
             "scheme": self.scheme.state_dict(),
             "adaptation": None if self.adaptation is None else self.adaptation.state_dict(),
             "saved_bytes": self.saved_bytes,
-            "exactly": self.exactly.state_dict(),
+            "exactly": self.exact_slots.state_dict(),
             "compressible": self.compressible,
         }
 
     def check_state(self, path: str, state: object) -> None:
-        """Raises TypeError or ValueError unless :meth:`load_state_dict` can take ``state``.
+        """Check that :meth:`load_state_dict` accepts a state.
 
         Args:
-            path: What to call the state in a message.
-            state: Anything.
+            path: The name of the state in messages.
+            state: Any object.
+
+        Raises:
+            TypeError: If an entry is of the wrong type.
+            ValueError: If a key is missing or unknown, or a value is out of range.
         """
         check_keys(path, state, ("scheme", "adaptation", "saved_bytes"), NEWER)
         assert isinstance(state, Mapping)
         adaptive = self.adaptation is not None
         if adaptive != (state["adaptation"] is not None):
             raise ValueError(
-                f"Expected the state of a model with adaptive={adaptive} (got that of one with "
-                f"adaptive={not adaptive}); wrap the model as it was when the state was made"
+                f"Expected the state of a model with adaptive={adaptive} (got a state with "
+                f"adaptive={not adaptive}); wrap the model with the same arguments as for the state"
             )
         self.scheme.check_state(f"{path}['scheme']", state["scheme"])
         if self.adaptation is not None:
@@ -98,12 +103,12 @@ class Followed:
         check_measured(f"{path}['compressible']", state.get("compressible", 1.0))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what :meth:`state_dict` gave and :meth:`check_state` has passed."""
+        """Restore a state that :meth:`check_state` accepts."""
         state = with_new_names(state)
         self.scheme.load_state_dict(state["scheme"])
         if self.adaptation is not None:
             self.adaptation.load_state_dict(state["adaptation"])
         self.saved_bytes = state["saved_bytes"]
         if "exactly" in state:
-            self.exactly.load_state_dict(state["exactly"])
+            self.exact_slots.load_state_dict(state["exactly"])
         self.compressible = state.get("compressible", 1.0)

@@ -1,0 +1,136 @@
+"""Weighted sums of source rows and their gradients, computed without messages.
+
+The sum at destination :math:`i` is :math:`\\sum_{e \\to i} w_e x_{j(e)}`, with a weight for each
+edge and head.
+
+Shapes:
+    - ``x``: the tensor of source nodes [N, ...];
+    - ``out``: the sums at the destinations [D, ...];
+    - ``weight``: [E, ..., 1] or [E, heads], in the order of edge_index unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gact_graph.layers.blocks.graph import EdgeGraph
+from gact_graph.layers.blocks.order import Block, Order, SortedEdges
+from gact_graph.layers.blocks.rows import CodedRows, rows_at_a_time, rows_of
+from gact_graph.ops import weighted_sum as ops
+
+
+@dataclass(frozen=True)
+class WeightedSum:
+    """The weighted sum that is a layer's result.
+
+    Attributes:
+        parameter: The parameter of ``message`` that gets the source rows, such as ``x_j``.
+        index: Index of the tensor x of these rows in ``Arguments.tensors``.
+        weights: The graph of the weights [E, ..., 1] and of the tensors that the layer keeps.
+        of_edges: Whether the weights depend on tensors of edges alone, so that all are computed at
+            once.
+    """
+
+    parameter: str
+    index: int
+    weights: EdgeGraph
+    of_edges: bool
+
+
+def can_sum(x: Tensor) -> bool:
+    """Return whether the operator can read the rows of a node tensor."""
+    return x.dtype in (torch.float32, torch.float64) and x.is_contiguous()
+
+
+def sum_block(out: Tensor, x: Tensor, weight: Tensor, sources: Tensor, starts: Tensor) -> None:
+    """Write the sums of a block.
+
+    Args:
+        out: The sums of its destinations.
+        x: The tensor of source nodes.
+        weight: The weights of its edges, sorted by destination.
+        sources: The source of each of its edges.
+        starts: The first edge of each destination, as of :meth:`SortedEdges.starts_of`.
+    """
+    ops.weighted_sum(out.flatten(1), _matrix(x), sources, _matrix(weight), None, starts)
+
+
+def weight_gradient(
+    gradient: Tensor, x: Tensor | CodedRows, weight: Tensor, sources: Tensor, starts: Tensor
+) -> Tensor:
+    """Return the gradient of the weights in :func:`sum_block`, from that of the sums."""
+    rows, index = (x, sources) if isinstance(x, Tensor) else (x.rows(sources), None)
+    heads = weight.flatten(1).size(1)
+    of_weight = ops.weighted_sum_weights(_matrix(gradient), _matrix(rows), index, starts, heads)
+    return of_weight.view(weight.shape)
+
+
+def sum_edges(out: Tensor, x: Tensor, weight: Tensor, edges: SortedEdges, size: int) -> None:
+    """Write the sums of all nodes by which edges are sorted; zeros for further nodes.
+
+    With edges sorted by source and the gradient of the sums in place of ``x``, these are the
+    gradient of ``x``.
+
+    Args:
+        out: The sums.
+        x: The tensor of the neighbors.
+        weight: The weights.
+        edges: The edges.
+        size: Edges and nodes to process at a time, where the operator makes messages.
+    """
+    out, x, weight = out.flatten(1), _matrix(x), _matrix(weight)
+    out[edges.num_nodes :] = 0
+    for block in _parts(edges, size, x.device):
+        ops.weighted_sum(out[block.nodes], x, *_block_operands(edges, weight, block))
+
+
+def sum_gradients(
+    gradient: Tensor, x: Tensor | CodedRows, weight: Tensor, order: Order, size: int
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of ``x`` and of the weights in one pass.
+
+    Args:
+        gradient: The gradient of the sums.
+        x: The tensor of source nodes, of which each row is decoded once.
+        weight: The weights.
+        order: The order of the edges.
+        size: Edges and nodes to process at a time, where the operator makes messages.
+    """
+    edges, gradient, matrix = order.by_source, _matrix(gradient), _matrix(weight)
+    x = x.contiguous() if isinstance(x, Tensor) else x
+    of_x, of_weight = gradient.new_empty(x.shape), torch.empty_like(matrix)
+    of_rows = of_x.flatten(1)
+    of_rows[edges.num_nodes :] = 0
+    for block in _parts(edges, size, x.device, rows_at_a_time(x)):
+        ops.weighted_sum_backward(
+            of_rows[block.nodes],
+            of_weight,
+            gradient,
+            rows_of(x, block.nodes).flatten(1),
+            *_block_operands(edges, matrix, block),
+        )
+    return of_x, of_weight.view(weight.shape)
+
+
+def _block_operands(edges: SortedEdges, weight: Tensor, block: Block) -> Sequence[Any]:
+    permutation = None if edges.permutation is None else edges.permutation[block.edges]
+    return edges.neighbors[block.edges], weight, permutation, edges.starts_of(block)
+
+
+def _parts(
+    edges: SortedEdges, size: int, device: torch.device, nodes: int | None = None
+) -> Sequence[Block]:
+    """Return the blocks to process at a time: all nodes, or ``nodes``, without messages."""
+    if ops.makes_messages(device):
+        return edges.blocks(size)
+    return edges.blocks_of_nodes(edges.num_nodes if nodes is None else nodes)
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    """Return a tensor [N, ...] as a contiguous matrix [N, W]."""
+    return tensor.detach().contiguous().flatten(1)

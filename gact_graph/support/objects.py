@@ -1,0 +1,137 @@
+"""The parts of Python objects: attributes, items, variables, and names in their code."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import functools
+import sys
+import types
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+PLAIN = (
+    *(bool, int, float, complex, str, bytes, type(None)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, enum.Enum, slice),
+)
+"""Immutable values, which are compared by value."""
+
+CONTAINERS: Any = list | dict | set | deque | tuple | frozenset
+
+NAMESPACES = types.SimpleNamespace | argparse.Namespace
+"""Objects of libraries that are followed, beside modules and containers."""
+
+MODULE_INTERNALS = frozenset(vars(nn.Module())) - {"training"}
+
+MANY = 1000
+"""Objects, and items of a container, above which the search ends."""
+
+COPIED_BYTES = 1 << 18
+"""The most bytes of a tensor or an array whose values are restored."""
+
+State = dict[Any, Any]
+"""The contents of an object, by names or numbers."""
+
+_LIBRARIES = sys.stdlib_module_names | {"gact_graph", "numpy", "torch", "torch_geometric"}
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Names of the folders of installed packages, which need not be those of this environment."""
+
+_PURE = frozenset(
+    {
+        *("abc", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum"),
+        *("functools", "inspect", "itertools", "math", "numbers", "operator", "string", "types"),
+        *("typing", "warnings", "weakref"),
+    }
+)
+"""Modules of the standard library whose functions return the same result at every call."""
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """Return the contents of the ``__dict__`` and the ``__slots__`` of an object."""
+    held: dict[str, Any] = getattr(value, "__dict__", {})
+    kind: Any = type(value)
+    slots = slots_of(kind)
+    return held | {n: getattr(value, n) for n in slots if hasattr(value, n)} if slots else held
+
+
+@functools.lru_cache(maxsize=1024)  # libraries may create classes at run time
+def slots_of(kind: Any) -> tuple[str, ...]:
+    """Return the slots of a class and of its bases."""
+    names: list[str] = []
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        names += (slots,) if isinstance(slots, str) else slots
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+def module_attributes(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module, without those that every module has, but ``training``."""
+    return {k: v for k, v in attributes(module).items() if k not in MODULE_INTERNALS}
+
+
+def cell_contents(cell: types.CellType) -> State:
+    """Return the variable of an enclosing function; nothing before it is assigned."""
+    try:
+        return {None: cell.cell_contents}
+    except ValueError:
+        return {}
+
+
+def items(container: Any) -> State:
+    """Return the items of a container by keys or numbers."""
+    return dict(container) if isinstance(container, dict) else dict(enumerate(container))
+
+
+def joined(name: str, key: Any) -> str:
+    """Return the path of an attribute or item."""
+    if not isinstance(key, str):
+        return name
+    return f"{name}.{key}" if name else key
+
+
+@functools.lru_cache(maxsize=1024)
+def names_of(code: types.CodeType) -> frozenset[str]:
+    """Return the names in a function's code and in nested functions; strings too, for getattr."""
+    names = {*code.co_names}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= names_of(constant)
+        elif isinstance(constant, str) and constant.isidentifier():
+            names.add(constant)
+    return frozenset(names)
+
+
+def names_of_methods(kind: Any, names: frozenset[str]) -> frozenset[str]:
+    """Return the names in the code of those methods of a module's class that have these names."""
+    methods = _methods_of(kind)
+    return frozenset().union(*(methods[name] for name in names & methods.keys()))
+
+
+@functools.lru_cache(maxsize=1024)
+def _methods_of(kind: Any) -> dict[str, frozenset[str]]:
+    methods: dict[str, frozenset[str]] = {}
+    for base in kind.__mro__:
+        if base is not nn.Module:
+            for name, value in vars(base).items():
+                if isinstance(value, types.FunctionType):
+                    methods[name] = methods.get(name, frozenset()) | names_of(value.__code__)
+    return methods
+
+
+@functools.lru_cache(maxsize=1024)
+def is_library(module: str | None) -> bool:
+    """Return whether a module is Python's own or installed, so that its code is not followed."""
+    top = (module or "sys").partition(".")[0]
+    file = getattr(sys.modules.get(top), "__file__", None)
+    return top in _LIBRARIES or (file is not None and not _INSTALLED.isdisjoint(Path(file).parts))
+
+
+@functools.lru_cache(maxsize=1024)
+def is_impure(module: str) -> bool:
+    """Return whether functions of a module of the standard library may vary between calls."""
+    top = module.partition(".")[0]
+    return top in sys.stdlib_module_names and top not in _PURE

@@ -1,0 +1,242 @@
+"""The recorded state of objects, to find and undo changes."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import random
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from gact_graph.support.objects import (
+    CONTAINERS,
+    COPIED_BYTES,
+    MANY,
+    NAMESPACES,
+    PLAIN,
+    State,
+    attributes,
+    cell_contents,
+    is_library,
+    items,
+    joined,
+    module_attributes,
+)
+from gact_graph.support.storage import is_plain, version_of
+
+
+class _Record(NamedTuple):
+    """An object: the path to it, its state at first, and how to read and restore the state."""
+
+    name: str
+    before: State
+    read: Callable[[], State]
+    restore: Callable[[State], Any]
+
+
+class _TensorRecord(NamedTuple):
+    """A tensor: the path to it, its state, and a copy of its values unless it is too large."""
+
+    name: str
+    tensor: Tensor
+    version: int | None
+    requires_grad: bool
+    copy: Tensor | None
+
+    @property
+    def changed(self) -> bool:
+        return version_of(self.tensor) != self.version
+
+    def restore(self) -> None:
+        if self.tensor.is_leaf and self.tensor.requires_grad != self.requires_grad:
+            self.tensor.requires_grad_(self.requires_grad)
+        # Unless it has changed: batch norm writes statistics without a new version.
+        if self.copy is not None:
+            self.tensor.data.copy_(self.copy)
+
+
+class Watch:
+    """The state of objects, recorded when the watch is made.
+
+    Args:
+        objects: The objects, each with the path to it.
+        names: The names of attributes, class attributes and globals that are recorded.
+        whole_modules: Whether all attributes and buffers of a module are recorded, and not only
+            those with these names.
+        copied_bytes: The most bytes of a tensor that is copied.
+    """
+
+    def __init__(
+        self,
+        objects: Sequence[tuple[Any, str]],
+        names: frozenset[str],
+        whole_modules: bool = False,
+        copied_bytes: float = COPIED_BYTES,
+    ) -> None:
+        self.objects = objects
+        self._names, self._whole_modules, self.copied_bytes = names, whole_modules, copied_bytes
+        self._records: list[_Record] = []
+        self._tensors: list[_TensorRecord] = []
+        for value, name in objects:
+            self._add(value, name)
+
+    def undo(self) -> str | None:
+        """Undo all changes; return the name of a changed object, or None without changes."""
+        first = None
+        for record in self._records:
+            changed = [*_changed(record.read(), record.before)]
+            if changed:
+                record.restore(record.before)
+                first = first or joined(record.name, changed[0])
+        for tensor in self._tensors:
+            if tensor.changed:
+                first = first or tensor.name
+            tensor.restore()
+        return first
+
+    def changed_tensor(self) -> str | None:
+        """Return the name of a tensor above 256 KiB that has changed since, or None.
+
+        If there is none, copies of such tensors are released.
+        """
+        kept = []
+        for record in self._tensors:
+            if not _is_small(record.tensor, COPIED_BYTES):
+                if record.changed:
+                    return record.name
+                record = record._replace(copy=None)
+            kept.append(record)
+        self._tensors = kept
+        return None
+
+    def lost_tensor(self) -> str | None:
+        """Return the name of a tensor that has changed since and has no copy, or None."""
+        return next((t.name for t in self._tensors if t.copy is None and t.changed), None)
+
+    def _add(self, value: Any, name: str) -> None:
+        if isinstance(value, types.ModuleType):
+            if not is_library(value.__name__):
+                self._add_names(value, lambda: vars(value), name)
+        elif isinstance(value, type):
+            for kind in value.__mro__:
+                if not is_library(kind.__module__):
+                    self._add_names(kind, functools.partial(vars, kind), kind.__name__)
+        elif isinstance(value, types.FunctionType):
+            if not is_library(value.__module__):
+                self._add_names(value, lambda: vars(value), value.__name__)
+                self._add_names(value.__globals__, lambda: value.__globals__, "")
+        elif isinstance(value, types.CellType):
+            self._record(name, lambda: cell_contents(value), lambda old: _fill(value, old))
+        elif isinstance(value, Tensor):
+            small = _is_small(value, self.copied_bytes)
+            copy = value.detach().clone() if small else None
+            state = version_of(value), value.requires_grad
+            self._tensors.append(_TensorRecord(name, value, *state, copy))
+        elif (numbers := _numbers(value)) is not None:
+            self._record(name, *numbers)
+        elif isinstance(value, nn.Module | CONTAINERS | NAMESPACES) or not is_library(
+            type(value).__module__
+        ):
+            self._add_object(value, name)
+
+    def _add_object(self, value: Any, name: str) -> None:
+        if not isinstance(value, nn.Module):
+            self._add_names(value, lambda: attributes(value), name)
+        else:
+            everything = self._whole_modules
+            self._add_names(value, lambda: module_attributes(value), name, everything)
+            for group in ("_parameters", "_buffers", "_modules"):
+                held = vars(value).get(group, {})
+                self._add_names(held, functools.partial(dict, held), name, everything)
+        fixed = isinstance(value, tuple | frozenset)
+        if isinstance(value, CONTAINERS) and len(value) <= MANY and not fixed:
+            self._record(name, lambda: items(value), lambda old: _refill(value, old))
+
+    def _add_names(
+        self, owner: Any, read: Callable[[], Mapping[str, Any]], name: str, all_names: bool = False
+    ) -> None:
+        """Record the objects that names stand for in a mapping."""
+
+        def state() -> State:
+            held = read()
+            return {key: held[key] for key in (held if all_names else self._names) if key in held}
+
+        self._record(name, state, lambda old: _restore(owner, state(), old))
+
+    def _record(
+        self, name: str, read: Callable[[], State], restore: Callable[[State], Any]
+    ) -> None:
+        self._records.append(_Record(name, read(), read, restore))
+
+
+def _is_small(tensor: Tensor, most: float) -> bool:
+    # Autograd itself checks whether parameters have changed.
+    return is_plain(tensor) and not isinstance(tensor, nn.Parameter) and tensor.nbytes <= most
+
+
+def _numbers(value: Any) -> tuple[Callable[[], State], Callable[[State], Any]] | None:
+    """Return how to read and restore the state of an array or a random number generator."""
+    if isinstance(value, numpy.ndarray):
+        if value.nbytes > COPIED_BYTES:
+            return dict, lambda _: None
+        array = value.copy()
+        return lambda: {None: value.tobytes()}, lambda _: numpy.copyto(value, array)
+    if isinstance(value, torch.Generator):
+        state = value.get_state()
+        return lambda: {None: bytes(value.get_state())}, lambda _: value.set_state(state)
+    if isinstance(value, random.Random):
+        now = value.getstate()
+        return lambda: {None: repr(value.getstate())}, lambda _: value.setstate(now)
+    if hasattr(value, "_bit_generator"):  # NumPy's
+        bits = value._bit_generator
+        return lambda: {None: pickle.dumps(bits.state)}, lambda old: setattr(
+            bits, "state", pickle.loads(old[None])
+        )
+    return None
+
+
+def _fill(cell: types.CellType, contents: State) -> None:
+    del cell.cell_contents
+    for content in contents.values():
+        cell.cell_contents = content
+
+
+def _refill(container: Any, old: State) -> None:
+    container.clear()
+    if isinstance(container, dict):
+        container.update(old)
+    elif isinstance(container, set):
+        container.update(old.values())
+    else:
+        container.extend(old.values())
+
+
+def _restore(owner: Any, now: State, before: State) -> None:
+    """Restore the attributes of an object or a class, or the items of a dictionary."""
+    kind: Any = type if isinstance(owner, type) else object
+    for key in now.keys() - before.keys():
+        if isinstance(owner, dict):
+            del owner[key]
+        else:
+            kind.__delattr__(owner, key)
+    for key in {*_changed(now, before)} & before.keys():
+        if isinstance(owner, dict):
+            owner[key] = before[key]
+        else:
+            kind.__setattr__(owner, key, before[key])
+
+
+def _changed(now: State, before: State) -> Iterator[Any]:
+    """Yield the names whose objects differ; numbers and strings are compared by value."""
+    for key in now.keys() | before.keys():
+        if key not in now or key not in before:
+            yield key
+        elif now[key] is not before[key]:
+            plain = isinstance(now[key], PLAIN) and type(now[key]) is type(before[key])
+            if not plain or now[key] != before[key]:
+                yield key
