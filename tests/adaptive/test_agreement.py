@@ -74,7 +74,7 @@ for place in ("inside", "outside"):
         model.zero_grad()
         out = model(x, edges)
         if rank == 1 and step == 1:
-            wrapped.forward.controller.forward.adaptation._measuring = None
+            wrapped.forward.controller.methods["forward"].adaptation._measuring = None
         out.square().mean().backward()
     gradients = torch.cat([p.grad.flatten() for p in model.parameters()])
     left, right = gathered(gradients)
