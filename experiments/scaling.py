@@ -4,7 +4,7 @@
 
 Each try is a process of its own in which the cap is enforced; the largest that trains is found by
 bisection. On CUDA the cap is on the memory that torch's allocator takes: see
-:mod:`experiments.helpers.cap`.
+:func:`experiments.helpers.process.set_cap`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,14 +19,12 @@ class Modelled(NamedTuple):
 
     Attributes:
         sent_bytes: Of the process that sends most.
-        mean_sent_bytes: Of all processes.
         network_seconds: By :data:`BANDWIDTH` and :data:`LATENCY`.
         step_seconds: These, and the time of one process times the share of the edges that the
             largest part has; None where that time is unknown.
     """
 
     sent_bytes: float
-    mean_sent_bytes: float
     network_seconds: float
     step_seconds: float | None
 
@@ -56,4 +53,4 @@ def modelled(size: Mapping[str, Any], measured: Sequence[Rank], alone: Rank | No
     step = None
     if alone is not None and alone.get("step_seconds") is not None:
         step = alone["step_seconds"] * max(size["edges"]) / sum(size["edges"]) + network
-    return Modelled(max(sent), statistics.fmean(sent), network, step)
+    return Modelled(max(sent), network, step)

@@ -86,49 +86,19 @@ VARIANTS = (
 )
 COMPRESSED = VARIANTS[1:]
 
-_PAPER_RATE: Column = (
-    "paper",
-    lambda row: "{}-{}x".format(*row["paper_rates"]) if row["paper_rates"] else "-",
-)
-
-_COMPARED: tuple[Column, ...] = (
-    ("", "{label}"),
-    ("score, %", lambda row: _of(row, "test_score", summary.percent, "not yet")),
-    ("paper", "{paper_score:.2f|-}"),
-    ("rate", lambda row: _of(row, "rate", summary.factor, "not yet")),
-    _PAPER_RATE,
-    ("saved", lambda row: _of(row, "stored_bytes", summary.mean_bytes)),
-    ("peak", lambda row: _of(row, "peak_bytes", summary.mean_bytes)),
-    ("s/epoch", lambda row: _of(row, "epoch_seconds", summary.seconds)),
-)
-
-_TABLE2: tuple[Column, ...] = (
-    ("model", lambda row: row["model"].upper()),
-    ("graph", "{graph}"),
-    ("", "{label}"),
-    ("seeds", lambda row: str(len(row["scores"]))),
-    ("score, %", lambda row: summary.percent([*row["scores"].values()])),
-    ("paper", "{paper_score:.2f|-}"),
-    ("to fp32", "{to_fp32}"),
-    (
-        "rate",
-        lambda row: summary.factor([r["rate"] for r in row["runs"]]) if row["to_fp32"] else "",
-    ),
-    _PAPER_RATE,
-)
+_SCORE: tuple[Column, ...] = (("score, %", "{score}"), ("paper", "{paper_score:.2f|-}"))
+_RATE: tuple[Column, ...] = (("rate", "{rate}"), ("paper", "{paper_rate}"))
 
 
-def _of(row: Any, key: str, text: Any, missing: str = "") -> str:
-    results = row["results"]
-    return missing if results is None else text(results.values(key))
-
-
-def _beside(model: str, dataset: str, variant: Variant) -> dict[str, Any]:
-    """A variant and the paper's numbers of it."""
+def _beside(model: str, dataset: str, variant: Variant, results: Any) -> dict[str, Any]:
+    """Score and rate of a variant, and the paper's."""
+    rates = paper_rates(model, variant.name)
     return {
         "label": variant.label,
+        "score": summary.percent(results.values("test_score")) if results else "not yet",
+        "rate": summary.factor(results.values("rate")) if results else "not yet",
         "paper_score": paper_score(model, dataset, variant.name),
-        "paper_rates": paper_rates(model, variant.name),
+        "paper_rate": "{}-{}x".format(*rates) if rates else "-",
     }
 
 
@@ -140,8 +110,16 @@ def compared(model: str, dataset: str, results: Mapping[str, summary.Results]) -
         dataset: As ``--dataset`` names it; the paper's scores appear only for its own data sets.
         results: By the variant's name; the cells of a missing one say "not yet".
     """
-    rows = (_beside(model, dataset, v) | {"results": results.get(v.name)} for v in VARIANTS)
-    return table(_COMPARED, rows)
+    rows = []
+    for variant in VARIANTS:
+        of = results.get(variant.name)
+        row = _beside(model, dataset, variant, of)
+        row["saved"] = summary.mean_bytes(of.values("stored_bytes")) if of else ""
+        row["peak"] = summary.mean_bytes(of.values("peak_bytes")) if of else ""
+        row["seconds"] = summary.seconds(of.values("epoch_seconds")) if of else ""
+        rows.append(row)
+    own = (("saved", "{saved}"), ("peak", "{peak}"), ("s/epoch", "{seconds}"))
+    return table((("", "{label}"), *_SCORE, *_RATE, *own), rows)
 
 
 def compare_notes(model: str, dataset: str) -> list[str]:
@@ -171,20 +149,16 @@ def to_fp32(study: Mapping[str, Any], variant: Variant) -> str:
 
 def table2(studies: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return Table 2: each model on each graph and variant, grouped by model as in the paper."""
-    ordered = sorted(studies.values(), key=lambda study: [*_RATES].index(study["model"]))
-    rows = [
-        _beside(study["model"], study["graph"], variant)
-        | {
-            "model": study["model"],
-            "graph": study["graph"],
-            "scores": scores_by_seed(study)[variant.name],
-            "runs": study["runs"][variant.name],
-            "to_fp32": to_fp32(study, variant),
-        }
-        for study in ordered
-        for variant in VARIANTS
-    ]
-    return table(_TABLE2, rows)
+    rows = []
+    for study in sorted(studies.values(), key=lambda study: [*_RATES].index(study["model"])):
+        for variant in VARIANTS:
+            results = summary.Results({}, {}, study["runs"][variant.name])
+            row = _beside(study["model"], study["graph"], variant, results)
+            seeds, difference = len(results.values("test_score")), to_fp32(study, variant)
+            row |= {"model": study["model"].upper(), "graph": study["graph"], "seeds": seeds}
+            rows.append(row | {"to_fp32": difference})
+    who = (("model", "{model}"), ("graph", "{graph}"), ("", "{label}"), ("seeds", "{seeds}"))
+    return table((*who, *_SCORE, ("to fp32", "{to_fp32}"), *_RATE), rows)
 
 
 def table3(searches: Sequence[Mapping[str, Any]]) -> Table:

@@ -64,8 +64,7 @@ class RunningRange(Codec):
 
     decay = 0.9
 
-    def __init__(self, seed: int = 0) -> None:
-        self._seed = seed
+    def __init__(self) -> None:
         self._ranges: dict[str, tuple[Tensor, Tensor]] = {}
 
     def encode(self, request: Request) -> Encoded | None:
@@ -76,7 +75,7 @@ class RunningRange(Codec):
             return None
         if Mask().encode(dataclasses.replace(request, reads=Exact())) is not None:
             return None  # to the codec of masks
-        generator = torch.Generator(x.device).manual_seed(request.seed % 2**63 + self._seed)
+        generator = torch.Generator(x.device).manual_seed(request.seed % 2**63)
         return EightBits(x, *self._range(request.slot, x), generator)
 
     def _range(self, slot: str, x: Tensor) -> tuple[Tensor, Tensor]:
