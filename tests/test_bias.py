@@ -1,4 +1,4 @@
-"""Gradients are right on average where backward multiplies what it reads of one tensor twice."""
+"""Gradients are right on average where backward multiplies two reads of one tensor."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Scored(nn.Module):
 
 
 class Attention(nn.Module):
-    """Scores that are nearly equal: what is left of softmax is a sum."""
+    """Scores that are nearly equal, so that softmax is nearly a mean."""
 
     def __init__(self, conv: type[nn.Module]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What else a training script does to a wrapped model: the rows of docs/compatibility.md."""
+"""Other uses of a wrapped model in training scripts: the rows of docs/compatibility.md."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class TestExport:
 
 
 class TestChangesAfterWrap:
-    """At the exact level, so that what stock does is what the wrapped model must do."""
+    """At the exact level, so that the results are those of stock."""
 
     @pytest.mark.parametrize("options", [EXACT, {"level": "lossless", "blocks": 512}], ids=str)
     def test_a_layer_that_was_replaced(self, options):

@@ -1,4 +1,4 @@
-"""A step computes once: what forward does besides computing happens as often as in stock."""
+"""A step runs forward once: its side effects happen as often as in stock."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Net(nn.Module):
 
 
 def _trace(model: Net, hooks: list[str]) -> dict[str, Any]:
-    """What six steps left behind."""
+    """The traces of six steps."""
     global CALLS
     CALLS, Net.calls, os.environ[VARIABLE] = 0, 0, "0"
     model.path.write_text("")

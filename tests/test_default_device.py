@@ -27,7 +27,7 @@ WAYS = {
 @pytest.mark.parametrize("kind", ["gcn", "gat", "gin"])
 @pytest.mark.parametrize("way", WAYS)
 def test_training_on_another_device_than_the_default(way: str, kind: str) -> None:
-    """``meta`` computes nothing, so whatever landed there would be missed."""
+    """``meta`` computes nothing, so a tensor created there would be missed."""
     stock = make(lambda: GraphNet(kind))
     plain = gact_graph.wrap(make(lambda: GraphNet(kind)), min_bytes=0, **WAYS[way])
     elsewhere = gact_graph.wrap(make(lambda: GraphNet(kind)), min_bytes=0, **WAYS[way])

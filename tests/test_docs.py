@@ -1,4 +1,4 @@
-"""What the pages say is so: their code runs, their commands exist, and no message is missing."""
+"""The pages are right: their code runs, their commands exist, and no message is missing."""
 
 from __future__ import annotations
 

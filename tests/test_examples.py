@@ -39,7 +39,7 @@ json.dump(found, open("found.json", "w"))
 
 
 def missing(example: str) -> str | None:
-    """What the example needs and is not there."""
+    """The missing packages of the example."""
     samplers = ("pyg_lib", "torch_sparse")
     if example == "neighbor_loader" and not any(map(importlib.util.find_spec, samplers)):
         return "PyG samples neighbours with pyg-lib or torch-sparse"

@@ -1,4 +1,4 @@
-"""What stands around the convs: pooling, jumping knowledge, attention, types, and no graph."""
+"""Parts around the convs: pooling, jumping knowledge, attention, types, and no graph."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Readout(nn.Module):
 
 
 class Homogeneous(nn.Module):
-    """What ``to_hetero`` copies for each type."""
+    """A net that ``to_hetero`` copies for each type."""
 
     def __init__(self) -> None:
         super().__init__()

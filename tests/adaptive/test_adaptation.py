@@ -47,7 +47,7 @@ def measurements(model):
 
 
 def everything(model):
-    """Whatever measuring might disturb."""
+    """The state that measuring might disturb."""
     return [
         *(p.detach().clone() for p in model.parameters()),
         *(b.clone() for b in model.buffers()),
@@ -59,7 +59,7 @@ def everything(model):
 class TestTraining:
     @pytest.mark.parametrize("steps", [1, 2, 5])
     def test_training_is_the_same_with_and_without_measuring(self, steps):
-        """With exact codecs the scheme changes nothing, so whatever differs is a trace."""
+        """With exact codecs the scheme changes nothing, so any difference is due to measuring."""
 
         def run(measure):
             model = make(lambda: GraphNet("gat"))

@@ -72,7 +72,7 @@ def test_any_number_of_slots(count):
 
 
 def test_takes_the_steps_in_order_of_worth():
-    """What the heap gives for many slots, against a sorted list of all steps."""
+    """The heap for many slots, against a sorted list of all steps."""
     generator = random.Random(0)
     sizes = [generator.randint(1, 10**6) for _ in range(2000)]
     sensitivities = [10 ** generator.uniform(-6, 4) for _ in sizes]

@@ -1,4 +1,4 @@
-"""When a step is measured, and what it does to training: nothing."""
+"""When a step is measured; training is not changed by it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def wrapped(model, **options):
 
 
 def steps(model, count, inputs=lambda: (X,), loss=lambda out: out.square().mean()):
-    """Trains; gives what was warned of, one list a step."""
+    """Train; return the warnings of each step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     messages = []
     for _ in range(count):
@@ -52,7 +52,7 @@ def steps(model, count, inputs=lambda: (X,), loss=lambda out: out.square().mean(
 
 
 def failing(monkeypatch, error):
-    """Operations raise where they run again."""
+    """Make operations raise where they run again."""
 
     def raises(node, inputs):
         raise error

@@ -121,7 +121,7 @@ def test_a_vector_of_attention():
 
 
 class FewErrors(nn.Module):
-    """Only five elements of what is multiplied count, so that the error is in five elements."""
+    """Only five elements of the product count, so that the error is in five elements."""
 
     def __init__(self):
         super().__init__()
@@ -153,7 +153,7 @@ def test_the_error_is_that_of_the_gradient():
 
 
 class Biased(nn.Module):
-    """Squares under a square root: what the noise does to the gradient is no variance alone."""
+    """Squares under a square root: noise gives the gradient a bias too."""
 
     def __init__(self):
         super().__init__()

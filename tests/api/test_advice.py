@@ -1,4 +1,4 @@
-"""What a user reads whose CUDA device is out of memory, without having one."""
+"""The advice where a CUDA device is out of memory, without a device."""
 
 import gc
 import re
@@ -112,7 +112,7 @@ def test_it_says_where_nothing_would(device):
 
 
 def forward(**settings):
-    """A wrapped model, its inputs, and what it gives."""
+    """A wrapped model, its inputs, and its output."""
     torch.manual_seed(0)
     model = gact_graph.wrap(Net(), min_bytes=0, adaptive=False, **settings)
     inputs = torch.randn(500, 64), torch.randint(500, (2, 5000))

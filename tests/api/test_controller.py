@@ -1,4 +1,4 @@
-"""One controller a wrapped model: what opens a session, and what it leaves."""
+"""The controller of a wrapped model, and its sessions."""
 
 import pickle
 

@@ -120,7 +120,7 @@ def test_forces_obey_physics(name: str, level: str) -> None:
 
 
 class TestSurprises:
-    """What is read exactly without a leaf that says so."""
+    """Exact reads where no leaf requires a gradient."""
 
     def net(self) -> nn.Module:
         """Takes a gradient by a parameter inside forward, and some random numbers."""

@@ -106,7 +106,7 @@ def saved(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Opened:
-    """A page in a window, and what it said and asked for."""
+    """A page in a window, its messages and its requests."""
 
     def __init__(self, browser: Any, path: Path, theme: str, width: int) -> None:
         self.said: list[str] = []

@@ -1,4 +1,4 @@
-"""The page: what is in it, and what it is refused for. A browser opens it in another file."""
+"""The content of the page, and its errors. A browser opens it in another file."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The table: names at any width, groups, rows by layer; and what a notebook shows."""
+"""The table: names at any width, groups, rows by layer; and its form in a notebook."""
 
 import dataclasses
 import io

@@ -25,8 +25,8 @@ from gact_graph.support import run_state
 
 HERE = str(Path(gact_graph.__file__).parent)
 LOCKING = run_state.__file__
-"""It holds a lock in a ``with``. What a tracer raises where that ends skips its end, so that the
-lock is held for ever; what a signal raises does not."""
+"""It holds a lock in a ``with``. An exception of a tracer at its end skips the release, so that the
+lock is held for ever; an exception of a signal handler does not."""
 
 MADE = torch.Generator().manual_seed(0)
 X = torch.randn(20, 8, generator=MADE, dtype=torch.float64)
@@ -66,7 +66,7 @@ class Lines:
 
 @contextmanager
 def _tracing(lines: Lines) -> Iterator[None]:
-    """Without garbage collection: Python drops what is raised while a model of before goes."""
+    """Without garbage collection: Python drops exceptions raised while an object is finalised."""
     before = sys.gettrace()
     gc.disable()
     sys.settrace(lines)
@@ -78,7 +78,7 @@ def _tracing(lines: Lines) -> Iterator[None]:
 
 
 def _recovers(model: nn.Module, parts: dict[str, Any], expected: list[Tensor]) -> str | None:
-    """What is wrong with the model after a step that broke off, or None."""
+    """Return the fault of the model after a step that broke off, or None."""
     # torch's own no_grad stays on if a signal comes as it ends, stock too.
     torch.set_grad_enabled(True)
     if parts_of(model) != parts:

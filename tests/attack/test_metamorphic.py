@@ -1,4 +1,4 @@
-"""Relations that hold whatever the right numbers are, for every level that claims them."""
+"""Relations between results, at every level that has them."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_scaled_loss_to_the_bit(conv: str, level: str, power: int) -> None:
 @pytest.mark.parametrize("bits", [1, 4])
 @pytest.mark.filterwarnings("ignore:.*bits")
 def test_a_scaled_loss_where_tensors_are_coded(level: str, bits: int) -> None:
-    """Noise is that of the seed, whatever the gradient."""
+    """Noise depends on the seed, not on the gradient."""
     options = {"level": level, "bits": bits, "adaptive": False, "blocks": 64}
     inputs = X, EDGE_INDEX
     _, expected = _run("GAT", options, GRADIENT, *inputs, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""PyG's own models and what its examples are made of, stock beside every level."""
+"""PyG's own models and the parts of its examples, stock beside every level."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def pyg_dense(e, n):
 
 
 def leaves(value):
-    """The outputs with a gradient in what a model gives."""
+    """The outputs of a model that have a gradient."""
     if isinstance(value, torch.Tensor):
         return (value,) if value.requires_grad else ()
     value = value.values() if isinstance(value, dict) else value

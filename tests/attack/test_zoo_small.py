@@ -54,7 +54,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def _fresh(case: Case) -> nn.Module:
-    """The net with a conv that has seen nothing: what it caches or makes late is still to come."""
+    """The net with a new conv, which has cached nothing."""
     net = make(lambda: Net(case, "elu"))
     net.conv = make(case.make, seed=3)
     for module in net.conv.modules():

@@ -1,4 +1,4 @@
-"""What was gathered from another tensor is kept as that tensor and the index."""
+"""A gathered tensor is kept as its source and the index."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def run(function, **options):
 
 
 def squared(gathered):
-    """Saves what it is given, twice."""
+    """Saves its input twice."""
     return gathered.sin() * gathered
 
 

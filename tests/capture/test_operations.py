@@ -1,4 +1,4 @@
-"""What backward reads: proved on stock autograd, and used without a change of any gradient."""
+"""The tensors that backward reads: checked on stock autograd, with unchanged gradients."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def backward(model):
 class TestNothing:
     @pytest.mark.parametrize(("function", "reduce"), IN_VAIN)
     def test_stock_backward_does_not_read_it(self, function, reduce):
-        """What we drop, spoiled in stock autograd: the gradient is none the worse."""
+        """Dropped tensors, spoiled in stock autograd, change no gradient."""
         expected = backward(Squared(lambda h: function(h, reduce)))
         model = gact_graph.wrap(
             Squared(lambda h: function(h, reduce)), level="lossless", bits=32, min_bytes=0

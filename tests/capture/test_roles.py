@@ -1,4 +1,4 @@
-"""Roles: nodes and edges, told by sizes."""
+"""Roles: nodes and edges, by sizes."""
 
 from __future__ import annotations
 

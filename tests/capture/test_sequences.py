@@ -1,5 +1,5 @@
-"""Forwards whose operations differ from step to step: what one of them did tells nothing of the
-next. The oracle is stock PyTorch, and for names a model that saw no other step."""
+"""Forwards whose operations differ from step to step, so that a step predicts nothing of the next.
+The oracle is stock PyTorch, and for names a model that saw no other step."""
 
 import copy
 
@@ -22,7 +22,7 @@ class Interrupted(Exception):
 
 
 def _one_line(x, functions):
-    """The same line of code calls whatever it is given."""
+    """The same line of code calls any function."""
     for function in functions:
         x = function(x)
     return x
@@ -62,7 +62,7 @@ STEPS = {
 
 
 class Changing(nn.Module):
-    """Takes the step that it is told to; ``interrupted`` has it raise after that step."""
+    """Takes the named step, and raises after it if ``interrupted``."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What autograd holds in place of a tensor, who owns what, and the account of bytes."""
+"""Contexts in place of saved tensors: ownership, and the account of bytes."""
 
 import dataclasses
 import gc
@@ -90,7 +90,7 @@ class Unique:
 
 
 def stored_tensors():
-    """Every plain tensor that can be reached from what autograd now holds for gact_graph."""
+    """Return every plain tensor that a context of gact_graph holds."""
     tensors, seen, queue = [], set(), [t for t in gc.get_objects() if type(t) is Saved]
     while queue:
         thing = queue.pop()

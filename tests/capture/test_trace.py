@@ -247,7 +247,7 @@ def in_place(x):
 
 
 class TestNodes:
-    """The names of what operations save, as the nodes have them."""
+    """The names of saved tensors, as autograd nodes have them."""
 
     @pytest.mark.parametrize(
         ("function", "names"),

@@ -167,7 +167,7 @@ def test_an_error_within_a_small_call_leaves_no_trace():
 
 
 class TestWhatThePeakCanFallBy:
-    """A tensor is whole while it is made, and what is kept by reference stays."""
+    """A tensor is whole while it is encoded, and tensors kept by reference stay."""
 
     @staticmethod
     def wrapped(layers):

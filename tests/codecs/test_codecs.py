@@ -184,7 +184,7 @@ class TestIndex:
         assert encoded(torch.tensor([0, 2**31])).codec == "keep"
 
     def test_a_device_is_waited_for_once(self):
-        """For the range and for what tells which others may be equal."""
+        """For the range, and for the comparison."""
         x = torch.arange(-3, 1000)
         with Waits() as waits:
             mark = encoded(x).fingerprint()

@@ -27,7 +27,7 @@ def encoded(request: Request) -> Encoded:
 
 
 def make(x: Tensor, bits: int) -> tuple[Context, Widths, Encoded]:
-    """A context of both widths, what tells between them, and training's form of the tensor."""
+    """A context of both widths, the switch between them, and the tensor's form in training."""
 
     keep = functools.partial(keep_nothing, x)  # holds the tensor, as a session's does
     request = Request(x, SLOT, "linear", VALUES, None, keep, bits, 256, 7)

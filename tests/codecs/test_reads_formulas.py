@@ -1,4 +1,4 @@
-"""What may carry noise, held against the derivative formulas that torch ships."""
+"""Tensors that may carry noise, checked against torch's derivative formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What backward divides by or exponentiates: its error is relative to each element."""
+"""Divisors and exponents of backward: their error is relative to each element."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class TestBatchNorm:
         assert error_of(net, x, bits=bits) < most
 
     def test_other_layouts(self):
-        """What is not contiguous is quantized as it lies."""
+        """A tensor that is not contiguous is quantized in the order of its memory."""
 
         def forward(module, x):
             h = (x @ module.weight).view(30, 10, 64).transpose(1, 2)
@@ -179,7 +179,7 @@ class TestBatchNorm:
 
 
 class Scaled(nn.Module):
-    """A module, after a scale that learns: its gradient is what the module's input has."""
+    """A module after a trainable scale, whose gradient is that of the module's input."""
 
     def __init__(self, shape: Sequence[int], module: nn.Module) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ class TestVariance:
         assert torch.equal(got, expected)
 
     def test_other_squares_keep_their_gradient(self):
-        """Only what PyG takes from the mean of squares goes without one."""
+        """Only PyG's mean of squares goes without one."""
         index = torch.arange(4096) % 64
         x = torch.randn(4096, 16, generator=seeded(2))
 

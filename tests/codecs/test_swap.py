@@ -62,7 +62,7 @@ def quantized(seed, numel=3000):
 
 
 def filled(streams, count, **options):
-    """A swap of ``count`` contexts, and what they decode to."""
+    """Contexts that have left the device, and their values."""
     swap = Swap(Swapping(streams, **{"least": 0, **options}))
     expected = [quantized(i).decode() for i in range(count)]
     contexts = [swap.leave(quantized(i)) for i in range(count)]

@@ -40,13 +40,13 @@ _ORDER = {torch.float64: 1e-9, torch.float32: 1e-3}
 _NOISE, _TIMES_NOISE = 1e-2, 100.0
 
 _STALE = "modified by an inplace operation"
-"""What autograd says of a saved tensor that has changed. An encoded copy has not."""
+"""Autograd's error for a saved tensor that has changed. An encoded copy has not."""
 
 _UNSORTED = "tensor is not sorted"
-"""What some aggregations ask for. In blocks edges are sorted."""
+"""The error of some aggregations. In blocks edges are sorted."""
 
 _SOURCE = re.compile(r"saved at \S+\.source, is at version")
-"""What a gathered tensor is rebuilt from has changed, so it cannot be: an error that says so."""
+"""The error where the source of a gathered tensor has changed."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def second_ways(blocks: int | str | None) -> list[Setting]:
 
 
 class Different(AssertionError):
-    """A wrapped model does not do what stock does; the message holds the program."""
+    """A wrapped model differs from stock; the message holds the program."""
 
 
 def check(source: str, settings_: list[Setting]) -> None:
@@ -215,7 +215,7 @@ def _compare(
     raised: str | None,
     noisy: Record | None,
 ) -> str | None:
-    """What is wrong, or None."""
+    """Return the difference, or None."""
     if error is not None and raised is None:
         fine = _STALE in error or ("blocks" in setting.options and _UNSORTED in error)
         return None if fine else f"does not raise, and stock does: {error}"
@@ -262,7 +262,7 @@ def _differs(
         most = _NOISE * size + 1e-7 * scale
         if beside is not None:
             most += _TIMES_NOISE * _norm(beside[finite] - b)
-    # An overflow of the norm itself tells nothing.
+    # An overflow of the norm itself is no difference.
     return f"off by {off:.2e} of {size:.2e}" if off > most else None
 
 
@@ -286,7 +286,7 @@ def _distance(expected: Tensor, value: Tensor) -> str:
 
 
 def _standalone(source: str, setting: Setting) -> str:
-    """The program as one that can be run by itself."""
+    """Return the program as a script."""
     return source + textwrap.dedent(f"""
 
     import gact_graph

@@ -19,7 +19,7 @@ BUILDS = [
     pytest.param(name, marks=() if name == RUNNABLE[0] else pytest.mark.long)
     for name in cpu.VECTOR_FLAGS
 ]
-"""The builds as parameters of a test. ``make test`` runs the one that this processor takes."""
+"""The builds as parameters of a test. ``make test`` runs that of this processor."""
 
 
 def build(name: str) -> Any:

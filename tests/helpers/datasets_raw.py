@@ -26,7 +26,7 @@ def cut_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
-    """Returns each file's content: what must be equal where nothing may have changed."""
+    """Return each file's content."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
@@ -35,7 +35,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
 
 
 def write_arxiv(home: Path) -> dict[str, torch.Tensor]:
-    """Writes six papers as OGB ships them, and returns what is to be read."""
+    """Write six papers as OGB ships them; return the expected data."""
     x = torch.arange(24, dtype=torch.float32).view(6, 4) / 8 - 1
     edge_index = torch.tensor([[0, 1, 2, 5, 5], [1, 2, 0, 3, 4]])
     y = torch.tensor([0, 39, 7, 7, 1, 0])
@@ -55,7 +55,7 @@ def write_arxiv(home: Path) -> dict[str, torch.Tensor]:
 
 
 def write_saint(home: Path, multi_label: bool) -> dict[str, torch.Tensor]:
-    """Writes five nodes as GraphSAINT ships them, and returns what is to be read."""
+    """Write five nodes as GraphSAINT ships them; return the expected data."""
     x = torch.arange(15, dtype=torch.float32).view(5, 3) - 4
     edge_index = torch.tensor([[0, 1, 1, 2, 3, 4], [1, 0, 2, 1, 4, 3]])
     labels = [[1, 0], [0, 1], [1, 1], [0, 0], [1, 0]] if multi_label else [0, 2, 1, 1, 0]
@@ -77,7 +77,7 @@ def write_saint(home: Path, multi_label: bool) -> dict[str, torch.Tensor]:
 
 
 def write_planetoid(home: Path, name: str) -> dict[str, torch.Tensor]:
-    """Writes a ring as Planetoid ships it, and returns what is to be read.
+    """Write a ring as Planetoid ships it; return the expected data.
 
     The reader takes the 500 nodes after the training nodes to validate on, so there are 3 + 500
     nodes before the four test nodes, whose rows are stored in another order than their ids.

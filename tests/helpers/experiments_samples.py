@@ -33,7 +33,7 @@ def small_graph(*, multi_label: bool = False) -> Graph:
 
 
 def record(seed: int, **changes: Any) -> dict[str, Any]:
-    """What one seed of two epochs leaves behind."""
+    """The record of one seed after two epochs."""
     return {
         "seed": seed,
         "test_score": 0.5 + 0.02 * seed,

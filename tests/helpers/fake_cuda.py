@@ -55,7 +55,7 @@ class FakeCuda:
         return sum(isinstance(entry, tuple) for entry in self.log)
 
     def modules(self) -> dict[str, ModuleType | None]:
-        """What ``import`` gets."""
+        """The modules, for ``sys.modules``."""
         core = ModuleType("cuda.core")
         vars(core).update(
             __version__="1.0",

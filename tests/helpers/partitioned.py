@@ -43,7 +43,7 @@ def gradients(model):
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 def as_the_whole(make, extra=None):
-    """After a step of each, the wrapped models of a part: they give what one process does."""
+    """The wrapped models of the parts after a step, which equals a step of one process."""
     stock = built(make, extra)
     expected, gradient = step(stock, data), gradients(stock)
     for options in (dict(level="lossless", bits=32), dict(bits=32, blocks=150)):

@@ -457,7 +457,7 @@ class Kept(torch.autograd.Function):
 
 
 def finish(model, record, backward, outputs, **inputs):
-    """Ends a step; ``backward`` tells how."""
+    """Ends a step, with a kind of ``backward``."""
     record += [(f"output {i}", out.detach().clone()) for i, out in enumerate(outputs)]
     losses = [(out.to(torch.float64) * normal(90 + i, *out.shape)).sum()
               for i, out in enumerate(outputs)]

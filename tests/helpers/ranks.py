@@ -39,7 +39,7 @@ os._exit(0)  # gloo's threads may end a process that leaves them with an abort
 
 
 def run_ranks(script: str, folder: Path, *arguments: str, world: int = 2) -> list[str]:
-    """What each process printed; all must end well.
+    """Run a script in each process and return the output of each; all must end well.
 
     The script finds ``rank``, ``world``, ``arguments``, and ``gathered(value)``: the values of all
     ranks.

@@ -48,7 +48,7 @@ def labels(nodes: int = NODES) -> Tensor:
 
 
 class GraphNet(nn.Module):
-    """Two convs with what stands between them in practice."""
+    """Two convs with a norm, an activation and dropout between them."""
 
     def __init__(self, kind: str = "gcn", dropout: float = 0.5) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Calls:
         self._queue.put(call)
 
     def clear(self) -> list[Any]:
-        """Gives what was recorded until now."""
+        """Return the calls recorded until now."""
         return [self._queue.get() for _ in range(self._queue.qsize())]
 
     def __iter__(self) -> Iterator[Any]:

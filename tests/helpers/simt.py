@@ -64,10 +64,10 @@ def launch(
 
 
 KERNELS = Kernels(launch)
-"""What :func:`gact_graph.ops.cuda.load` gives on a GPU."""
+"""The kernels of :func:`gact_graph.ops.cuda.load`, on CPU tensors."""
 
 EDGE_KERNELS = EdgeKernels(launch)
-"""What :func:`gact_graph.ops.cuda_edges.load` gives on a GPU."""
+"""The kernels of :func:`gact_graph.ops.cuda_edges.load`, on CPU tensors."""
 
 
 @functools.cache

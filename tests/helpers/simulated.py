@@ -1,4 +1,4 @@
-"""A device for the tests of swapping: streams that lag behind, in whatever way a seed decides.
+"""A device for the tests of swapping: streams that lag behind, as a seed decides.
 
 What the computing stream is asked is done at once, by the CPU. The side streams do what they are
 asked some time later, in order, and not before the events that they wait for. Memory starts as

@@ -1,4 +1,4 @@
-"""A net of two layers, the ways to wrap it, and what a step must leave as it was."""
+"""A net of two layers, options to wrap it, and the state that a step must not change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Net(nn.Module):
 
 
 def parts_of(model: nn.Module) -> dict[str, Any]:
-    """What a broken step must leave where it is: attributes by name, parameters by identity."""
+    """The state that a broken step must not change: attributes by name, parameters by identity."""
     parts: dict[str, Any] = {}
     for name, module in model.named_modules():
         parts[f"{name} attributes"] = sorted(vars(module))

@@ -289,7 +289,7 @@ class State:
 
 
 def finish(model, record, backward, outputs, **inputs):
-    """Ends a step; ``backward`` tells how."""
+    """Ends a step, with a kind of ``backward``."""
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     record += [("output", out.detach().clone()) for out in outputs]
     losses = [(out * normal(90 + i, *out.shape)).sum() for i, out in enumerate(outputs)]

@@ -74,7 +74,7 @@ TENSOR = ("tensor",)
 
 @dataclass(frozen=True)
 class Case:
-    """A conv: how it is made, what it takes between features and the rest, and its adjacencies."""
+    """A conv, its arguments besides features, and its kinds of adjacency."""
 
     make: Callable[[], nn.Module]
     formats: Sequence[str] = LISTS

@@ -96,7 +96,7 @@ class Sample:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """What has a gradient."""
+        """The tensors with a gradient."""
         return self.source, self.destination
 
     def score(self, source: Tensor, destination: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ class Sample:
 
 
 class TermSample(Sample):
-    """The same with what each edge adds to the sum."""
+    """The same with a score of each edge."""
 
     def __init__(self, edges: int, heads: int, *args: Any, **kinds: Any) -> None:
         super().__init__(edges, heads, *args, **kinds)
@@ -202,7 +202,7 @@ class DotSample(Sample):
 
 
 class DotTermSample(DotSample):
-    """The same with what each edge adds to the dot product."""
+    """The same with a term of each edge in the dot product."""
 
     def __init__(self, edges: int, heads: int, *args: Any, **kinds: Any) -> None:
         super().__init__(edges, heads, *args, **kinds)

@@ -80,7 +80,7 @@ print("built" if cpu.load() else "reference")
 
 @pytest.fixture(scope="module")
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """CXX for a session; the first one that uses it waits for the real compiler."""
+    """CXX for a session; the first use runs the real compiler."""
     folder = tmp_path_factory.mktemp("compiler")
     script = folder / "compiler"
     ((real, *_), *_) = compiler.commands()

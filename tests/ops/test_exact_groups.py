@@ -139,7 +139,7 @@ def test_every_backend_decodes_them(bad: str, dtype: torch.dtype, kernels: Any) 
 
 @pytest.mark.parametrize("capacity", [0, 1, 2, 3, 10])
 def test_a_fixed_capacity_as_on_cuda(capacity: int) -> None:
-    """Nothing waits for the device: the record has a fixed size, whatever there is to keep."""
+    """Nothing waits for the device: the record has a fixed size."""
     x = _sample(1100, torch.float32, {5: -math.inf, 600: math.nan, 1099: math.inf})
     codes, stats = reference.pack(x, 2, 256, 0)
     groups, values = reference.gather_exact_groups(x, stats, 256, capacity)

@@ -443,7 +443,7 @@ class TestSwitch:
 
     @pytest.fixture
     def preloaded(self, tmp_path: Path) -> str:
-        """An allocator in place of the C library's: one that calls it."""
+        """An allocator in place of the C library's, which it calls."""
         compiler = shutil.which("cc") or shutil.which("gcc")
         if compiler is None:
             pytest.skip("no compiler")

@@ -89,7 +89,7 @@ def test_masks(dtype: torch.dtype, size: int, device: str) -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_pairs(dtype: torch.dtype, size: int, stranger: bool, device: str) -> None:
-    """Tensors of two values; a third one is told, and then the words mean nothing."""
+    """Tensors of two values; a third value is reported, and the words mean nothing."""
     x = torch.zeros(size, dtype=dtype)
     x[1::3] = 1.25
     if stranger and size:

@@ -104,7 +104,7 @@ def _calls() -> dict[str, tuple[Any, ...]]:
 
 
 def _others(value: Any) -> list[Any]:
-    """What might be given in place of a right argument."""
+    """Wrong values for an argument."""
     if isinstance(value, Tensor):
         other = [value.to(dtype) for dtype in _DTYPES if dtype != value.dtype]
         other += [
@@ -154,7 +154,7 @@ def _backends() -> dict[str, Any]:
 
 
 def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """So that what is written to changes no other call."""
+    """Copies of the arguments, so that a call that writes changes no other."""
     return tuple(
         a.clone() if isinstance(a, Tensor) and a.is_contiguous() and not a.is_meta
         and a.layout == torch.strided and a.untyped_storage().nbytes() else a

@@ -119,7 +119,7 @@ def test_backward_as_autograd_in_float64(sample: Sample, kernels: Any) -> None:
 
 
 def test_the_gradient_of_rows_is_a_sum_by_source(kernels: Any) -> None:
-    """What the sums alone and the pass for both gradients give is the same to the last bit."""
+    """The sums alone and the pass for both gradients agree to the last bit."""
     sample = SAMPLES["heads"]
     edges = sample.places, sample.weights, sample.weight_places, sample.starts
     alone, both = torch.empty_like(sample.gradient), torch.empty_like(sample.gradient)
