@@ -1,5 +1,5 @@
 """Experiments: the main job :mod:`experiments.node_cls` and one command a study.
 
-What they share lies in :mod:`experiments.helpers`, the networks in :mod:`experiments.models`.
+Shared parts are in :mod:`experiments.helpers`, the networks in :mod:`experiments.models`.
 Not part of the installed wheel: run from the repository's root, ``python -m experiments.node_cls``.
 """

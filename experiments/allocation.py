@@ -1,4 +1,4 @@
-"""The bits that one measurement finds, beside those of a pass for each slot.
+"""The bits of one measurement, beside those of a pass for each slot.
 
 ``python -m experiments.allocation --dataset FILE.npz --bits 4,2 --out DIR``
 
@@ -11,11 +11,8 @@ bias counts too.
 
 from __future__ import annotations
 
-import argparse
-import copy
 import functools
 import statistics
-import sys
 from typing import Any
 
 import torch
@@ -24,14 +21,12 @@ from torch import nn
 import gact_graph
 from datasets import load
 from experiments.helpers import command
-from experiments.helpers.algorithm_1 import algorithm_1
 from experiments.helpers.data import NodeTask, prepare
-from experiments.helpers.display import say, show
-from experiments.helpers.draws import Probe, measured
 from experiments.helpers.errors import ExperimentError
 from experiments.helpers.levels import LEVELS_BY_NAME, Level
-from experiments.helpers.moments import moments
+from experiments.helpers.noise import Probe, algorithm_1, moments, plain
 from experiments.helpers.subjects import SUBJECTS, Subject, make
+from experiments.helpers.tables import Column, table
 from experiments.helpers.train import training_step
 from experiments.helpers.values import parse_bits
 from gact_graph.adaptive.allocator import allocate_by_name
@@ -39,8 +34,33 @@ from gact_graph.adaptive.allocator import allocate_by_name
 _WAYS = ("L1", "L1+blocks", "CB2")
 
 
+def ratios(points: list[dict[str, Any]], of: str) -> tuple[float, float]:
+    """Return the mean over points of the library's ``of`` over Algorithm 1's, and over that of the
+    same bits everywhere."""
+
+    def mean(other: str) -> float:
+        return statistics.geometric_mean(p["library"][of] / p[other][of] for p in points)
+
+    return mean("algorithm 1"), mean("uniform")
+
+
+def _mean(of: str, place: int) -> Any:
+    return lambda row: f"{ratios(row['points'], of)[place]:.2f}"
+
+
+_COLUMNS: tuple[Column, ...] = (
+    ("model", "{model}"),
+    ("way", "{way}"),
+    ("bits", "{bits}"),
+    ("variance", _mean("variance", 0)),
+    ("error", _mean("error", 0)),
+    ("variance", _mean("variance", 1)),
+    ("error", _mean("error", 1)),
+)
+
+
 def study(
-    subject: Subject, task: NodeTask, level: Level, bits: int, args: argparse.Namespace
+    subject: Subject, task: NodeTask, level: Level, bits: int, args: command.Args
 ) -> dict[str, Any]:
     """Train a model with adaptive bits, and compare at some epochs.
 
@@ -63,72 +83,33 @@ def _compare(
     model: nn.Module, task: NodeTask, level: Level, bits: int, draws: int, seed: int
 ) -> dict[str, Any]:
     def probe(level: Level, **options: Any) -> Probe:
-        plain = gact_graph.unwrap(copy.deepcopy(model))
-        return Probe(level.wrap(plain, bits, **options), task)
+        return Probe(level.wrap(plain(model), bits, **options), task)
+
+    def errors(probe: Probe) -> dict[str, float]:
+        # Far from the numbers of the noise that was measured with.
+        of = moments(lambda number: probe.gradient(1_000_000 + number), draws, exact)
+        return {"variance": of.variance, "error": of.variance + max(0.0, of.bias_squared)}
 
     exact = probe(LEVELS_BY_NAME["lossless"]).gradient(0)
     uniform = probe(level)
     free = {row.slot: row.numel for row in uniform.report.contexts if row.bits == bits}
-    adaptive = level.wrap(gact_graph.unwrap(copy.deepcopy(model)), bits, adaptive=True)
+    adaptive = level.wrap(plain(model), bits, adaptive=True)
     Probe(adaptive, task)  # its first step measures, with the same bits everywhere
     uniform.number = seed
     sensitivities = {
-        "library": measured(adaptive),
+        "library": gact_graph.state_dict(adaptive)["scheme"]["sensitivities"],
         "algorithm 1": algorithm_1(free, lambda slot: bits, uniform),
     }
     if not all(sensitivities.values()):
         raise ExperimentError(f"Expected a finite gradient that is not zero (got none at {seed=})")
-    results: dict[str, Any] = {"uniform": _errors(uniform, draws, exact)}
+    results: dict[str, Any] = {"uniform": errors(uniform)}
     for scheme, by_slot in sensitivities.items():
         widths = allocate_by_name({s: by_slot.get(s, 0.0) for s in free}, free, bits, {})
-        results[scheme] = _errors(probe(level, pin=widths), draws, exact) | {"bits": widths}
+        results[scheme] = errors(probe(level, pin=widths)) | {"bits": widths}
     return results
 
 
-def _errors(probe: Probe, draws: int, exact: torch.Tensor) -> dict[str, float]:
-    # Far from the numbers of the noise that was measured with.
-    of = moments(lambda number: probe.gradient(1_000_000 + number), draws, exact)
-    return {"variance": of.variance, "error": of.variance + max(0.0, of.bias_squared)}
-
-
-def ratios(points: list[dict[str, Any]], of: str) -> tuple[float, float]:
-    """Return the mean over points of the library's ``of`` over Algorithm 1's, and over that of the
-    same bits everywhere."""
-
-    def mean(other: str) -> float:
-        return statistics.geometric_mean(p["library"][of] / p[other][of] for p in points)
-
-    return mean("algorithm 1"), mean("uniform")
-
-
-def _run(args: argparse.Namespace) -> None:
-    graph = load(args.dataset, args.data_root)
-    cells = []
-    for name in args.models:
-        kept = command.keep(args, f"{name}.json", "epochs", "points", "draws")
-        subject = SUBJECTS[name]
-        task = prepare(graph, subject.layout, device=args.device)
-        for way in args.ways:
-            for bits in args.bits:
-                find = functools.partial(study, subject, task, LEVELS_BY_NAME[way], bits, args)
-                key = {"model": name, "way": way, "bits": bits}
-                cells.append(_cells(kept.once(("rows", key), find)))
-    columns = ("model", "way", "bits", "variance", "error", "variance", "error")
-    show(args.console, "The library's bits, over those of Algorithm 1", columns, cells)
-    say(args.console, "the last two columns: over the same bits everywhere")
-    say(args.console, f"{args.points} points of {args.epochs} epochs, {args.draws} draws at each")
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    variance, error = ratios(row["points"], "variance"), ratios(row["points"], "error")
-    numbers = (variance[0], error[0], variance[1], error[1])
-    return row["model"], row["way"], str(row["bits"]), *(f"{number:.2f}" for number in numbers)
-
-
-main = command.Command(
-    "allocation",
-    __doc__,
-    _run,
+@command.main(
     *command.GRAPH,
     command.names("--models", SUBJECTS, "gcn-edge_index,gat,gatv2,transformer"),
     command.names("--ways", _WAYS),
@@ -138,6 +119,22 @@ main = command.Command(
     command.number("--draws", 20, "of the noise"),
     command.OUT_NEEDED,
 )
+def main(args: command.Args) -> None:
+    graph = load(args.dataset, args.data_root)
+    rows = []
+    for name in args.models:
+        kept = args.keep(f"{name}.json", "epochs", "points", "draws")
+        subject = SUBJECTS[name]
+        task = prepare(graph, subject.layout, device=args.device)
+        for way in args.ways:
+            for bits in args.bits:
+                find = functools.partial(study, subject, task, LEVELS_BY_NAME[way], bits, args)
+                key = {"model": name, "way": way, "bits": bits}
+                rows.append(kept.once(("rows", key), find))
+    args.show("The library's bits, over those of Algorithm 1", table(_COLUMNS, rows))
+    args.say("the last two columns: over the same bits everywhere")
+    args.say(f"{args.points} points of {args.epochs} epochs, {args.draws} draws at each")
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -8,74 +8,52 @@ and glibc's malloc alone.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
-import sys
 from typing import Any
 
-from experiments.helpers import command, comparison
-from experiments.helpers.allocators import ALLOCATORS
-from experiments.helpers.case import Case
-from experiments.helpers.display import say, show
-from experiments.helpers.labels import LAYERS
+from experiments.helpers import command
+from experiments.helpers.comparison import medians
+from experiments.helpers.process import ALLOCATORS
 from experiments.helpers.runner import run
-from experiments.helpers.strategies import STRATEGIES
-from experiments.helpers.subjects import ON_EDGES
+from experiments.helpers.strategies import STRATEGIES, Case
+from experiments.helpers.subjects import LAYERS, ON_EDGES
+from experiments.helpers.tables import Table
 
-HEAD = ("", "", *ALLOCATORS.values())
 
+def by_allocator(results: dict[str, dict[str, dict[str, dict[str, Any]]]]) -> Table:
+    """Return seconds of a step and peak by allocator, one row a model and strategy."""
 
-def rows(results: dict[str, dict[str, dict[str, dict[str, Any]]]]) -> list[tuple[str, ...]]:
-    """Return a row for each model and strategy: seconds of a step and peak by allocator."""
-    return [
+    def cell(row: dict[str, Any]) -> str:
+        if "reason" in row:
+            return str(row["reason"])
+        return f"{row['step_seconds']:.2f} s, {row['peak_bytes'] / 1e6:,.0f} MB"
+
+    missing = {"reason": "not run"}
+    rows = [
         (
             LAYERS[ON_EDGES[model]],
-            STRATEGIES[strategy].label,
-            *(_cell(by_allocator.get(name, {"reason": "not run"})) for name in ALLOCATORS),
+            STRATEGIES[name].label,
+            *(cell(of.get(a, missing)) for a in ALLOCATORS),
         )
         for model, strategies in results.items()
-        for strategy, by_allocator in strategies.items()
+        for name, of in strategies.items()
     ]
-
-
-def _cell(row: dict[str, Any]) -> str:
-    if "reason" in row:
-        return str(row["reason"])
-    return f"{row['step_seconds']:.2f} s, {row['peak_bytes'] / 1e6:,.0f} MB"
+    return Table(("", "", *ALLOCATORS.values()), rows)
 
 
 def _medians(content: dict[str, Any]) -> dict[str, Any]:
-    medians = {
+    by_model = {
         model: {
-            strategy: {name: comparison.medians(each) for name, each in results.items() if each}
+            strategy: {name: medians(each) for name, each in results.items() if each}
             for strategy, results in strategies.items()
         }
         for model, strategies in content.get("rounds", {}).items()
     }
-    return {"medians": medians}
+    return {"medians": by_model}
 
 
-def _run(args: argparse.Namespace) -> None:
-    kept = command.keep(args, None, "steps", derive=_medians)
-    results: dict[str, Any] = {}
-    trials = itertools.product(range(args.rounds), args.models, args.variants, ALLOCATORS)
-    for number, model, strategy, allocator in trials:
-        say(args.console, f"round {number + 1}, {model}, {strategy}, {allocator}")
-        more = {"model": ON_EDGES[model], "strategy": strategy, "allocator": allocator}
-        case = Case.of(args, **more, adaptive=True)
-        place = ("rounds", model, strategy, allocator, number)
-        by_allocator = results.setdefault(model, {}).setdefault(strategy, {})
-        result = kept.once(place, functools.partial(run, case))
-        by_allocator.setdefault(allocator, []).append(result)
-    title = f"{kept.content['dataset']}, {args.steps} steps"
-    show(args.console, title, HEAD, rows(_medians({"rounds": results})["medians"]))
-
-
-main = command.Command(
-    "allocators",
-    __doc__,
-    _run,
+@command.main(
     command.DATASET,
     command.DATA_ROOT,
     command.names("--models", ON_EDGES, "gat,gcn"),
@@ -84,6 +62,22 @@ main = command.Command(
     command.number("--steps", 8, "of each round"),
     command.OUT_FILE,
 )
+def main(args: command.Args) -> None:
+    kept = args.keep(None, "steps", derive=_medians)
+    results: dict[str, Any] = {}
+    trials = itertools.product(range(args.rounds), args.models, args.variants, ALLOCATORS)
+    for number, model, strategy, allocator in trials:
+        args.say(f"round {number + 1}, {model}, {strategy}, {allocator}")
+        more = {"model": ON_EDGES[model], "strategy": strategy, "allocator": allocator}
+        case = Case.of(args, **more, adaptive=True)
+        result = kept.once(
+            ("rounds", model, strategy, allocator, number), functools.partial(run, case)
+        )
+        of_strategy = results.setdefault(model, {}).setdefault(strategy, {})
+        of_strategy.setdefault(allocator, []).append(result)
+    table = by_allocator(_medians({"rounds": results})["medians"])
+    args.show(f"{kept.content['dataset']}, {args.steps} steps", table)
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

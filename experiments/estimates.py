@@ -8,10 +8,9 @@ process each and after a step of a copy, and compares the peaks. ``--budgets`` a
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
-import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,14 +19,12 @@ from torch import Tensor, nn
 import gact_graph
 from datasets import load
 from experiments.helpers import command
-from experiments.helpers.cap import set_cap
-from experiments.helpers.display import say, show
 from experiments.helpers.errors import UsageError
-from experiments.helpers.estimate_tables import REFUSED, verdict
 from experiments.helpers.kept import Kept
 from experiments.helpers.levels import Level
-from experiments.helpers.process import call, checked
+from experiments.helpers.process import call, checked, set_cap
 from experiments.helpers.summary import dataset_name
+from experiments.helpers.tables import Column, Row, Table, cell, table
 from experiments.helpers.train import seed_everything
 from experiments.models.memory import KINDS
 from gact_graph.support.memory.policy import memory_policy
@@ -38,26 +35,49 @@ FILE_NAME = "estimates.json"
 
 _STEPS = 4
 _WAYS = "stock,lossless,lossless + blocks,L1 8,L1 4,L1 2,CB2 4"
-HEAD = ("", "way", "predicted, MB", "measured, MB", "off by")
+REFUSED = "refused"
+"""In place of a strategy, where :func:`gact_graph.wrap` raised that none fits."""
+
+_WITHIN = 0.1
+"""Largest relative error of a prediction that counts as right."""
 
 
-def _run(args: argparse.Namespace) -> None:
-    kept = command.keep(args, FILE_NAME, steps=_STEPS)
-    kept.content |= {kind: kept.content.get(kind, []) for kind in ("estimates", "pairs", "budgets")}
-    for dataset in args.datasets.split(","):
-        for model in args.models:
-            say(args.console, f"{model} on {dataset_name(dataset)}")
-            _compare(kept, (model, dataset, str(args.data_root)), args.ways, args.budgets)
-    rows = [_row(pair) for pair in kept.content["pairs"]]
-    show(args.console, "predicted and measured peaks", HEAD, rows)
-    say(args.console, verdict(kept.content["pairs"]))
-    for budget in kept.content["budgets"]:
-        peak = "no peak" if budget["peak"] is None else f"peak {budget['peak'] / 1e6:,.1f} MB"
-        say(
-            args.console,
-            f"{budget['model']} on {budget['dataset']}, {budget['memory'] / 1e6:,.1f} MB for "
-            f"{budget['for']}: {budget['chosen']}, {peak}",
-        )
+def predictions(pairs: Sequence[Row]) -> Table:
+    """Return predicted and measured peaks, one row a model and graph, one column a strategy."""
+    ways = [*dict.fromkeys(pair["way"] for pair in pairs)]
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for pair in pairs:
+        row = rows.setdefault((pair["model"], pair["dataset"]), {})
+        row[pair["way"]] = cell("{predicted:MB} / {measured:MB|does not fit}", pair)
+    lines = [(*key, *(row.get(way, "") for way in ways)) for key, row in rows.items()]
+    return Table(("model", "graph", *ways), lines)
+
+
+BUDGETS: tuple[Column, ...] = (
+    ("model", "{model}"),
+    ("graph", "{dataset}"),
+    ("budget, MB", "{memory:MB}"),
+    ("made for", "{for}"),
+    ("chosen", "{chosen:|ended by the cap}"),
+    ("peak, MB", "{peak:MB}"),
+)
+
+
+def is_kept(budget: Row) -> bool:
+    """Return whether the steps took no more than the budget."""
+    return budget["peak"] is not None and budget["peak"] <= budget["memory"]
+
+
+def verdict(pairs: Sequence[Row]) -> str:
+    """Return how many predictions were right, and the largest error."""
+    off = [p["predicted"] / p["measured"] - 1 for p in pairs if p["measured"] is not None]
+    if not off:
+        return "Nothing was measured."
+    within = sum(abs(value) <= _WITHIN for value in off)
+    return (
+        f"{within} of {len(off)} predictions are within {_WITHIN:.0%} of the measurement; the "
+        f"largest error is {max(off, key=abs):+.0%}."
+    )
 
 
 def _compare(kept: Kept, task: tuple[str, ...], ways: list[str], budgets: list[str]) -> None:
@@ -68,13 +88,14 @@ def _compare(kept: Kept, task: tuple[str, ...], ways: list[str], budgets: list[s
     for way in (*ways, *budgets):
         if way not in rows:
             raise UsageError(f"Expected ways of {'; '.join(rows)} (got {way!r})")
+    nothing = {"way": None, "peak_bytes": None}
 
     def measure(way: str) -> dict[str, Any]:
-        answer = _apart("peak_of", task, rows[way])
-        return {"predicted": rows[way]["peak_bytes"], "measured": answer and answer["peak_bytes"]}
+        answer = _apart("peak_of", task, rows[way]) or nothing
+        return {"predicted": rows[way]["peak_bytes"], "measured": answer["peak_bytes"]}
 
     def give(memory: int) -> dict[str, Any]:
-        answer = _apart("choice", task, memory) or {"way": None, "peak_bytes": None}
+        answer = _apart("choice", task, memory) or nothing
         return {"chosen": answer["way"], "peak": answer["peak_bytes"]}
 
     for way in ways:
@@ -90,14 +111,6 @@ def _apart(function: str, task: tuple[str, ...], *more: Any) -> Any:
     return checked(
         call(f"experiments.estimates:{function}", *task, *more), f"{function} of {task[0]}"
     )
-
-
-def _row(pair: dict[str, Any]) -> tuple[str, ...]:
-    head = f"{pair['model']} on {pair['dataset']}", pair["way"], f"{pair['predicted'] / 1e6:,.1f}"
-    if pair["measured"] is None:
-        return (*head, "does not fit", "")
-    off = pair["predicted"] / pair["measured"] - 1
-    return (*head, f"{pair['measured'] / 1e6:,.1f}", f"{off:+.1%}")
 
 
 def _prepared(model: str, dataset: str, root: str) -> tuple[nn.Module, tuple[Any, ...], Tensor]:
@@ -171,10 +184,7 @@ def _ways(text: str) -> list[str]:
     return [f"{a}, {bits} bits" if bits.isdigit() else f"{a}{s}{bits}" for a, s, bits in parts]
 
 
-main = command.Command(
-    "estimates",
-    __doc__,
-    _run,
+@command.main(
     command.names("--models", KINDS),
     command.flag("--datasets", default="digits", metavar="D,D"),
     command.DATA_ROOT,
@@ -182,6 +192,18 @@ main = command.Command(
     command.flag("--budgets", _ways, "", "ways for each of which a budget is given"),
     command.OUT_NEEDED,
 )
+def main(args: command.Args) -> None:
+    kept = args.keep(FILE_NAME, steps=_STEPS)
+    kept.content |= {kind: kept.content.get(kind, []) for kind in ("estimates", "pairs", "budgets")}
+    for dataset in args.datasets.split(","):
+        for model in args.models:
+            args.say(f"{model} on {dataset_name(dataset)}")
+            _compare(kept, (model, dataset, str(args.data_root)), args.ways, args.budgets)
+    pairs = kept.content["pairs"]
+    args.show("predicted / measured peaks, MB", predictions(pairs))
+    args.say(verdict(pairs))
+    args.show("budgets", table(BUDGETS, kept.content["budgets"]))
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -10,11 +10,9 @@ derivative, and the energy over a short simulation.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
 import statistics
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,14 +21,12 @@ from torch import Tensor, nn
 
 import gact_graph
 from experiments.helpers import command
-from experiments.helpers.display import say, show
-from experiments.helpers.forces_tables import HEAD, PHYSICS_HEAD, physics_rows, rows
 from experiments.helpers.levels import Level
-from experiments.helpers.meters import Trainee, load_kernels, train
-from experiments.helpers.peers.counting import saved_bytes
-from experiments.helpers.potentials import POTENTIALS, molecules, plain_neighbours
+from experiments.helpers.meters import Trainee, load_kernels, saved_bytes, train
 from experiments.helpers.process import call
+from experiments.helpers.tables import Column, Table, table
 from experiments.helpers.train import seed_everything
+from experiments.models.potentials import POTENTIALS, molecules, plain_neighbours
 
 WAYS = {
     "stock": None,
@@ -42,15 +38,57 @@ WAYS = {
     "CB2-4": Level("CB2", "auto", 4),
 }
 
+_NAMES = {"schnet": "SchNet", "dimenet++": "DimeNet++", "visnet": "ViSNet", "mace": "MACE-like"}
+
+
+def _relative(key: str) -> Callable[[Any], str]:
+    return lambda row: f"{row[key]:.0e}" if row[key] else "0"
+
+
+_WHO: tuple[Column, ...] = (("", "{net}"), ("", "{way}"))
+
+COSTS: tuple[Column, ...] = (
+    *_WHO,
+    ("peak, MB", "{peak_bytes:MB}"),
+    ("saved, MB", "{saved_bytes:MB}"),
+    ("s/step", "{step_seconds:.2f}"),
+    # Relative errors beside stock.
+    *((name, _relative(f"{name}_error")) for name in ("energy", "forces", "gradient")),
+)
+
+PHYSICS: tuple[Column, ...] = (
+    *_WHO,
+    ("finite differences", "{difference_error:.1e}"),
+    ("curl", "{curl:.1e}"),
+    ("energy drift", "{drift:.1e}"),
+)
+
 _STEP = 1e-5
 """Of finite differences: truncation and rounding are both near 1e-10 in float64."""
+
+
+def by_way(spec: tuple[Column, ...], measured: dict[str, dict[str, Any]]) -> Table:
+    """Return :data:`COSTS` or :data:`PHYSICS`, one row for each potential and level."""
+
+    def label(way: str) -> str:
+        level, _, bits = way.partition("-")
+        return level if level == "stock" else f"`{level}`" + (f" {bits} bit" if bits else "")
+
+    return table(
+        spec,
+        (
+            {"net": _NAMES[name], "way": label(way), **result}
+            for name, ways in measured.items()
+            for way, result in ways.items()
+        ),
+    )
 
 
 def measure(name: str, way: str, batch: int, atoms: int, steps: int, size: int) -> dict[str, Any]:
     """Train one potential and check it.
 
     Args:
-        name: A name of :data:`experiments.helpers.potentials.POTENTIALS`.
+        name: A name of :data:`experiments.models.potentials.POTENTIALS`.
         way: A name of :data:`WAYS`.
         batch: Molecules of a step.
         atoms: Atoms of a molecule.
@@ -168,28 +206,7 @@ def _physics_of(name: str, way: str, size: int) -> dict[str, float]:
         torch.set_default_dtype(before)
 
 
-def _run(args: argparse.Namespace) -> None:
-    sizes = ("batch", "atoms", "steps", "size")
-    kept = command.keep(args, "forces.json", *sizes)
-    asked = [getattr(args, size) for size in sizes]
-    measured: dict[str, dict[str, Any]] = {}
-    for name in args.models:
-        for way in args.levels:
-            say(args.console, f"{name}, {way}")
-            train = functools.partial(call, "experiments.forces:measure", name, way, *asked)
-            result = kept.once(("models", name, way), train)
-            if "reason" in result:
-                say(args.console, f"  {result['reason']}")
-            else:
-                measured.setdefault(name, {})[way] = result
-    show(args.console, "Training with forces in the loss", HEAD, rows(measured))
-    show(args.console, "Physics in float64", PHYSICS_HEAD, physics_rows(measured))
-
-
-main = command.Command(
-    "forces",
-    __doc__,
-    _run,
+@command.main(
     command.names("--models", POTENTIALS),
     command.names("--levels", WAYS),
     command.number("--batch", 32, "molecules"),
@@ -198,6 +215,23 @@ main = command.Command(
     command.number("--size", 64, "channels"),
     command.OUT_NEEDED,
 )
+def main(args: command.Args) -> None:
+    sizes = ("batch", "atoms", "steps", "size")
+    kept = args.keep("forces.json", *sizes)
+    asked = [getattr(args, size) for size in sizes]
+    measured: dict[str, dict[str, Any]] = {}
+    for name in args.models:
+        for way in args.levels:
+            args.say(f"{name}, {way}")
+            train = functools.partial(call, "experiments.forces:measure", name, way, *asked)
+            result = kept.once(("models", name, way), train)
+            if "reason" in result:
+                args.say(f"  {result['reason']}")
+            else:
+                measured.setdefault(name, {})[way] = result
+    args.show("Training with forces in the loss", by_way(COSTS, measured))
+    args.show("Physics in float64", by_way(PHYSICS, measured))
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

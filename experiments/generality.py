@@ -6,10 +6,8 @@ prints score, loss, rate, peak and time.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import statistics
-import sys
 from typing import Any
 
 import torch
@@ -18,53 +16,47 @@ from torch import Tensor
 
 import gact_graph
 from experiments.helpers import command, meters, summary
-from experiments.helpers.display import say, show
 from experiments.helpers.errors import ExperimentError
-from experiments.helpers.interval import paired_difference, signed_percent
 from experiments.helpers.levels import Level
 from experiments.helpers.process import call
+from experiments.helpers.tables import Column, Table, table
 from experiments.helpers.train import seed_everything
 from experiments.helpers.values import FP32_BITS, parse_bits, parse_seeds
-from experiments.models.general import FIELDS, Field, score_of
-
-HEAD = ("", "seeds", "score, %", "to fp32", "last loss", "rate", "peak, MB", "step / fp32")
+from experiments.models.general import FIELDS, score_of
 
 _POINTS = 40
 """Of a curve of the loss: means over equally many steps."""
 
 
-def train_named(model: str, bits: int, seed: int, steps: int, batch: int) -> dict[str, Any]:
-    """As :func:`train`, of a name of :data:`experiments.models.general.FIELDS`."""
-    return train(FIELDS[model](), bits, seed, steps, batch)
-
-
-def train(field: Field, bits: int, seed: int, steps: int, batch: int) -> dict[str, Any]:
-    """Train one network; the same batches and the same dropout for all widths.
+def train(model: str, bits: int, seed: int, steps: int, batch: int) -> dict[str, Any]:
+    """Train a network of :data:`experiments.models.general.FIELDS`; the same batches and the same
+    dropout for all widths.
 
     Returns:
         ``score`` on held out examples, ``loss``, a curve, ``rate`` and ``stored_bytes`` of the
         saved contexts, ``peak_bytes`` over the start, weights included, and
         ``step_process_seconds``, the median time of this process.
     """
+    field = FIELDS[model]()
     # The libraries that the first step of a process loads are no network's own.
     inputs, classes = field.batch(batch, torch.Generator())
     F.cross_entropy(field.make()(inputs), classes).backward()
     seed_everything(seed)
     generator = torch.Generator().manual_seed(seed)
-    model = field.make()
-    Level("L0" if bits == FP32_BITS else "L1").wrap(model, bits, adaptive=True, seed=seed)
+    level = Level("L0" if bits == FP32_BITS else "L1")
+    network = level.wrap(field.make(), bits, adaptive=True, seed=seed)
 
     def loss() -> Tensor:
         inputs, classes = field.batch(batch, generator)
-        return F.cross_entropy(model(inputs), classes)
+        return F.cross_entropy(network(inputs), classes)
 
-    taken = meters.train(meters.Trainee(model, loss), steps, field.lr)
-    report = gact_graph.report(model)
-    weights = sum(parameter.nbytes for parameter in model.parameters())
+    taken = meters.train(meters.Trainee(network, loss), steps, field.lr)
+    report = gact_graph.report(network)
+    weights = sum(parameter.nbytes for parameter in network.parameters())
     return {
         "bits": bits,
         "seed": seed,
-        "score": score_of(model, field.held_out),
+        "score": score_of(network, field.held_out),
         "loss": _curve(taken.losses),
         "rate": report.rate,
         "stored_bytes": report.stored_bytes,
@@ -78,66 +70,58 @@ def _curve(losses: list[float]) -> list[float]:
     return [round(statistics.fmean(losses[i : i + size]), 5) for i in range(0, len(losses), size)]
 
 
-def rows(runs: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Return one row a width, under :data:`HEAD`."""
+_COLUMNS: tuple[Column, ...] = (
+    ("", "{width}"),
+    ("seeds", "{seeds}"),
+    ("score, %", "{score}"),
+    ("to fp32", "{to_fp32}"),
+    ("last loss", "{loss:.4f}"),
+    ("rate", "{rate}"),
+    ("peak, MB", "{peak:MB|unknown}"),
+    ("step / fp32", "{time:.2f}x"),
+)
+
+
+def by_width(runs: list[dict[str, Any]]) -> Table:
+    """Return one row a width; the time only where every run has it."""
     widths = sorted({run["bits"] for run in runs}, reverse=True)
-    by_width = {bits: [run for run in runs if run["bits"] == bits] for bits in widths}
-    exact = by_width.get(FP32_BITS)
-    lines: list[tuple[str, ...]] = []
-    for bits, these in by_width.items():
-        compressed = bits != FP32_BITS
-        peaks = [run["peak_bytes"] for run in these if run["peak_bytes"] is not None]
-        timed = exact and all("step_process_seconds" in run for run in (*exact, *these))
-        lines.append(
-            (
-                f"{bits} bit" if compressed else "fp32",
-                str(len(these)),
-                summary.percent([run["score"] for run in these]),
-                signed_percent(paired_difference(_scores(these), _scores(exact)))
-                if compressed and exact
-                else "",
-                f"{statistics.fmean(run['loss'][-1] for run in these):.4f}",
-                summary.factor([run["rate"] for run in these]),
-                f"{statistics.median(peaks) / 1e6:,.0f}" if peaks else "unknown",
-                f"{_time(these) / _time(exact):.2f}x" if exact and timed else "",
-            )
-        )
-    return lines
+    timed = FP32_BITS in widths and all("step_process_seconds" in run for run in runs)
+    rows = [_row(runs, bits, timed) for bits in widths]
+    return table(_COLUMNS if timed else _COLUMNS[:-1], rows)
 
 
-def _scores(runs: list[dict[str, Any]]) -> dict[int, float]:
-    return {run["seed"]: run["score"] for run in runs}
+def _row(runs: list[dict[str, Any]], bits: int, timed: bool) -> dict[str, Any]:
+    these, exact = ([run for run in runs if run["bits"] == b] for b in (bits, FP32_BITS))
+    scores, others = ({run["seed"]: run["score"] for run in part} for part in (these, exact))
+    peaks = [run["peak_bytes"] for run in these if run["peak_bytes"] is not None]
+    compressed = bits != FP32_BITS
+    return {
+        "width": f"{bits} bit" if compressed else "fp32",
+        "seeds": len(these),
+        "score": summary.percent([*scores.values()]),
+        "to_fp32": summary.signed_percent(summary.paired_difference(scores, others))
+        if compressed and exact
+        else "",
+        "loss": statistics.fmean(run["loss"][-1] for run in these),
+        "rate": summary.factor([run["rate"] for run in these]),
+        "peak": statistics.median(peaks) if peaks else None,
+        "time": _time(these) / _time(exact) if timed else None,
+    }
 
 
 def _time(runs: list[dict[str, Any]]) -> float:
     return statistics.median(run["step_process_seconds"] for run in runs)
 
 
-def _run(args: argparse.Namespace) -> None:
-    network = FIELDS[args.model]().network
-    kept = command.keep(args, f"{network}.json", "steps", "batch", model=network)
-    for seed in args.seeds:
-        for bits in args.bits:
-            say(args.console, f"seed {seed}, {bits} bit")
-            place = ("runs", {"bits": bits, "seed": seed})
-            run = kept.once(place, functools.partial(_train_apart, args, bits, seed))
-            if "reason" in run:
-                raise ExperimentError(f"seed {seed}, {bits} bit: {run['reason']}")
-    show(args.console, f"{network}, {args.steps} steps", HEAD, rows(kept.content["runs"]))
-
-
-def _train_apart(args: argparse.Namespace, bits: int, seed: int) -> dict[str, Any]:
-    function = "experiments.generality:train_named"
+def _train_apart(args: command.Args, bits: int, seed: int) -> dict[str, Any]:
+    function = "experiments.generality:train"
     run: dict[str, Any] = call(function, args.model, bits, seed, args.steps, args.batch)
     if args.no_times:
         run.pop("step_process_seconds", None)
     return run
 
 
-main = command.Command(
-    "generality",
-    __doc__,
-    _run,
+@command.main(
     command.flag(
         "--model",
         choices=tuple(FIELDS),
@@ -151,6 +135,18 @@ main = command.Command(
     command.NO_TIMES,
     command.OUT_NEEDED,
 )
+def main(args: command.Args) -> None:
+    network = FIELDS[args.model]().network
+    kept = args.keep(f"{network}.json", "steps", "batch", model=network)
+    for seed in args.seeds:
+        for bits in args.bits:
+            args.say(f"seed {seed}, {bits} bit")
+            place = ("runs", {"bits": bits, "seed": seed})
+            run = kept.once(place, functools.partial(_train_apart, args, bits, seed))
+            if "reason" in run:
+                raise ExperimentError(f"seed {seed}, {bits} bit: {run['reason']}")
+    args.show(f"{network}, {args.steps} steps", by_width(kept.content["runs"]))
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -11,7 +11,6 @@ lines of tests in ``DIR/PART.log``.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -33,27 +32,25 @@ from experiments.helpers import command
 from experiments.helpers.display import make_console, say
 from experiments.helpers.errors import ExperimentError, UsageError
 from experiments.helpers.kept import write_json
-from experiments.helpers.machine import gpus
-from experiments.helpers.results import current_versions
+from experiments.helpers.origin import current_versions, gpus
 from experiments.helpers.values import parse_path
 
 FILE_NAME = "gpu_check.json"
 
-# Few searches, by the share of time that is lent: the paper's deepest GCN in 16 GB, and a graph.
-_SCALING = "--memory 16GB --vary depth --model gcn --dataset synthetic:ogbn-arxiv"
-_SCALED = "stock,L1,CB2"
-
-# To write a report after an interrupt.
 _GRACE_SECONDS = 10
-
-_MODELS = ("gcn", "gat", "gcnii")
-# Compiling may take all the time that is left.
-_WAYS = "stock,checkpoint,lossless+blocks,L1-4+blocks,CB2,compiled"
+"""To write a report after an interrupt."""
 
 _DATA = "DATA"
 """Stands for the folder of generated graphs in the flags of a part."""
 
 _REDDIT = f"{_DATA}/reddit.npz"
+
+_ARXIV = "synthetic:ogbn-arxiv"
+
+_MODELS = ("gcn", "gat", "gcnii")
+
+# Compiling may take all the time that is left.
+_WAYS = "stock,checkpoint,lossless+blocks,L1-4+blocks,CB2,compiled"
 
 
 @dataclass(frozen=True)
@@ -72,7 +69,7 @@ class Part:
     """
 
     module: str
-    flags: tuple[str, ...] = ("--device", "cuda")
+    flags: tuple[str, ...] = ()
     seconds: int = 60
     folder: bool = False
     under: tuple[str, ...] = ()
@@ -86,9 +83,25 @@ class Part:
         return [*self.under, sys.executable, "-m", self.module, *flags, *output]
 
     def is_there(self) -> bool:
-        """Whether its module and the program that it runs under can be found."""
+        """Return whether its module and the program that it runs under can be found."""
         has_module = importlib.util.find_spec(self.module) is not None
         return has_module and (not self.under or shutil.which(self.under[0]) is not None)
+
+
+def _run(command: str, seconds: int, folder: bool = True, **options: Any) -> Part:
+    """A command of the experiments and its flags."""
+    name, *flags = command.split()
+    return Part(f"experiments.{name}", tuple(flags), seconds, folder, **options)
+
+
+def _steps(dataset: str, seconds: int) -> dict[str, Part]:
+    """Saved bytes, peak and time of a step, stock's and its peers' beside the library's."""
+    line = "peers --device cuda --rounds 1 --model {} --dataset {} --variants {}"
+    name = Path(dataset.partition(":")[2] or dataset).stem
+    return {
+        f"steps-{model}-{name}": _run(line.format(model, dataset, _WAYS), seconds)
+        for model in _MODELS
+    }
 
 
 def _tests(seconds: int, *flags: str, **options: Any) -> Part:
@@ -107,49 +120,34 @@ def _sanitized(tool: str, seconds: int, *files: str) -> Part:
     )
 
 
-def _steps(model: str, dataset: str, seconds: int) -> Part:
-    """Saved bytes, peak and time of a step, stock's and its peers' beside the library's."""
-    flags = f"--device cuda --rounds 1 --model {model} --dataset {dataset} --variants {_WAYS}"
-    return Part("experiments.peers", tuple(flags.split()), seconds, folder=True)
-
+_ON_DEVICE = "tests/ops/test_on_device.py"
+_EDGES = ("tests/ops/test_weighted_sum.py", "tests/ops/test_attention.py")
 
 CALLS: tuple[dict[str, Part], ...] = (
     {
         "kernels": _tests(120, "tests/ops"),
-        "table": Part(
-            "experiments.kernels", ("--device", "cuda", "--bits", "1-8,16", "--rounds", "15"), 90
-        ),
-        **{f"steps-{m}-ogbn-arxiv": _steps(m, "synthetic:ogbn-arxiv", 110) for m in _MODELS},
+        "table": _run("kernels --device cuda --bits 1-8,16 --rounds 15", 90, folder=False),
+        **_steps(_ARXIV, 110),
     },
     {
-        "graph": Part(
-            "experiments.save_graph",
-            ("--dataset", "synthetic:reddit", "--out", _REDDIT),
-            seconds=120,
-            out="",
+        "graph": _run(
+            f"save_graph --dataset synthetic:reddit --out {_REDDIT}", 120, folder=False, out=""
         ),
-        **{f"steps-{m}-reddit": _steps(m, _REDDIT, 140) for m in _MODELS},
+        **_steps(_REDDIT, 140),
     },
     {
         # The zoo of convs among them, `lossless` beside stock.
         "tests": _tests(180, "--ignore=tests/ops", "tests"),
-        "swap": Part(
-            "experiments.swap",
-            ("--device", "cuda", "--model", "gat", "--dataset", "synthetic:ogbn-arxiv"),
-            seconds=70,
-            folder=True,
+        "swap": _run(f"swap --device cuda --model gat --dataset {_ARXIV}", 70),
+        # Few searches, by the share of time that is lent: the paper's deepest GCN in 16 GB.
+        "scaling": _run(
+            f"scaling --device cuda --memory 16GB --vary depth --model gcn --dataset {_ARXIV} "
+            "--variants stock,L1,CB2",
+            120,
         ),
-        "scaling": Part(
-            "experiments.scaling",
-            ("--device", "cuda", *_SCALING.split(), "--variants", _SCALED),
-            seconds=120,
-            folder=True,
-        ),
-        "memcheck": _sanitized("memcheck", 60, "tests/ops/test_on_device.py"),
-        "synccheck": _sanitized("synccheck", 60, "tests/ops/test_on_device.py"),
-        "memcheck-edges": _sanitized(
-            "memcheck", 50, "tests/ops/test_weighted_sum.py", "tests/ops/test_attention.py"
-        ),
+        "memcheck": _sanitized("memcheck", 60, _ON_DEVICE),
+        "synccheck": _sanitized("synccheck", 60, _ON_DEVICE),
+        "memcheck-edges": _sanitized("memcheck", 50, *_EDGES),
     },
 )
 """The parts of each call."""
@@ -226,7 +224,19 @@ def _end(process: subprocess.Popen[str]) -> str:
     return process.communicate()[1]
 
 
-def _run(args: argparse.Namespace) -> None:
+@command.main(
+    command.flag("--call", int, choices=(1, 2, 3), text="the parts of a call of nine minutes"),
+    command.names("--parts", PARTS),
+    command.flag(
+        "--data",
+        parse_path,
+        str(Path(tempfile.gettempdir()) / "gact_graph_data"),
+        "generated graphs",
+        metavar="DIR",
+    ),
+    command.OUT_NEEDED,
+)
+def main(args: command.Args) -> None:
     if not torch.cuda.is_available():
         raise UsageError(
             "Expected a CUDA device that torch sees (got none): run this where there is a GPU; "
@@ -239,21 +249,5 @@ def _run(args: argparse.Namespace) -> None:
         raise ExperimentError(f"failed or not run: {', '.join(failed)}; see {args.out / FILE_NAME}")
 
 
-main = command.Command(
-    "gpu_check",
-    __doc__,
-    _run,
-    command.flag("--call", int, choices=(1, 2, 3), text="the parts of one call of nine minutes"),
-    command.names("--parts", PARTS),
-    command.flag(
-        "--data",
-        parse_path,
-        str(Path(tempfile.gettempdir()) / "gact_graph_data"),
-        "generated graphs",
-        metavar="DIR",
-    ),
-    command.OUT_NEEDED,
-)
-
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

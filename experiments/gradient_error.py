@@ -13,13 +13,11 @@ the first measurement, in ordinary steps, and all of them, as a share of the tra
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
 import math
 import statistics
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,12 +26,11 @@ from torch import Tensor, nn
 
 import gact_graph
 from experiments.helpers import command
-from experiments.helpers.display import say, show
 from experiments.helpers.levels import Level
-from experiments.helpers.measuring import cost_of_measuring
 from experiments.helpers.meters import Meter, Trainee, train
 from experiments.helpers.process import call
-from experiments.helpers.train import seed_everything
+from experiments.helpers.tables import Column, table
+from experiments.helpers.train import cost_of_measuring, seed_everything
 from experiments.helpers.values import parse_bits
 from experiments.models.small import SMALL, Small, make_small
 
@@ -42,6 +39,31 @@ _DRAWS = 4
 
 _FAR = 1_000_000
 """Forwards from one draw to the next: noise depends on a forward's number, and none comes twice."""
+
+
+def error_of(step: str) -> Callable[[Mapping[str, Any] | None], str]:
+    """Return the text of an error with its standard error, at the ``first`` or ``last`` step."""
+
+    def text(row: Mapping[str, Any] | None) -> str:
+        if row is None or row.get(step) is None:
+            return "not run"
+        return f"{row[step]:.3f} ± {row[f'{step}_standard_error']:.3f}"
+
+    return text
+
+
+_COLUMNS: tuple[Column, ...] = (
+    ("model", "{model}"),
+    ("bits", lambda row: f"{row['bits']} {'adaptive' if row['adaptive'] else 'fixed'}"),
+    ("first step", error_of("first")),
+    ("loss", lambda row: f"{row['loss'][-1]:.4f}"),
+    ("first measurement, steps", lambda row: _cost(row, row["first_measurement_steps"], ".1f")),
+    ("measuring", lambda row: _cost(row, row["measuring_steps"] / len(row["loss"]), ".1%")),
+)
+
+
+def _cost(row: Mapping[str, Any], cost: float, spec: str) -> str:
+    return format(cost, spec) if row["adaptive"] else ""
 
 
 def gradient(model: nn.Module, small: Small, seed: int) -> Tensor:
@@ -125,42 +147,7 @@ def _standard_error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
-def _run(args: argparse.Namespace) -> None:
-    settings = ("steps", "seeds", "blocks")
-    cells = []
-    for name in args.models:
-        kept = command.keep(args, f"{name}.json", *settings, draws=_DRAWS)
-        for bits in args.bits:
-            for adaptive in (False, True):
-                asked = (name, bits, adaptive, args.steps, args.seeds, args.blocks)
-                function = "experiments.gradient_error:measure"
-                find = functools.partial(call, function, *asked, limit=args.limit)
-                key = {"model": name, "bits": bits, "adaptive": adaptive}
-                cells.append(_cells(key | kept.once(("rows", key), find)))
-    columns = ("first step", f"after {args.steps} steps", "loss", "first measurement", "measuring")
-    title = "Relative error of the gradient"
-    show(args.console, title, ("model", "bits", *columns), cells)
-    say(args.console, f"{_DRAWS} draws in each of {args.seeds} trainings")
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    head = row["model"], f"{row['bits']} {'adaptive' if row['adaptive'] else 'fixed'}"
-    if "reason" in row:
-        return (*head, row["reason"], *[""] * 4)
-    return (
-        *head,
-        f"{row['first']:.3f} ± {row['first_standard_error']:.3f}",
-        f"{row['last']:.3f} ± {row['last_standard_error']:.3f}",
-        f"{row['loss'][-1]:.4f}",
-        f"{row['first_measurement_steps']:.1f} steps" if row["adaptive"] else "",
-        f"{row['measuring_steps'] / len(row['loss']):.1%}" if row["adaptive"] else "",
-    )
-
-
-main = command.Command(
-    "gradient_error",
-    __doc__,
-    _run,
+@command.main(
     command.names("--models", SMALL),
     command.several("--bits", parse_bits, "4,2"),
     command.number("--steps", 50, "of training"),
@@ -169,6 +156,25 @@ main = command.Command(
     command.flag("--blocks", default=False, choices=("auto",), text="message passing in blocks"),
     command.OUT_NEEDED,
 )
+def main(args: command.Args) -> None:
+    settings = ("steps", "seeds", "blocks")
+    rows = []
+    for name in args.models:
+        kept = args.keep(f"{name}.json", *settings, draws=_DRAWS)
+        for bits in args.bits:
+            for adaptive in (False, True):
+                asked = (name, bits, adaptive, args.steps, args.seeds, args.blocks)
+                function = "experiments.gradient_error:measure"
+                find = functools.partial(call, function, *asked, limit=args.limit)
+                key = {"model": name, "bits": bits, "adaptive": adaptive}
+                rows.append(key | kept.once(("rows", key), find))
+                if "reason" in rows[-1]:
+                    args.say(f"{name}, {bits} bit: {rows[-1]['reason']}")
+    columns = (*_COLUMNS[:3], (f"after {args.steps} steps", error_of("last")), *_COLUMNS[3:])
+    done = [row for row in rows if "reason" not in row]
+    args.show("Relative error of the gradient", table(columns, done))
+    args.say(f"{_DRAWS} draws in each of {args.seeds} trainings")
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

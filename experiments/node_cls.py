@@ -8,27 +8,22 @@ on a part of the graph each; the first one writes and prints.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from dataclasses import replace
 
 from datasets import load
-from experiments.helpers import command, compare
+from experiments.helpers import command
 from experiments.helpers.data import layout_of, prepare
-from experiments.helpers.display import say, show, show_result
 from experiments.helpers.errors import UsageError
 from experiments.helpers.fit import check_fits
 from experiments.helpers.job import Job, configuration, run
 from experiments.helpers.kept import write_atomically
-from experiments.helpers.labels import EXACT_LEVELS, LEVELS
-from experiments.helpers.markdown import FILE_NAME, markdown_table
-from experiments.helpers.notes import notes
+from experiments.helpers.levels import EXACT_LEVELS, LEVELS
+from experiments.helpers.paper import VARIANTS, compare_notes, compared
 from experiments.helpers.ranks import process_group, world_size
 from experiments.helpers.recipes import MODELS, recipe_for
-from experiments.helpers.results import Results
-from experiments.helpers.sampling import SAMPLERS
-from experiments.helpers.shares import PARTITIONS
-from experiments.helpers.summary import dataset_name
+from experiments.helpers.report import FILE_NAME
+from experiments.helpers.sampling import PARTITIONS, SAMPLERS
+from experiments.helpers.summary import Results, dataset_name, notes, table, title
 from experiments.helpers.train import Setup
 from experiments.helpers.values import (
     FP32_BITS,
@@ -44,7 +39,7 @@ from experiments.helpers.values import (
 _RECIPE = ("epochs", "hidden", "layers", "heads", "dropout", "lr", "weight_decay")
 
 
-def complete(args: argparse.Namespace) -> argparse.Namespace:
+def complete(args: command.Args) -> command.Args:
     """Check flags beside each other, and fill in ``level`` and ``recipe``.
 
     Raises:
@@ -85,44 +80,31 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     return args
 
 
-def _run(args: argparse.Namespace) -> None:
-    complete(args)
-    with process_group(args.device):
-        if args.compare:
-            _compare(args)
-            return
-        results, report = run(_job(args), args.console)
-        show_result(args.console, results, report)
-        for note in notes(results.config):
-            say(args.console, note)
-
-
-def _compare(args: argparse.Namespace) -> None:
+def _compare(args: command.Args) -> None:
     if args.bits is not None:
-        say(args.console, f"--compare runs widths of its own: --bits {args.bits} is not used.")
+        args.say(f"--compare runs widths of its own: --bits {args.bits} is not used.")
     base = _job(args)
-    compared: dict[str, Results] = {}
+    results: dict[str, Results] = {}
     report = None
-    for variant in compare.VARIANTS:
+    for variant in VARIANTS:
         setup = variant.of(base.setup)
         out = None if args.out is None else args.out / variant.name
-        say(args.console, variant.label)
-        compared[variant.name], report = run(replace(base, setup=setup, out=out), args.console)
+        args.say(variant.label)
+        results[variant.name], report = run(replace(base, setup=setup, out=out), args.console)
     if report is not None:
         args.console.print(report)  # of the last variant: the one with the fewest bits
-    rows = compare.compare_rows(args.model, args.dataset, compared)
-    lines = notes(configuration(base)) + compare.compare_notes(args.model, args.dataset)
-    title = f"{args.model.upper()} on {dataset_name(args.dataset)}, {len(args.seeds)} seeds"
-    show(args.console, title, compare.HEAD, rows)
+    beside = compared(args.model, args.dataset, results)
+    lines = notes(configuration(base)) + compare_notes(args.model, args.dataset)
+    subject = f"{args.model.upper()} on {dataset_name(args.dataset)}, {len(args.seeds)} seeds"
+    args.show(subject, beside)
     for line in lines:
-        say(args.console, line)
+        args.say(line)
     if args.out is not None:
-        table = markdown_table(compare.HEAD, rows)
-        text = f"# {title}\n\n{table}\n\n" + "".join(f"- {line}\n" for line in lines)
+        text = f"# {subject}\n\n{beside.markdown()}\n\n" + "".join(f"- {line}\n" for line in lines)
         write_atomically(args.out / FILE_NAME, text.encode())
 
 
-def _job(args: argparse.Namespace) -> Job:
+def _job(args: command.Args) -> Job:
     graph = load(args.dataset, args.data_root)
     bits = args.bits or FP32_BITS
     adaptive = (bits != FP32_BITS or args.memory is not None) and not args.fixed
@@ -141,30 +123,27 @@ def _job(args: argparse.Namespace) -> Job:
     return Job(setup, args.dataset, graph, task, args.seeds, args.out)
 
 
-main = command.Command(
-    "node_cls",
-    __doc__,
-    _run,
-    command.flag("--model", choices=MODELS, required=True),
+@command.main(
+    command.needed(command.choice("--model", MODELS)),
     command.flag("--bits", parse_bits, text="of a saved element: 1 to 16, or 32", metavar="B"),
     command.flag(
         "--memory",
         parse_memory,
-        text="in place of --bits: what a step may add to memory, as in 4GB",
+        text="in place of --bits: the most that a step may add to memory, as in 4GB",
         metavar="M",
     ),
     *command.GRAPH,
-    command.flag(
+    command.choice(
         "--sampler",
-        choices=SAMPLERS,
+        SAMPLERS,
         text="mini-batches, under torchrun those of each process, in place of the whole graph",
     ),
-    command.flag(
+    command.choice(
         "--partition",
-        choices=PARTITIONS,
+        PARTITIONS,
         text="under torchrun a part of the graph in each process: cut by METIS, or in order",
     ),
-    command.flag("--level", choices=LEVELS, text="default: L1, at 32 bits L0"),
+    command.choice("--level", LEVELS, text="default: L1, at 32 bits L0"),
     command.flag(
         "--blocks",
         parse_blocks,
@@ -182,6 +161,21 @@ main = command.Command(
         "--compare", "run fp32, fixed 4 bit and adaptive 4, 3, 2 bit beside the paper's Table 2"
     ),
 )
+def main(args: command.Args) -> None:
+    complete(args)
+    with process_group(args.device):
+        if args.compare:
+            _compare(args)
+            return
+        results, report = run(_job(args), args.console)
+        args.show(title(results.config), table(results))
+        if report is None:
+            args.say("Nothing was trained now; where the memory went is in report.md.")
+        else:
+            args.console.print(report)
+        for note in notes(results.config):
+            args.say(note)
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

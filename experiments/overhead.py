@@ -11,13 +11,11 @@ small graphs are left alone as they are for a user.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import dataclasses
 import functools
 import itertools
 import statistics
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,9 +27,9 @@ from datasets.published import Size
 from datasets.synthetic import block_model
 from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
-from experiments.helpers.display import say, show
-from experiments.helpers.labels import EXACT_LEVELS, LEVELS, label
+from experiments.helpers.levels import EXACT_LEVELS, LEVELS, label
 from experiments.helpers.subjects import SUBJECTS, make
+from experiments.helpers.tables import Column, table
 from experiments.helpers.timing import STOCK, time_models
 from experiments.helpers.values import FP32_BITS, parse_count
 
@@ -39,6 +37,13 @@ _MODELS = [name for name, subject in SUBJECTS.items() if subject.layout == "edge
 _FEATURES, _CLASSES = 128, 40
 _BEFORE = 4
 """Steps before the first that is timed, in which the wrapped model finds its bits."""
+
+
+def columns_of(levels: Sequence[str], bits: int) -> list[Column]:
+    """Return the columns of the time of a step and of its ratio at each level."""
+    ratios = [(label(level, bits), f"{{ratio[{level}]:.2f}}x") for level in levels]
+    seconds = "{median_seconds[fp32]:.2f} s"
+    return [("", "{row}"), ("edges", "{edges:,.0f}"), ("stock PyG", seconds), *ratios]
 
 
 def batches_of(task: NodeTask, nodes: int, count: int) -> list[NodeTask]:
@@ -54,7 +59,7 @@ def batches_of(task: NodeTask, nodes: int, count: int) -> list[NodeTask]:
     return subgraphs
 
 
-def time_steps(args: argparse.Namespace, name: str, graphs: Sequence[NodeTask]) -> dict[str, Any]:
+def time_steps(args: command.Args, name: str, graphs: Sequence[NodeTask]) -> dict[str, Any]:
     """Time steps on these graphs, one after another.
 
     Returns:
@@ -77,36 +82,7 @@ def time_steps(args: argparse.Namespace, name: str, graphs: Sequence[NodeTask]) 
     }
 
 
-def _run(args: argparse.Namespace) -> None:
-    settings = ("levels", "bits", "degree", "hidden", "rounds")
-    kept = command.keep(args, None, *settings)
-    lines: dict[str, list[tuple[str, ...]]] = {name: [] for name in args.models}
-    for nodes in sorted(args.nodes):
-        size = Size(nodes, args.degree * nodes, _FEATURES, _CLASSES)
-        task = prepare(block_model(size), "edge_index", device=args.device)
-        graphs = {f"full batch, {nodes:,} nodes": [task]}
-        if nodes == max(args.nodes):
-            batch = min(args.batch, nodes)
-            graphs[f"mini-batches of {batch:,} nodes"] = batches_of(task, batch, args.rounds)
-        for name, row in itertools.product(args.models, graphs):
-            find = functools.partial(time_steps, args, name, graphs[row])
-            timing = kept.once(("models", name, row), find)
-            edges, stock = f"{timing['edges']:,.0f}", f"{timing['median_seconds'][STOCK]:.3f}"
-            ratios = (f"{timing['ratio'][level]:.2f}x" for level in args.levels)
-            lines[name].append((row, edges, stock, *ratios))
-    columns = ["", "edges", f"{STOCK}, s", *(label(level, args.bits) for level in args.levels)]
-    for name, rows in lines.items():
-        show(args.console, f"{name}: a training step, median", columns, rows)
-    say(
-        args.console,
-        f"{args.rounds} rounds in turn, {kept.content['threads']} threads, {args.device}",
-    )
-
-
-main = command.Command(
-    "overhead",
-    __doc__,
-    _run,
+@command.main(
     command.DEVICE,
     command.names("--models", _MODELS, "gcn-edge_index,gat"),
     command.names("--levels", LEVELS, "lossless,L1"),
@@ -118,6 +94,24 @@ main = command.Command(
     command.number("--rounds", 5),
     command.OUT_FILE,
 )
+def main(args: command.Args) -> None:
+    kept = args.keep(None, "levels", "bits", "degree", "hidden", "rounds")
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in args.models}
+    for nodes in sorted(args.nodes):
+        size = Size(nodes, args.degree * nodes, _FEATURES, _CLASSES)
+        task = prepare(block_model(size), "edge_index", device=args.device)
+        graphs = {f"full batch, {nodes:,} nodes": [task]}
+        if nodes == max(args.nodes):
+            batch = min(args.batch, nodes)
+            graphs[f"mini-batches of {batch:,} nodes"] = batches_of(task, batch, args.rounds)
+        for name, row in itertools.product(args.models, graphs):
+            find = functools.partial(time_steps, args, name, graphs[row])
+            rows[name].append({"row": row, **kept.once(("models", name, row), find)})
+    columns = columns_of(args.levels, args.bits)
+    for name in args.models:
+        args.show(f"{name}: a training step, median", table(columns, rows[name]))
+    args.say(f"{args.rounds} rounds in turn, {kept.content['threads']} threads, {args.device}")
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

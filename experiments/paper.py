@@ -7,9 +7,7 @@ compares ways to swap on a GPU, ``figure3`` draws sensitivities.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,16 +16,15 @@ import torch
 
 from datasets import load
 from experiments import scaling, sensitivity, swap
-from experiments.helpers import command, table2, table3
-from experiments.helpers.compare import VARIANTS
+from experiments.helpers import command
 from experiments.helpers.data import layout_of, prepare
-from experiments.helpers.display import say, show
 from experiments.helpers.errors import ExperimentError, UsageError
 from experiments.helpers.job import Job, run
 from experiments.helpers.kept import write_atomically, write_json
-from experiments.helpers.markdown import markdown_table
+from experiments.helpers.paper import VARIANTS, table2, table3
 from experiments.helpers.recipes import MODELS, recipe_for
 from experiments.helpers.summary import dataset_name
+from experiments.helpers.tables import Table
 from experiments.helpers.train import Setup
 from experiments.helpers.values import parse_path, parse_seeds
 
@@ -38,6 +35,15 @@ _FOLDERS = {
     "ogbn-arxiv": ("ogbn_arxiv", "ogbn_arxiv_pyg"),
 }
 """Where the files of the paper's data sets lie, in ``--data``."""
+
+_RECORDED = (
+    *("seed", "test_score", "val_score", "best_epoch", "rate", "raw_bytes", "stored_bytes"),
+    *("average_bits", "epoch_seconds", "train_seconds", "measuring_seconds", "passes"),
+)
+"""The entries of each run in ``table2.json``."""
+
+_VARIED = ("bits", "level", "adaptive", "blocks")
+"""The entries of a configuration that differ between variants."""
 
 _SCALED = ("stock", "L1", "L1+blocks", "CB1", "CB2")
 """Of Table 3: the paper's L0, L1, CB1 and CB2, and L1 in blocks."""
@@ -62,20 +68,17 @@ def graphs_in(data: Path) -> dict[str, str]:
     return entries
 
 
-def _table2(args: argparse.Namespace) -> None:
+def _table2(args: command.Args) -> None:
     entries: dict[str, Any] = {}
-    graphs = graphs_in(args.data)
-    names = command.choose("--graphs", args.graphs, graphs) if args.graphs else [*graphs]
-    for graph in names:
+    for graph, dataset in _graphs(args).items():
         for model in args.models:
-            entries[f"{graph}-{model}"] = _study(args, graph, graphs[graph], model)
+            entries[f"{graph}-{model}"] = _study(args, graph, dataset, model)
             write_json(args.out / "table2.json", entries)
-    _write(args.out / "table2.md", table2.HEAD, table2.rows(entries))
     title = "Table 2: score, %, difference to fp32 with its 95 % interval, and rate"
-    show(args.console, title, table2.HEAD, table2.rows(entries))
+    _show(args, title, table2(entries))
 
 
-def _study(args: argparse.Namespace, graph: str, dataset: str, model: str) -> dict[str, Any]:
+def _study(args: command.Args, graph: str, dataset: str, model: str) -> dict[str, Any]:
     loaded = load(dataset, args.data)
     sizes = {"epochs": args.epochs, "hidden": args.hidden, "layers": args.layers}
     recipe = recipe_for(model, dataset, **sizes)
@@ -83,22 +86,22 @@ def _study(args: argparse.Namespace, graph: str, dataset: str, model: str) -> di
     runs: dict[str, Any] = {}
     config: dict[str, Any] = {}
     for variant in VARIANTS:
-        say(args.console, f"{graph}, {model}, {variant.label}")
+        args.say(f"{graph}, {model}, {variant.label}")
         setup = variant.of(Setup(model, recipe, 4, "L1"))
         out = args.out / f"{graph}-{model}" / variant.name
         results, _ = run(Job(setup, dataset, loaded, task, args.seeds, out), args.console)
         config = config or results.config
         runs[variant.name] = [
-            {key: record[key] for key in table2.KEPT}
+            {key: record[key] for key in _RECORDED}
             for record in results.runs
             if record["seed"] in args.seeds
         ]
-    shown = {key: value for key, value in config.items() if key not in table2.VARIED}
+    shown = {key: value for key, value in config.items() if key not in _VARIED}
     head = {"graph": graph, "model": model, "config": shown | {"dataset": Path(dataset).name}}
     return head | args.origin | {"runs": runs}
 
 
-def _table3(args: argparse.Namespace) -> None:
+def _table3(args: command.Args) -> None:
     model, dataset = args.models[0], _one_graph(args)
     content = {"model": model, "dataset": dataset_name(dataset)}
     content |= args.origin | {"threads": torch.get_num_threads()}
@@ -117,12 +120,10 @@ def _table3(args: argparse.Namespace) -> None:
                 largest = json.loads((out / "scaling.json").read_text())["largest"][vary][variant]
                 rows.append({"memory": memory, "vary": vary, "variant": variant, **largest})
                 write_json(args.out / "table3.json", content | {"rows": rows})
-    _write(args.out / "table3.md", table3.head(rows), table3.rows(rows))
-    title = "Table 3: the largest model that trains"
-    show(args.console, title, table3.head(rows), table3.rows(rows))
+    _show(args, "Table 3: the largest model that trains", table3(rows))
 
 
-def _table4(args: argparse.Namespace) -> None:
+def _table4(args: command.Args) -> None:
     if args.device.type != "cuda":
         raise UsageError("Expected a CUDA device for table4, which swaps to host memory (got cpu)")
     for model in args.models:
@@ -130,7 +131,7 @@ def _table4(args: argparse.Namespace) -> None:
         _call(swap.main, *flags, "--out", args.out / "table4" / model)
 
 
-def _figure3(args: argparse.Namespace) -> None:
+def _figure3(args: command.Args) -> None:
     for model in args.models:
         out = args.out / "figure3" / model
         flags: list[Any] = ["--model", model, "--dataset", _one_graph(args), "--out", out]
@@ -141,28 +142,35 @@ def _figure3(args: argparse.Namespace) -> None:
         _call(sensitivity.main, *flags, "--device", args.device)
 
 
-def _write(path: Path, head: Any, rows: Any) -> None:
-    write_atomically(path, f"{markdown_table(head, rows)}\n".encode())
+def _show(args: command.Args, title: str, table: Table) -> None:
+    """Print a table, and write it as Markdown."""
+    args.show(title, table)
+    write_atomically(args.out / f"{args.table}.md", f"{table.markdown()}\n".encode())
 
 
-def _one_graph(args: argparse.Namespace) -> str:
+def _graphs(args: command.Args) -> dict[str, str]:
+    """The graphs of ``--graphs``, by name."""
     graphs = graphs_in(args.data)
-    names = command.choose("--graphs", args.graphs, graphs) if args.graphs else [*graphs]
-    return graphs[names[0]]
+    names = command.choose("--graphs", args.graphs, graphs) if args.graphs else graphs
+    return {name: graphs[name] for name in names}
 
 
-def _call(command: Callable[[list[str]], int], *flags: Any) -> None:
+def _one_graph(args: command.Args) -> str:
+    return next(iter(_graphs(args).values()))
+
+
+def _call(other: Callable[[list[str]], int], *flags: Any) -> None:
     """Run another command of the experiments.
 
     Raises:
-        ExperimentError: If it fails; it has said why.
+        ExperimentError: If it fails; it has printed the reason.
     """
-    code = command([str(flag) for flag in flags])
+    code = other([str(flag) for flag in flags])
     if code:
         raise ExperimentError(f"stopped: {' '.join(map(str, flags))} ended with {code}")
 
 
-_TABLES: dict[str, tuple[Callable[[argparse.Namespace], None], str]] = {
+_TABLES: dict[str, tuple[Callable[[command.Args], None], str]] = {
     "table2": (_table2, ",".join(MODELS)),
     "table3": (_table3, "gcn"),
     "table4": (_table4, "gat"),
@@ -171,17 +179,8 @@ _TABLES: dict[str, tuple[Callable[[argparse.Namespace], None], str]] = {
 """The function of each table, and its usual models."""
 
 
-def _run(args: argparse.Namespace) -> None:
-    make, usual = _TABLES[args.table]
-    args.models = command.choose("--models", args.models or usual, MODELS)
-    make(args)
-
-
-main = command.Command(
-    "paper",
-    __doc__,
-    _run,
-    command.flag("table", choices=tuple(_TABLES)),
+@command.main(
+    command.choice("table", _TABLES),
     command.flag("--data", parse_path, required=True, metavar="DIR", text="has the graphs"),
     command.OUT_NEEDED,
     command.flag(
@@ -198,6 +197,11 @@ main = command.Command(
     command.names("--variants", _SCALED),
     command.DEVICE,
 )
+def main(args: command.Args) -> None:
+    make, usual = _TABLES[args.table]
+    args.models = command.choose("--models", args.models or usual, MODELS)
+    make(args)
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

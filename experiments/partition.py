@@ -8,23 +8,20 @@ run here it counts the rows that would be sent.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import os
-import sys
 from typing import Any
 
 from datasets import load
 from experiments.helpers import command
-from experiments.helpers.case import Case
 from experiments.helpers.data import prepare
-from experiments.helpers.display import say, show
 from experiments.helpers.errors import ExperimentError, UsageError
-from experiments.helpers.parts import tables
-from experiments.helpers.parts.counting import sizes
+from experiments.helpers.network_model import modelled
 from experiments.helpers.runner import run_parts
-from experiments.helpers.shares import PARTITIONS
+from experiments.helpers.sampling import PARTITIONS, cut
+from experiments.helpers.strategies import Case
 from experiments.helpers.subjects import ON_EDGES
+from experiments.helpers.tables import Column, Row, Table, table
 from experiments.helpers.values import parse_bits, parse_count
 
 MODELS = ON_EDGES | {"gcnii": "gcnii-edge_index"}
@@ -34,41 +31,75 @@ WAYS = ("lossless", "L1", "lossless+blocks", "L1+blocks")
 _BY_CLOCK = ("step_seconds", "exchange_seconds")
 """Times that depend on the other work of the machine."""
 
+_RUNS: tuple[Column, ...] = (
+    ("processes", "{parts}"),
+    ("", "{way}"),
+    ("halo bits", "{bits}"),
+    ("peak, MB", "{peak_bytes:1MB|unknown}"),
+    ("sent per step, MB", "{sent_bytes:1MB}"),
+    ("s/step", "{step_seconds:.2f|not timed}"),
+    ("CPU s/step", "{step_process_seconds:.2f}"),
+    ("exchanges", "{exchanges:.1%}"),
+    ("loss", "{loss:.4f}"),
+    ("difference to one process", "{difference:+.1e}"),
+)
 
-def _run(args: argparse.Namespace) -> None:
-    most = 4 * (os.cpu_count() or 1)
-    if max(args.parts) > most:
-        raise UsageError(
-            f"Expected --parts of up to {most} processes on this machine (got {max(args.parts)}); "
-            "--count counts what more would send"
-        )
-    settings = ("model", "bits", "steps", "cut", "hidden", "layers", "threads")
-    kept = command.keep(args, "partition.json", *settings, times=not args.no_times)
-    kept.content |= {"halo_bits": args.halo_bits}
-    for parts, way, bits in _asked(args):
-        say(args.console, f"{parts} processes, {way}, {bits} bits")
-        key = {"parts": parts, "way": way, "halo_bits": bits}
-        kept.once(("runs", key), functools.partial(_train, args, parts, way, bits))
-    for parts in args.count:
-        say(args.console, f"{parts} parts, counted")
-        kept.once(("counted", {"parts": parts}), functools.partial(_count, args, parts))
-    title = f"{args.model} on {kept.content['dataset']}, {args.steps} steps"
-    show(args.console, title, tables.HEAD, tables.rows(kept.content))
-    title = "more parts: counted bytes, times by a model of the network"
-    show(args.console, title, tables.COUNTED_HEAD, tables.counted_rows(kept.content))
-
-
-def _asked(args: argparse.Namespace) -> list[tuple[int, str, int]]:
-    """Parts, ways and bits of the halo; one part sends nothing, and needs no bits for it."""
-    return [
-        (parts, way, bits)
-        for parts in args.parts
-        for way in args.ways
-        for bits in (args.halo_bits if parts > 1 else [32])
-    ]
+_COUNTED: tuple[Column, ...] = (
+    ("parts", "{parts}"),
+    ("nodes per part", lambda row: f"{min(row['nodes']):,} to {max(row['nodes']):,}"),
+    ("largest halo", lambda row: f"{max(row['halo']):,} rows"),
+    ("all halos / nodes", lambda row: f"{sum(row['halo']) / sum(row['nodes']):.2f}"),
+    ("halo bits", "{bits}"),
+    ("sent per step, MB", "{sent_bytes:2MB}"),
+    ("network, s/step", "{network_seconds:.4f}"),
+    ("s/step", "{step_seconds:.2f|not timed}"),
+)
 
 
-def _train(args: argparse.Namespace, parts: int, way: str, bits: int) -> dict[str, Any]:
+def measured(content: Row) -> Table:
+    """Return a row for each run, of the process that takes or sends most."""
+    return table(_RUNS, (_run(content, run) for run in content["runs"]))
+
+
+def _run(content: Row, run: Row) -> dict[str, Any]:
+    ranks, alone, several = run["ranks"], _alone(content, run["way"]), run["parts"] > 1
+
+    def most(name: str) -> float | None:
+        return max((rank[name] for rank in ranks if rank.get(name) is not None), default=None)
+
+    names = ("peak_bytes", "sent_bytes", "step_seconds", "step_process_seconds")
+    shares = (r["exchange_process_seconds"] / r["step_process_seconds"] for r in ranks)
+    loss = ranks[0]["loss"]
+    return {
+        **{"parts": run["parts"], "way": run["way"], "loss": loss},
+        **{name: most(name) for name in names},
+        "bits": run["halo_bits"] if several else None,
+        "exchanges": max(shares) if several else None,
+        "difference": loss / alone["loss"] - 1 if several and alone else None,
+    }
+
+
+def counted(content: Row) -> Table:
+    """Return a row for each number of parts and bits of the halo."""
+    several = [run for run in content["runs"] if run["parts"] > 1]
+    rows = []
+    for size in content["counted"]:
+        for bits in content["halo_bits"]:
+            runs = [run for run in several if run["halo_bits"] == bits]
+            if runs:
+                run = max(runs, key=lambda run: run["parts"])
+                cost = modelled(size, run["ranks"], _alone(content, run["way"]))
+                rows.append({**size, "bits": bits, **cost._asdict()})
+    return table(_COUNTED, rows)
+
+
+def _alone(content: Row, way: str) -> Any:
+    """The process of a run with one part."""
+    runs = content["runs"]
+    return next((r["ranks"][0] for r in runs if r["parts"] == 1 and r["way"] == way), None)
+
+
+def _train(args: command.Args, parts: int, way: str, bits: int) -> dict[str, Any]:
     case = Case.of(args, model=MODELS[args.model], strategy=way, parts=parts, halo_bits=bits)
     ranks = run_parts(case, ("halo",))
     for rank in ranks:
@@ -78,9 +109,17 @@ def _train(args: argparse.Namespace, parts: int, way: str, bits: int) -> dict[st
     return {"ranks": [{k: v for k, v in rank.items() if k not in dropped} for rank in ranks]}
 
 
-def _count(args: argparse.Namespace, parts: int) -> dict[str, Any]:
+def _count(args: command.Args, parts: int) -> dict[str, Any]:
+    """Nodes, edges, halo rows and sent rows of each part; nothing is trained."""
     task = _task(args.dataset, args.data_root)
-    return sizes(task.adjacency, len(task.x), args.cut, parts)
+    graphs = cut(task.adjacency, len(task.x), args.cut, parts)
+    return {
+        "parts": parts,
+        "nodes": [len(part.nodes) for part in graphs],
+        "edges": [part.edge_index.size(1) for part in graphs],
+        "halo": [len(part.halo) for part in graphs],
+        "sends": [len(part.send) for part in graphs],
+    }
 
 
 @functools.lru_cache(1)
@@ -88,18 +127,15 @@ def _task(dataset: str, data_root: Any) -> Any:
     return prepare(load(dataset, data_root), "edge_index")
 
 
-main = command.Command(
-    "partition",
-    __doc__,
-    _run,
+@command.main(
     command.DATASET,
     command.DATA_ROOT,
-    command.flag("--model", default="gat", choices=tuple(MODELS)),
+    command.choice("--model", MODELS, "gat"),
     command.several("--parts", parse_count, "1,2,4", "processes to run"),
     command.several("--count", parse_count, "8,16,32,64", "parts to count"),
     command.names("--ways", WAYS, "lossless+blocks,L1+blocks"),
     command.several("--halo-bits", parse_bits, "32,8", "of rows that are sent"),
-    command.flag("--cut", default="metis", choices=PARTITIONS),
+    command.choice("--cut", PARTITIONS, "metis"),
     command.BITS,
     command.number("--steps", 4),
     *command.SIZES,
@@ -107,6 +143,30 @@ main = command.Command(
     command.switch("--no-times", "leave times by the clock out: the machine does other work"),
     command.OUT_NEEDED,
 )
+def main(args: command.Args) -> None:
+    most = 4 * (os.cpu_count() or 1)
+    if max(args.parts) > most:
+        raise UsageError(
+            f"Expected --parts of up to {most} processes on this machine (got {max(args.parts)}); "
+            "--count counts the rows that more would send"
+        )
+    settings = ("model", "bits", "steps", "cut", "hidden", "layers", "threads")
+    kept = args.keep("partition.json", *settings, times=not args.no_times)
+    kept.content |= {"halo_bits": args.halo_bits}
+    for parts in args.parts:
+        for way in args.ways:
+            # One part sends nothing, and needs no bits for it.
+            for bits in args.halo_bits if parts > 1 else [32]:
+                args.say(f"{parts} processes, {way}, {bits} bits")
+                key = {"parts": parts, "way": way, "halo_bits": bits}
+                kept.once(("runs", key), functools.partial(_train, args, parts, way, bits))
+    for parts in args.count:
+        args.say(f"{parts} parts, counted")
+        kept.once(("counted", {"parts": parts}), functools.partial(_count, args, parts))
+    title = f"{args.model} on {kept.content['dataset']}, {args.steps} steps"
+    args.show(title, measured(kept.content))
+    args.show("more parts: counted bytes, times by a model of the network", counted(kept.content))
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

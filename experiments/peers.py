@@ -7,18 +7,13 @@ for backward, peak over the start, time of a step, and the loss after the same s
 
 from __future__ import annotations
 
-import argparse
 import functools
-import sys
 from typing import Any
 
 from experiments.helpers import command, comparison
-from experiments.helpers.case import Case
-from experiments.helpers.display import say, show
 from experiments.helpers.kept import write_atomically
-from experiments.helpers.markdown import markdown_table
 from experiments.helpers.runner import run
-from experiments.helpers.strategies import PEERS, STRATEGIES
+from experiments.helpers.strategies import PEERS, STRATEGIES, Case
 from experiments.helpers.subjects import ON_EDGES
 
 
@@ -30,10 +25,19 @@ def _medians(content: dict[str, Any]) -> dict[str, Any]:
     return {"variants": variants, "rounds": rounds}
 
 
-def _run(args: argparse.Namespace) -> None:
-    settings = ("model", "steps", "hidden", "layers")
-    times = not args.no_times
-    kept = command.keep(args, "peers.json", *settings, derive=_medians, times=times)
+@command.main(
+    *command.GRAPH,
+    command.choice("--model", ON_EDGES, "gat"),
+    command.names("--variants", STRATEGIES, ",".join(PEERS)),
+    command.number("--rounds", 3),
+    command.number("--steps", 8, "of each round"),
+    *command.SIZES,
+    command.NO_TIMES,
+    command.OUT_NEEDED,
+)
+def main(args: command.Args) -> None:
+    settings, times = ("model", "steps", "hidden", "layers"), not args.no_times
+    kept = args.keep("peers.json", *settings, derive=_medians, times=times)
 
     def trial(name: str) -> dict[str, Any]:
         result = run(Case.of(args, model=ON_EDGES[args.model], strategy=name, adaptive=True))
@@ -43,34 +47,19 @@ def _run(args: argparse.Namespace) -> None:
     rounds: dict[str, list[Any]] = {name: [] for name in args.variants}
     for number in range(args.rounds):
         for name in args.variants:
-            say(args.console, f"round {number + 1}, {name}")
+            args.say(f"round {number + 1}, {name}")
             place = ("rounds", name, number)
             rounds[name].append(kept.once(place, functools.partial(trial, name)))
     medians = {name: comparison.medians(each) for name, each in rounds.items()}
-    head, rows = comparison.head(medians), comparison.rows(medians)
-    title = f"{args.model} on {kept.content['dataset']}, {args.steps} steps"
-    show(args.console, title, head, rows)
-    lines = [*comparison.verdicts(medians), *comparison.not_run(medians)]
+    table = comparison.peers(medians)
+    args.show(f"{args.model} on {kept.content['dataset']}, {args.steps} steps", table)
+    lines = comparison.remarks(medians)
     lines += [f"{name} begins with another loss." for name in comparison.strangers(medians)]
     for line in lines:
-        say(args.console, line)
-    text = f"{markdown_table(head, rows)}\n\n" + "\n".join(lines) + "\n"
+        args.say(line)
+    text = f"{table.markdown()}\n\n" + "\n".join(lines) + "\n"
     write_atomically(args.out / "peers.md", text.encode())
 
 
-main = command.Command(
-    "peers",
-    __doc__,
-    _run,
-    *command.GRAPH,
-    command.flag("--model", default="gat", choices=tuple(ON_EDGES)),
-    command.names("--variants", STRATEGIES, ",".join(PEERS)),
-    command.number("--rounds", 3),
-    command.number("--steps", 8, "of each round"),
-    *command.SIZES,
-    command.NO_TIMES,
-    command.OUT_NEEDED,
-)
-
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
 
 import numpy as np
 
 from datasets import Graph, load
 from experiments.helpers import command
-from experiments.helpers.display import say
 from experiments.helpers.errors import UsageError
 from experiments.helpers.kept import write_atomically
 from experiments.helpers.values import parse_path
@@ -31,24 +28,20 @@ def save(graph: Graph, path: Path) -> None:
     write_atomically(path, lambda file: np.savez(file, **arrays))
 
 
-def _run(args: argparse.Namespace) -> None:
-    if args.out.suffix != ".npz":
-        raise UsageError(f"Expected --out to end in .npz (got {args.out})")
-    if args.out.exists():
-        say(args.console, f"{args.out} is there")
-        return
-    save(load(args.dataset, args.data_root), args.out)
-    say(args.console, f"{args.out}: {args.out.stat().st_size / 1e6:,.0f} MB")
-
-
-main = command.Command(
-    "save_graph",
-    __doc__,
-    _run,
+@command.main(
     command.flag("--dataset", required=True, metavar="D", text="as the main job takes it"),
     command.DATA_ROOT,
     command.flag("--out", parse_path, required=True, metavar="FILE.npz", text="to write"),
 )
+def main(args: command.Args) -> None:
+    if args.out.suffix != ".npz":
+        raise UsageError(f"Expected --out to end in .npz (got {args.out})")
+    if args.out.exists():
+        args.say(f"{args.out} is there")
+        return
+    save(load(args.dataset, args.data_root), args.out)
+    args.say(f"{args.out}: {args.out.stat().st_size / 1e6:,.0f} MB")
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

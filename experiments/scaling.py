@@ -4,27 +4,23 @@
 
 Each try is a process of its own in which the cap is enforced; the largest that trains is found by
 bisection. On CUDA the cap is on the memory that torch's allocator takes: see
-:mod:`experiments.helpers.cap`.
+:func:`experiments.helpers.process.set_cap`.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import re
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from datasets import load
 from experiments.helpers import command
-from experiments.helpers.case import Case
-from experiments.helpers.comparison import Row, amount, ratio, table
-from experiments.helpers.display import say, show
+from experiments.helpers.comparison import ratio, table
 from experiments.helpers.errors import UsageError
 from experiments.helpers.process import checked
 from experiments.helpers.runner import run
-from experiments.helpers.strategies import STRATEGIES
+from experiments.helpers.strategies import STRATEGIES, Case
+from experiments.helpers.values import parse_memory
 
 _STEPS = 2
 """Training steps of a try: from the second one on the optimizer has all of its memory."""
@@ -34,8 +30,6 @@ _PRECISION = 0.05
 
 _STRIDE = 16
 """The largest ratio of one try to the last: the memory of a small size says little."""
-
-_UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 
 _START = {"depth": 4, "width": 64, "graph": 8}
 """Sizes to begin with; those of a graph are hundredths of its published size."""
@@ -49,7 +43,7 @@ def largest(
     A bisection that goes to where ``guess`` expects the end: a try takes minutes.
 
     Args:
-        fits: Gives something for a number that fits, None for one that does not.
+        fits: Returns a result for a number that fits, else None.
         start: Where to begin, at least 1.
         guess: Says what may be the largest, from the numbers that fit so far, the largest last,
             each with the result of ``fits``.
@@ -75,7 +69,7 @@ def largest(
             continue
         size = (low + high) // 2
         if failures == 1 and low:
-            # What was expected was a little too much.
+            # The expected size was a little too large.
             size = max(size, int(high * 0.92))
         elif low < expected < high:
             size = expected
@@ -95,43 +89,24 @@ def expected_size(memory: int, fitted: list[tuple[int, dict[str, Any]]]) -> int:
     return int(size + (memory - peak) * (size - less) / max(1, peak - before))
 
 
-def _throughput(row: Row, stock: Row) -> str:
-    """Size a second, over that of stock."""
-    if not stock.get("largest"):
-        return ""
-    mine, theirs = (each["largest"] / each["step_seconds"] for each in (row, stock))
-    return f"{mine / theirs:.2f}x"
-
-
 _COLUMNS = (
-    ("largest", lambda row, stock: str(row["largest"])),
-    ratio("of stock", "largest", digits=1),
-    amount("nodes", "nodes", digits=0),
-    amount("edges", "edges", digits=0),
-    amount("s/step", "step_seconds"),
-    ("throughput", _throughput),
+    ("largest", "{largest}"),
+    ratio("to stock", "largest", digits=1),
+    ("nodes", "{nodes:,}"),
+    ("edges", "{edges:,}"),
+    ("s/step", "{step_seconds:,.2f}"),
+    ratio("throughput to stock", "throughput"),
 )
 
 
-def _run(args: argparse.Namespace) -> None:
-    if "graph" in args.vary and not args.dataset.startswith("synthetic:"):
-        raise UsageError(
-            f"Expected --dataset synthetic:NAME with --vary graph (got {args.dataset})"
-        )
-    kept = command.keep(args, "scaling.json", "model", "bits", "memory")
-    for vary in args.vary:
-        results = {}
-        for variant in args.variants:
-            search = functools.partial(_search, args, vary, variant)
-            results[variant] = kept.once(("largest", vary, variant), search)
-            say(args.console, f"{vary}, {variant}: {results[variant]['largest']}")
-        rows = {n: r if r["largest"] else {"reason": "none fits"} for n, r in results.items()}
-        show(args.console, f"Largest {vary}, {args.model}", *table(_COLUMNS, rows))
-    cap = f"cap {args.memory / 1e9:g} GB"
-    say(args.console, f"{args.dataset}, {kept.content['threads']} threads, {args.device}, {cap}")
+def _row(result: dict[str, Any]) -> dict[str, Any]:
+    if not result["largest"]:
+        return {"reason": "none fits"}
+    throughput = result["largest"] / result["step_seconds"]
+    return {"nodes": None, "edges": None, **result, "throughput": throughput}
 
 
-def _search(args: argparse.Namespace, vary: str, variant: str) -> dict[str, Any]:
+def _search(args: command.Args, vary: str, variant: str) -> dict[str, Any]:
     def fits(size: int) -> dict[str, Any] | None:
         case = Case.of(
             args,
@@ -144,7 +119,7 @@ def _search(args: argparse.Namespace, vary: str, variant: str) -> dict[str, Any]
         )
         result: dict[str, Any] | None = checked(run(case, ()), f"a trial of {variant} failed")
         fit = "does not fit" if result is None else "fits"
-        say(args.console, f"  {variant}, {vary} {size}: {fit}")
+        args.say(f"  {variant}, {vary} {size}: {fit}")
         return result
 
     guess = functools.partial(expected_size, args.memory)
@@ -163,25 +138,32 @@ def _scaled(dataset: str, size: int | None) -> str:
     return dataset if size is None else f"{dataset.split('@')[0]}@{size / 100:g}"
 
 
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"([0-9.]+)(MB|GB|MiB|GiB)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"Expected a size such as 4GB or 500MB (got {text!r})")
-    return int(float(match[1]) * _UNITS[match[2]])
-
-
-main = command.Command(
-    "scaling",
-    __doc__,
-    _run,
+@command.main(
     *command.GRAPH,
-    command.flag("--model", default="gcn", choices=("gcn", "gcn-edge_index", "gat")),
-    command.flag("--memory", _bytes, "4GB", metavar="SIZE"),
+    command.choice("--model", ("gcn", "gcn-edge_index", "gat"), "gcn"),
+    command.flag("--memory", parse_memory, "4GB", metavar="SIZE"),
     command.names("--vary", _START, "depth,width"),
     command.names("--variants", STRATEGIES, "stock,checkpoint,L1,CB1,L1+blocks,CB2"),
     command.BITS,
     command.OUT_NEEDED,
 )
+def main(args: command.Args) -> None:
+    if "graph" in args.vary and not args.dataset.startswith("synthetic:"):
+        raise UsageError(
+            f"Expected --dataset synthetic:NAME with --vary graph (got {args.dataset})"
+        )
+    kept = args.keep("scaling.json", "model", "bits", "memory")
+    for vary in args.vary:
+        results = {}
+        for variant in args.variants:
+            search = functools.partial(_search, args, vary, variant)
+            results[variant] = kept.once(("largest", vary, variant), search)
+            args.say(f"{vary}, {variant}: {results[variant]['largest']}")
+        rows = {name: _row(result) for name, result in results.items()}
+        args.show(f"Largest {vary}, {args.model}", table(_COLUMNS, rows))
+    cap = f"cap {args.memory / 1e9:g} GB"
+    args.say(f"{args.dataset}, {kept.content['threads']} threads, {args.device}, {cap}")
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

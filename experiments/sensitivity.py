@@ -9,10 +9,7 @@ repeated draws of the noise, with adaptive bits and with the same bits everywher
 
 from __future__ import annotations
 
-import argparse
-import copy
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,15 +20,26 @@ import gact_graph
 from datasets import load
 from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
-from experiments.helpers.display import say, show
-from experiments.helpers.draws import Probe
 from experiments.helpers.levels import LEVELS_BY_NAME
-from experiments.helpers.moments import moments
+from experiments.helpers.noise import Probe, moments, plain
 from experiments.helpers.plot import plot_evolution, plot_sensitivities, require_matplotlib
 from experiments.helpers.subjects import SUBJECTS, make
+from experiments.helpers.tables import Column, table
 from experiments.helpers.train import training_loss, training_step
 
 _EXACT, _LEVEL = LEVELS_BY_NAME["lossless"], LEVELS_BY_NAME["L1"]
+
+_SLOTS: tuple[Column, ...] = (
+    ("slot", "{slot}"),
+    ("bits", "{bits}"),
+    ("c_l", "{sensitivity:.3g}"),
+)
+
+_VARIANCE: tuple[Column, ...] = (
+    ("scheme", "{scheme}"),
+    ("variance / squared gradient", "{variance:.3g}"),
+    ("quantized MB", "{quantized_bytes:1MB}"),
+)
 
 
 def least_variance(sensitivities: Sequence[float], sizes: Sequence[int], bits: float) -> float:
@@ -54,7 +62,7 @@ def least_variance(sensitivities: Sequence[float], sizes: Sequence[int], bits: f
     return total * 4.0**-bits * math.exp(sum(logarithms) / total)
 
 
-def study(args: argparse.Namespace, task: NodeTask) -> dict[str, Any]:
+def study(args: command.Args, task: NodeTask) -> dict[str, Any]:
     """Train and measure; return everything that the plots show."""
     subject = SUBJECTS[args.model]
     model = _LEVEL.wrap(make(subject, task), args.bits, adaptive=True)
@@ -64,7 +72,7 @@ def study(args: argparse.Namespace, task: NodeTask) -> dict[str, Any]:
     for epoch in range(1, args.epochs + 1):
         training_step(model, optimizer, task)
         if epoch % every == 0 or (epoch == 1 and args.points > 1):
-            results = Probe(_LEVEL.wrap(_plain(model), args.bits), task).sensitivities()
+            results = Probe(_LEVEL.wrap(plain(model), args.bits), task).sensitivities()
             evolution.append({"epoch": epoch, "sensitivity": results})
     slots = [
         {"slot": row.slot, "bits": row.bits, "elements": row.numel, "sensitivity": c}
@@ -81,11 +89,11 @@ def study(args: argparse.Namespace, task: NodeTask) -> dict[str, Any]:
 
 
 def _variances(model: nn.Module, task: NodeTask, bits: int, draws: int) -> list[dict[str, Any]]:
-    exact = Probe(_EXACT.wrap(_plain(model)), task).gradient(0)
-    adaptive = _LEVEL.wrap(_plain(model), bits, adaptive=True)
+    exact = Probe(_EXACT.wrap(plain(model)), task).gradient(0)
+    adaptive = _LEVEL.wrap(plain(model), bits, adaptive=True)
     training_loss(adaptive(task.x, task.adjacency), task).backward()  # measures
     schemes = {f"adaptive {bits} bit": adaptive}
-    schemes |= {f"uniform {b} bit": _LEVEL.wrap(_plain(model), b) for b in (bits, 2 * bits)}
+    schemes |= {f"uniform {b} bit": _LEVEL.wrap(plain(model), b) for b in (bits, 2 * bits)}
     results = []
     for name, candidate in schemes.items():
         probe = Probe(candidate, task)
@@ -95,49 +103,35 @@ def _variances(model: nn.Module, task: NodeTask, bits: int, draws: int) -> list[
     return results
 
 
-def _plain(model: nn.Module) -> nn.Module:
-    return gact_graph.unwrap(copy.deepcopy(model))
-
-
-def _run(args: argparse.Namespace) -> None:
+@command.main(
+    *command.GRAPH,
+    command.choice("--model", SUBJECTS, "gat"),
+    command.BITS,
+    command.number("--epochs", 60),
+    command.number("--points", 6, "sweeps; the last is at the end"),
+    command.number("--draws", 20, "of the noise"),
+    command.OUT_NEEDED,
+)
+def main(args: command.Args) -> None:
     require_matplotlib()
     layout = SUBJECTS[args.model].layout
     task = prepare(load(args.dataset, args.data_root), layout, device=args.device)
-    kept = command.keep(args, "sensitivity.json", "model", "bits", "epochs", "draws")
+    kept = args.keep("sensitivity.json", "model", "bits", "epochs", "draws")
     if "slots" not in kept.content:
         kept.content |= study(args, task)
         kept.write()
     results = kept.content
     plot_sensitivities(results["slots"], args.out / "sensitivities.png")
     plot_evolution(results["evolution"], args.out / "evolution.png")
-    rows = [(s["slot"], str(s["bits"]), f"{s['sensitivity']:.3g}") for s in results["slots"]]
-    show(args.console, f"{args.model} on {args.dataset}", ("slot", "bits", "c_l"), rows)
-    rows = [
-        (v["scheme"], f"{v['variance']:.3g}", f"{v['quantized_bytes'] / 1e6:.1f}")
-        for v in results["variance"]
-    ]
-    columns = ("scheme", "variance / squared gradient", "quantized MB")
-    show(args.console, "The noise of compression in the gradient", columns, rows)
-    say(
-        args.console,
+    args.show(f"{args.model} on {args.dataset}", table(_SLOTS, results["slots"]))
+    title = "The noise of compression in the gradient"
+    args.show(title, table(_VARIANCE, results["variance"]))
+    args.say(
         f"by the sensitivities above no {args.bits} bits on average add less than "
         f"{results['least_variance']:.3g}; {args.draws} draws, {results['threads']} threads, "
-        f"{args.device}",
+        f"{args.device}"
     )
 
 
-main = command.Command(
-    "sensitivity",
-    __doc__,
-    _run,
-    *command.GRAPH,
-    command.flag("--model", default="gat", choices=tuple(SUBJECTS)),
-    command.BITS,
-    command.number("--epochs", 60),
-    command.number("--points", 6, "sweeps; one is at the end"),
-    command.number("--draws", 20, "of the noise"),
-    command.OUT_NEEDED,
-)
-
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -9,24 +9,21 @@ its steps beside N processes that never rest.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
-import sys
 from typing import Any
 
 from datasets import Graph, load
 from experiments.helpers import command
 from experiments.helpers.data import prepare
-from experiments.helpers.display import say, show
-from experiments.helpers.labels import LEVELS, label
-from experiments.helpers.levels import Level
+from experiments.helpers.levels import LEVELS, Level, label
 from experiments.helpers.subjects import SUBJECTS, make
+from experiments.helpers.tables import Column, table
 from experiments.helpers.timing import STOCK, time_models
 from experiments.helpers.values import parse_blocks
 
 
-def time_model(args: argparse.Namespace, name: str, graph: Graph) -> dict[str, Any]:
+def time_model(args: command.Args, name: str, graph: Graph) -> dict[str, Any]:
     """Time one model at each level; see :func:`experiments.helpers.timing.time_models`."""
     subject = SUBJECTS[name]
     task = prepare(graph, subject.layout, device=args.device)
@@ -36,33 +33,12 @@ def time_model(args: argparse.Namespace, name: str, graph: Graph) -> dict[str, A
     return time_models(models, lambda _: task, subject.lr, args.rounds, busy=args.busy)
 
 
-def _run(args: argparse.Namespace) -> None:
-    graph = load(args.dataset, args.data_root)
-    settings = ("levels", "bits", "rounds", "blocks", "busy")
-    kept = command.keep(args, None, *settings)
-    rows = []
-    for name in args.models:
-        timing = kept.once(("models", name), functools.partial(time_model, args, name, graph))
-        rows.append(_row(name, timing["median_seconds"], args.levels, digits=3))
-        if args.busy:
-            said = f"{name}, busy: times as long"
-            rows.append(_row(said, timing["slowdown"], args.levels, digits=2))
-    columns = [text for level in args.levels for text in (f"{label(level, args.bits)}, s", "ratio")]
-    show(args.console, "A training step, median", ["model", f"{STOCK}, s", *columns], rows)
-    about = f"{args.rounds} rounds in turn, {kept.content['threads']} threads, {args.device}"
-    say(args.console, f"{args.dataset}, {about}")
+def _row(name: str, numbers: dict[str, float]) -> dict[str, Any]:
+    ratios = {level: number / numbers[STOCK] for level, number in numbers.items()}
+    return {"model": name, **numbers, "ratio": ratios}
 
 
-def _row(name: str, numbers: dict[str, float], levels: list[str], digits: int) -> tuple[str, ...]:
-    stock = numbers[STOCK]
-    cells = [text for n in levels for text in (numbers[n], numbers[n] / stock)]
-    return name, *(f"{value:.{digits}f}" for value in (stock, *cells))
-
-
-main = command.Command(
-    "step_time",
-    __doc__,
-    _run,
+@command.main(
     *command.GRAPH,
     command.names("--models", SUBJECTS, "gcn,gat"),
     command.names("--levels", LEVELS, "L1"),
@@ -72,6 +48,23 @@ main = command.Command(
     command.number("--busy", 0, "time each beside N processes that never rest, too"),
     command.OUT_FILE,
 )
+def main(args: command.Args) -> None:
+    graph = load(args.dataset, args.data_root)
+    kept = args.keep(None, "levels", "bits", "rounds", "blocks", "busy")
+    columns: list[Column] = [("model", "{model}"), (f"{STOCK}, s", f"{{{STOCK}:.3f}}")]
+    for level in args.levels:
+        columns.append((f"{label(level, args.bits)}, s", f"{{{level}:.3f}}"))
+        columns.append(("ratio", f"{{ratio[{level}]:.2f}}"))
+    rows = []
+    for name in args.models:
+        timing = kept.once(("models", name), functools.partial(time_model, args, name, graph))
+        rows.append(_row(name, timing["median_seconds"]))
+        if args.busy:
+            rows.append(_row(f"{name}, busy: times as long", timing["slowdown"]))
+    args.show("A training step, median", table(columns, rows))
+    about = f"{args.rounds} rounds in turn, {kept.content['threads']} threads, {args.device}"
+    args.say(f"{args.dataset}, {about}")
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

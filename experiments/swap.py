@@ -1,65 +1,45 @@
 """Memory and time of swapping saved tensors to host memory: the paper's Table 4, with the peak.
 
 ``python -m experiments.swap --model gat --dataset FILE.npz --out DIR`` prints a table and keeps it
-as JSON. It needs a CUDA device.
+as JSON. It needs a CUDA device. Memory that the device holds is counted from forward to backward.
 """
 
 from __future__ import annotations
 
-import argparse
-import functools
-import sys
-
 from experiments.helpers import command
-from experiments.helpers.case import Case
-from experiments.helpers.comparison import amount, ratio, table
-from experiments.helpers.display import say, show
+from experiments.helpers.comparison import ratio, side_by_side
 from experiments.helpers.errors import ExperimentError
-from experiments.helpers.runner import run
 from experiments.helpers.subjects import SUBJECTS
 
 STRATEGIES = ("stock", "save_on_cpu", "L1", "L2-no-prefetch", "L2")
 
 _COLUMNS = (
-    amount("held, MB", "held_bytes"),
-    amount("in host memory, MB", "host_bytes"),
-    amount("peak, MB", "peak_bytes"),
-    amount("s/step", "step_seconds", digits=3),
+    ("held, MB", "{held_bytes:MB}"),
+    ("in host memory, MB", "{host_bytes:MB}"),
+    ("peak, MB", "{peak_bytes:MB}"),
+    ("s/step", "{step_seconds:,.3f}"),
     ratio("of stock's", "step_seconds"),
 )
 
 
-def _run(args: argparse.Namespace) -> None:
+@command.main(
+    *command.GRAPH,
+    command.choice("--model", SUBJECTS, "gat"),
+    command.BITS,
+    command.number("--steps", 10),
+    command.OUT_NEEDED,
+)
+def main(args: command.Args) -> None:
     if args.device.type != "cuda":
         raise ExperimentError(
             f"Expected a CUDA device, which saved tensors could leave (got {args.device}): "
             "elsewhere L2 equals L1, which experiments.memory measures"
         )
-    kept = command.keep(args, "swap.json", "model", "bits", "steps")
-    results = {}
-    for strategy in STRATEGIES:
-        say(args.console, strategy)
-        case = Case.of(args, strategy=strategy, steps=args.steps + 1)
-        measure = functools.partial(run, case, ("device",))
-        results[strategy] = kept.once(("ways", strategy), measure)
-    show(
-        args.console,
-        f"{args.model} on {kept.content['dataset']}, {args.bits} bit",
-        *table(_COLUMNS, results),
+    settings, steps = ("model", "bits", "steps"), args.steps + 1
+    side_by_side(
+        args, "swap.json", "ways", STRATEGIES, _COLUMNS, settings, ("device",), steps=steps
     )
-    say(args.console, f"{args.steps} steps; held: by the device, from forward to backward")
 
-
-main = command.Command(
-    "swap",
-    __doc__,
-    _run,
-    *command.GRAPH,
-    command.flag("--model", default="gat", choices=tuple(SUBJECTS)),
-    command.BITS,
-    command.number("--steps", 10),
-    command.OUT_NEEDED,
-)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

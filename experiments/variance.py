@@ -14,9 +14,7 @@ independent means, as the length of a mean has a floor of sqrt(variance / draws)
 
 from __future__ import annotations
 
-import argparse
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -26,12 +24,11 @@ from torch_geometric.nn import models
 from datasets import load
 from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
-from experiments.helpers.display import say, show
-from experiments.helpers.draws import Probe
 from experiments.helpers.levels import LEVELS_BY_NAME
-from experiments.helpers.moments import Moments, moments
+from experiments.helpers.noise import Moments, Probe, moments
 from experiments.helpers.plot import plot_agreement, require_matplotlib
 from experiments.helpers.recipes import Recipe
+from experiments.helpers.tables import table
 from experiments.helpers.train import seed_everything
 from experiments.models.nets import attention
 from gact_graph.adaptive.allocator import noise
@@ -54,11 +51,8 @@ def check(
     together = Probe(_model(subject, task, {}, bits), task)
     singles = {} if total else _singles(subject, task, bits, draws, exact, together)
     noisy = moments(together.gradient, draws, exact)
-    return {
-        **singles,
-        "together": noisy.variance,
-        "stored_bytes": sum(row.stored_bytes for row in together.report.contexts),
-    } | _bias(noisy)
+    stored = sum(row.stored_bytes for row in together.report.contexts)
+    return {**singles, "together": noisy.variance, "stored_bytes": stored} | _bias(noisy)
 
 
 def _singles(
@@ -78,12 +72,8 @@ def _singles(
 
 
 def _bias(noisy: Moments) -> dict[str, float]:
-    return {
-        "bias": noisy.bias,
-        "bias_squared": noisy.bias_squared,
-        "bias_squared_error": noisy.error,
-        "floor": noisy.floor,
-    }
+    own = {"bias": noisy.bias, "bias_squared": noisy.bias_squared}
+    return own | {"bias_squared_error": noisy.error, "floor": noisy.floor}
 
 
 def _small_gat(i: int, o: int) -> nn.Module:
@@ -112,48 +102,9 @@ def _model(subject: Subject, task: NodeTask, pin: dict[str, int], bits: int) -> 
     return LEVELS_BY_NAME["L1"].wrap(model, bits, pin=pin)
 
 
-def _run(args: argparse.Namespace) -> None:
-    if not args.total:
-        require_matplotlib()
-    task = prepare(load(args.dataset, args.data_root), "edge_index", device=args.device)
-    options = {} if args.model == "small-gat" else {"norm": args.norm, "act": args.act}
-    subject = functools.partial(MODELS[args.model], **options)
-    settings = ("model", "norm", "act", "bits", "draws")
-    kept = command.keep(args, "variance.json", *settings)
-    if ("together" if args.total else "slots") not in kept.content:
-        kept.content |= check(subject, task, args.bits, args.draws, args.total)
-        kept.write()
-    results = kept.content
-    if not args.total:
-        plot_agreement(results["slots"], args.out / "agreement.png")
-        columns = ("slot", "bits", "by Algorithm 1", f"over {args.draws} draws", "bias")
-        rows = [
-            (
-                *(slot["slot"], str(slot["bits"])),
-                *(f"{slot[key]:.3e}" for key in ("predicted", "true")),
-                f"{100 * slot['bias']:.2f} %",
-            )
-            for slot in results["slots"]
-        ]
-        show(args.console, "Variance over the squared gradient", columns, rows)
-        say(args.console, f"sum of the variances of single slots {results['sum_of_single']:.3e}")
-    say(args.console, f"variance of all slots together {results['together']:.3e}")
-    say(
-        args.console,
-        f"bias {100 * results['bias']:.2f} % of the gradient "
-        f"(squared {results['bias_squared']:.1e}, "
-        f"standard error {results['bias_squared_error']:.1e}); "
-        f"a mean of {args.draws} draws without bias is {100 * results['floor']:.2f} % off",
-    )
-    say(args.console, f"{args.dataset}, {results['threads']} threads, {args.device}")
-
-
-main = command.Command(
-    "variance",
-    __doc__,
-    _run,
+@command.main(
     *command.GRAPH,
-    command.flag("--model", default="small-gat", choices=tuple(MODELS)),
+    command.choice("--model", MODELS, "small-gat"),
     command.flag("--norm", text="of PyG's models: BatchNorm, LayerNorm, GraphNorm ..."),
     command.flag("--act", default="relu", text="of PyG's models: relu, gelu, elu ..."),
     command.BITS,
@@ -161,6 +112,36 @@ main = command.Command(
     command.switch("--total", "measure no slot alone: much faster, without a plot"),
     command.OUT_NEEDED,
 )
+def main(args: command.Args) -> None:
+    if not args.total:
+        require_matplotlib()
+    task = prepare(load(args.dataset, args.data_root), "edge_index", device=args.device)
+    options = {} if args.model == "small-gat" else {"norm": args.norm, "act": args.act}
+    subject = functools.partial(MODELS[args.model], **options)
+    kept = args.keep("variance.json", "model", "norm", "act", "bits", "draws")
+    if ("together" if args.total else "slots") not in kept.content:
+        kept.content |= check(subject, task, args.bits, args.draws, args.total)
+        kept.write()
+    results = kept.content
+    if not args.total:
+        plot_agreement(results["slots"], args.out / "agreement.png")
+        columns = (
+            ("slot", "{slot}"),
+            ("bits", "{bits}"),
+            ("by Algorithm 1", "{predicted:.3e}"),
+            (f"over {args.draws} draws", "{true:.3e}"),
+            ("bias", "{bias:.2%}"),
+        )
+        args.show("Variance over the squared gradient", table(columns, results["slots"]))
+        args.say(f"sum of the variances of single slots {results['sum_of_single']:.3e}")
+    args.say(f"variance of all slots together {results['together']:.3e}")
+    args.say(
+        f"bias {results['bias']:.2%} of the gradient (squared {results['bias_squared']:.1e}, "
+        f"standard error {results['bias_squared_error']:.1e}); "
+        f"a mean of {args.draws} draws without bias is {results['floor']:.2%} off"
+    )
+    args.say(f"{args.dataset}, {results['threads']} threads, {args.device}")
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""The frame of a command: its flags, the folder it works in, and one line about what went wrong."""
+"""The frame of a command: its flags, the folder it works in, and one line about each fault."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from rich.console import Console
 
 import gact_graph
 from datasets import DatasetError
-from experiments.helpers.cap import is_want_of_memory
-from experiments.helpers.display import make_console, say
+from experiments.helpers.display import make_console, say, show
 from experiments.helpers.errors import ExperimentError, UsageError
 from experiments.helpers.kept import Kept, hold_folder
 from experiments.helpers.origin import origin
+from experiments.helpers.process import is_want_of_memory
 from experiments.helpers.ranks import rank
 from experiments.helpers.summary import dataset_name
+from experiments.helpers.tables import Table
 from experiments.helpers.values import parse_bits, parse_count, parse_device, parse_path
 
 _DOES_NOT_FIT = 3
@@ -29,9 +31,7 @@ _INTERRUPTED = 130  # as shells report a process that Ctrl-C ended
 Flag = tuple[str, dict[str, Any]]
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that raises :class:`UsageError` instead of ending the process."""
-
+class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         # argparse would print its usage, many lines long, and end the process.
         raise UsageError(message)
@@ -59,6 +59,11 @@ def several(name: str, parse: Callable[[str], Any], default: str, text: str = ""
     return flag(name, values, default, text, metavar="N,N")
 
 
+def choice(name: str, known: Iterable[str], default: str | None = None, text: str = "") -> Flag:
+    """Describe a flag that takes one of some names."""
+    return flag(name, str, default, text, choices=tuple(known))
+
+
 def names(name: str, known: Iterable[str], default: str | None = None) -> Flag:
     """Describe a flag that takes names separated by commas, by default all of ``known``."""
     known = tuple(known)
@@ -71,11 +76,16 @@ def switch(name: str, text: str) -> Flag:
     return name, {"action": "store_true", "help": text}
 
 
+def needed(described: Flag) -> Flag:
+    """Return the flag, without which the command does not start."""
+    return described[0], described[1] | {"required": True}
+
+
 def choose(flag: str, text: str, known: Iterable[str]) -> list[str]:
     """Read names separated by commas; each counts once.
 
     Raises:
-        UsageError: If one of them is not known.
+        UsageError: If a name is not known.
     """
     chosen = list(dict.fromkeys(text.split(",")))
     for name in chosen:
@@ -94,75 +104,85 @@ BITS = flag("--bits", parse_bits, 4, "of the levels that quantize", metavar="B")
 SIZES = (number("--hidden", text="in place of the model's"), number("--layers", text="the same"))
 NO_TIMES = switch("--no-times", "leave times out: the machine does other work")
 OUT = flag("--out", parse_path, text="results; the same command goes on", metavar="DIR")
-OUT_NEEDED = (OUT[0], OUT[1] | {"required": True})
+OUT_NEEDED = needed(OUT)
 OUT_FILE = flag("--out", parse_path, text="results; the same command goes on", metavar="FILE.json")
 
 
-def keep(
-    args: argparse.Namespace,
-    file: str | None,
-    *settings: str,
-    derive: Callable[[dict[str, Any]], dict[str, Any]] = lambda content: {},
-    **more: Any,
-) -> Kept:
-    """Return the results from which a command goes on.
+class Args(argparse.Namespace):
+    """The flags of a command, and its output.
 
-    Args:
-        args: The flags, see :class:`Command`.
-        file: Its name, in the folder of ``--out``; None where ``--out`` is the file.
-        *settings: Flags on which the results depend. The graph, the device and the number of
-            threads are settings of every command that has them.
-        derive: See :class:`experiments.helpers.kept.Kept`.
-        **more: Further settings.
+    Attributes:
+        console: Prints, in the first process of ``torchrun`` alone.
+        origin: See :func:`experiments.helpers.origin.origin`.
     """
-    head: dict[str, Any] = {"threads": torch.get_num_threads()}
-    if hasattr(args, "dataset"):
-        head["dataset"] = dataset_name(args.dataset)
-    if hasattr(args, "device"):
-        head["device"] = str(args.device)
-    head |= {name: getattr(args, name) for name in settings} | more
-    path = args.out if file is None or args.out is None else args.out / file
-    return Kept(path, head, args.origin, derive)
+
+    console: Console
+    origin: dict[str, Any]
+
+    def say(self, text: str) -> None:
+        """Print one line."""
+        say(self.console, text)
+
+    def show(self, title: str, table: Table) -> None:
+        """Print a table."""
+        show(self.console, title, table)
+
+    def keep(
+        self,
+        file: str | None,
+        *settings: str,
+        derive: Callable[[dict[str, Any]], dict[str, Any]] = lambda content: {},
+        **more: Any,
+    ) -> Kept:
+        """Return the results from which the command goes on.
+
+        Args:
+            file: Its name, in the folder of ``--out``; None where ``--out`` is the file.
+            *settings: Flags on which the results depend. The graph, the device and the number of
+                threads are settings of every command that has them.
+            derive: See :class:`experiments.helpers.kept.Kept`.
+            **more: Further settings.
+        """
+        head: dict[str, Any] = {"threads": torch.get_num_threads()}
+        if hasattr(self, "dataset"):
+            head["dataset"] = dataset_name(self.dataset)
+        if hasattr(self, "device"):
+            head["device"] = str(self.device)
+        head |= {name: getattr(self, name) for name in settings} | more
+        path = self.out if file is None or self.out is None else self.out / file
+        return Kept(path, head, self.origin, derive)
 
 
 class Command:
-    """One ``python -m experiments.NAME``.
+    """One ``python -m experiments.NAME``, made by :func:`main`.
 
     A command whose ``--out`` is a folder works in it alone; of the processes of ``torchrun`` the
     first has the folder.
-
-    Args:
-        name: The module's.
-        text: The module's docstring; its first line is the description.
-        run: Does the work. Its argument holds the parsed flags, ``console``, ``origin`` (see
-            :func:`experiments.helpers.origin.origin`) and ``argv``.
-        flags: Made by :func:`flag` and its like.
     """
 
-    def __init__(
-        self, name: str, text: str, run: Callable[[argparse.Namespace], None], *flags: Flag
-    ) -> None:
-        self._name, self._text, self._run, self._flags = name, text, run, flags
+    def __init__(self, work: Callable[[Args], None], flags: tuple[Flag, ...]) -> None:
+        self._work, self._flags = work, flags
+        self._name = Path(work.__code__.co_filename).stem
+        self._text = work.__globals__["__doc__"].splitlines()[0]
 
     def __call__(self, argv: list[str] | None = None) -> int:
         """Return the exit code: 0, 1 (data, files), 2 (flags), 3 (no budget fits), 130 (Ctrl-C)."""
         argv = sys.argv[1:] if argv is None else argv
-        args = argparse.Namespace(out=None)
+        args = Args(out=None)
 
         def work() -> None:
             self.parse(argv, args)
-            args.argv, args.origin = argv, origin(self._name, argv)
+            args.origin = origin(self._name, argv)
             args.console = make_console(quiet=rank() > 0)
             if rank() > 0:
                 args.out = None
-            with self._held(args):
-                self._run(args)
+            in_folder = args.out is not None and any(f in (OUT, OUT_NEEDED) for f in self._flags)
+            with hold_folder(args.out, args.say) if in_folder else nullcontext():
+                self._work(args)
 
         return exit_code(self._name, work, lambda: args.out)
 
-    def parse(
-        self, argv: list[str] | None = None, into: argparse.Namespace | None = None
-    ) -> argparse.Namespace:
+    def parse(self, argv: list[str] | None = None, into: Args | None = None) -> Args:
         """Read flags.
 
         Raises:
@@ -173,25 +193,22 @@ class Command:
             # Reports quote the command line.
             if "\0" in text or text.encode(errors="replace").decode() != text:
                 raise UsageError(f"Expected every argument to be UTF-8 text (got {text!a})")
-        parser = Parser(
-            prog=f"python -m experiments.{self._name}",
-            description=self._text.splitlines()[0],
-            allow_abbrev=False,
-        )
+        program = f"python -m experiments.{self._name}"
+        parser = _Parser(prog=program, description=self._text, allow_abbrev=False)
         for name, options in self._flags:
             parser.add_argument(name, **options)
-        return parser.parse_args(argv, into)
+        return parser.parse_args(argv, into or Args())
 
-    def _held(self, args: argparse.Namespace) -> Any:
-        if args.out is None or not any(flag in (OUT, OUT_NEEDED) for flag in self._flags):
-            return nullcontext()
-        return hold_folder(args.out, functools.partial(say, args.console))
+
+def main(*flags: Flag) -> Callable[[Callable[[Args], None]], Command]:
+    """Make a command of a function; the module names it, and its docstring describes it."""
+    return lambda work: Command(work, flags)
 
 
 def exit_code(
     program: str, work: Callable[[], None], out: Callable[[], Path | None] = lambda: None
 ) -> int:
-    """Do the work; print one line on what went wrong and return the exit code."""
+    """Do the work; print one line on a fault and return the exit code."""
     try:
         work()
     except KeyboardInterrupt:

@@ -1,12 +1,16 @@
-"""Strategies side by side: medians over rounds, tables with ratios to stock, and who wins."""
+"""Strategies side by side: trials, medians over rounds, tables with ratios, and who wins."""
 
 from __future__ import annotations
 
+import functools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.helpers.strategies import STRATEGIES
+from experiments.helpers.command import Args
+from experiments.helpers.runner import run
+from experiments.helpers.strategies import STRATEGIES, Case
+from experiments.helpers.tables import Column, Row, Table, cell
 
 MEASURES = {
     "saved_bytes": "saved for backward",
@@ -15,57 +19,112 @@ MEASURES = {
 }
 """Numbers that have a winner, and their names in sentences."""
 
-NUMBERS = (*MEASURES, "step_process_seconds", "compile_seconds", "first_loss", "loss")
-
 TIMES = ("step_seconds", "step_process_seconds", "compile_seconds")
+
+_NUMBERS = ("saved_bytes", "peak_bytes", *TIMES, "first_loss", "loss")
 
 _SAME_LOSS = 1e-4  # sums come in another order
 
-Row = Mapping[str, Any]
 Rows = Mapping[str, Row]
 
-Column = tuple[str, Callable[[Row, Row], str]]
-"""A head, and the text of a cell from a row and stock's."""
 
+def ratio(
+    head: str, name: str, to: str = "stock", inverse: bool = False, digits: int = 2
+) -> Column:
+    """A number over that of ``stock`` or of the best ``peer``, or the inverse of that."""
 
-def amount(head: str, name: str, digits: int = 2) -> Column:
-    """Bytes in MB, or seconds."""
-    scale = 1e-6 if name.endswith("bytes") else 1.0
-    digits = 0 if name.endswith("bytes") else digits
-
-    def cell(row: Row, stock: Row) -> str:
-        return "" if row.get(name) is None else f"{row[name] * scale:,.{digits}f}"
-
-    return head, cell
-
-
-def ratio(head: str, name: str, inverse: bool = False, digits: int = 2) -> Column:
-    """A number over stock's, or the inverse of that; empty for stock itself."""
-
-    def cell(row: Row, stock: Row) -> str:
-        if row is stock or not row.get(name) or not stock.get(name):
+    def text(row: Row) -> str:
+        other = row[to] if to == "stock" else row["peers"].get(name, {})
+        if not row.get(name) or not other.get(name):
             return ""
-        times = row[name] / stock[name]
+        times = row[name] / other[name]
         return f"{1 / times if inverse else times:.{digits}f}x"
 
-    return head, cell
+    return head, text
 
 
-def table(spec: Sequence[Column], by_strategy: Rows) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Return the head and the rows of a table: one row a strategy, or the reason why it has none.
+PEERS: tuple[Column, ...] = (
+    ("saved, MB", "{saved_bytes:MB|unknown}"),
+    ratio("of stock's", "saved_bytes"),
+    ratio("of best peer's", "saved_bytes", "peer"),
+    ("peak, MB", "{peak_bytes:MB|unknown}"),
+    ratio("of stock's", "peak_bytes"),
+    ratio("of best peer's", "peak_bytes", "peer"),
+    ("s/step", "{step_seconds:,.2f|unknown}"),
+    ratio("of stock's", "step_seconds"),
+    ratio("of best peer's", "step_seconds", "peer"),
+    ("loss", "{loss:.3f}"),
+)
+
+
+def side_by_side(
+    args: Args,
+    file: str,
+    key: str,
+    strategies: Sequence[str],
+    spec: Sequence[Column],
+    settings: Sequence[str],
+    meters: Sequence[str],
+    **case: Any,
+) -> None:
+    """Measure a model with each strategy, and show the results.
 
     Args:
-        spec: The columns after the first one.
+        args: Of the command.
+        file: See :meth:`experiments.helpers.command.Args.keep`, as ``settings``.
+        key: Of the results in the file.
+        strategies: Names of :data:`experiments.helpers.strategies.STRATEGIES`.
+        spec: The columns of the table.
+        settings: Flags on which the results depend.
+        meters: Of :func:`experiments.helpers.runner.run`.
+        **case: Attributes of the case that no flag sets.
+    """
+    kept = args.keep(file, *settings)
+    results = {}
+    for name in strategies:
+        args.say(name)
+        trial = functools.partial(run, Case.of(args, strategy=name, **case), meters)
+        results[name] = kept.once((key, name), trial)
+    title = f"{args.model} on {kept.content['dataset']}, {args.bits} bit"
+    args.show(title, table(spec, results))
+    args.say(f"{args.steps} steps, {kept.content['threads']} threads, {args.device}")
+
+
+def table(spec: Sequence[Column], by_strategy: Rows) -> Table:
+    """Return a table: one row a strategy, or the reason for its absence.
+
+    Args:
+        spec: The columns after the first one; see :func:`experiments.helpers.tables.table`.
         by_strategy: Results; ratios are to those of ``stock``.
     """
-    stock = by_strategy.get("stock", {})
+    peers = {m: by_strategy[p] for m in MEASURES if (p := best(by_strategy, m, ours=False))}
+    others = {"stock": by_strategy.get("stock", {}), "peers": peers}
     rows = []
-    for name, row in by_strategy.items():
-        if "reason" in row:
-            rows.append((name, row["reason"], *[""] * (len(spec) - 1)))
+    for name, result in by_strategy.items():
+        if "reason" in result:
+            rows.append((name, result["reason"], *[""] * (len(spec) - 1)))
         else:
-            rows.append((name, *(cell(row, stock) for _, cell in spec)))
-    return ["", *(head for head, _ in spec)], rows
+            row = {**result, **others}
+            rows.append((name, *(cell(t, row) if isinstance(t, str) else t(row) for _, t in spec)))
+    return Table(["", *(head for head, _ in spec)], rows)
+
+
+def peers(by_strategy: Rows) -> Table:
+    """Return the strategies that ran beside stock and the best peer, by the names of tables.
+
+    Times have columns only where they were taken.
+    """
+    ran = {name: row for name, row in by_strategy.items() if "reason" not in row}
+    timed = any(row.get("step_seconds") is not None for row in ran.values())
+    head, rows = table(PEERS if timed else [*PEERS[:6], PEERS[-1]], ran)
+    lines = []
+    for name, line in zip(ran, rows, strict=True):
+        label, compiling = STRATEGIES[name].label, ran[name]["compile_seconds"]
+        if compiling is not None and timed:
+            # A difference of two times: noise may take it below 0.
+            label += f", compiled in {max(compiling, 0):.0f} s"
+        lines.append((label, *line[1:]))
+    return Table(head, lines)
 
 
 def medians(rounds: Sequence[Row]) -> dict[str, Any]:
@@ -74,7 +133,7 @@ def medians(rounds: Sequence[Row]) -> dict[str, Any]:
     if not good:
         return {"reason": rounds[-1]["reason"]}
     numbers: dict[str, Any] = {}
-    for name in NUMBERS:
+    for name in _NUMBERS:
         values = [each[name] for each in good if each.get(name) is not None]
         numbers[name] = statistics.median(values) if values else None
     return numbers | {"rounds": len(good)}
@@ -91,53 +150,8 @@ def best(by_strategy: Rows, measure: str, ours: bool) -> str | None:
     return min(values, key=lambda name: values[name]) if values else None
 
 
-def head(by_strategy: Rows) -> tuple[str, ...]:
-    """Return the head of :func:`rows`; times have columns only where they were taken."""
-    units = {"saved_bytes": "saved, MB", "peak_bytes": "peak, MB", "step_seconds": "s/step"}
-    shown = [unit for measure, unit in units.items() if _has(by_strategy, measure)]
-    return ("", *(text for u in shown for text in (u, "of stock's", "of best peer's")), "loss")
-
-
-def not_run(by_strategy: Rows) -> list[str]:
-    """Return a sentence for each strategy that could not run, with the reason."""
-    return [
-        f"Not run: {STRATEGIES[name].label} ({row['reason']})."
-        for name, row in by_strategy.items()
-        if "reason" in row
-    ]
-
-
-def rows(by_strategy: Rows) -> list[tuple[str, ...]]:
-    """Return a row for each strategy that ran, under :func:`head`."""
-    shown = [measure for measure in MEASURES if _has(by_strategy, measure)]
-    lines: list[tuple[str, ...]] = []
-    for name, row in by_strategy.items():
-        if "reason" in row:
-            continue
-        label = STRATEGIES[name].label
-        if row["compile_seconds"] is not None and "step_seconds" in shown:
-            # A difference of two times: noise may take it below 0.
-            label += f", compiled in {max(row['compile_seconds'], 0):.0f} s"
-        cells = [text for measure in shown for text in _cells(by_strategy, row, measure)]
-        lines.append((label, *cells, f"{row['loss']:.3f}"))
-    return lines
-
-
-def _has(by_strategy: Rows, measure: str) -> bool:
-    return any(row.get(measure) is not None for row in by_strategy.values())
-
-
-def _cells(by_strategy: Rows, row: Row, measure: str) -> list[str]:
-    if row[measure] is None:
-        return ["unknown", "", ""]
-    peer = best(by_strategy, measure, ours=False)
-    others = (by_strategy.get("stock", {}), by_strategy[peer] if peer else {})
-    ratios = [f"{row[measure] / o[measure]:.2f}x" if o.get(measure) else "" for o in others]
-    return [amount("", measure)[1](row, row), *ratios]
-
-
-def verdicts(by_strategy: Rows) -> list[str]:
-    """Return a sentence for each measure: who wins it, and by how much."""
+def remarks(by_strategy: Rows) -> list[str]:
+    """Return a sentence for each measure and its winner, and for each strategy that did not run."""
     said = []
     for measure, name in MEASURES.items():
         ours, peer = best(by_strategy, measure, ours=True), best(by_strategy, measure, ours=False)
@@ -149,7 +163,8 @@ def verdicts(by_strategy: Rows) -> list[str]:
             f"Least {name}: {'gact_graph' if first == ours else 'a peer'}, "
             f"{STRATEGIES[first].label}, {times:.2f} times less than {STRATEGIES[second].label}."
         )
-    return said
+    reasons = {name: row["reason"] for name, row in by_strategy.items() if "reason" in row}
+    return said + [f"Not run: {STRATEGIES[name].label} ({reasons[name]})." for name in reasons]
 
 
 def strangers(by_strategy: Rows) -> list[str]:

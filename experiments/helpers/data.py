@@ -26,7 +26,7 @@ class NodeTask:
 
     Attributes:
         x: Features, [N, F] float32.
-        adjacency: What the model takes as second argument: the normalised adjacency with
+        adjacency: The model's second argument: the normalised adjacency with
             self-loops as sparse CSR [N, N] float32, or ``edge_index`` [2, E] int64.
         y: Classes [N] int64, or [N, C] float32 of 0 and 1 where ``multi_label``.
         train_idx, val_idx, test_idx: Node ids, int64.

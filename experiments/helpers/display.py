@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
-from rich import box
+from rich import box, progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from datasets.memory import format_bytes
-from experiments.helpers import summary
-from experiments.helpers.results import Results
+from experiments.helpers.tables import Table
 
 _LONGEST_WORD = 30
 _LOG_WIDTH = 100  # columns, where the output is a file or a pipe and has none of its own
@@ -31,9 +27,20 @@ def say(console: Console, text: str) -> None:
     console.print(text, markup=False, soft_wrap=True)
 
 
-def show(console: Console, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; see :func:`make_table`."""
-    console.print(make_table(title, head, rows))
+def show(console: Console, title: str, table: Table) -> None:
+    """Print a table whose first column is text and the others numbers."""
+    shown = RichTable(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    # Where the table is too wide, names break between words, and never within one.
+    words = [word for row in table.rows for word in row[0].split()]
+    narrowest = max(map(len, words), default=0)
+    for number, name in enumerate(table.head):
+        if number:
+            shown.add_column(name, justify="right")
+        else:
+            shown.add_column(name, min_width=min(narrowest, _LONGEST_WORD))
+    for row in table.rows:
+        shown.add_row(*row)
+    console.print(shown)
 
 
 class SeedProgress:
@@ -41,12 +48,12 @@ class SeedProgress:
 
     def __init__(self, console: Console, epochs: int) -> None:
         self._epochs = epochs
-        self._bars = Bars(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeElapsedColumn(),
+        self._bars = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=20),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[state]}"),
+            progress.TimeElapsedColumn(),
             console=console,
         )
 
@@ -68,29 +75,3 @@ class SeedProgress:
             self._bars.update(bar, completed=epoch, state=state)
 
         return show
-
-
-def show_result(console: Console, results: Results, report: Any) -> None:
-    """Print the result over the seeds, and the library's report of where the memory went."""
-    rows = summary.table(results)
-    console.print(make_table(summary.title(results.config), ("", "over the seeds"), rows))
-    if report is not None:
-        console.print(report)
-    else:
-        say(console, "Nothing was trained now; where the memory went is in report.md.")
-
-
-def make_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table whose first column is text and the others numbers."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    # Where the table is too wide, names break between words, and never within one.
-    words = [word for row in rows for word in row[0].split()]
-    narrowest = max(map(len, words), default=0)
-    for number, name in enumerate(head):
-        if number:
-            table.add_column(name, justify="right")
-        else:
-            table.add_column(name, min_width=min(narrowest, _LONGEST_WORD))
-    for row in rows:
-        table.add_row(*row)
-    return table

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from datasets import Graph
 from datasets.memory import available_bytes, format_bytes
 from experiments.helpers.errors import UsageError
-from experiments.helpers.labels import EXACT_LEVELS
+from experiments.helpers.levels import EXACT_LEVELS
 from experiments.helpers.recipes import Recipe
-
-if TYPE_CHECKING:
-    from datasets import Graph
-    from experiments.helpers.train import Setup
+from experiments.helpers.train import Setup
 
 # Weight, gradient and Adam's two moments, float32.
 _BYTES_A_PARAMETER = 16
@@ -24,16 +20,18 @@ _BYTES_A_LAYER = 4_000
 def check_fits(graph: Graph, setup: Setup, device: torch.device) -> None:
     """Refuse a training whose bare minimum is more than the device has free.
 
-    Counted are the parameters with their gradients and Adam's state, one layer's output in float32
-    and, in a GAT that is not in blocks, its messages; on CUDA the graph too. Training takes more,
-    so one that passes may still not fit.
+    Training takes more than :func:`least_bytes`, so one that passes may still not fit.
 
     Raises:
         UsageError: If it does not fit; the message lists the bytes.
     """
-    free = _free_bytes(device)
     parts = least_bytes(graph, setup)
-    if device.type != "cuda":
+    if device.type == "cuda":
+        # Memory that torch's allocator holds without using it is free too.
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free: int | None = torch.cuda.mem_get_info(device)[0] + cached
+    else:
+        free = available_bytes()
         del parts["graph"]  # which is there already
     needed = sum(parts.values())
     if free is not None and needed > free:
@@ -46,7 +44,8 @@ def check_fits(graph: Graph, setup: Setup, device: torch.device) -> None:
 
 
 def least_bytes(graph: Graph, setup: Setup) -> dict[str, int]:
-    """Return a lower bound of the bytes of each part."""
+    """Return a lower bound of the bytes of each part: the graph, the parameters with Adam's state,
+    a layer's output in float32 and, in a GAT that is not in blocks, its messages."""
     recipe = setup.recipe
     last = graph.num_classes * (recipe.heads if setup.model == "gat" else 1)
     # With one layer GCN and GAT have no hidden one.
@@ -72,11 +71,3 @@ def parameters(model: str, recipe: Recipe, i: int, o: int) -> int:
     if depth == 1:
         return i * o * heads
     return i * width + (depth - 2) * width * width + width * o * heads
-
-
-def _free_bytes(device: torch.device) -> int | None:
-    if device.type != "cuda":
-        return available_bytes()
-    # Memory that torch's allocator holds without using it is free too.
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + cached

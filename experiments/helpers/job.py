@@ -1,4 +1,4 @@
-"""All seeds of one configuration: train what is missing, keep what is done."""
+"""All seeds of one configuration: train the missing ones, keep the finished ones."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from experiments.helpers import plot
 from experiments.helpers.data import NodeTask
 from experiments.helpers.display import SeedProgress, say
 from experiments.helpers.kept import Kept
-from experiments.helpers.markdown import write_report
+from experiments.helpers.origin import current_versions
 from experiments.helpers.ranks import of_first, world_size
-from experiments.helpers.results import FILE_NAME, Results, current_versions
+from experiments.helpers.report import RESULT, write_report
+from experiments.helpers.summary import Results
 from experiments.helpers.train import Setup, train
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def run(job: Job, console: Console) -> tuple[Results, Any]:
     path = None
     if job.out is not None:
         plot.require_matplotlib()
-        path = job.out / FILE_NAME
+        path = job.out / RESULT
     kept = Kept(path, {"config": config, "versions": versions})
     runs = kept.content.setdefault("runs", [])
     done = {record["seed"] for record in runs}
@@ -96,15 +97,10 @@ def run(job: Job, console: Console) -> tuple[Results, Any]:
             record, report = train(job.task, job.setup, seed, progress.follow(seed))
             kept.once(("runs", {"seed": seed}), functools.partial(dict, record))
             runs.sort(key=lambda record: record["seed"])
-            _write(results, job.out)
-    if not missing:
-        # The last start may have ended between result.json and these.
-        _write(results, job.out)
+            if job.out is not None:
+                write_report(results, job.out)
+    if not missing and job.out is not None:
+        # The last start may have ended between result.json and the report.
+        write_report(results, job.out)
     kept.write()
     return results, report
-
-
-def _write(results: Results, out: Path | None) -> None:
-    if out is not None:
-        write_report(results, out)
-        plot.plot_curves(results, out)

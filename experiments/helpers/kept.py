@@ -25,7 +25,7 @@ class Kept:
 
     Args:
         path: The file; None keeps the numbers in memory.
-        settings: What the numbers depend on. A file of other settings is refused.
+        settings: The numbers depend on them. A file of other settings is refused.
         origin: See :func:`experiments.helpers.origin.origin`. All but the command is a setting.
         derive: Makes further entries from the content, before each writing.
 
@@ -61,7 +61,7 @@ class Kept:
 
         Args:
             place: Keys of dicts; at its end a key, the place in a list (the next one at most), or
-                entries that tell one dict in a list from the others.
+                entries by which a dict in a list differs from the others.
             find: Gives the result; in a list of dicts, the further entries of one.
         """
         here: Any = self.content
@@ -140,7 +140,7 @@ def write_atomically(path: Path, content: bytes | Callable[[IO[bytes]], object])
     Raises:
         ResultsError: If the system refuses, a full disk for instance; the old file stays.
     """
-    # One name for each file: the next writing replaces what a killed process left.
+    # One name for each file: the next writing replaces the rest of a killed process.
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -179,7 +179,7 @@ def hold_folder(out: Path, warn: Callable[[str], None]) -> Iterator[None]:
         handle = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
     except (OSError, ValueError) as error:
         raise ResultsError(
-            f"Expected --out to be a folder to read and write (got {error}): give one that is "
+            f"Expected --out to be a folder to read and write (got {error}): give a folder that is "
             "yours, on a disk with room"
         ) from error
     try:

@@ -1,16 +1,28 @@
-"""The library's levels, and the one place where measurements wrap a model."""
+"""The library's levels and their names, and the one place where measurements wrap a model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 import gact_graph
-from experiments.helpers.labels import EXACT_LEVELS
 from experiments.helpers.values import FP32_BITS
+
+EXACT_LEVELS = ("L0", "lossless")
+"""Levels that quantize nothing."""
+
+LEVELS = (*EXACT_LEVELS, "L1", "L2", "CB1", "CB2")
+
+
+def label(level: str, bits: int) -> str:
+    """Return the name of a level with its bits.
+
+    >>> label("lossless", 4), label("L1", 4)
+    ('lossless', 'L1 4 bit')
+    """
+    return level if level in EXACT_LEVELS else f"{level} {bits} bit"
 
 
 @dataclass(frozen=True)
@@ -31,22 +43,23 @@ class Level:
     adaptive: bool | None = None
     prefetch: bool = True
 
+    @property
+    def label(self) -> str:
+        """The name in tables."""
+        bits = f" {self.bits} bit" if self.bits else ""
+        blocks = ", blocks" if self.blocks and self.level != "CB2" else ""
+        return f"`{self.level}`{bits}{blocks}" + ("" if self.prefetch else " without prefetch")
+
     def wrap(
-        self,
-        model: nn.Module,
-        bits: int = 4,
-        adaptive: bool = False,
-        pin: Mapping[str, int] | None = None,
-        **more: Any,
+        self, model: nn.Module, bits: int = 4, adaptive: bool = False, **more: Any
     ) -> nn.Module:
-        """Wrap a model, small tensors included; the first three are for levels that quantize."""
+        """Wrap a model, small tensors included; bits and adaptive are for levels that quantize."""
         exact = self.level in EXACT_LEVELS
         gact_graph.wrap(
             model,
             bits=FP32_BITS if exact else self.bits or bits,
             level=self.level,
             adaptive=(adaptive if self.adaptive is None else self.adaptive) and not exact,
-            pin=pin,
             blocks=self.blocks,
             min_bytes=0,
             **more,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,13 +12,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch_geometric.data import Data
 
 import gact_graph
-from experiments.helpers.cap import set_cap
+from experiments.helpers.process import set_cap
 from experiments.helpers.ranks import summed
 from experiments.helpers.train import synchronize, take_step
 from gact_graph.support.peak import PeakMeter
+from gact_graph.support.storage import parts_of
 
 
 @dataclass
@@ -57,9 +59,8 @@ class Steps:
     @property
     def medians(self) -> dict[str, float]:
         """``step_seconds`` and ``step_process_seconds``."""
-        clocks = self.seconds, self.process_seconds
-        wall, process = (statistics.median(clock[1:] or clock) for clock in clocks)
-        return {"step_seconds": wall, "step_process_seconds": process}
+        clocks = {"step_seconds": self.seconds, "step_process_seconds": self.process_seconds}
+        return {name: statistics.median(clock[1:] or clock) for name, clock in clocks.items()}
 
 
 def train(
@@ -70,15 +71,10 @@ def train(
     cap_bytes: int | None = None,
     compiles: bool = False,
 ) -> Steps:
-    """Train with Adam.
+    """Train with Adam, with meters around each step.
 
-    Args:
-        trainee: The network.
-        steps: How many.
-        lr: The learning rate.
-        meters: Measure each step.
-        cap_bytes: A limit on memory, see :func:`experiments.helpers.cap.set_cap`.
-        compiles: Whether the first step compiles, whose peak is the compiler's.
+    ``cap_bytes`` limits the memory, see :func:`experiments.helpers.process.set_cap`. If the first
+    step ``compiles``, its peak is the compiler's and does not count.
     """
     trainee.model.train()
     optimizer = torch.optim.Adam(trainee.model.parameters(), lr=lr)
@@ -92,12 +88,13 @@ def train(
         with ExitStack() as stack:
             for meter in meters:
                 stack.enter_context(meter.step())
-            start = time.perf_counter(), time.process_time()
+            start = _clocks()
             is_part = trainee.part is not None
             loss = take_step(trainee.model, optimizer, trainee.loss, after_forward, is_part)
             synchronize(trainee.device)
-            taken.seconds.append(time.perf_counter() - start[0])
-            taken.process_seconds.append(time.process_time() - start[1])
+            wall, process = _clocks()
+            taken.seconds.append(wall - start[0])
+            taken.process_seconds.append(process - start[1])
         taken.losses.append((summed(loss) if is_part else loss).item())
 
     if compiles:
@@ -113,6 +110,30 @@ def train(
     return taken
 
 
+def saved_bytes(forward: Callable[[], Tensor], model: nn.Module, inputs: Iterable[Tensor]) -> int:
+    """Count the bytes that one forward saves for backward in training mode.
+
+    Each storage counts once; parameters, buffers and inputs do not count.
+    """
+    own = [*model.parameters(), *model.buffers(), *inputs]
+    known = {part.untyped_storage().data_ptr() for tensor in own for part in parts_of(tensor)}
+    sizes: dict[int, int] = {}
+    kept: list[Tensor] = []  # an address is given again once its tensor is gone
+
+    def pack(tensor: Tensor) -> Tensor:
+        for part in parts_of(tensor):
+            storage = part.untyped_storage()
+            if storage.data_ptr() not in known:
+                sizes[storage.data_ptr()] = storage.nbytes()
+                kept.append(part.detach())
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor), torch.enable_grad():
+        output = forward()
+    del output
+    return sum(sizes.values())
+
+
 def load_kernels(device: torch.device) -> None:
     """Load what stays in a process after its first compressed step, whatever the graph."""
     model = gact_graph.wrap(nn.Linear(64, 64).to(device), bits=4, adaptive=False, min_bytes=0)
@@ -120,7 +141,7 @@ def load_kernels(device: torch.device) -> None:
 
 
 class Meter:
-    """Measures steps beside their time; does nothing by itself."""
+    """A measurement of steps beside their time; the base class measures nothing."""
 
     def __init__(self, trainee: Trainee) -> None:
         self.trainee = trainee
@@ -134,7 +155,7 @@ class Meter:
         """Measure between forward and backward."""
 
     def result(self) -> dict[str, Any]:
-        """Return what the steps took."""
+        """Return the measurements, by name."""
         return {}
 
 
@@ -150,8 +171,7 @@ class Saved(Meter):
 class OnDevice(Meter):
     """``held_bytes`` from forward to backward, ``host_bytes`` in host memory, ``reserved_bytes``.
 
-    All are None where they cannot be known: those of the device on a CPU, and those of host memory
-    without the library.
+    On a CPU those of the device are None; without the library those of host memory are.
     """
 
     held: int | None = None
@@ -171,13 +191,9 @@ class OnDevice(Meter):
 
     def result(self) -> dict[str, Any]:
         model, device = self.trainee.model, self.trainee.device
-        report = gact_graph.report(model) if self.trainee.wrapped else None
+        host = gact_graph.report(model).host_bytes if self.trainee.wrapped else None
         reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
-        host = None if report is None else report.host_bytes
         return {"held_bytes": self.held, "host_bytes": host, "reserved_bytes": reserved}
-
-
-EXCHANGES = ("exchange_seconds", "exchange_process_seconds")
 
 
 class Halo(Meter):
@@ -190,17 +206,18 @@ class Halo(Meter):
 
     def __init__(self, trainee: Trainee) -> None:
         super().__init__(trainee)
-        self._seconds: list[tuple[float, ...]] = []
+        self._seconds: list[tuple[float, float]] = []
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        waits: list[tuple[float, float]] = []
+        waits = []
         exchange = dist.all_to_all_single
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter(), time.process_time()
+            start = _clocks()
             result = exchange(*args, **kwargs)
-            waits.append((time.perf_counter() - start[0], time.process_time() - start[1]))
+            end = _clocks()
+            waits.append((end[0] - start[0], end[1] - start[1]))
             return result
 
         dist.all_to_all_single = timed
@@ -209,14 +226,14 @@ class Halo(Meter):
         finally:
             dist.all_to_all_single = exchange
         self._exchanges = len(waits)
-        self._seconds.append(tuple(sum(clock) for clock in zip((0.0, 0.0), *waits, strict=True)))
+        self._seconds.append((sum(wait[0] for wait in waits), sum(wait[1] for wait in waits)))
 
     def after_forward(self) -> None:
         self._forward = gact_graph.report(self.trainee.model).halo_bytes or 0
 
     def result(self) -> dict[str, Any]:
         part: Any = self.trainee.part
-        clocks = zip(*(self._seconds[1:] or self._seconds), strict=True)
+        wall, process = zip(*(self._seconds[1:] or self._seconds), strict=True)
         return {
             "nodes": len(part.nodes),
             "edges": part.edge_index.size(1),
@@ -225,15 +242,16 @@ class Halo(Meter):
             "forward_bytes": self._forward,
             "sent_bytes": gact_graph.report(self.trainee.model).halo_bytes or 0,
             "exchanges": self._exchanges,
-            **dict(zip(EXCHANGES, map(statistics.median, clocks), strict=True)),
+            "exchange_seconds": statistics.median(wall),
+            "exchange_process_seconds": statistics.median(process),
         }
 
 
-METERS: dict[str, Callable[[Trainee], Meter]] = {
-    "saved": Saved,
-    "device": OnDevice,
-    "halo": Halo,
-}
+METERS: dict[str, Callable[[Trainee], Meter]] = {"saved": Saved, "device": OnDevice, "halo": Halo}
+
+
+def _clocks() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
 
 
 def _allocated(device: torch.device) -> int:

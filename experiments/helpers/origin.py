@@ -1,4 +1,4 @@
-"""Where a file of numbers comes from: command, commit, machine and versions."""
+"""The origin of a file of numbers: command, commit, machine and versions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+import numpy
+import torch
+import torch_geometric
+
 import gact_graph
-from experiments.helpers.machine import gpus
-from experiments.helpers.results import current_versions
 
 _MEASURED = ("gact_graph", "csrc", "experiments", "datasets")
+_QUERY = ("name", "driver_version", "memory.total")
 
 
 def origin(program: str, argv: Sequence[str] | None) -> dict[str, Any]:
@@ -42,15 +45,11 @@ def command(program: str, flags: Sequence[str]) -> str:
     >>> command("estimates", ["--datasets", "digits,/home/me/cora.npz"])
     'python -m experiments.estimates --datasets digits,DATA/cora.npz'
     """
-    named, before = [], ""
-    for flag in flags:
-        if before in ("--out", "--data", "--data-root"):
-            named.append("DIR" if before == "--out" else "DATA")
-        elif flag.endswith(".npz"):
-            named.append(",".join(map(_named, flag.split(","))))
-        else:
-            named.append(flag)
-        before = flag
+    folders = {"--out": "DIR", "--data": "DATA", "--data-root": "DATA"}
+    named = []
+    for before, flag in zip(["", *flags], flags, strict=False):
+        files = (f"DATA/{PurePath(f).name}" if f.endswith(".npz") else f for f in flag.split(","))
+        named.append(folders.get(before) or (",".join(files) if flag.endswith(".npz") else flag))
     return " ".join([f"python -m experiments.{program}", *map(shlex.quote, named)])
 
 
@@ -74,21 +73,38 @@ def commit() -> str | None:
         return None
 
 
-def _named(dataset: str) -> str:
-    return f"DATA/{PurePath(dataset).name}" if dataset.endswith(".npz") else dataset
-
-
 def machine() -> str:
-    """Name the processor, its cores and the GPUs, as in ``AMD EPYC, 2 cores, no GPU``."""
+    """Return the processor, its cores and the GPUs, as in ``AMD EPYC, 2 cores, no GPU``."""
     names = [gpu["name"] for gpu in gpus()] or ["no GPU"]
     return ", ".join([_processor(), f"{os.cpu_count()} cores", *names])
 
 
 def _processor() -> str:
-    """The model's name; the standard library tells it on some systems only."""
+    """The model's name, which the standard library has on some systems only."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def gpus() -> list[dict[str, str]]:
+    """Return name, driver and memory of each GPU from ``nvidia-smi``; empty without it.
+
+    torch is not asked: it knows no driver, and would hold memory of the device from then on.
+    """
+    command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [line.split(", ") for line in done.stdout.splitlines()]
+    return [dict(zip(_QUERY, row, strict=True)) for row in rows if len(row) == len(_QUERY)]
+
+
+def current_versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that may change a run's numbers."""
+    libraries = (torch, torch_geometric, numpy, gact_graph)
+    versions = {library.__name__: str(library.__version__) for library in libraries}
+    return {"python": platform.python_version(), **versions}

@@ -6,6 +6,16 @@ the range over the paper's four data sets.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from experiments.helpers import summary
+from experiments.helpers.strategies import LABELS
+from experiments.helpers.tables import Column, Table, table
+from experiments.helpers.train import Setup
+from experiments.helpers.values import FP32_BITS
+
 _SCORES = {
     # (model, data set): fp32, adaptive 4 bit, adaptive 2 bit
     ("gcn", "flickr"): (51.17, 51.08, 51.20),
@@ -21,7 +31,8 @@ _SCORES = {
     ("gcnii", "yelp"): (62.33, 62.28, 62.33),
     ("gcnii", "ogbn-arxiv"): (72.52, 72.28, 71.74),
 }
-_SCORE_VARIANTS = ("fp32", "adaptive-4", "adaptive-2")
+SCORED = ("fp32", "adaptive-4", "adaptive-2")
+DATASETS = ("flickr", "reddit", "yelp", "ogbn-arxiv")
 
 _RATES = {
     # model: adaptive 4, 3, 2 bit, each lowest and highest
@@ -29,36 +40,150 @@ _RATES = {
     "gat": ((4.2, 5.1), (4.5, 6.1), (5.2, 7.0)),
     "gcnii": ((4.5, 6.7), (5.2, 8.0), (5.9, 10.2)),
 }
-_RATE_VARIANTS = ("adaptive-4", "adaptive-3", "adaptive-2")
+_RATED = ("adaptive-4", "adaptive-3", "adaptive-2")
+
+_GROWTH = {"depth": (24, 152, 240), "width": (2464, 3948, 4244)}
+"""Table 3: the deepest and the widest GCN in 16 GB, at L0, L1 and L2."""
 
 
 def paper_score(model: str, dataset: str, variant: str) -> float | None:
     """Return the paper's score in per cent; ``None`` where it has none, or it is not at hand.
 
-    ``dataset`` must be the data set itself: a file with its graph, or a made-up graph of its
+    ``dataset`` must be the data set itself: a file with its graph, or a synthetic graph of its
     size, gives scores that do not compare.
     """
     scores = _SCORES.get((model, dataset))
-    if scores is None or variant not in _SCORE_VARIANTS:
-        return None
-    return scores[_SCORE_VARIANTS.index(variant)]
+    return dict(zip(SCORED, scores, strict=True)).get(variant) if scores else None
 
 
 def paper_rates(model: str, variant: str) -> tuple[float, float] | None:
     """Return the paper's lowest and highest compression rate over its data sets, or ``None``."""
-    if variant not in _RATE_VARIANTS:
-        return None
-    return _RATES[model][_RATE_VARIANTS.index(variant)]
+    return dict(zip(_RATED, _RATES[model], strict=True)).get(variant)
 
 
-_GROWTH = {"depth": (24, 152, 240), "width": (2464, 3948, 4244)}
+@dataclass(frozen=True)
+class Variant:
+    """One line of Table 2; ``name`` is also its folder under ``--out``."""
+
+    name: str
+    label: str
+    bits: int
+    adaptive: bool = False
+
+    def of(self, setup: Setup) -> Setup:
+        """Return a setup with these bits: stock's in fp32, else at the setup's own level."""
+        exact = self.bits == FP32_BITS
+        level, blocks = ("L0", False) if exact else (setup.level, setup.blocks)
+        return replace(setup, bits=self.bits, level=level, blocks=blocks, adaptive=self.adaptive)
 
 
-def paper_growth(vary: str) -> str:
-    """Table 3: the deepest or the widest GCN in 16 GB, at L0, L1 and L2.
+VARIANTS = (
+    Variant("fp32", "fp32", 32),
+    Variant("fixed-4", "fixed 4 bit", 4),
+    Variant("adaptive-4", "adaptive 4 bit", 4, adaptive=True),
+    Variant("adaptive-3", "adaptive 3 bit", 3, adaptive=True),
+    Variant("adaptive-2", "adaptive 2 bit", 2, adaptive=True),
+)
+COMPRESSED = VARIANTS[1:]
 
-    >>> paper_growth("depth")
-    '24, 152 (6.3x), 240 (10.0x)'
+_SCORE: tuple[Column, ...] = (("score, %", "{score}"), ("paper", "{paper_score:.2f|-}"))
+_RATE: tuple[Column, ...] = (("rate", "{rate}"), ("paper", "{paper_rate}"))
+
+
+def _beside(model: str, dataset: str, variant: Variant, results: Any) -> dict[str, Any]:
+    """Score and rate of a variant, and the paper's."""
+    rates = paper_rates(model, variant.name)
+    return {
+        "label": variant.label,
+        "score": summary.percent(results.values("test_score")) if results else "not yet",
+        "rate": summary.factor(results.values("rate")) if results else "not yet",
+        "paper_score": paper_score(model, dataset, variant.name),
+        "paper_rate": "{}-{}x".format(*rates) if rates else "-",
+    }
+
+
+def compared(model: str, dataset: str, results: Mapping[str, summary.Results]) -> Table:
+    """Return ours beside the paper's Table 2, one row a variant.
+
+    Args:
+        model: The model of all variants.
+        dataset: As ``--dataset`` names it; the paper's scores appear only for its own data sets.
+        results: By the variant's name; the cells of a missing one say "not yet".
     """
+    rows = []
+    for variant in VARIANTS:
+        of = results.get(variant.name)
+        row = _beside(model, dataset, variant, of)
+        row["saved"] = summary.mean_bytes(of.values("stored_bytes")) if of else ""
+        row["peak"] = summary.mean_bytes(of.values("peak_bytes")) if of else ""
+        row["seconds"] = summary.seconds(of.values("epoch_seconds")) if of else ""
+        rows.append(row)
+    own = (("saved", "{saved}"), ("peak", "{peak}"), ("s/epoch", "{seconds}"))
+    return table((("", "{label}"), *_SCORE, *_RATE, *own), rows)
+
+
+def compare_notes(model: str, dataset: str) -> list[str]:
+    """Return remarks on the paper's columns."""
+    lines = ["Saved: bytes kept for backward. Paper's rates: the range over its four data sets."]
+    if paper_score(model, dataset, "fp32") is None:
+        lines.append("The paper has no scores for this data set.")
+    return lines
+
+
+def scores_by_seed(study: Mapping[str, Any]) -> dict[str, dict[int, float]]:
+    """Return the test scores of each variant, by seed."""
+    return {
+        name: {run["seed"]: run["test_score"] for run in runs if run["test_score"] is not None}
+        for name, runs in study["runs"].items()
+    }
+
+
+def to_fp32(study: Mapping[str, Any], variant: Variant) -> str:
+    """Return the difference to fp32 with its interval, as text; empty for fp32."""
+    scores = scores_by_seed(study)
+    if variant not in COMPRESSED:
+        return ""
+    difference = summary.paired_difference(scores[variant.name], scores["fp32"])
+    return summary.signed_percent(difference)
+
+
+def table2(studies: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Return Table 2: each model on each graph and variant, grouped by model as in the paper."""
+    rows = []
+    for study in sorted(studies.values(), key=lambda study: [*_RATES].index(study["model"])):
+        for variant in VARIANTS:
+            results = summary.Results({}, {}, study["runs"][variant.name])
+            row = _beside(study["model"], study["graph"], variant, results)
+            seeds, difference = len(results.values("test_score")), to_fp32(study, variant)
+            row |= {"model": study["model"].upper(), "graph": study["graph"], "seeds": seeds}
+            rows.append(row | {"to_fp32": difference})
+    who = (("model", "{model}"), ("graph", "{graph}"), ("", "{label}"), ("seeds", "{seeds}"))
+    return table((*who, *_SCORE, ("to fp32", "{to_fp32}"), *_RATE), rows)
+
+
+def table3(searches: Sequence[Mapping[str, Any]]) -> Table:
+    """Return Table 3: for each memory and dimension the largest size, and its ratio to stock's.
+
+    Args:
+        searches: ``memory``, ``vary``, ``variant`` and ``largest`` of each.
+    """
+    sizes = {(row["memory"], row["vary"], row["variant"]): row["largest"] for row in searches}
+    variants = dict.fromkeys(row["variant"] for row in searches)
+
+    def size(memory: str, vary: str, variant: str) -> str:
+        largest, stock = (sizes.get((memory, vary, name)) for name in (variant, "stock"))
+        if largest is None:
+            return "not run"
+        return f"{largest:,} ({largest / stock:.1f}x)" if stock else f"{largest:,}"
+
+    rows = [
+        (*case, *(size(*case, variant) for variant in variants), _growth(case[1]))
+        for case in dict.fromkeys((row["memory"], row["vary"]) for row in searches)
+    ]
+    heads = (LABELS[variant] for variant in variants)
+    return Table(("memory", "", *heads, "paper, 16 GB: L0, L1, L2"), rows)
+
+
+def _growth(vary: str) -> str:
     stock, *others = _GROWTH[vary]
     return ", ".join([f"{stock:,}", *(f"{size:,} ({size / stock:.1f}x)" for size in others)])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
 
 from experiments.helpers.errors import ResultsError
-from experiments.helpers.parts import picture
+from experiments.helpers.network_model import modelled
 
-# What a light picture is drawn in, and what takes its place on a dark page.
+# Colors of light pictures, and their twins on a dark page.
 _DARK = {
     "#24292f": "#e6edf3",
     "#57606a": "#9ea7b3",
@@ -22,6 +28,18 @@ _DARK = {
     "#dcf5e4": "#17361f",
 }
 
+_TITLE = re.compile("<title>.*</title>")
+
+_STYLE: Any = {
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), "#24292f"),
+    **dict.fromkeys(("axes.edgecolor", "grid.color"), "#d8dee4"),
+    **{"svg.fonttype": "none", "svg.hashsalt": "gact_graph", "font.size": 9},
+    **{"axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": "medium"},
+}
+_COLORS = ("#8c959f", "#d55e00")
+
+Points = Sequence[tuple[int, float]]
+
 
 def pictures(root: Path) -> dict[Path, str]:
     """Return each picture's text by its path: those from results/, and the dark ones."""
@@ -30,12 +48,15 @@ def pictures(root: Path) -> dict[Path, str]:
     drawn: dict[Path, str] = {}
     partition = root / "results" / "partition" / "gat.json"
     if partition.exists():
-        text = picture.draw(json.loads(partition.read_text(encoding="utf-8")))
-        drawn[folder / "partition-light.svg"] = text
-    light |= drawn
+        content = json.loads(partition.read_text(encoding="utf-8"))
+        path, text = folder / "partition-light.svg", draw_partition(content)
+        # Its title has the numbers; the rest differs between versions of matplotlib.
+        if path in light and _TITLE.findall(light[path]) == _TITLE.findall(text):
+            text = light[path]
+        drawn[path] = text
     dark = {
         path.with_name(path.name.replace("-light", "-dark")): _darkened(text)
-        for path, text in light.items()
+        for path, text in (light | drawn).items()
     }
     return drawn | dark
 
@@ -55,3 +76,65 @@ def _darkened(svg: str) -> str:
         return _DARK[match[0]]
 
     return re.sub(r"#[0-9a-f]{6}\b", dark, svg)
+
+
+def draw_partition(content: Mapping[str, Any]) -> str:
+    """Draw the results of ``experiments.partition`` with two ways and two widths of the halo.
+
+    Two panels: the peak of a process, measured; the bytes that a process sends in a step, measured
+    and counted.
+    """
+    ways = list(dict.fromkeys(run["way"] for run in content["runs"]))[: len(_COLORS)]
+    peaks = {way: _measured(content, "peak_bytes", way, 32) for way in ways}
+    sent, counted = {}, {}
+    for bits in content["halo_bits"][: len(_COLORS)]:
+        name = f"halo in {bits} bits"
+        sent[name] = [p for p in _measured(content, "sent_bytes", ways[-1], bits) if p[0] > 1]
+        counted[name] = [*sent[name][-1:], *_counted(content, ways[-1], bits)]
+    title = [f"{way} peaks at {line[-1][1]:,.0f} MB" for way, line in peaks.items()]
+    title += [f"{name}: {line[-1][1]:,.1f} MB sent" for name, line in sent.items() if line]
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(7.6, 3.2), layout="constrained")
+        panels = figure.subplots(1, 2)
+        _panel(panels[0], "peak of a process, MB", peaks, {})
+        _panel(panels[1], "sent by a process in a step, MB (dashed: counted)", sent, counted)
+        svg = io.StringIO()
+        about = {"Title": "; ".join(title), "Date": None, "Creator": None}
+        figure.savefig(svg, format="svg", transparent=True, metadata=about)
+    return svg.getvalue()
+
+
+def _measured(content: Mapping[str, Any], name: str, way: str, bits: int) -> Points:
+    """By number of processes, the largest value of a process."""
+    return [
+        (run["parts"], max(rank[name] for rank in run["ranks"]) / 1e6)
+        for run in content["runs"]
+        if run["way"] == way and (run["halo_bits"] == bits or run["parts"] == 1)
+    ]
+
+
+def _counted(content: Mapping[str, Any], way: str, bits: int) -> Points:
+    runs = [r for r in content["runs"] if (r["way"], r["halo_bits"]) == (way, bits)]
+    several = [run for run in runs if run["parts"] > 1]
+    if not several:
+        return []
+    ranks = max(several, key=lambda run: run["parts"])["ranks"]
+    sizes = content["counted"]
+    return [(size["parts"], modelled(size, ranks, None).sent_bytes / 1e6) for size in sizes]
+
+
+def _panel(
+    axes: Any, title: str, lines: Mapping[str, Points], dashed: Mapping[str, Points]
+) -> None:
+    for color, (name, line) in zip(_COLORS, lines.items(), strict=False):
+        axes.plot(*zip(*line, strict=True), color=color, label=name)
+        if dashed.get(name):
+            axes.plot(*zip(*dashed[name], strict=True), color=color, linestyle="--")
+    parts = sorted({point[0] for line in (*lines.values(), *dashed.values()) for point in line})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(parts, map(str, parts))
+    axes.minorticks_off()
+    axes.set(title=title, xlabel="processes")
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y")
+    axes.legend(frameon=False)

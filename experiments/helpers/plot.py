@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.helpers.errors import ExperimentError
 from experiments.helpers.kept import write_atomically
-from experiments.helpers.results import Results
-from experiments.helpers.summary import title
+from experiments.helpers.summary import Results, metric_of, title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,20 +21,12 @@ _SHOWN = 10
 
 
 def require_matplotlib() -> None:
-    """Fail before the training instead of after it.
-
-    Raises:
-        ExperimentError: If matplotlib is missing; the text names the extra that brings it.
-    """
+    """Raise ExperimentError before the training, if matplotlib is missing."""
     _figure()
 
 
 def plot_curves(results: Results, out: Path) -> None:
-    """Draw loss and validation score over epochs, one line a seed, into ``out/curves.png``.
-
-    Raises:
-        ExperimentError: If matplotlib is missing, or the file cannot be written.
-    """
+    """Draw loss and validation score over epochs, one line a seed, into ``out/curves.png``."""
     figure = _figure()
     left, right = figure.subplots(1, 2)
     for run in results.runs:
@@ -46,7 +37,7 @@ def plot_curves(results: Results, out: Path) -> None:
         (line,) = right.plot(epochs, scores, linewidth=1, label=label)
         best = run["best_epoch"]
         right.plot(best, scores[best - 1], "o", markersize=4, color=line.get_color())
-    metric = "micro-F1" if results.config["multi_label"] else "accuracy"
+    metric = metric_of(results.config)
     left.set(xlabel="epoch", ylabel="training loss")
     right.set(xlabel="epoch", ylabel=f"validation {metric}, % (dot: best epoch)")
     for axes in (left, right):

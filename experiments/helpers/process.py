@@ -1,40 +1,66 @@
 """Functions called in processes of their own, whose memory holds nothing of earlier work.
 
 The child is ``python -m experiments.helpers.process MODULE:FUNCTION ARGUMENTS``; arguments and
-result are JSON.
+result are JSON. A child may have another CPU allocator, and a cap on its memory.
 """
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from experiments.helpers.cap import ended_by_memory
+import torch
+
 from experiments.helpers.errors import ExperimentError
+from gact_graph.support.memory.policy import SWITCH
 
 OUT_OF_MEMORY = "out of memory"
 
+_NO_MEMORY = (
+    "can't allocate memory",
+    "MemoryError",
+    "bad_alloc",
+    "out of memory",
+    # Of cuBLAS and cuSPARSE, for what they take from the device themselves.
+    "STATUS_ALLOC_FAILED",
+    "STATUS_INSUFFICIENT_RESOURCES",
+)
 
-def call(
-    function: str,
-    *arguments: Any,
-    environment: Mapping[str, str] | None = None,
-    limit: float | None = None,
-) -> Any:
+_TUNED = "dirty_decay_ms:-1,muzzy_decay_ms:-1"
+
+ALLOCATORS = {
+    "kept": "gact_graph's kept memory",
+    "jemalloc-tuned": f"jemalloc, `{_TUNED}`",
+    "jemalloc": "jemalloc, defaults",
+    "glibc": "glibc",
+}
+"""The names of CPU allocators, and their labels in tables."""
+
+HEAP = ("MALLOC_MMAP_THRESHOLD_", str(4 << 20))
+"""Set under a cap: tensors of 4 MB or more are then no part of glibc's heap.
+
+There small objects that live until backward settle in the gaps of freed tensors, which serve no
+other tensor from then on: part of the freed memory would count all the same, also of stock.
+"""
+
+
+def call(function: str, *arguments: Any, limit: float | None = None) -> Any:
     """Return the result of a function, or ``{"reason": ...}`` where there is none.
 
     Args:
         function: ``module:function``.
         *arguments: Of the function.
-        environment: In place of this process's.
         limit: Seconds after which the process is ended.
     """
-    return call_together(function, [arguments], environment, limit)[0]
+    return call_together(function, [arguments], limit=limit)[0]
 
 
 def call_together(
@@ -43,11 +69,11 @@ def call_together(
     environment: Mapping[str, str] | None = None,
     limit: float | None = None,
 ) -> list[Any]:
-    """As :func:`call`, of several processes that run at once."""
+    """As :func:`call`, of several processes that run at once, in another environment."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", __name__, function, json.dumps(arguments)],
-            env=dict(os.environ if environment is None else environment),
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -75,7 +101,7 @@ def _result(process: subprocess.Popen[str], limit: float | None) -> Any:
     return {"reason": f"failed: {last[:300]}"}
 
 
-def checked(result: Any, what: str) -> Any:
+def checked(result: Any, subject: str) -> Any:
     """Return a result of :func:`call`; None where the memory did not suffice.
 
     Raises:
@@ -85,16 +111,80 @@ def checked(result: Any, what: str) -> Any:
         return result
     if result["reason"] == OUT_OF_MEMORY:
         return None
-    raise ExperimentError(f"{what}: {result['reason']}")
+    raise ExperimentError(f"{subject}: {result['reason']}")
 
 
-def main(argv: list[str]) -> int:
-    """The child process."""
-    module, _, name = argv[0].partition(":")
-    result = getattr(importlib.import_module(module), name)(*json.loads(argv[1]))
-    print(json.dumps(result), flush=True)
-    return 0
+def environment(allocator: str) -> dict[str, str]:
+    """Return the environment of a process with a CPU allocator of :data:`ALLOCATORS`.
+
+    Raises:
+        ExperimentError: If jemalloc is not installed.
+    """
+    variables = {key: value for key, value in os.environ.items() if key != SWITCH}
+    if allocator == "kept":
+        return variables
+    variables[SWITCH] = "0"
+    if allocator != "glibc":
+        library = ctypes.util.find_library("jemalloc")
+        if library is None:
+            raise ExperimentError(
+                "Expected jemalloc's shared library (got none); apt-get install libjemalloc2"
+            )
+        variables["LD_PRELOAD"] = library
+    if allocator == "jemalloc-tuned":
+        variables["MALLOC_CONF"] = _TUNED
+    return variables
+
+
+def set_cap(device: torch.device, cap: int) -> None:
+    """Limit this process to ``cap`` bytes beyond those that it has now.
+
+    On the CPU it is its own writable memory. On CUDA it is what torch's caching allocator takes
+    from the device, blocks that it keeps for later included, so that fragments count. The context
+    of CUDA and what libraries take past the allocator are not in it: a card of 16 GB has less than
+    16 GB to give.
+
+    Raises:
+        ExperimentError: If the device has less memory than that in all.
+    """
+    if device.type != "cuda":
+        # RLIMIT_AS would count the libraries' code too.
+        lines = Path("/proc/self/status").read_text().splitlines()
+        line = next(line for line in lines if "VmData" in line)
+        limit = int(line.split()[1]) * 1024 + cap
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        return
+    total = torch.cuda.get_device_properties(device).total_memory
+    limit = torch.cuda.memory_allocated(device) + cap
+    if limit > total:
+        raise ExperimentError(
+            f"Expected a cap that leaves the process within the device's {total / 1e9:.1f} GB "
+            f"(got {cap / 1e9:.1f} GB beyond the {(limit - cap) / 1e9:.1f} GB of the graph and "
+            "the model): give a smaller one"
+        )
+    # Unlike its neighbours, this function takes no device without a number.
+    index = torch.cuda.current_device() if device.index is None else device.index
+    torch.cuda.set_per_process_memory_fraction(limit / total, index)
+
+
+def is_want_of_memory(error: BaseException) -> bool:
+    """Return whether Python or torch raised this for want of memory.
+
+    On the CPU torch has no error of its own for that: it raises a plain RuntimeError.
+    """
+    from_torch = isinstance(error, RuntimeError) and any(
+        words in str(error) for words in _NO_MEMORY
+    )
+    return isinstance(error, MemoryError) or from_torch
+
+
+def ended_by_memory(code: int, errors: str) -> bool:
+    """Return whether a process with this exit code and standard error lacked memory."""
+    # Some libraries end the process where they get no memory.
+    return code in (-6, -9) or any(words in errors for words in _NO_MEMORY)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    _module, _, _name = sys.argv[1].partition(":")
+    _function = getattr(importlib.import_module(_module), _name)
+    print(json.dumps(_function(*json.loads(sys.argv[2]))), flush=True)

@@ -7,7 +7,7 @@ import os
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,14 +27,17 @@ def rank() -> int:
 
 
 @contextmanager
-def process_group(device: torch.device) -> Iterator[None]:
-    """Joins the others inside; does nothing without ``torchrun``."""
+def process_group(device: torch.device, **more: Any) -> Iterator[None]:
+    """Join the other processes inside; do nothing where there are none.
+
+    ``more`` are arguments of ``init_process_group`` in place of the variables of ``torchrun``.
+    """
     if world_size() == 1:
         yield
         return
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", **more)
     try:
         yield
         dist.barrier()

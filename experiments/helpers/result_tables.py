@@ -1,4 +1,4 @@
-"""Each table of the pages, as Markdown, made from one or two files in results/.
+"""Each table of the pages, as Markdown, made from one or several files in results/.
 
 Every table ends in a caption that names the command, the commit, the versions and the machine.
 """
@@ -6,50 +6,70 @@ Every table ends in a caption that names the command, the commit, the versions a
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from experiments.helpers import (
-    estimate_tables,
-    forces_tables,
-    gradient_tables,
-    peer_tables,
-    score_tables,
-    summary,
+from experiments.allocation import ratios
+from experiments.allocators import by_allocator
+from experiments.estimates import BUDGETS, REFUSED, is_kept, predictions, verdict
+from experiments.forces import COSTS, PHYSICS, by_way
+from experiments.generality import by_width
+from experiments.gradient_error import error_of
+from experiments.helpers import comparison, summary
+from experiments.helpers.errors import ResultsError
+from experiments.helpers.levels import label
+from experiments.helpers.network_model import BANDWIDTH, LATENCY
+from experiments.helpers.paper import (
+    COMPRESSED,
+    DATASETS,
+    SCORED,
+    paper_rates,
+    paper_score,
+    scores_by_seed,
     table3,
-    time_tables,
+    to_fp32,
 )
-from experiments.helpers.labels import LABELS
-from experiments.helpers.markdown import markdown_table
-from experiments.helpers.parts import tables as parts_tables
-from experiments.helpers.strategies import STRATEGIES
-from experiments.helpers.table_sources import read, source, sources
+from experiments.helpers.recipes import MODELS
+from experiments.helpers.strategies import LABELS, STRATEGIES
+from experiments.helpers.subjects import LAYERS
+from experiments.helpers.tables import Column, Row, Table, table
+from experiments.overhead import columns_of
+from experiments.partition import counted, measured
 
-_SUBJECTS = {
-    "gat": "GAT, arxiv_graph",
-    "gcn-edge_index": "GCN on `edge_index`, arxiv_graph",
-    "gatv2": "GATv2, flickr_graph",
-    "transformer": "TransformerConv, flickr_graph",
-}
+Page = Callable[[], str]
+Files = list[dict[str, Any]]
+
+_COMMIT = re.compile(r", commit ([0-9a-f]{7,40}(?:\+changes)?)[,.]")
+
+_COMMITS: Column = ("commit", "{commit}")
+
+_ARXIV, _FLICKR = "arxiv_graph", "flickr_graph"
 
 _NETWORKS = {
-    "gat": "GAT, arxiv_graph",
-    "gcn": "GCN on `edge_index`, arxiv_graph",
-    "gatv2": "GATv2, flickr_graph",
-    "transformer": "TransformerConv, flickr_graph",
-    "gcnii": "GCNII on a sparse matrix, arxiv_graph",
+    "gat": f"GAT, {_ARXIV}",
+    "gcn": f"GCN on `edge_index`, {_ARXIV}",
+    "gatv2": f"GATv2, {_FLICKR}",
+    "transformer": f"TransformerConv, {_FLICKR}",
+    "gcnii": f"GCNII on a sparse matrix, {_ARXIV}",
 }
+
+_SAVED = {"gat": "gat", "gcn-edge_index": "gcn", "gatv2": "gatv2", "transformer": "transformer"}
+"""Files of ``results/memory``, and their networks."""
 
 _COMPARED = ("stock", "stock-kept", "dgl", "lossless+blocks", "L1-4+blocks")
 
-_HEADLINE_PEERS = {
+_HEADLINE = {
+    "stock": "stock PyG",
     "stock-kept": "stock PyG with gact_graph's memory allocation",
-    "checkpoint": STRATEGIES["checkpoint"].label,
-    "dgl": STRATEGIES["dgl"].label,
+    "checkpoint": LABELS["checkpoint"],
+    "dgl": LABELS["dgl"],
     "lossless+blocks": '**gact_graph**, `level="lossless", blocks="auto"`',
+    "L1-4+blocks": "**gact_graph**, `bits=4`",
 }
-"""The ways that compute the same as stock, with their names in the first table."""
 
 _LEVELS = (
     *("stock", "checkpoint", "lossless", "lossless+blocks"),
@@ -57,160 +77,448 @@ _LEVELS = (
 )
 
 
-def tables(results: Path) -> dict[str, Callable[[], str]]:
+def tables(results: Path) -> dict[str, Page]:
     """Return a function for each table, by name."""
-    found: dict[str, Callable[[], str]] = {}
-    makers: tuple[tuple[str, Callable[[Path], str]], ...] = (
-        ("headline", _headline),
-        ("headline-accuracy", _headline_accuracy),
-        ("networks", _networks),
-        ("levels", _levels),
-        ("overhead", time_tables.overhead),
-        ("overhead-of-default", time_tables.overhead_of_default),
-        ("busy", time_tables.busy),
-        ("allocators", time_tables.allocators),
-        ("saved", _saved),
-        ("largest-graph", _largest_graph),
-        ("scores", score_tables.scores),
-        ("rates", score_tables.rates),
-        ("gcnii-amazon", functools.partial(score_tables.trainings, file="gcnii_amazon.json")),
-        ("low-bits", functools.partial(score_tables.trainings, file="low_bits.json")),
-        ("gradient-variance", gradient_tables.gradient_variance),
-        ("allocation", gradient_tables.allocation),
-        ("gradient-error", gradient_tables.gradient_error),
-        ("bias", gradient_tables.bias),
-        ("agreement", gradient_tables.agreement),
-        ("forces", forces_tables.forces),
-        ("forces-physics", forces_tables.forces_physics),
-    )
-    found |= {name: functools.partial(make, results) for name, make in makers}
-    estimates = results / "estimates.json"
-    if estimates.exists():
-        shown = {"estimates": estimate_tables.predictions, "budgets": estimate_tables.budgets}
-        found |= {n: functools.partial(_with_source, estimates, show) for n, show in shown.items()}
-    kinds = (
-        ("peers", peer_tables.peers),
-        ("generality", peer_tables.generality),
-        ("partition", parts_tables.partition),
-        ("table3", _table3),
-    )
-    for kind, make in kinds:
-        for name in peer_tables.names(results, kind):
-            path = results / kind / f"{name}.json"
-            found[f"{kind}-{name}"] = functools.partial(_with_source, path, make)
-    return found | {
-        "paper-scores": score_tables.paper_scores,
-        "paper-rates": score_tables.paper_rate_ranges,
+    pages: dict[str, Page] = {}
+
+    def add(name: str, make: Callable[[Any], str | Table], *globs: str) -> None:
+        """A table of a file, or of a list of files where the pattern has a wildcard."""
+        several = "*" in globs[0] or len(globs) > 1
+        paths = [path for glob in globs for path in sorted(results.glob(glob))]
+        pages[name] = functools.partial(_page, make, paths, several)
+
+    add("headline", _headline, "peers/gat.json")
+    pages["headline-accuracy"] = functools.partial(_headline_accuracy, results)
+    add("networks", _networks, *(f"peers/{model}.json" for model in _NETWORKS))
+    add("levels", _levels, "peers/gat.json")
+    add("overhead", _overhead, "overhead.json")
+    add("overhead-of-default", _overhead_of_default, "overhead.json")
+    add("busy", _busy, "busy.json")
+    add("allocators", lambda content: by_allocator(content["medians"]), "allocators.json")
+    add("saved", _saved, *(f"memory/{model}.json" for model in _SAVED))
+    add("largest-graph", _largest_graph, "scaling/gat-graph.json")
+    add("scores", _scores, "table2/*.json")
+    add("rates", _rates, "table2/*.json")
+    add("gcnii-amazon", _trainings, "gcnii_amazon.json")
+    add("low-bits", _trainings, "low_bits.json")
+    add("gradient-variance", _gradient_variance, "sensitivity/*.json")
+    add("allocation", _allocation, "allocation/*.json")
+    add("gradient-error", _gradient_error, "gradient_error/*.json", "gradient_error/*/*.json")
+    add("bias", _bias, "bias/*.json")
+    add("agreement", _agreement, "variance/digits.json")
+    add("forces", lambda content: by_way(COSTS, content["models"]), "forces.json")
+    add("forces-physics", lambda content: by_way(PHYSICS, content["models"]), "forces.json")
+    if (results / "estimates.json").exists():
+        add("estimates", _estimates, "estimates.json")
+        add("budgets", _budgets, "estimates.json")
+    kinds: dict[str, Callable[[Any], str | Table]] = {
+        "peers": _peers,
+        "generality": lambda content: by_width(content["runs"]),
+        "partition": _partition,
+        "table3": lambda content: table3(content["rows"]),
     }
+    for kind, make in kinds.items():
+        for path in sorted((results / kind).glob("*.json")):
+            add(f"{kind}-{path.stem}", make, f"{kind}/{path.name}")
+    return pages | {"paper-scores": _paper_scores, "paper-rates": _paper_rates}
 
 
-def _with_source(path: Path, make: Callable[[Any], str]) -> str:
-    found = read(path)
-    return f"{make(found)}\n\n{source(found)}"
+def _page(make: Callable[[Any], str | Table], paths: Iterable[Path], several: bool) -> str:
+    """A table with its caption."""
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    made = make(files if several else files[0])
+    text = made.markdown() if isinstance(made, Table) else made
+    if "command" in files[0]:
+        return f"{text}\n\n{sources(files) if several else source(files[0])}"
+    # Files of several results, each with its own origin, by name.
+    return f"{text}\n\n{sources(_studies(files) if several else files[0].values())}"
 
 
-def _headline(results: Path) -> str:
-    found = read(results / "peers" / "gat.json")
-    variants = found["variants"]
-    ways = {"stock": "stock PyG", **_HEADLINE_PEERS, "L1-4+blocks": "**gact_graph**, `bits=4`"}
-    rows = []
-    for way, label in ways.items():
-        peak, _, time, _ = _cost(variants[way], variants["stock"])
-        rows.append((label, peak, time))
-    return f"{markdown_table(('', 'peak memory', 'time per step'), rows)}\n\n{source(found)}"
+def check_commits(name: str, text: str) -> None:
+    """Check that the numbers of a table stem from one commit, or that each row names its own.
+
+    Raises:
+        ResultsError: If the captions name several commits and the column ``commit`` does not.
+    """
+    commits = set(_COMMIT.findall(text))
+    if len(commits) < 2:
+        return
+    head, _, *rows = (line for line in text.splitlines() if line.startswith("|"))
+    columns = [cell.strip() for cell in head.strip("|").split("|")]
+    shown: set[str] = set()
+    if "commit" in columns:
+        place = columns.index("commit")
+        for row in rows:
+            shown |= {*row.strip("|").split("|")[place].replace(",", " ").split()}
+    if shown != commits:
+        raise ResultsError(
+            f"Expected the numbers of table {name} to stem from one commit, or each row to name "
+            f"its own in a column commit (got {', '.join(sorted(commits))})"
+        )
+
+
+def source(content: Row) -> str:
+    """Return a caption with command, commit, versions and machine of one file's numbers."""
+    return f"<small>`{content['command']}`; {_circumstances(content)}.</small>"
+
+
+def sources(files: Iterable[Row]) -> str:
+    """Return a caption with every command, grouped by commit, versions and machine."""
+    commands: dict[str, dict[str, None]] = {}
+    for content in files:
+        commands.setdefault(_circumstances(content), {})[f"`{content['command']}`"] = None
+    return "\n\n".join(
+        f"<small>{'<br>'.join(group)}<br>{circumstances}.</small>"
+        for circumstances, group in commands.items()
+    )
+
+
+def _circumstances(content: Row) -> str:
+    versions = content["versions"]
+    threads = content.get("threads") or content.get("config", {}).get("threads")
+    parts = [
+        f"gact_graph {versions['gact_graph']}",
+        f"commit {content['commit']}",
+        f"torch {versions['torch'].partition('+')[0]}",
+        f"PyG {versions['torch_geometric']}",
+        content["machine"],
+    ]
+    if threads:
+        parts.append("1 thread" if threads == 1 else f"{threads} threads")
+    return ", ".join(parts)
+
+
+def _cost(row: Row, stock: Row) -> dict[str, Any]:
+    """Peak and its reduction, and seconds per step relative to stock PyG."""
+    reduction = stock["peak_bytes"] / row["peak_bytes"]
+    return {**row, "reduction": reduction, "relative": row["step_seconds"] / stock["step_seconds"]}
+
+
+def _headline(content: Row) -> Table:
+    variants = content["variants"]
+    spec = (
+        ("", "{label}"),
+        ("peak memory", "{peak_bytes:MB} MB"),
+        ("time per step", "{step_seconds:.1f} s"),
+    )
+    return table(spec, ({"label": text, **variants[name]} for name, text in _HEADLINE.items()))
 
 
 def _headline_accuracy(results: Path) -> str:
-    study = score_tables.studies(results)["arxiv_graph-gat"]
+    files = [json.loads(path.read_text("utf-8")) for path in (results / "table2").glob("*.json")]
+    study = next(study for study in _studies(files) if _is(study, _ARXIV, "gat"))
     stock, compressed = (
         summary.percent([run["test_score"] for run in study["runs"][variant]])
         for variant in ("fp32", "adaptive-4")
     )
     runs = len(study["runs"]["fp32"])
-    said = (
+    text = (
         f"Test accuracy after {study['config']['epochs']} epochs, "
         f"{'one run' if runs == 1 else f'{runs} runs'} each: {stock} % with stock PyG, "
         f"{compressed} % with gact_graph's `bits=4`."
     )
-    return f"{said}\n\n{source(study)}"
+    return f"{text}\n\n{source(study)}"
 
 
-def _networks(results: Path) -> str:
-    files = {model: read(results / "peers" / f"{model}.json") for model in _NETWORKS}
+def _is(study: Row, graph: str, model: str) -> bool:
+    return bool(study["graph"] == graph and study["model"] == model)
+
+
+def _networks(files: Files) -> Table:
     rows = []
-    for model, found in files.items():
-        costs = (_cost(found["variants"][way], found["variants"]["stock"]) for way in _COMPARED)
-        cells = (f"{peak}, {time}" for peak, _, time, _ in costs)
-        rows.append((_NETWORKS[model], *cells, found["commit"]))
-    head = ("", *(STRATEGIES[way].label for way in _COMPARED), "commit")
-    return f"{markdown_table(head, rows)}\n\n{sources(files.values())}"
+    for content in files:
+        variants = content["variants"]
+        row = {"model": _NETWORKS[content["model"]], "commit": content["commit"]}
+        rows.append(row | {name: variants[name] for name in _COMPARED})
+    cells = "{{{0}[peak_bytes]:MB}} MB, {{{0}[step_seconds]:.1f}} s"
+    spec = [(STRATEGIES[name].label, cells.format(name)) for name in _COMPARED]
+    return table([("", "{model}"), *spec, _COMMITS], rows)
 
 
-def _levels(results: Path) -> str:
-    found = read(results / "peers" / "gat.json")
-    variants = found["variants"]
-    stock = variants["stock"]
-    rows = [
-        (
-            STRATEGIES[name].label,
-            *_cost(variants[name], stock),
-            _megabytes(variants[name]["saved_bytes"]),
-        )
-        for name in _LEVELS
-    ]
-    head = ("", "peak", "reduction", "s/step", "relative to stock", "saved for backward")
-    return f"{markdown_table(head, rows)}\n\n{source(found)}"
-
-
-def _saved(results: Path) -> str:
-    files = {model: read(results / "memory" / f"{model}.json") for model in _SUBJECTS}
-    rows = []
-    for model, found in files.items():
-        cells = [_megabytes(found["variants"]["lossless"]["raw_bytes"])]
-        for name in ("lossless", "L1"):
-            variant = found["variants"][name]
-            times = variant["raw_bytes"] / variant["saved_bytes"]
-            cells.append(f"{_megabytes(variant['saved_bytes'])} ({times:.1f}x less)")
-        rows.append((_SUBJECTS[model], *cells, found["commit"]))
-    head = ("", "stock", "`lossless`", "`L1`, 4 bit", "commit")
-    return f"{markdown_table(head, rows)}\n\n{sources(files.values())}"
-
-
-def _largest_graph(results: Path) -> str:
-    found = read(results / "scaling" / "gat-graph.json")
-    largest = found["largest"]["graph"]
-    stock = largest["stock"]
-    speed = stock["edges"] / stock["step_seconds"]
-    rows = []
-    for name in (name for name in LABELS if name in largest):
-        row = largest[name]
-        rows.append(
-            (
-                LABELS[name],
-                f"{row['nodes']:,}",
-                f"{row['edges']:,}",
-                f"{row['edges'] / stock['edges']:.1f}x",
-                f"{row['step_seconds']:.1f}",
-                f"{row['edges'] / row['step_seconds'] / speed:.2f}x",
-            )
-        )
-    head = ("", "nodes", "edges", "relative", "s/step", "edges per second, relative")
-    return f"{markdown_table(head, rows)}\n\n{source(found)}"
-
-
-def _table3(found: Mapping[str, Any]) -> str:
-    return markdown_table(table3.head(found["rows"]), table3.rows(found["rows"]))
-
-
-def _cost(variant: Mapping[str, Any], stock: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """Return peak, its reduction, seconds per step, and their ratio to stock PyG."""
-    return (
-        _megabytes(variant["peak_bytes"]),
-        f"{stock['peak_bytes'] / variant['peak_bytes']:.1f}x",
-        f"{variant['step_seconds']:.1f} s",
-        f"{variant['step_seconds'] / stock['step_seconds']:.2f}x",
+def _levels(content: Row) -> Table:
+    variants = content["variants"]
+    spec = (
+        ("", "{label}"),
+        ("peak", "{peak_bytes:MB} MB"),
+        ("reduction", "{reduction:.1f}x"),
+        ("s/step", "{step_seconds:.1f} s"),
+        ("relative to stock", "{relative:.2f}x"),
+        ("saved for backward", "{saved_bytes:MB} MB"),
     )
+    rows = ((name, _cost(variants[name], variants["stock"])) for name in _LEVELS)
+    return table(spec, ({"label": STRATEGIES[name].label, **row} for name, row in rows))
 
 
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.0f} MB"
+def _overhead(content: Row) -> Table:
+    rows = (
+        {"model": LAYERS[model], "row": row, **timing}
+        for model, timings in content["models"].items()
+        for row, timing in timings.items()
+    )
+    return table([("", "{model}"), *columns_of(content["levels"], content["bits"])], rows)
+
+
+def _overhead_of_default(content: Row) -> Table:
+    models = content["models"]
+    rows = [
+        (LAYERS[model], *(f"{timing['ratio']['L1']:.2f}" for timing in timings.values()))
+        for model, timings in models.items()
+    ]
+    return Table(("relative to stock", *next(iter(models.values()))), rows)
+
+
+def _busy(content: Row) -> Table:
+    ways = {"fp32": "stock PyG"}
+    ways |= {level: f"`{label(level, content['bits'])}`, blocks" for level in content["levels"]}
+    rows = []
+    for model, timing in content["models"].items():
+        for way, text in ways.items():
+            seconds = timing["median_seconds"]
+            times = {"alone": seconds[way], "beside": seconds[f"{way}, busy"]}
+            longer = {"times": timing["slowdown"][way]}
+            rows.append({"model": LAYERS[model], "way": text} | times | longer)
+    spec = (
+        ("", "{model}"),
+        ("", "{way}"),
+        ("alone", "{alone:.2f} s"),
+        (f"beside {content['busy']} busy processes", "{beside:.2f} s"),
+        ("times as long", "{times:.2f}x"),
+    )
+    return table(spec, rows)
+
+
+def _saved(files: Files) -> Table:
+    def cell(name: str) -> Callable[[Any], str]:
+        def text(content: Row) -> str:
+            raw, saved = (content["variants"][name][key] for key in ("raw_bytes", "saved_bytes"))
+            return f"{saved / 1e6:,.0f} MB ({raw / saved:.1f}x less)"
+
+        return text
+
+    spec = (
+        ("", lambda content: _NETWORKS[_SAVED[content["model"]]]),
+        ("stock", "{variants[lossless][raw_bytes]:MB} MB"),
+        ("`lossless`", cell("lossless")),
+        ("`L1`, 4 bit", cell("L1")),
+        _COMMITS,
+    )
+    return table(spec, files)
+
+
+def _largest_graph(content: Row) -> Table:
+    largest = content["largest"]["graph"]
+    stock = largest["stock"]
+    rows = []
+    for name, row in sorted(largest.items(), key=lambda item: item[1]["edges"]):
+        relative = row["edges"] / stock["edges"]
+        speed = relative * stock["step_seconds"] / row["step_seconds"]
+        rows.append({"label": LABELS[name], "relative": relative, "speed": speed, **row})
+    spec = (
+        ("", "{label}"),
+        ("nodes", "{nodes:,}"),
+        ("edges", "{edges:,}"),
+        ("relative", "{relative:.1f}x"),
+        ("s/step", "{step_seconds:.1f}"),
+        ("edges per second, relative", "{speed:.2f}x"),
+    )
+    return table(spec, rows)
+
+
+def _peers(content: Row) -> str:
+    variants = content["variants"]
+    text = " ".join(comparison.remarks(variants))
+    return f"{comparison.peers(variants).markdown()}\n\n{text}"
+
+
+def _partition(content: Row) -> str:
+    about_runs = (
+        "Peak and sent bytes are the maximum over the processes. Dropout is off, so that losses "
+        "can be compared. *Exchanges* is the fraction of the CPU time of a step. The last column "
+        f"is the relative difference of the loss after {content['steps']} steps to the loss of one "
+        "process."
+    )
+    about_counts = (
+        "For more parts, the bytes are computed from the parts and the bytes per row in the runs "
+        "above. The times are modeled, not measured: the process with most bytes sends at "
+        f"{BANDWIDTH * 8e-9:.0f} Gbit/s, each exchange takes {LATENCY * 1e6:.0f} µs more, and the "
+        "computation takes the time of one process times the fraction of edges in the largest part."
+    )
+    runs, counts = measured(content).markdown(), counted(content).markdown()
+    return "\n\n".join((runs, about_runs, counts, about_counts))
+
+
+def _estimates(content: Row) -> str:
+    return f"{predictions(content['pairs']).markdown()}\n\n{verdict(content['pairs'])}"
+
+
+def _budgets(content: Row) -> str:
+    budgets = content["budgets"]
+    kept = sum(map(is_kept, budgets))
+    refused = sum(budget["chosen"] == REFUSED for budget in budgets)
+    text = f"Budgets kept: {kept} of {len(budgets)}; refused although a strategy fits: {refused}."
+    return f"{table(BUDGETS, budgets).markdown()}\n\n{text}"
+
+
+def _studies(files: Files) -> list[dict[str, Any]]:
+    """The studies of ``experiments.paper table2``, by graph and model."""
+    studies = [study for content in files for study in content.values()]
+    return sorted(studies, key=lambda study: (study["graph"], MODELS.index(study["model"])))
+
+
+def _scores(files: Files) -> str:
+    """Scores in fp32, and by how much each compressed run differs from fp32's with its seed."""
+    spec: tuple[Column, ...] = (
+        ("graph", "{graph}"),
+        ("model", lambda study: study["model"].upper()),
+        ("seeds", lambda study: str(len(scores_by_seed(study)["fp32"]))),
+        ("fp32", lambda study: summary.percent([*scores_by_seed(study)["fp32"].values()])),
+        *((v.label, functools.partial(to_fp32, variant=v)) for v in COMPRESSED),
+        _COMMITS,
+    )
+    studies = _studies(files)
+    # The largest drop of each width, of studies with several seeds.
+    several = [study for study in studies if len(scores_by_seed(study)["fp32"]) > 1]
+    drops = []
+    for variant in COMPRESSED:
+        below = []
+        for study in several:
+            scores = scores_by_seed(study)
+            below.append(-summary.paired_difference(scores[variant.name], scores["fp32"])[0])
+        drop = max(below)
+        worst = several[below.index(drop)]
+        where = f"{worst['model'].upper()} on {worst['graph']}"
+        drops.append(f"{100 * drop + 0:.2f} points with {variant.label} ({where})")
+    text = f"Largest drop below fp32 among the rows with several seeds: {', '.join(drops)}."
+    return f"{table(spec, studies).markdown()}\n\n{text}"
+
+
+def _rates(files: Files) -> Table:
+    """Raw over stored bytes of each model, from the graph with the least to the one with most."""
+    rows = []
+    for model in MODELS:
+        mine = [study for study in _studies(files) if study["model"] == model]
+        ranges = []
+        for variant in COMPRESSED:
+            runs = (study["runs"][variant.name] for study in mine)
+            means = sorted(statistics.fmean(run["rate"] for run in each) for each in runs)
+            ranges.append(f"{means[0]:.1f} to {means[-1]:.1f}x")
+        commits = dict.fromkeys(study["commit"] for study in mine)
+        rows.append((model.upper(), *ranges, ", ".join(commits)))
+    return Table(("", *(variant.label for variant in COMPRESSED), "commit"), rows)
+
+
+def _trainings(content: Row) -> Table:
+    """The runs of one file, each entry a row."""
+    spec = (
+        ("", "{name}"),
+        ("seeds", lambda row: str(len(row["runs"]))),
+        ("test accuracy, %", lambda row: summary.percent([r["test_score"] for r in row["runs"]])),
+        ("rate", lambda row: summary.factor([run["rate"] for run in row["runs"]])),
+        _COMMITS,
+    )
+    return table(spec, ({"name": name, **entry} for name, entry in content.items()))
+
+
+def _paper_scores() -> str:
+    """The paper's Table 2."""
+
+    def cell(model: str, dataset: str) -> str:
+        return " / ".join(f"{paper_score(model, dataset, variant):.2f}" for variant in SCORED)
+
+    rows = [(model.upper(), *(cell(model, name) for name in DATASETS)) for model in MODELS]
+    return Table(("fp32 / 4 bit / 2 bit", *DATASETS), rows).markdown()
+
+
+def _paper_rates() -> str:
+    adaptive = [variant for variant in COMPRESSED if variant.adaptive]
+    rows = []
+    for model in MODELS:
+        ranges = (paper_rates(model, variant.name) or () for variant in adaptive)
+        rows.append((model.upper(), *("{} to {}x".format(*low_high) for low_high in ranges)))
+    return Table(("", *(variant.label for variant in adaptive)), rows).markdown()
+
+
+def _gradient_variance(files: Files) -> Table:
+    rows = []
+    for content in files:
+        adaptive, uniform, double = (entry["variance"] for entry in content["variance"])
+        subject = f"{content['model'].upper()}, {summary.dataset_name(content['dataset'])}"
+        rows.append(
+            {
+                **{"subject": subject, "adaptive": adaptive, "uniform": uniform, "double": double},
+                **{"ratio": adaptive / uniform, "bound": content["least_variance"]},
+            }
+        )
+    spec = (
+        ("", "{subject}"),
+        ("adaptive 4 bit", "{adaptive:.2g}"),
+        ("uniform 4 bit", "{uniform:.2g}"),
+        ("ratio", "{ratio:.2f}"),
+        ("uniform 8 bit", "{double:.2g}"),
+        ("bound for any 4 bits", "{bound:.2g}"),
+    )
+    return table(spec, rows)
+
+
+def _allocation(files: Files) -> Table:
+    rows = []
+    for row in (row for content in files for row in content["rows"]):
+        points = row["points"]
+        apart = [p["library"]["variance"] / p["algorithm 1"]["variance"] for p in points]
+        sweep, uniform = ratios(points, "variance")
+        ends = {"least": min(apart), "most": max(apart)}
+        rows.append({**row, **ends, "sweep": sweep, "uniform": uniform})
+    spec = (
+        ("", lambda row: LAYERS[row["model"]]),
+        ("", lambda row: LABELS[row["way"]]),
+        ("bits", "{bits}"),
+        ("to Algorithm 1", "{sweep:.2f}"),
+        ("range over the points", "{least:.2f} to {most:.2f}"),
+        ("to uniform bits", "{uniform:.2f}"),
+    )
+    return table(spec, rows)
+
+
+def _gradient_error(files: Files) -> Table:
+    """The error of the gradient of each model, the newest version first."""
+    rows = []
+    for content in files:
+        by_key = {(row["bits"], row["adaptive"]): row for row in content["rows"]}
+        for bits in (4, 2):
+            if fixed := by_key.get((bits, False)):
+                both = {"fixed": fixed, "adaptive": by_key.get((bits, True))}
+                rows.append({**fixed, **both, "commit": content["commit"]})
+    rows.sort(key=lambda row: row["model"])
+    spec = (
+        ("", "{model}"),
+        ("bits", "{bits}"),
+        ("first step", lambda row: error_of("first")(row["fixed"])),
+        ("fixed", lambda row: error_of("last")(row["fixed"])),
+        ("adaptive", lambda row: error_of("last")(row["adaptive"])),
+        _COMMITS,
+    )
+    return table(spec, rows)
+
+
+def _bias(files: Files) -> Table:
+    shown: dict[tuple[str, str], dict[int, str]] = {}
+    for content in files:
+        highest = max(0.0, content["bias_squared"] + 2 * content["bias_squared_error"]) ** 0.5
+        row = shown.setdefault((content["model"], content["norm"] or "none"), {})
+        row[content["bits"]] = f"{content['bias']:.2%} (below {highest:.2%})"
+    rows = [(*key, *(row.get(b, "not run") for b in (4, 2))) for key, row in shown.items()]
+    return Table(("", "norm", "4 bits", "2 bits"), rows)
+
+
+def _agreement(content: Row) -> Table:
+    total = {"slot": "all together", "bits": None, "true": content["together"], "note": " (sum)"}
+    slots = [slot | {"slot": f"`{slot['slot']}`", "note": ""} for slot in content["slots"]]
+    rows = [*slots, total | {"predicted": content["sum_of_single"]}]
+    spec = (
+        ("slot", "{slot}"),
+        ("bits", "{bits:}"),
+        ("by sensitivity", "{predicted:.3g}{note}"),
+        ("over the draws", "{true:.3g}"),
+        ("ratio", lambda row: f"{row['predicted'] / row['true']:.2f}"),
+    )
+    return table(spec, rows)

@@ -1,6 +1,6 @@
 """Measurement of a training: a few steps of a case in a process of its own, under meters.
 
-:class:`experiments.helpers.case.Case` describes the training, and
+:class:`experiments.helpers.strategies.Case` describes the training, and
 :data:`experiments.helpers.meters.METERS` the measurements beside time, peak and loss.
 """
 
@@ -12,26 +12,25 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
+import torch
 
 from datasets import load
-from experiments.helpers.allocators import HEAP, environment
-from experiments.helpers.case import Case
 from experiments.helpers.errors import ExperimentError
 from experiments.helpers.meters import METERS, load_kernels, train
-from experiments.helpers.process import call_together
-from experiments.helpers.strategies import STRATEGIES
+from experiments.helpers.process import HEAP, call_together, environment
+from experiments.helpers.ranks import process_group
+from experiments.helpers.strategies import STRATEGIES, Case
 from experiments.helpers.subjects import SUBJECTS
 from experiments.helpers.values import parse_device
 
 
 def run(case: Case, meters: Sequence[str] = ("saved",)) -> dict[str, Any]:
-    """Return what :func:`measure` gave, or ``reason``, why it gave nothing."""
+    """Return the result of :func:`measure`, or the ``reason`` for its absence."""
     return run_parts(case, meters)[0]
 
 
 def run_parts(case: Case, meters: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The same for each process of a case with several parts."""
+    """As :func:`run`, for each process of a case with several parts."""
     missing = STRATEGIES[case.strategy].missing(parse_device(case.device))
     if missing is not None:
         return [{"reason": missing}]
@@ -43,8 +42,7 @@ def run_parts(case: Case, meters: Sequence[str] = ()) -> list[dict[str, Any]]:
         variables.setdefault(*HEAP)
     if case.threads is not None:
         variables["OMP_NUM_THREADS"] = str(case.threads)
-    if case.parts:
-        variables["WORLD_SIZE"] = str(case.parts)
+    variables["WORLD_SIZE"] = str(max(1, case.parts))
     with tempfile.TemporaryDirectory() as folder:
         calls = [
             (asdict(case) | {"rank": rank}, list(meters), str(Path(folder) / "store"))
@@ -55,24 +53,16 @@ def run_parts(case: Case, meters: Sequence[str] = ()) -> list[dict[str, Any]]:
 
 def measure_apart(case: dict[str, Any], meters: Sequence[str], store: str) -> dict[str, Any]:
     """In a process of its own: join the processes of the other parts, and measure."""
-    world = case["parts"]
-    if world <= 1:
+    more = {"init_method": f"file://{store}", "rank": case["rank"], "world_size": case["parts"]}
+    with process_group(torch.device("cpu"), **more):
         return measure(Case(**case), meters)
-    address = f"file://{store}"
-    dist.init_process_group("gloo", init_method=address, rank=case["rank"], world_size=world)
-    try:
-        results = measure(Case(**case), meters)
-        dist.barrier()
-        return results
-    finally:
-        dist.destroy_process_group()
 
 
 def measure(case: Case, meters: Sequence[str] = ("saved",)) -> dict[str, Any]:
     """Train, and return the time, the memory and the losses.
 
     Args:
-        case: What to train.
+        case: The training.
         meters: Names of :data:`experiments.helpers.meters.METERS`.
 
     Returns:

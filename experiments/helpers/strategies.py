@@ -11,7 +11,7 @@ import importlib.util
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -22,21 +22,78 @@ from torch_geometric.nn import MessagePassing
 
 import gact_graph
 from datasets import Graph
-from experiments.helpers.case import Case
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.levels import LEVELS_BY_NAME, Level
-from experiments.helpers.meters import Trainee
+from experiments.helpers.meters import Trainee, saved_bytes
 from experiments.helpers.peers import dgl_layers
 from experiments.helpers.peers.codecs import RunningRange, WithoutGraphs
-from experiments.helpers.peers.counting import saved_bytes
 from experiments.helpers.peers.exact import Exact
-from experiments.helpers.shares import share_of
+from experiments.helpers.sampling import share_of
 from experiments.helpers.subjects import SUBJECTS, make
 from experiments.helpers.train import training_loss
 from gact_graph.codecs import Drop, register
 from gact_graph.ops import cpu
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.storage import tensors_in
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model on a graph, and the way to train it.
+
+    Attributes:
+        model: A name of :data:`experiments.helpers.subjects.SUBJECTS`.
+        strategy: A name of :data:`STRATEGIES`.
+        dataset: As ``--dataset`` takes it.
+        data_root: Where named data sets lie.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+        steps: Training steps; the first is not counted in the times.
+        bits: Of the levels that quantize, where the strategy names none.
+        adaptive: Whether bits are spent by sensitivity.
+        hidden, layers: In place of the model's own (the width of a head, for attention).
+        cap_bytes: Memory beyond what the process has before the first step, as
+            :func:`experiments.helpers.process.set_cap` counts it.
+        allocator: A name of :data:`experiments.helpers.process.ALLOCATORS`.
+        parts: Processes, each with a part of the graph; 0 takes the graph whole.
+        cut: One of :data:`experiments.helpers.sampling.PARTITIONS`.
+        halo_bits: Of an element on its way to another process.
+        threads: Of each process; None leaves that to the environment.
+        rank: Which part this process trains.
+    """
+
+    model: str
+    strategy: str
+    dataset: str
+    data_root: str = "data"
+    device: str = "cpu"
+    steps: int = 4
+    bits: int = 4
+    adaptive: bool = False
+    hidden: int | None = None
+    layers: int | None = None
+    cap_bytes: int | None = None
+    allocator: str = "kept"
+    parts: int = 0
+    cut: str = "metis"
+    halo_bits: int = 32
+    threads: int | None = None
+    rank: int = 0
+
+    @classmethod
+    def of(cls, args: Any, **more: Any) -> Case:
+        """Return a case with the flags of a command that bear the names of its attributes."""
+        names = {field.name for field in fields(cls)}
+        flags = {name: value for name, value in vars(args).items() if name in names} | more
+        for name in flags.keys() & {"data_root", "device"}:
+            flags[name] = str(flags[name])
+        return cls(**flags)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes in place of the model's own."""
+        asked = {"hidden": self.hidden, "layers": self.layers}
+        return {name: size for name, size in asked.items() if size is not None}
+
 
 _WITHOUT_MESSAGES = {"gcn-edge_index": "gcn"}
 """The same network on a sparse matrix, for schemes that are written for sparse products."""
@@ -144,7 +201,15 @@ def _exact(block: int, case: Case, graph: Graph, device: torch.device) -> Traine
     name = _WITHOUT_MESSAGES.get(case.model, case.model)
     model, task = _make(case, graph, device, name)
     mode = Exact(task.x.device, block)
-    return _trainee(model, task, lambda: mode)
+    trainee = _trainee(model, task, lambda: mode)
+    others = trainee.saved_bytes
+
+    def saved() -> int:
+        mode.nbytes = 0
+        return others() + mode.nbytes
+
+    trainee.saved_bytes = saved
+    return trainee
 
 
 def _dgl(case: Case, graph: Graph, device: torch.device) -> Trainee:
@@ -203,25 +268,6 @@ def _needs_dgl(device: torch.device) -> str | None:
     return None
 
 
-_LABELS = {
-    "L1-4+blocks": "`L1` 4 bit, blocks",
-    "L1-2+blocks": "`L1` 2 bit, blocks",
-    "L2-no-prefetch": "`L2` without prefetch",
-    "CB2": "`CB2` 4 bit",
-}
-
-
-def _paper(label: str, level: Level, codec: type[Any]) -> Strategy:
-    """A scheme that compresses whatever autograd saves, as a codec of the library."""
-    return Strategy(label, functools.partial(_wrapped, level, codec))
-
-
-def _ours(name: str, level: Level) -> Strategy:
-    usual = f"`{level.level}`" + (", blocks" if level.blocks else "")
-    start = functools.partial(_wrapped, level, None)
-    return Strategy(_LABELS.get(name, usual), start, ours=True)
-
-
 STRATEGIES = {
     "stock": Strategy("stock PyG", _stock),
     "stock-kept": Strategy("stock PyG, freed memory kept", _stock_keeping, missing=_needs_cpu),
@@ -232,10 +278,25 @@ STRATEGIES = {
     "dgl": Strategy(f"DGL {dgl_layers.VERSION}", _dgl, missing=_needs_dgl),
     "exact": Strategy("EXACT, 1/8 and 2 bit", functools.partial(_exact, 1)),
     "exact-blocks": Strategy("EXACT, blocks of 64 rows", functools.partial(_exact, 64)),
-    "mesa": _paper("Mesa, 8 bit", Level("L1", bits=8, adaptive=False), RunningRange),
-    "gact": _paper("GACT, 4 bit", Level("L1", bits=4), WithoutGraphs),
-    **{name: _ours(name, level) for name, level in LEVELS_BY_NAME.items()},
+    "mesa": Strategy(
+        "Mesa, 8 bit",
+        functools.partial(_wrapped, Level("L1", bits=8, adaptive=False), RunningRange),
+    ),
+    "gact": Strategy(
+        "GACT, 4 bit", functools.partial(_wrapped, Level("L1", bits=4), WithoutGraphs)
+    ),
+    **{
+        name: Strategy(
+            f"{level.label} 4 bit" if name == "CB2" else level.label,
+            functools.partial(_wrapped, level, None),
+            ours=True,
+        )
+        for name, level in LEVELS_BY_NAME.items()
+    },
 }
+
+LABELS = {name: strategy.label for name, strategy in STRATEGIES.items()} | {"CB2": "`CB2`"}
+"""Of strategies, in tables whose bits stand in the caption."""
 
 PEERS = (
     *("stock", "stock-kept", "compiled", "checkpoint", "save_on_cpu", "bf16", "dgl", "exact"),

@@ -74,6 +74,16 @@ ON_EDGES = {
 """Models by the short names of commands that compare message passing."""
 
 
+LAYERS = {
+    "gat": "GAT",
+    "gcn-edge_index": "GCN",
+    "gcnii": "GCNII",
+    "gatv2": "GATv2",
+    "transformer": "TransformerConv",
+}
+"""The layers of these models, as tables name them."""
+
+
 def make(subject: Subject, task: NodeTask, **sizes: int) -> nn.Module:
     """Return the model for this task, with the same weights and the same dropout at every call."""
     seed_everything(0)

@@ -1,19 +1,42 @@
-"""Numbers over seeds, and numbers as text."""
+"""Results over seeds: records, means, intervals, and numbers as text."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from datasets.memory import format_bytes
-from experiments.helpers.results import Results
+from experiments.helpers.recipes import base_name, has_foreign_features
+from experiments.helpers.tables import Table
 
 
-def values(results: Results, key: str) -> list[float]:
-    """Return the value of each seed that has one."""
-    return [run[key] for run in results.runs if run[key] is not None]
+@dataclass
+class Results:
+    """All seeds of one configuration.
+
+    Attributes:
+        config: All that changes a run's numbers, flat; without the seeds, so that more can be added
+            later.
+        versions: Of Python and the libraries behind a run.
+        runs: One record a seed, by seed; see :func:`experiments.helpers.train.train`.
+    """
+
+    config: dict[str, Any]
+    versions: dict[str, str]
+    runs: list[dict[str, Any]]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that are done, ascending."""
+        return [run["seed"] for run in self.runs]
+
+    def values(self, key: str) -> list[float]:
+        """Return the value of each seed that has one."""
+        return [run[key] for run in self.runs if run[key] is not None]
 
 
 def percent(fractions: Sequence[float]) -> str:
@@ -53,39 +76,72 @@ def mean_bytes(sizes: Sequence[float]) -> str:
     return format_bytes(statistics.fmean(sizes)) if sizes else "-"
 
 
-def table(results: Results) -> list[tuple[str, str]]:
+def paired_difference(
+    these: Mapping[int, float], those: Mapping[int, float]
+) -> tuple[float, float | None]:
+    """Return the mean of ``these - those`` over shared seeds, and half of its 95 % interval.
+
+    By Student's t: seeds start alike in both, so their differences are drawn independently. One
+    seed has no interval.
+
+    Raises:
+        ValueError: If they have no seed in common.
+    """
+    differences = [these[seed] - those[seed] for seed in these if seed in those]
+    if not differences:
+        raise ValueError("Expected at least one seed in both (got none)")
+    mean, count = statistics.fmean(differences), len(differences)
+    if count == 1:
+        return mean, None
+    from scipy.stats import t
+
+    quantile = float(t.ppf(0.975, count - 1))
+    return mean, quantile * statistics.stdev(differences) / math.sqrt(count)
+
+
+def signed_percent(difference: tuple[float, float | None]) -> str:
+    """Return a difference of fractions in points, with its interval.
+
+    >>> signed_percent((-0.0012, 0.0034)), signed_percent((0.001, None))
+    ('-0.12 ± 0.34', '+0.10')
+    """
+    mean, half = difference
+    shown = f"{100 * mean:+.2f}"
+    return shown if half is None else f"{shown} ± {100 * half:.2f}"
+
+
+def table(results: Results) -> Table:
     """Return the result over all seeds: names of quantities, and their values."""
-    metric = "micro-F1" if results.config["multi_label"] else "accuracy"
-    return [
-        (f"test {metric}, %", percent(values(results, "test_score"))),
-        (f"validation {metric}, %", percent(values(results, "val_score"))),
-        ("compression rate", factor(values(results, "rate"))),
-        ("saved for backward, raw", mean_bytes(values(results, "raw_bytes"))),
-        ("saved for backward, stored", mean_bytes(values(results, "stored_bytes"))),
-        ("peak memory", mean_bytes(values(results, "peak_bytes"))),
-        ("seconds an epoch", seconds(values(results, "epoch_seconds"))),
-        *_measuring(results),
-        ("seeds", ", ".join(map(str, results.seeds)) or "none"),
+    metric, values = metric_of(results.config), results.values
+    rows = [
+        (f"test {metric}, %", percent(values("test_score"))),
+        (f"validation {metric}, %", percent(values("val_score"))),
+        ("compression rate", factor(values("rate"))),
+        ("saved for backward, raw", mean_bytes(values("raw_bytes"))),
+        ("saved for backward, stored", mean_bytes(values("stored_bytes"))),
+        ("peak memory", mean_bytes(values("peak_bytes"))),
+        ("seconds an epoch", seconds(values("epoch_seconds"))),
     ]
-
-
-def _measuring(results: Results) -> list[tuple[str, str]]:
-    """The share of the time that measured sensitivities, where any were measured."""
     runs = [run for run in results.runs if run["passes"] and run["measuring_seconds"] is not None]
-    if not runs:
-        return []
-    share = sum(r["measuring_seconds"] for r in runs) / sum(r["train_seconds"] for r in runs)
-    return [("of it measuring bits", f"{share:.1%}")]
+    if runs:
+        share = sum(r["measuring_seconds"] for r in runs) / sum(r["train_seconds"] for r in runs)
+        rows.append(("of it measuring bits", f"{share:.1%}"))
+    rows.append(("seeds", ", ".join(map(str, results.seeds)) or "none"))
+    return Table(("", "over the seeds"), rows)
 
 
-def title(config: dict[str, Any]) -> str:
+def metric_of(config: Mapping[str, Any]) -> str:
+    """Return the name of the score."""
+    return "micro-F1" if config["multi_label"] else "accuracy"
+
+
+def title(config: Mapping[str, Any]) -> str:
     """Return a run in a few words.
 
     >>> title({"model": "gat", "dataset": "cora", "bits": 4, "level": "L1"})
     'GAT on cora, 4 bit (L1)'
     """
-    dataset = dataset_name(config["dataset"])
-    subject = f"{config['model'].upper()} on {dataset}"
+    subject = f"{config['model'].upper()} on {dataset_name(config['dataset'])}"
     if config.get("memory") is not None:
         return f"{subject}, within {format_bytes(config['memory'])}"
     bits = "fp32" if config["bits"] == 32 else f"{config['bits']} bit"
@@ -99,3 +155,28 @@ def dataset_name(dataset: str) -> str:
     ('cora.npz', 'synthetic:reddit@0.1')
     """
     return PurePath(dataset).name if dataset.endswith(".npz") else dataset
+
+
+def notes(config: Mapping[str, Any]) -> list[str]:
+    """Return remarks on a run's numbers, one sentence or two each."""
+    lines, dataset = [], config["dataset"]
+    if has_foreign_features(dataset):
+        source = {"ogbn-arxiv": "OGB's", "flickr": "Flickr's"}[base_name(dataset)]
+        lines.append(
+            f"The features of this file are not {source}: scores compare a run with a run, not "
+            "with published ones."
+        )
+    elif dataset == "digits":
+        lines.append("The digits graph is of our own making: no published scores exist for it.")
+    elif dataset.startswith("synthetic:"):
+        lines.append("The graph is synthetic: memory and time are meaningful, scores are not.")
+    if config["device"] == "cpu":
+        lines.append(
+            "Peak memory on CPU: the resident set over its value at the start of a seed, which on "
+            "a small graph is mostly libraries warming up."
+        )
+    else:
+        lines.append("Peak memory on CUDA: the allocator's maximum, graph and weights included.")
+    if config.get("partition") is not None:
+        lines.append("Bytes, rates and peak are those of the first process and its part.")
+    return [*lines, "Seconds an epoch: the median training step, without evaluation."]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,13 +13,52 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiments.helpers.busy import BusyLoops
 from experiments.helpers.data import NodeTask
 from experiments.helpers.train import synchronize, training_step
 from gact_graph.support.memory.policy import memory_policy
 
 STOCK = "fp32"
 _BUSY = ", busy"
+
+
+class BusyLoops:
+    """Processes beside this one, which stand still unless a job of :meth:`beside` runs.
+
+    Args:
+        number: How many: one for each processor takes half of each from a job of as many threads.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> BusyLoops:
+        for _ in range(self._number):
+            self._processes.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+        self._send(signal.SIGSTOP)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._send(signal.SIGKILL)
+        for process in self._processes:
+            process.wait()
+        self._processes.clear()
+
+    def beside(self, job: Callable[[], Any]) -> Callable[[], Any]:
+        """The job, with all of them running meanwhile."""
+
+        def run() -> Any:
+            self._send(signal.SIGCONT)
+            try:
+                return job()
+            finally:
+                self._send(signal.SIGSTOP)
+
+        return run
+
+    def _send(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            process.send_signal(number)
 
 
 def time_models(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gact_graph
 from experiments.helpers.data import NodeTask
-from experiments.helpers.measuring import cost_of_measuring
 from experiments.helpers.ranks import mean, rank, summed, world_size
 from experiments.helpers.recipes import Recipe
-from experiments.helpers.sampling import make_sampler
-from experiments.helpers.shares import share_of
+from experiments.helpers.sampling import make_sampler, share_of
 from experiments.models.nets import build
 from gact_graph.support.peak import PeakMeter
 
@@ -122,23 +121,19 @@ def train(
         model = build(setup.model, setup.recipe, *sizes, normalize=is_part).to(device)
         part: dict[str, Any] = {"partition": task.part} if is_part else {}
         gact_graph.wrap(model, **setup.options, **part, seed=seed)
-        trained = model
-        if not is_part and world_size() > 1:
-            trained = DistributedDataParallel(model)
+        alone = is_part or world_size() == 1
+        trained = model if alone else DistributedDataParallel(model)
         if is_part and rank() > 0:
             torch.manual_seed(hash((seed, rank())))  # other dropout for other nodes
-        optimizer = torch.optim.Adam(
-            model.parameters(), lr=setup.recipe.lr, weight_decay=setup.recipe.weight_decay
-        )
+        recipe = setup.recipe
+        decay = recipe.weight_decay
+        optimizer = torch.optim.Adam(model.parameters(), lr=recipe.lr, weight_decay=decay)
         sampler = None
         if setup.sampler is not None:
-            layers = setup.recipe.layers
-            sampler = make_sampler(setup.sampler, task, layers, rank(), world_size())
-        losses: list[float] = []
+            sampler = make_sampler(setup.sampler, task, recipe.layers, rank(), world_size())
+        losses, seconds, passes = [], [], []
         scores: list[tuple[float, float]] = []  # validation, test
-        seconds: list[float] = []
-        passes: list[int] = []
-        for epoch in range(1, setup.recipe.epochs + 1):
+        for epoch in range(1, recipe.epochs + 1):
             start = time.perf_counter()
             batches = [task] if sampler is None else sampler(epoch)
             of_steps = _train_epoch(trained, optimizer, batches)
@@ -153,15 +148,10 @@ def train(
     report = gact_graph.report(model)
     memory = report.to_dict()
     cost = cost_of_measuring(seconds, passes)
+    val_score, test_score = scores[best]
     record = {
-        "seed": seed,
-        "test_score": scores[best][1],
-        "val_score": scores[best][0],
-        "best_epoch": best + 1,
-        "rate": memory["rate"],
-        "raw_bytes": memory["raw_bytes"],
-        "stored_bytes": memory["stored_bytes"],
-        "average_bits": memory["average_bits"],
+        **{"seed": seed, "test_score": test_score, "val_score": val_score, "best_epoch": best + 1},
+        **{key: memory[key] for key in ("rate", "raw_bytes", "stored_bytes", "average_bits")},
         "peak_bytes": meter.peak_bytes,
         "epoch_seconds": statistics.median(seconds),
         "train_seconds": sum(seconds),
@@ -172,6 +162,39 @@ def train(
         "contexts": memory["contexts"],
     }
     return record, report
+
+
+def cost_of_measuring(seconds: Sequence[float], passes: Sequence[int]) -> dict[str, float]:
+    """Return the time of steps that measured sensitivities beyond that of ordinary steps.
+
+    Args:
+        seconds: Of each step.
+        passes: The number of measurements after each step, as the report counts them.
+
+    Returns:
+        ``step_seconds``, the median of ordinary steps; in such steps, the time of the first
+        measurement (``first_measurement_steps``: steps that measure in a row are parts of it), and
+        of all (``measuring_steps``). Nothing where every step measured.
+
+    >>> cost_of_measuring([1.0, 1.0, 2.0, 3.0, 1.0], [0, 0, 1, 3, 3])
+    {'step_seconds': 1.0, 'first_measurement_steps': 3.0, 'measuring_steps': 3.0}
+    """
+    measures = [after > before for before, after in itertools.pairwise([0, *passes])]
+    ordinary = [s for s, measured in zip(seconds, measures, strict=True) if not measured]
+    if not ordinary:
+        return {}
+    step = statistics.median(ordinary)
+    # The first steps of all fill caches, so the extra time is that of steps that measured alone.
+    extra = [
+        s / step - 1 if measured else 0.0 for s, measured in zip(seconds, measures, strict=True)
+    ]
+    begin = measures.index(True) if True in measures else len(measures)
+    first = itertools.takewhile(bool, measures[begin:])
+    return {
+        "step_seconds": step,
+        "first_measurement_steps": sum(extra[begin : begin + len([*first])]),
+        "measuring_steps": sum(extra),
+    }
 
 
 def _train_epoch(

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments.helpers.errors import UsageError
-from experiments.models.small import Bert, residual_network
+from experiments.models.small import Bert, digits, residual_network
 
 _HELD_OUT = 0.1
 _TOPICS = 8  # the longest
@@ -32,7 +32,7 @@ class Field:
     """A network and its data.
 
     Attributes:
-        network: What the network is called.
+        network: The name of the network.
         make: A network with fresh weights.
         batch: A training batch of so many examples: inputs and classes.
         held_out: The same, for the score; always the same ones.
@@ -77,7 +77,7 @@ def images() -> Field:
     try:
         return resnet("resnet18")
     except UsageError:
-        return _field("resnet", residual_network, *_digits(), 1e-3)
+        return _field("resnet", residual_network, *digits(), 1e-3)
 
 
 def resnet(network: str) -> Field:
@@ -94,18 +94,9 @@ def resnet(network: str) -> Field:
             f"Expected torchvision for {network} (got {error}): install the release for this torch "
             "from the index that torch came from, or take --model resnet"
         ) from error
-    x, y = _digits()
+    x, y = digits()
     x = F.interpolate(x, size=(_SIDE, _SIDE), mode="bilinear").expand(-1, 3, -1, -1)
     return _field(network, lambda: getattr(models, network)(num_classes=10), x, y, 1e-3)
-
-
-def _digits() -> tuple[Tensor, Tensor]:
-    """Images [n, 1, 8, 8] float32 in [0, 1] and classes [n]."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    x = torch.as_tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    return x, torch.as_tensor(digits.target)
 
 
 def _field(network: str, make: Callable[[], nn.Module], x: Tensor, y: Tensor, lr: float) -> Field:

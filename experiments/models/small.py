@@ -1,4 +1,4 @@
-"""Small models of many kinds, each with data made for it: what compression must not hurt.
+"""Small models of many kinds, each with synthetic data, for the error of gradients.
 
 After PyG's examples (graph transformers, pooling, relational and heterogeneous graphs) and the two
 other fields that GACT is measured on (texts, images). Data are random with labels that can be
@@ -30,6 +30,8 @@ from torch_geometric.nn import (
 
 CLASSES = 6
 
+_AGGREGATORS = ["mean", "min", "max", "std"]
+
 
 @dataclass(frozen=True)
 class Small:
@@ -54,6 +56,10 @@ class Small:
         return F.cross_entropy(logits, self.y) + further
 
 
+def _mlp(i: int, hidden: int, o: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(i, hidden), nn.ReLU(), nn.Linear(hidden, o))
+
+
 class DeepGCNII(nn.Module):
     """64 layers, as the paper of GCNII has them."""
 
@@ -76,15 +82,12 @@ class GraphGPS(nn.Module):
     def __init__(self, hidden: int = 64, layers: int = 5) -> None:
         super().__init__()
         self.node, self.edge = nn.Embedding(28, hidden), nn.Embedding(4, hidden)
-        self.convs = nn.ModuleList()
-        for _ in range(layers):
-            inner = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden))
-            self.convs.append(
-                GPSConv(hidden, GINEConv(inner), heads=4, attn_kwargs={"dropout": 0.5})
-            )
-        self.head = nn.Sequential(
-            nn.Linear(hidden, hidden // 2), nn.ReLU(), nn.Linear(hidden // 2, CLASSES)
+        attention = {"heads": 4, "attn_kwargs": {"dropout": 0.5}}
+        self.convs = nn.ModuleList(
+            GPSConv(hidden, GINEConv(_mlp(hidden, hidden, hidden)), **attention)
+            for _ in range(layers)
         )
+        self.head = _mlp(hidden, hidden // 2, CLASSES)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, batch: Tensor) -> Tensor:
         x, edge_attr = self.node(x), self.edge(edge_attr)
@@ -99,17 +102,9 @@ class PNA(nn.Module):
     def __init__(self, degrees: Tensor, hidden: int = 64, layers: int = 4) -> None:
         super().__init__()
         self.node, self.edge = nn.Embedding(28, hidden), nn.Embedding(4, 16)
+        aggregators, scalers = _AGGREGATORS, ["identity", "amplification", "attenuation"]
         self.convs = nn.ModuleList(
-            PNAConv(
-                hidden,
-                hidden,
-                ["mean", "min", "max", "std"],
-                ["identity", "amplification", "attenuation"],
-                degrees,
-                edge_dim=16,
-                towers=4,
-                divide_input=False,
-            )
+            PNAConv(hidden, hidden, aggregators, scalers, degrees, edge_dim=16, towers=4)
             for _ in range(layers)
         )
         self.norms = nn.ModuleList(BatchNorm(hidden) for _ in range(layers))
@@ -148,7 +143,7 @@ class Pooled(nn.Module):
             _Dense(i, hidden, c) for i, c in zip(widths[:2], clusters, strict=True)
         )
         self.embed = nn.ModuleList(_Dense(i, hidden, hidden) for i in widths)
-        self.head = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, CLASSES))
+        self.head = _mlp(hidden, hidden, CLASSES)
 
     def forward(self, x: Tensor, adj: Tensor) -> tuple[Tensor, Tensor]:
         further = x.new_zeros(())
@@ -221,27 +216,35 @@ class Encoder(Bert):
         return x[:, 0].tanh()
 
 
+def _conv(i: int, o: int, size: int, stride: int) -> nn.Sequential:
+    conv = nn.Conv2d(i, o, size, stride, size // 2, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(o))
+
+
 class _Residual(nn.Module):
     def __init__(self, i: int, o: int, stride: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(i, o, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(o),
-            nn.ReLU(),
-            nn.Conv2d(o, o, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(o),
-        )
-        self.skip = nn.Sequential(nn.Conv2d(i, o, 1, stride, bias=False), nn.BatchNorm2d(o))
+        self.body = nn.Sequential(*_conv(i, o, 3, stride), nn.ReLU(), *_conv(o, o, 3, 1))
+        self.skip = _conv(i, o, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         return (self.body(x) + self.skip(x)).relu()
 
 
 def residual_network() -> nn.Module:
-    """A residual network of six blocks over images of one channel and ten classes."""
+    """Return a residual network of six blocks over images of one channel and ten classes."""
     widths = ((1, 32, 1), (32, 32, 1), (32, 64, 2), (64, 64, 1), (64, 128, 2), (128, 128, 1))
     blocks = [_Residual(*block) for block in widths]
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    """Return scikit-learn's images [n, 1, 8, 8] float32 in [0, 1], and their classes [n]."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    x = torch.as_tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
+    return x, torch.as_tensor(data.target)
 
 
 def make_small(name: str) -> Small:
@@ -332,11 +335,8 @@ def _bert() -> Small:
 
 
 def _images() -> Small:
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    x = torch.as_tensor(digits.images[:256], dtype=torch.float32).unsqueeze(1) / 16
-    return Small(residual_network(), (x,), torch.as_tensor(digits.target[:256]))
+    x, y = digits()
+    return Small(residual_network(), (x[:256],), y[:256])
 
 
 SMALL: dict[str, Callable[[], Small]] = {

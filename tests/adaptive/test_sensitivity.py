@@ -21,7 +21,7 @@ from samples import (  # noqa: F401
 from torch import nn
 
 import gact_graph
-from experiments.helpers.algorithm_1 import algorithm_1
+from experiments.helpers.noise import algorithm_1
 from gact_graph.adaptive.allocator import noise
 
 X, EDGES = graph()

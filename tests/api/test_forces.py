@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import gact_graph
 from experiments.forces import physics
-from experiments.helpers.potentials import POTENTIALS, molecules, plain_neighbours
+from experiments.models.potentials import POTENTIALS, molecules, plain_neighbours
 
 LEVELS = {
     "L1, 2 bits": {"bits": 2, "blocks": False},

@@ -151,7 +151,7 @@ class TestNamed:
             )
 
 
-class TestNothingFollowed:
+class TestNothingTracked:
     def test_a_backward_warns_once(self):
         model = gact_graph.wrap(make(Parts), bits=2, min_bytes=0)
         with pytest.warns(RuntimeWarning, match=r"methods=\('encode',\)") as caught:

@@ -7,7 +7,7 @@ import torch
 from samples import Mlp, draws, graph, make
 
 import gact_graph
-from experiments.helpers.algorithm_1 import algorithm_1
+from experiments.helpers.noise import algorithm_1
 
 X, _ = graph()
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from experiments_samples import record, results
 
-from experiments.helpers.compare import HEAD, VARIANTS, compare_notes, compare_rows
+from experiments.helpers.paper import VARIANTS, compare_notes, compared
 
 
 def test_variants_are_the_papers() -> None:
@@ -21,8 +21,8 @@ def test_rows_set_the_paper_beside_ours() -> None:
         "fp32": results(record(0), record(1)),
         "fixed-4": results(record(0, rate=4.25, stored_bytes=100)),
     }
-    rows = compare_rows("gat", "flickr", found)
-    assert all(len(row) == len(HEAD) for row in rows)
+    head, rows = compared("gat", "flickr", found)
+    assert all(len(row) == len(head) for row in rows)
     assert rows == [
         ("fp32", "51.00 ± 1.41", "52.40", "7.5x", "-", "400.0 kB", "9.0 MB", "0.250"),
         ("fixed 4 bit", "50.00", "-", "4.2x", "-", "100 B", "9.0 MB", "0.250"),

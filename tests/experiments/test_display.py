@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import io
 
-from experiments_samples import record, results
 from rich.console import Console
 
-from experiments.helpers.display import SeedProgress, say, show_result
+from experiments.helpers.display import SeedProgress, say
 
 
 def console() -> Console:
@@ -32,20 +31,6 @@ def test_progress_without_a_known_peak() -> None:
         progress.follow(7)(1, 1.0, 0.5, None)
     assert "val 50.00 %" in printed(target)
     assert "memory" not in printed(target)
-
-
-def test_result_ends_with_where_the_memory_went() -> None:
-    target = console()
-    show_result(target, results(record(0), record(1)), "THE REPORT")
-    text = printed(target)
-    assert "51.00 ± 1.41" in text
-    assert text.index("51.00") < text.index("THE REPORT")
-
-
-def test_result_without_training_points_to_the_file() -> None:
-    target = console()
-    show_result(target, results(record(0)), None)
-    assert "where the memory went is in report.md" in printed(target)
 
 
 def test_said_lines_are_left_as_they_are() -> None:

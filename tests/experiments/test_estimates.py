@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from experiments import estimates
-from experiments.helpers import estimate_tables
+from experiments.helpers import result_tables
 
 WAYS = ("stock", "L1, 4 bits")
 
@@ -69,14 +69,14 @@ def test_other_settings_want_another_folder(
 
 def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = run(tmp_path, Processes(), monkeypatch)
-    table = estimate_tables.predictions(found)
+    table = result_tables._estimates(found)
     assert "| gcn | digits | 100 / 104 | 10 / does not fit |" in table
     assert "1 of 1 predictions are within 10% of the measurement" in table
-    table = estimate_tables.budgets(found)
+    table = result_tables._budgets(found)
     assert "| gcn | digits | 16 | L1, 4 bits | L1, 4 bits | 9 |" in table
     assert "Budgets kept: 1 of 1; refused although a strategy fits: 0." in table
 
 
 @pytest.mark.parametrize(("peak", "kept"), [(5, True), (7, False), (None, False)])
 def test_a_budget_is_kept_by_steps_that_took_no_more(peak: int | None, kept: bool) -> None:
-    assert estimate_tables.is_kept({"peak": peak, "memory": 6}) is kept
+    assert estimates.is_kept({"peak": peak, "memory": 6}) is kept

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments import generality
-from experiments.generality import rows, train
+from experiments.generality import by_width, train
 from experiments.models.general import FIELDS, excerpts, score_of
 
 _HERE = ("resnet", "bert")
@@ -57,10 +56,7 @@ def test_the_score_counts_what_is_right() -> None:
 
 @pytest.mark.parametrize("name", _HERE)
 def test_compressed_training_starts_from_the_same_loss(name: str) -> None:
-    field = FIELDS[name]()
-    inputs, classes = field.held_out
-    small = dataclasses.replace(field, held_out=(inputs[:8], classes[:8]))
-    exact, compressed = (train(small, bits, 0, steps=1, batch=4) for bits in (32, 4))
+    exact, compressed = (train(name, bits, 0, steps=1, batch=4) for bits in (32, 4))
     assert exact["loss"] == pytest.approx(compressed["loss"], rel=1e-5)
     assert compressed["rate"] > 2 and exact["rate"] == 1
 
@@ -74,13 +70,14 @@ def test_end_to_end(
     assert generality.main([*flags, "--seeds", "0,1"]) == 0
     runs = json.loads((tmp_path / "resnet.json").read_text())["runs"]
     assert [(run["bits"], run["seed"]) for run in runs] == [(32, 0), (4, 0), (32, 1), (4, 1)]
-    assert [row[:2] for row in rows(runs)] == [("fp32", "2"), ("4 bit", "2")]
-    assert " ± " in rows(runs)[1][3]
+    assert [row[:2] for row in by_width(runs).rows] == [("fp32", "2"), ("4 bit", "2")]
+    assert " ± " in by_width(runs).rows[1][3]
     monkeypatch.setattr(generality, "call", lambda *_: pytest.fail("trained"))
     assert generality.main([*flags, "--seeds", "0,1"]) == 0
     assert "4 bit" in capsys.readouterr().out
     untimed = [{k: v for k, v in run.items() if k != "step_process_seconds"} for run in runs]
-    assert rows(runs)[1][-1].endswith("x") and rows(untimed)[1][-1] == ""
+    assert by_width(runs).rows[1][-1].endswith("x")
+    assert by_width(untimed).head[-1] == "peak, MB"
     assert generality.main([*flags, "--batch", "9"]) == 1
     assert "batch 8 instead of 9" in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ import torch
 
 from experiments import gpu_check
 from experiments.gpu_check import Part, run_parts
-from experiments.helpers.machine import gpus
+from experiments.helpers.origin import gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 

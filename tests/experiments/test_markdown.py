@@ -4,7 +4,8 @@ from pathlib import Path
 
 from experiments_samples import record, results
 
-from experiments.helpers.markdown import markdown_table, render, write_report
+from experiments.helpers.report import render, write_report
+from experiments.helpers.tables import Table
 
 
 def test_report_holds_every_part() -> None:
@@ -24,7 +25,7 @@ def test_report_holds_every_part() -> None:
 
 
 def test_bars_do_not_break_a_table() -> None:
-    assert markdown_table(("a",), [("x|y",)]) == "| a |\n| --- |\n| x\\|y |"
+    assert Table(("a",), [("x|y",)]).markdown() == "| a |\n| --- |\n| x\\|y |"
 
 
 def test_written(tmp_path: Path) -> None:

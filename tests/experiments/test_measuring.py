@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.helpers.measuring import cost_of_measuring
+from experiments.helpers.train import cost_of_measuring
 
 
 def test_steps_that_measured_are_set_against_the_others() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from samples import seeded
 
-from experiments.helpers.moments import moments
+from experiments.helpers.noise import moments
 
 EXACT = torch.ones(400)
 

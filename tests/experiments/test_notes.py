@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from experiments_samples import config
 
-from experiments.helpers.notes import notes
+from experiments.helpers.summary import notes
 
 
 def text(**changes: str) -> str:
@@ -17,7 +17,7 @@ def test_files_with_features_of_another_origin() -> None:
 
 def test_graphs_without_published_scores() -> None:
     assert "of our own making" in text(dataset="digits")
-    assert "made up" in text(dataset="synthetic:reddit@0.1")
+    assert "is synthetic" in text(dataset="synthetic:reddit@0.1")
 
 
 def test_how_the_peak_was_taken() -> None:

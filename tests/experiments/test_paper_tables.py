@@ -10,9 +10,10 @@ import pytest
 from scipy import stats
 
 from experiments import paper, scaling
-from experiments.helpers import interval, job, table3
-from experiments.helpers.case import Case
+from experiments.helpers import job, summary
+from experiments.helpers import paper as published
 from experiments.helpers.errors import ExperimentError
+from experiments.helpers.strategies import Case
 
 
 def small_graph(folder: Path, name: str = "small") -> None:
@@ -28,19 +29,19 @@ def small_graph(folder: Path, name: str = "small") -> None:
 class TestInterval:
     def test_is_that_of_the_paired_t_test(self) -> None:
         these, those = [0.71, 0.74, 0.69, 0.70], [0.72, 0.73, 0.71, 0.72]
-        mean, half = interval.paired_difference(dict(enumerate(these)), dict(enumerate(those)))
+        mean, half = summary.paired_difference(dict(enumerate(these)), dict(enumerate(those)))
         low, high = stats.ttest_rel(these, those).confidence_interval(0.95)
         assert half is not None
         assert (mean - half, mean + half) == pytest.approx((low, high))
 
     def test_seeds_are_paired_by_number(self) -> None:
-        assert interval.paired_difference({3: 0.5, 4: 1.0}, {4: 0.75, 9: 0.0}) == (0.25, None)
+        assert summary.paired_difference({3: 0.5, 4: 1.0}, {4: 0.75, 9: 0.0}) == (0.25, None)
         with pytest.raises(ValueError, match=r"at least one seed in both \(got none\)"):
-            interval.paired_difference({0: 1.0}, {1: 1.0})
+            summary.paired_difference({0: 1.0}, {1: 1.0})
 
     def test_as_text(self) -> None:
-        assert interval.signed_percent((-0.0012, 0.0034)) == "-0.12 ± 0.34"
-        assert interval.signed_percent((0.001, None)) == "+0.10"
+        assert summary.signed_percent((-0.0012, 0.0034)) == "-0.12 ± 0.34"
+        assert summary.signed_percent((0.001, None)) == "+0.10"
 
 
 class TestGraphs:
@@ -109,7 +110,7 @@ def test_table_3(
     assert "| 1GB | depth | 10 (1.0x) | 30 (3.0x) | 24, 152 (6.3x), 240 (10.0x) |" in text
 
     without_stock = [row for row in rows[:3] if row["variant"] == "L1"] + rows[2:3]
-    assert [row[2:4] for row in table3.rows(without_stock)] == [
+    assert [row[2:4] for row in published.table3(without_stock).rows] == [
         ("30", "not run"),
         ("not run", "100 (1.0x)"),
     ]

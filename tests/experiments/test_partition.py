@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from experiments import partition
-from experiments.helpers.parts.counting import BANDWIDTH, LATENCY, bytes_of_row, modelled
-from experiments.helpers.parts.picture import draw
-from experiments.helpers.parts.tables import counted_rows, rows
-from experiments.helpers.parts.tables import partition as table
+from experiments.helpers.network_model import BANDWIDTH, LATENCY, bytes_of_row, modelled
+from experiments.helpers.pictures import draw_partition
+from experiments.helpers.result_tables import _partition
 
 LINE = (
     "--model gcn --parts 1,2 --ways lossless+blocks --halo-bits 32,8 --count 8 --hidden 8 "
@@ -45,9 +44,10 @@ def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (tmp_path / "partition.json").stat().st_mtime_ns == before
     assert "lossless+blocks" in capsys.readouterr().out
     assert partition.main([*FLAGS[:-1], "3", "--out", str(tmp_path)]) == 1
-    text = table(found)
-    assert len(rows(found)) == 3 and len(counted_rows(found)) == 2
-    assert draw(found).count("<polyline") == 1 + 2 * 2
+    text = _partition(found)
+    assert len(partition.measured(found).rows) == 3
+    assert len(partition.counted(found).rows) == 2
+    assert draw_partition(found).count("stroke-dasharray") == 2
     assert "10 Gbit/s" in text and "after 2 steps" in text
 
 
@@ -60,7 +60,6 @@ def test_the_model_adds_the_work_of_the_largest_part_and_its_bytes() -> None:
     size = {"sends": [2, 4], "halo": [4, 2], "edges": [30, 10], "nodes": [3, 3], "parts": 2}
     found = modelled(size, ranks, {"step_seconds": 8.0})
     assert found.sent_bytes == 4 * 20 + 2 * 12.5
-    assert found.mean_sent_bytes == (2 * 20 + 4 * 12.5 + 105) / 2
     network = 105 / BANDWIDTH + 4 * LATENCY
     assert found.network_seconds == pytest.approx(network)
     assert found.step_seconds == pytest.approx(6.0 + network)

@@ -17,14 +17,12 @@ from torch import Tensor, nn
 import gact_graph
 from experiments import peers
 from experiments.helpers import comparison
-from experiments.helpers.case import Case
 from experiments.helpers.data import prepare
+from experiments.helpers.meters import saved_bytes
 from experiments.helpers.peers.codecs import RunningRange, WithoutGraphs, decode_8, encode_8
-from experiments.helpers.peers.counting import saved_bytes
-from experiments.helpers.peers.exact import SHARE, Exact
-from experiments.helpers.peers.rows import pack_rows, projection
+from experiments.helpers.peers.exact import SHARE, Exact, pack_rows, projection
 from experiments.helpers.runner import measure, run
-from experiments.helpers.strategies import STRATEGIES
+from experiments.helpers.strategies import STRATEGIES, Case
 from experiments.helpers.subjects import ON_EDGES, SUBJECTS
 from experiments.helpers.train import seed_everything
 from gact_graph.codecs import Drop, register, registered, unregister
@@ -164,7 +162,7 @@ class TestExact:
                 output: Tensor = model(task.x, task.adjacency)
             return output
 
-        counted = saved_bytes(forward, model, [task.x, *_parts(task.adjacency)])
+        counted = saved_bytes(forward, model, [task.x, *_parts(task.adjacency)]) + mode.nbytes
         nodes, stats = 60, 4  # bytes of a row's minimum and step
         linear = [nodes * (1 + stats) + 3 * 4] + 2 * [nodes * (2 + stats) + 64 * 8 * 4]
         norm = nodes * (16 + stats) + 2 * 64 * 4
@@ -298,7 +296,7 @@ class TestComparison:
     }
 
     def test_a_peer_that_wins_is_told_and_by_how_much(self) -> None:
-        assert comparison.verdicts(self.found) == [
+        assert comparison.remarks(self.found)[:3] == [
             "Least saved for backward: a peer, EXACT, 1/8 and 2 bit, 2.00 times less than "
             "`L1` 2 bit, blocks.",
             "Least peak memory: gact_graph, `L1` 2 bit, blocks, 9.00 times less than "
@@ -307,17 +305,19 @@ class TestComparison:
         ]
 
     def test_rows_and_ratios(self) -> None:
-        table = {cells[0]: cells for cells in comparison.rows(self.found)}
+        table = {cells[0]: cells for cells in comparison.peers(self.found).rows}
         assert not any(label.startswith("torch.compile") for label in table)
-        assert comparison.not_run(self.found) == ["Not run: torch.compile (needs a C++ compiler)."]
+        assert comparison.remarks(self.found)[3:] == [
+            "Not run: torch.compile (needs a C++ compiler)."
+        ]
         assert table["`L1` 2 bit, blocks"][1:] == (
             *("10", "0.10x", "2.00x", "20", "0.10x", "0.11x", "1.00", "0.50x", "0.50x", "1.000"),
         )
-        assert {len(cells) for cells in table.values()} == {len(comparison.head(self.found))}
+        assert {len(cells) for cells in table.values()} == {len(comparison.peers(self.found).head)}
 
     def test_a_first_step_that_was_no_longer_took_no_time_to_compile(self) -> None:
         found = {"stock": row(1, 1, 2.0), "compiled": row(1, 1, 2.0) | {"compile_seconds": -3.0}}
-        assert comparison.rows(found)[1][0] == "torch.compile, compiled in 0 s"
+        assert comparison.peers(found).rows[1][0] == "torch.compile, compiled in 0 s"
 
     def test_medians_leave_rounds_out_that_gave_nothing(self) -> None:
         rounds = [row(1, 5, 1.0), {"reason": "out of memory"}, row(1, 9, 2.0), row(1, 6, 9.0)]

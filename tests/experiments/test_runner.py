@@ -12,12 +12,18 @@ import pytest
 import torch
 
 from experiments import allocators, memory, scaling, swap
-from experiments.helpers.allocators import ALLOCATORS, environment
-from experiments.helpers.cap import ended_by_memory, set_cap
-from experiments.helpers.case import Case
+from experiments.helpers import comparison
 from experiments.helpers.errors import ExperimentError
-from experiments.helpers.process import call, checked
+from experiments.helpers.process import (
+    ALLOCATORS,
+    call,
+    checked,
+    ended_by_memory,
+    environment,
+    set_cap,
+)
 from experiments.helpers.runner import run
+from experiments.helpers.strategies import Case
 from experiments.scaling import expected_size, largest
 from gact_graph.support.memory.policy import SWITCH
 
@@ -136,7 +142,7 @@ class TestAllocators:
         assert [case.allocator for case in trials.cases[8:]] == ["glibc", "glibc", *ALLOCATORS]
         found = json.loads(file.read_text())
         assert found["medians"]["gcn"]["stock"]["kept"]["step_seconds"] == 5
-        [row] = allocators.rows(found["medians"])
+        [row] = allocators.by_allocator(found["medians"]).rows
         assert row[:3] == ("GCN", "stock PyG", "5.00 s, 2 MB") and row[-1] == "not run"
 
 
@@ -158,7 +164,7 @@ class TestMemory:
     ) -> None:
         good = {"saved_bytes": None, "peak_bytes": 7_000_000, "step_seconds": 1.0}
         trials = Trials(lambda c: {"reason": "out of memory"} if c.strategy == "L1" else good)
-        monkeypatch.setattr(memory, "run", trials)
+        monkeypatch.setattr(comparison, "run", trials)
         flags = [*FLAGS, "--variants", "stock,L1,CB2", "--out", str(tmp_path)]
         for _ in range(2):
             assert memory.main(flags) == 0
@@ -181,7 +187,7 @@ class TestSwap:
                 **{"peak_bytes": 2 * 10**9, "step_seconds": step},
             }
 
-        monkeypatch.setattr(swap, "run", Trials(result))
+        monkeypatch.setattr(comparison, "run", Trials(result))
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         assert swap.main(["--device", "cuda", "--steps", "1", "--out", str(tmp_path)]) == 0
         text = capsys.readouterr().out
@@ -266,7 +272,7 @@ class TestScaling:
     @pytest.mark.parametrize(
         ("flags", "words"),
         [
-            (["--memory", "4"], "Expected a size such as 4GB"),
+            (["--memory", "4"], "Expected an amount of memory such as 4GB"),
             (["--vary", "graph", "--dataset", "cora"], "Expected --dataset synthetic:NAME"),
             (["--vary", "height"], "Expected --vary of depth, width, graph"),
         ],

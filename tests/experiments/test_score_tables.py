@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from experiments.helpers import score_tables
-from experiments.helpers.compare import VARIANTS
+from experiments.helpers import result_tables
+from experiments.helpers.paper import VARIANTS
 
 
 def study(graph: str, model: str, below: dict[str, float], seeds: int = 3) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def test_scores_tell_differences_to_fp32_and_the_furthest(tmp_path: Path) -> Non
         study("cora", "gcn", {"adaptive-2": 0.02}),
         study("amazon", "gcnii", {"adaptive-2": 0.09}, seeds=1),
     )
-    text = score_tables.scores(results)
+    text = result_tables.tables(results)["scores"]()
     assert "| cora | GCN | 3 | 81.00 ± 1.00 | -0.00 ± 0.00 |" in text.replace("+0.00", "-0.00")
     assert "| -2.00 ± 0.00 |" in text
     assert "| amazon | GCNII | 1 | 80.00 | +0.00 |" in text  # one seed has no interval
@@ -61,5 +61,6 @@ def test_rates_range_over_graphs(tmp_path: Path) -> None:
     for run in few["runs"]["adaptive-4"]:
         run["rate"] = 20.0
     models = [study("cora", model, {}) for model in ("gat", "gcnii")]
-    text = score_tables.rates(write(tmp_path, few, study("citeseer", "gcn", {}), *models))
+    results = write(tmp_path, few, study("citeseer", "gcn", {}), *models)
+    text = result_tables.tables(results)["rates"]()
     assert "| GCN | 8.0 to 8.0x | 8.0 to 20.0x | 10.7 to 10.7x | 16.0 to 16.0x |" in text

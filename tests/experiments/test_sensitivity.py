@@ -10,8 +10,8 @@ import torch
 
 from datasets import load
 from experiments.helpers.data import prepare
-from experiments.helpers.draws import Probe
 from experiments.helpers.levels import LEVELS_BY_NAME
+from experiments.helpers.noise import Probe
 from experiments.helpers.subjects import SUBJECTS, make
 from experiments.sensitivity import least_variance, main
 from gact_graph.adaptive.allocator import allocate, noise, variance

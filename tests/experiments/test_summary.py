@@ -6,7 +6,7 @@ from experiments.helpers import summary
 
 
 def test_table_over_seeds() -> None:
-    rows = dict(summary.table(results(record(0), record(1, epoch_seconds=0.75), record(2))))
+    rows = dict(summary.table(results(record(0), record(1, epoch_seconds=0.75), record(2))).rows)
     assert rows == {
         "test accuracy, %": "52.00 ± 2.00",
         "validation accuracy, %": "60.00 ± 0.00",
@@ -20,7 +20,7 @@ def test_table_over_seeds() -> None:
 
 
 def test_multi_label_scores_are_micro_f1() -> None:
-    assert summary.table(results(record(0), multi_label=True))[0][0] == "test micro-F1, %"
+    assert summary.table(results(record(0), multi_label=True)).rows[0][0] == "test micro-F1, %"
 
 
 def test_one_seed_has_no_spread() -> None:
@@ -28,18 +28,18 @@ def test_one_seed_has_no_spread() -> None:
 
 
 def test_unknown_values_are_left_out() -> None:
-    rows = dict(summary.table(results(record(0, peak_bytes=None), record(1, peak_bytes=2000))))
+    rows = dict(summary.table(results(record(0, peak_bytes=None), record(1, peak_bytes=2000))).rows)
     assert rows["peak memory"] == "2.0 kB"
-    none = dict(summary.table(results(record(0, peak_bytes=None, rate=None))))
+    none = dict(summary.table(results(record(0, peak_bytes=None, rate=None))).rows)
     assert (none["peak memory"], none["compression rate"]) == ("-", "-")
 
 
 def test_what_measuring_took_is_told_where_anything_was_measured() -> None:
     measured = {"passes": 6, "train_seconds": 50.0}
     runs = (record(0, **measured, measuring_seconds=0.25), record(1, **measured), record(2))
-    assert dict(summary.table(results(*runs)))["of it measuring bits"] == "0.2%"
+    assert dict(summary.table(results(*runs)).rows)["of it measuring bits"] == "0.2%"
     unknown = record(0, **measured, measuring_seconds=None)
-    assert "of it measuring bits" not in dict(summary.table(results(unknown)))
+    assert "of it measuring bits" not in dict(summary.table(results(unknown)).rows)
 
 
 def test_title() -> None:

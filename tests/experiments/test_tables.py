@@ -10,7 +10,7 @@ import pytest
 
 import gact_graph
 from experiments import tables
-from experiments.helpers import origin, pictures, result_tables, table_sources
+from experiments.helpers import origin, pictures, result_tables
 from experiments.helpers.errors import ResultsError
 
 
@@ -90,14 +90,14 @@ class TestCommits:
     TWO = ONE + "\n<small>`b`; gact_graph 0.7.0, commit 2222222+changes, torch 2.</small>"
 
     def test_one_commit_needs_no_column(self) -> None:
-        table_sources.check_commits("t", f"| a |\n| --- |\n| 1 |\n\n{self.ONE}")
+        result_tables.check_commits("t", f"| a |\n| --- |\n| 1 |\n\n{self.ONE}")
 
     def test_two_commits_are_refused_unless_the_rows_name_them(self) -> None:
         rows = "| a | commit |\n| --- | --- |\n| 1 | 1111111 |\n| 2 | 2222222+changes |"
-        table_sources.check_commits("t", f"{rows}\n\n{self.TWO}")
+        result_tables.check_commits("t", f"{rows}\n\n{self.TWO}")
         for missing in ("| a |\n| --- |\n| 1 |", rows.rpartition("\n")[0]):
             with pytest.raises(ResultsError, match=r"\(got 1111111, 2222222\+changes\)"):
-                table_sources.check_commits("t", f"{missing}\n\n{self.TWO}")
+                result_tables.check_commits("t", f"{missing}\n\n{self.TWO}")
 
 
 class TestOrigin:

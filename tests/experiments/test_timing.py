@@ -17,16 +17,16 @@ from datasets.published import Size
 from datasets.synthetic import block_model
 from experiments import kernels, overhead, step_time
 from experiments.helpers import timing
-from experiments.helpers.busy import BusyLoops
 from experiments.helpers.data import prepare
-from experiments.helpers.kernel_jobs import (
+from experiments.helpers.subjects import SUBJECTS, make
+from experiments.helpers.timing import BusyLoops
+from experiments.kernels import (
     edge_jobs,
     measure,
     packed_bytes,
     quantizer_jobs,
     summary,
 )
-from experiments.helpers.subjects import SUBJECTS, make
 from gact_graph.ops.quantize import pack
 
 CPU = torch.device("cpu")
@@ -228,8 +228,8 @@ class TestKernels:
             assert len(job["milliseconds"]) == 3 and min(job["milliseconds"]) > 0  # no warm-up
             assert job["median_milliseconds"] == statistics.median(job["milliseconds"])
         times = jobs["pack 2"]["median_milliseconds"] / jobs["copy"]["median_milliseconds"]
-        assert kernels.rows(jobs)[1][3] == f"{times:.2f}"
-        assert len(kernels.edge_rows(content["edges"]["jobs"])) == 5
+        assert kernels.quantizer(jobs).rows[1][3] == f"{times:.2f}"
+        assert len(kernels.by_kernel(content["edges"]["jobs"]).rows) == 5
 
     @pytest.mark.parametrize("text", ["", "0-3", "17", "3-1", "a", "1-", "-1", "1.5"])
     def test_widths_that_make_no_sense(self, text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from datasets import Graph
-from experiments.helpers.results import Results
+from experiments.helpers.summary import Results
 
 
 def small_graph(*, multi_label: bool = False) -> Graph:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 
 import gact_graph
-from experiments.helpers.draws import Draws
+from experiments.helpers.noise import Draws
 
 NODES, FEATURES, CLASSES = 300, 32, 5
 

@@ -1,8 +1,8 @@
 """Schemes that compress whatever autograd saves, as codecs of the library.
 
-They are asked before all others. Both papers keep masks in one bit, as the library does, so these
-codecs leave alone what has two values, or what is read by its side only where the paper has a ReLU
-of its own.
+They come before all other codecs. Both papers keep masks in one bit, as the library does, so these
+codecs leave tensors of two values to it, and tensors of which backward reads the side alone where
+the paper has a ReLU of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class WithoutGraphs(Codec):
 
     def encode(self, request: Request) -> Encoded:
         x = request.tensor
-        # Asked without what backward reads, it takes tensors of two values alone.
+        # With exact reads, it takes tensors of two values alone.
         mask = Mask().encode(dataclasses.replace(request, reads=Exact()))
         if mask is not None:
             return mask
@@ -64,8 +64,7 @@ class RunningRange(Codec):
 
     decay = 0.9
 
-    def __init__(self, seed: int = 0) -> None:
-        self._seed = seed
+    def __init__(self) -> None:
         self._ranges: dict[str, tuple[Tensor, Tensor]] = {}
 
     def encode(self, request: Request) -> Encoded | None:
@@ -76,7 +75,7 @@ class RunningRange(Codec):
             return None
         if Mask().encode(dataclasses.replace(request, reads=Exact())) is not None:
             return None  # to the codec of masks
-        generator = torch.Generator(x.device).manual_seed(request.seed % 2**63 + self._seed)
+        generator = torch.Generator(x.device).manual_seed(request.seed % 2**63)
         return EightBits(x, *self._range(request.slot, x), generator)
 
     def _range(self, slot: str, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,30 +1,102 @@
-"""EXACT: the operations of a network in versions that keep two bits of what backward reads.
+r"""EXACT: the operations of a network in versions that keep two bits of what backward reads.
+
+Liu et al., `Extreme Activation Compression for Scalable Graph Neural Networks Training
+<https://openreview.net/forum?id=vkaMaq95_rX>`_, ICLR 2022. A row of the projected activations
+:math:`h R` is kept as codes :math:`\lfloor (h - Z) / r \cdot B + u \rfloor` with
+:math:`B = 2^2 - 1`, its minimum :math:`Z`, its range :math:`r` and uniform noise :math:`u`;
+:math:`R` has entries :math:`\pm 1 / \sqrt{k}`, so that :math:`E[R R^T] = I`.
 
 Linear layers keep their projected inputs, batch norm its input, both in two bits; ReLU, leaky ReLU
 and dropout keep one bit an element; a sparse product keeps its matrix alone. The paper replaces
 layers; here a mode replaces the operations that these layers call, so that any network will do.
-What EXACT has no version of, the messages of attention first of all, stays as PyTorch has it.
+Operations without a version in EXACT, the messages of attention first of all, stay PyTorch's.
+
+With blocks: Eliassen and Selvan, `Activation Compression of Graph Neural Networks using Block-wise
+Quantization <https://arxiv.org/abs/2309.11856>`_: the same, with a range for several rows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-from experiments.helpers.peers.rows import Rows, pack_rows, projection
 from gact_graph.ops.bitmask import pack_bits, unpack_bits
 
 SHARE = 8
 """The width of rows over that of projected rows."""
 
 Kept = tuple[tuple[Tensor, ...], Callable[..., Tensor]]
-"""Tensors, and what makes of them the matrix that they stand for."""
+"""Tensors, and the function that makes of them the tensor they stand for."""
+
+_LEVELS = 3  # two bits: codes 0 to 3
+_A_BYTE = 4  # codes
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The codes of a matrix.
+
+    Attributes:
+        codes: Four to a byte, uint8 [R, ceil(W / 4)].
+        low, step: Smallest value and distance of two codes of each row, bfloat16 [R, 1].
+        width: W.
+    """
+
+    codes: Tensor
+    low: Tensor
+    step: Tensor
+    width: int
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All that it holds."""
+        return self.codes, self.low, self.step
+
+    def unpack(self) -> Tensor:
+        """The decoded matrix, float32 [R, W]."""
+        shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=self.codes.device)
+        codes = (self.codes.unsqueeze(-1) >> shifts) & _LEVELS
+        values = codes.flatten(1)[:, : self.width].float()
+        return values.mul_(self.step.float()).add_(self.low.float())
+
+
+def pack_rows(x: Tensor, generator: torch.Generator) -> Rows:
+    """Keep a float32 matrix [R, W] in two bits an element; right on average over the noise."""
+    smallest, largest = x.aminmax(dim=1, keepdim=True)
+    # Rounded away from the values, so that none of them needs a code beyond the last one.
+    low = _rounded(smallest, -math.inf)
+    step = _rounded((largest - low.float()) / _LEVELS, math.inf)
+    noise = torch.rand(x.shape, generator=generator, device=x.device)
+    scale = torch.where(step > 0, step, 1).float()
+    codes = noise.add_((x - low.float()).div_(scale)).floor_().clamp_(0, _LEVELS).to(torch.uint8)
+    codes = torch.nn.functional.pad(codes, (0, -x.size(1) % _A_BYTE))
+    codes = codes.view(x.size(0), -1, _A_BYTE)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=x.device)
+    packed = (codes << shifts).sum(-1, dtype=torch.uint8)
+    return Rows(packed, low, step, x.size(1))
+
+
+def _rounded(x: Tensor, towards: float) -> Tensor:
+    """In bfloat16, on the given side of ``x``."""
+    near = x.to(torch.bfloat16)
+    beyond = near.float() > x if towards < 0 else near.float() < x
+    return torch.where(beyond, torch.nextafter(near, torch.full_like(near, towards)), near)
+
+
+def projection(width: int, share: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """The random matrix [width, ceil(width / share)] of entries plus and minus one over the root
+    of its second size."""
+    size = -(-width // share)
+    signs = torch.randint(2, (width, size), generator=generator, device=device)
+    return (2.0 * signs - 1.0) / math.sqrt(size)
 
 
 class Exact(TorchFunctionMode):
@@ -34,11 +106,15 @@ class Exact(TorchFunctionMode):
         device: Where the network is.
         block: Rows that share a range: 1 as EXACT has it; more is block-wise EXACT.
         seed: Of the noise and of the projections; torch's own generator is not drawn from.
+
+    Attributes:
+        nbytes: Bytes of all tensors saved so far by these operations, without their inputs.
     """
 
     def __init__(self, device: torch.device, block: int = 1, seed: int = 0) -> None:
         super().__init__()
         self.generator = torch.Generator(device).manual_seed(seed)
+        self.nbytes = 0
         self._block = block
 
     def __torch_function__(
@@ -48,13 +124,35 @@ class Exact(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        version = _VERSIONS.get(func)
-        if version is None or not torch.is_grad_enabled():
-            return func(*args, **(kwargs or {}))
-        return version(self, *args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        place = {F.linear: 0, torch.addmm: 1, F.batch_norm: 0}.get(func)
+        values = _TWO_VALUES.get(func)
+        if not torch.is_grad_enabled() or (place is None and values is None):
+            return func(*args, **kwargs)
+        keep = self.keep if func is F.batch_norm else self.project
+
+        def pack(saved: Tensor) -> Tensor | Kept:
+            if values is not None:
+                return self._counted(_bits(saved, *values))
+            x = args[place or 0]
+            is_x = saved.data_ptr() == x.data_ptr() and saved.numel() == x.numel()
+            if not is_x or (func is F.batch_norm and x.dim() != 2):
+                self.nbytes += saved.nbytes * (saved.data_ptr() not in inputs)
+                return saved
+            shape = saved.shape
+            tensors, restore = self._counted(keep(saved.detach().reshape(-1, saved.size(-1))))
+            return tensors, lambda *kept: restore(*kept).view(shape)
+
+        inputs = {arg.data_ptr() for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)}
+        with saved_tensors_hooks(pack, _unpack):
+            return func(*args, **kwargs)
+
+    def _counted(self, kept: Kept) -> Kept:
+        self.nbytes += sum(tensor.nbytes for tensor in kept[0])
+        return kept
 
     def keep(self, x: Tensor) -> Kept:
-        """A matrix [N, W] in two bits an element."""
+        """Keep a matrix [N, W] in two bits an element."""
         shape = x.shape
         if self._block > 1:
             # The last block may lack some rows: its last element stands in for theirs.
@@ -71,144 +169,27 @@ class Exact(TorchFunctionMode):
         return packed.tensors, restore
 
     def project(self, x: Tensor) -> Kept:
-        """The same of its rows, made narrower by a random matrix."""
+        """Keep its rows, made narrower by a random matrix."""
         matrix = projection(x.size(1), SHARE, self.generator, x.device)
         tensors, restore = self.keep(x @ matrix)
         return (*tensors, matrix), lambda *kept: restore(*kept[:-1]) @ kept[-1].T
 
 
-class _Linear(Function):
-    @staticmethod
-    def forward(ctx: Any, mode: Exact, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        tensors, ctx.restore = mode.project(x.reshape(-1, x.size(-1)))
-        ctx.save_for_backward(weight, *tensors)
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, *tensors = ctx.saved_tensors
-        rows = grad.reshape(-1, grad.size(-1))
-        _, of_x, of_weight, of_bias = ctx.needs_input_grad
-        return (
-            None,
-            grad @ weight if of_x else None,
-            rows.T @ ctx.restore(*tensors) if of_weight else None,
-            rows.sum(0) if of_bias else None,
-        )
-
-
-class _BatchNorm(Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        mode: Exact,
-        x: Tensor,
-        mean: Tensor,
-        variance: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        momentum: float,
-        eps: float,
-    ) -> Tensor:
-        out, used_mean, used_scale = torch.native_batch_norm(
-            x, weight, bias, mean, variance, True, momentum, eps
-        )
-        tensors, ctx.restore = mode.keep(x)
-        ctx.eps = eps
-        ctx.save_for_backward(weight, mean, variance, used_mean, used_scale, *tensors)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, mean, variance, used_mean, used_scale, *tensors = ctx.saved_tensors
-        grads = torch.ops.aten.native_batch_norm_backward(
-            *(grad, ctx.restore(*tensors), weight, mean, variance, used_mean, used_scale),
-            *(True, ctx.eps, [True, True, True]),
-        )
-        return None, grads[0], None, None, grads[1], grads[2], None, None
-
-
-class _Scaled(Function):
-    """A product with a tensor of two values, ``low`` and ``high``, kept in one bit an element."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, passed: Tensor, low: float, high: float) -> Tensor:
-        ctx.values = low, high
-        ctx.save_for_backward(pack_bits(passed))
-        return torch.where(passed, x * high, x * low)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (words,) = ctx.saved_tensors
-        low, high = ctx.values
-        return grad * unpack_bits(words, grad.shape, low, high, grad.dtype), None, None, None
-
-
-class _SparseProduct(Function):
-    @staticmethod
-    def forward(ctx: Any, matrix: Tensor, x: Tensor) -> Tensor:
-        ctx.matrix = matrix
-        return torch.sparse.mm(matrix, x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return None, torch.sparse.mm(ctx.matrix.t().to_sparse_csr(), grad)
-
-
-def _linear(mode: Exact, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return _Linear.apply(mode, x, weight, bias)
-
-
-def _addmm(
-    mode: Exact, x: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1
-) -> Tensor:
-    return beta * x + alpha * _Linear.apply(mode, left, right.T, None)
-
-
-def _batch_norm(
-    mode: Exact,
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    if not training or x.dim() != 2:
-        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-    return _BatchNorm.apply(mode, x, running_mean, running_var, weight, bias, momentum, eps)
-
-
-def _leaky_relu(
-    mode: Exact, x: Tensor, negative_slope: float = 0.01, inplace: bool = False
-) -> Tensor:
-    return _Scaled.apply(x, x > 0, negative_slope, 1.0)
-
-
-def _dropout(
-    mode: Exact, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> Tensor:
-    if not training or not 0 < p < 1:
-        return F.dropout(x, p, training)
-    # Drawn as PyTorch draws it on a CPU, so that both drop the same elements.
-    kept = torch.empty_like(x).bernoulli_(1 - p) > 0
-    return _Scaled.apply(x, kept, 0.0, 1 / (1 - p))
-
-
-def _sparse_product(mode: Exact, matrix: Tensor, x: Tensor, *reduce: str) -> Tensor:
-    if matrix.layout != torch.sparse_csr or matrix.requires_grad or reduce:
-        return torch.sparse.mm(matrix, x, *reduce)
-    return _SparseProduct.apply(matrix, x)
-
-
-_VERSIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    F.linear: _linear,
-    torch.addmm: _addmm,
-    F.batch_norm: _batch_norm,
-    F.relu: lambda mode, x, inplace=False: _leaky_relu(mode, x, 0.0),
-    F.leaky_relu: _leaky_relu,
-    F.dropout: _dropout,
-    torch.sparse.mm: _sparse_product,
+_TWO_VALUES: dict[Callable[..., Any], tuple[float, float | None]] = {
+    F.relu: (0.0, 1.0),
+    F.leaky_relu: (-1.0, 1.0),
+    F.dropout: (0.0, None),
 }
+"""Operations whose backward tells two kinds of elements apart, and values of these kinds; None
+takes the largest of the saved tensor."""
+
+
+def _bits(saved: Tensor, low: float, high: float | None) -> Kept:
+    value = float(saved.max()) if high is None else high
+    shape, dtype = saved.shape, saved.dtype
+    words = pack_bits(saved > 0)
+    return (words,), lambda words: unpack_bits(words, shape, low, value, dtype)
+
+
+def _unpack(kept: Tensor | Kept) -> Tensor:
+    return kept if isinstance(kept, Tensor) else kept[1](*kept[0])

@@ -134,46 +134,30 @@ class Potential(nn.Module):
         return energy, -gradient
 
 
-def schnet(size: int = 64) -> nn.Module:
-    """SchNet with two interactions."""
-
+def _schnet(size: int) -> nn.Module:
     def graph(pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
         edges = neighbours(pos, CUTOFF, batch)
         return edges, (pos[edges[0]] - pos[edges[1]]).norm(dim=-1)
 
-    return Potential(
-        SchNet(size, size, 2, num_gaussians=20, cutoff=CUTOFF, interaction_graph=graph)
-    )
+    return SchNet(size, size, 2, num_gaussians=20, cutoff=CUTOFF, interaction_graph=graph)
 
 
-def dimenet_pp(size: int = 64) -> nn.Module:
-    """DimeNet++ with two blocks."""
-    return Potential(
-        DimeNetPlusPlus(
-            hidden_channels=size,
-            out_channels=1,
-            num_blocks=2,
-            int_emb_size=32,
-            basis_emb_size=8,
-            out_emb_channels=size,
-            num_spherical=4,
-            num_radial=4,
-            cutoff=CUTOFF,
-            output_initializer="glorot_orthogonal",
-        )
-    )
+def _dimenet(size: int) -> nn.Module:
+    sizes = {"num_blocks": 2, "int_emb_size": 32, "basis_emb_size": 8, "out_emb_channels": size}
+    sizes |= {"num_spherical": 4, "num_radial": 4}
+    start = "glorot_orthogonal"
+    return DimeNetPlusPlus(size, 1, **sizes, cutoff=CUTOFF, output_initializer=start)
 
 
-def visnet_model(size: int = 64) -> nn.Module:
-    """ViSNet with two layers; it takes its derivative itself."""
-    return ViSNet(
-        derivative=True, hidden_channels=size, num_layers=2, num_heads=4, num_rbf=16, cutoff=CUTOFF
-    )
+def _visnet(size: int) -> nn.Module:
+    sizes = {"hidden_channels": size, "num_layers": 2, "num_heads": 4, "num_rbf": 16}
+    return ViSNet(derivative=True, **sizes, cutoff=CUTOFF)
 
 
-POTENTIALS: dict[str, Callable[..., nn.Module]] = {
-    "schnet": schnet,
-    "dimenet++": dimenet_pp,
-    "visnet": visnet_model,
-    "mace": lambda size=64: Potential(Mace(size)),
+POTENTIALS: dict[str, Callable[[int], nn.Module]] = {
+    "schnet": lambda size: Potential(_schnet(size)),
+    "dimenet++": lambda size: Potential(_dimenet(size)),
+    "visnet": _visnet,  # takes its derivative itself
+    "mace": lambda size: Potential(Mace(size)),
 }
+"""Potentials by name, made from their number of channels."""

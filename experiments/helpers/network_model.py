@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
-from torch import Tensor
-
-from experiments.helpers.shares import cut
 
 BANDWIDTH = 10e9 / 8
 """Bytes a second of the model's network, each way and in each process: 10 Gbit/s."""
@@ -19,37 +14,23 @@ LATENCY = 50e-6
 Rank = Mapping[str, Any]
 
 
-def sizes(edge_index: Tensor, num_nodes: int, way: str, parts: int) -> dict[str, Any]:
-    """Nodes, edges, halo rows and sent rows of each part; nothing is trained."""
-    found = cut(edge_index, num_nodes, way, parts)
-    return {
-        "parts": parts,
-        "nodes": [len(part.nodes) for part in found],
-        "edges": [part.edge_index.size(1) for part in found],
-        "halo": [len(part.halo) for part in found],
-        "sends": [len(part.send) for part in found],
-    }
-
-
 class Modelled(NamedTuple):
     """A step, by the model.
 
     Attributes:
         sent_bytes: Of the process that sends most.
-        mean_sent_bytes: Of all processes.
         network_seconds: By :data:`BANDWIDTH` and :data:`LATENCY`.
         step_seconds: These, and the time of one process times the share of the edges that the
             largest part has; None where that time is unknown.
     """
 
     sent_bytes: float
-    mean_sent_bytes: float
     network_seconds: float
     step_seconds: float | None
 
 
 def bytes_of_row(ranks: Sequence[Rank]) -> tuple[float, float]:
-    """Bytes that a sent row takes in forward, and that a halo row's gradient takes in backward."""
+    """Return the bytes of a sent row in forward, and of a halo row's gradient in backward."""
     forward = sum(rank["forward_bytes"] for rank in ranks)
     backward = sum(rank["sent_bytes"] for rank in ranks) - forward
     rows = sum(rank["sends"] for rank in ranks), sum(rank["halo"] for rank in ranks)
@@ -57,10 +38,10 @@ def bytes_of_row(ranks: Sequence[Rank]) -> tuple[float, float]:
 
 
 def modelled(size: Mapping[str, Any], measured: Sequence[Rank], alone: Rank | None) -> Modelled:
-    """Return the cost of a step with the parts of one :func:`sizes`.
+    """Return the cost of a step with more parts.
 
     Args:
-        size: Of the parts.
+        size: ``edges``, ``sends`` and ``halo`` of the parts.
         measured: The processes of a run with several parts, which gives the bytes of a row and the
             number of exchanges.
         alone: The process of a run with one part, which gives the time of the work; None: unknown.
@@ -72,4 +53,4 @@ def modelled(size: Mapping[str, Any], measured: Sequence[Rank], alone: Rank | No
     step = None
     if alone is not None and alone.get("step_seconds") is not None:
         step = alone["step_seconds"] * max(size["edges"]) / sum(size["edges"]) + network
-    return Modelled(max(sent), statistics.fmean(sent), network, step)
+    return Modelled(max(sent), network, step)

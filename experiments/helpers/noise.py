@@ -1,0 +1,208 @@
+"""The noise of compression in a gradient: draws of it, its moments, and the effect of one slot."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+import gact_graph
+from experiments.helpers.data import NodeTask
+from experiments.helpers.train import seed_everything, training_loss
+from gact_graph.adaptive.allocator import noise
+from gact_graph.capture.noise import Noise
+
+_BATCHES = 10
+"""Means over so many batches of draws are compared with each other."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Moments of noise in a gradient, over the squared length of the gradient without noise.
+
+    Attributes:
+        variance: The expected square of the noise less its mean.
+        bias_squared: The square of its mean, estimated without bias: it may come out below 0.
+        error: The standard error of ``bias_squared``.
+        floor: The average length of the mean over these draws if there were no bias.
+    """
+
+    variance: float
+    bias_squared: float
+    error: float
+    floor: float
+
+    @property
+    def bias(self) -> float:
+        """The length of the mean; 0 where none was found."""
+        return math.sqrt(max(0.0, self.bias_squared))
+
+
+def moments(draw: Callable[[int], Tensor], draws: int, exact: Tensor) -> Moments:
+    r"""Draw a gradient again and again.
+
+    The length of a mean over n draws is never 0: without any bias it is :math:`\sqrt{V / n}`. So
+    the draws are dealt to batches, and the squared bias is the mean of
+    :math:`\langle m_i, m_j \rangle` over all pairs of batches with :math:`i \ne j`, whose noises
+    are independent. Its standard error is that of the jackknife over batches.
+
+    Args:
+        draw: Gives the gradient [P] for the number of a draw.
+        draws: How many, at least 3.
+        exact: The gradient [P] without noise.
+    """
+    batches = min(_BATCHES, draws)
+    sums = torch.zeros(batches, exact.numel(), dtype=torch.float64, device=exact.device)
+    counts, squares = [0] * batches, 0.0
+    for number in range(draws):
+        # Of the noise alone: squares of the whole would drown it in rounding.
+        added = (draw(number) - exact).double()
+        sums[number % batches] += added
+        counts[number % batches] += 1
+        squares += float(added.square().sum())
+    means = sums / torch.tensor(counts, device=sums.device)[:, None]
+    length = float(exact.double().square().sum())
+    products = (means @ means.T).cpu() / length
+    every = [*range(batches)]
+    without = [_between(products, [j for j in every if j != i]) for i in every]
+    center = sum(without) / batches
+    spread = sum((value - center) ** 2 for value in without)
+    # The variance is about the mean of the draws.
+    about = squares - float(sums.sum(0).square().sum()) / draws
+    variance = about / (draws - 1) / length
+    return Moments(
+        variance=variance,
+        bias_squared=_between(products, every),
+        error=math.sqrt((batches - 1) / batches * spread),
+        floor=math.sqrt(max(variance, 0.0) / draws),
+    )
+
+
+def _between(products: Tensor, batches: list[int]) -> float:
+    """The mean product of two different batches."""
+    chosen = products[batches][:, batches]
+    pairs = len(batches) * (len(batches) - 1)
+    return float((chosen.sum() - chosen.diagonal().sum()) / pairs)
+
+
+def algorithm_1(
+    slots: Iterable[str],
+    bits_of: Callable[[str], int],
+    draw: Callable[[str | None], Mapping[int, Tensor]],
+) -> dict[str, float]:
+    r"""Return c_l of each slot by Algorithm 1 of GACT, over the squared length of the gradient.
+
+    With the gradient :math:`g_0` under seeds :math:`r_1, \dots, r_L` of the slots' noise, and
+    :math:`g_1` with :math:`r_l` alone replaced,
+
+    .. math::
+        c_l = \tfrac{1}{2} \lVert g_0 - g_1 \rVert^2 / S(b_l).
+
+    The library finds the same for all slots at once (:mod:`gact_graph.adaptive.sensitivity`).
+
+    Args:
+        slots: Names of quantized slots.
+        bits_of: The width of each.
+        draw: Runs forward and backward, with another seed for the noise of the slot named, or for
+            none, and returns the gradients of the parameters by their places.
+
+    Returns:
+        Nothing where the gradient is zero or not finite.
+    """
+    first = draw(None)
+    length = sum(map(_squared, first.values()))
+    if not 0 < length < math.inf:
+        return {}
+    sensitivities = {}
+    for slot in slots:
+        squared = sum(_squared(first[place] - g) for place, g in draw(slot).items())
+        if squared < math.inf and noise(bits_of(slot)):
+            sensitivities[slot] = 0.5 * squared / noise(bits_of(slot)) / length
+    return sensitivities
+
+
+def _squared(gradient: Tensor) -> float:
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
+
+
+class Draws:
+    """Runs one training step of a wrapped model again and again, with other noise.
+
+    Args:
+        model: A wrapped model whose bits do not change.
+        loss: Runs forward and returns the loss; dropout must be the same each time.
+    """
+
+    def __init__(self, model: nn.Module, loss: Callable[[], Tensor]) -> None:
+        self._model, self._loss = model, loss
+        self.number = 0
+
+    def __call__(self, slot: str | None = None) -> dict[int, Tensor]:
+        """Return the gradients of the parameters, by their places.
+
+        Args:
+            slot: Gets other noise than the number of the draw gives; None for none.
+        """
+        forward: Any = self._model.forward
+        controller = forward.controller
+        before, controller.forwards = controller.forwards, self.number
+        self._model.zero_grad()
+        try:
+            with _reseeded(slot):
+                self._loss().backward()
+        finally:
+            controller.forwards = before
+        gradients = ((i, p.grad) for i, p in enumerate(self._model.parameters()))
+        copies = {i: g.detach().clone() for i, g in gradients if g is not None}
+        self._model.zero_grad()
+        return copies
+
+    def gradient(self, number: int) -> Tensor:
+        """Return the gradient [P] under the noise of this number, as one vector."""
+        self.number = number
+        gradients = self()
+        return torch.cat([gradients[place].flatten() for place in sorted(gradients)])
+
+
+class Probe(Draws):
+    """Draws of a wrapped node classifier on its graph, with its ``report``."""
+
+    def __init__(self, model: nn.Module, task: NodeTask) -> None:
+        def loss() -> Tensor:
+            seed_everything(0)
+            return training_loss(model(task.x, task.adjacency), task)
+
+        model.train()
+        super().__init__(model, loss)
+        self()
+        self.report = gact_graph.report(model)
+
+    def sensitivities(self, number: int = 0) -> dict[str, float]:
+        """Return c_l of every quantized slot, over the squared length of the gradient."""
+        self.number = number
+        bits = {row.slot: row.bits for row in self.report.contexts if row.bits is not None}
+        return algorithm_1(bits, bits.__getitem__, self)
+
+
+@contextmanager
+def _reseeded(slot: str | None) -> Iterator[None]:
+    stock = Noise.seed_of
+
+    def seed_of(noise: Noise, name: str) -> int:
+        return stock(noise, name) ^ (name == slot)
+
+    with mock.patch.object(Noise, "seed_of", seed_of):
+        yield
+
+
+def plain(model: nn.Module) -> nn.Module:
+    """Return a copy of a wrapped model, without the library."""
+    return gact_graph.unwrap(copy.deepcopy(model))
