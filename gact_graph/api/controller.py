@@ -212,7 +212,7 @@ class Controller:
 
     def _run_captured(self, call: Call, widths: Widths | None) -> Any:
         """Run a call; again, without compression, if it differentiates compressed tensors."""
-        point = RestorePoint(call.module) if self.config.quantize else None
+        point = RestorePoint(call.module, call.inputs) if self.config.quantize else None
         try:
             with self._capturing(call, widths, point) as session:
                 return session.run(call.forward, *call.inputs)

@@ -54,6 +54,7 @@ class Gathers:
         gathered = Gathered(
             source=source.detach(),
             source_version=version_of(source),
+            source_is_leaf=source.grad_fn is None,
             index=self._keep(call, index),
             operation=operation,
             version=version_of(result),

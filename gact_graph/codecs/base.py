@@ -210,6 +210,7 @@ class Gathered:
 
     source: Tensor
     source_version: int | None
+    source_is_leaf: bool
     index: Saved
     operation: GatherOperation
     version: int | None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gact_graph.support import current
 from gact_graph.support.messages import warn
 from gact_graph.support.run_state import RunState
-from gact_graph.support.storage import is_plain
+from gact_graph.support.storage import is_plain, tensors_in, version_of
 
 _COPIED_BYTES = 1 << 18
 """Buffers up to this size, such as the statistics of a normalisation, are restored before a forward
@@ -118,15 +118,21 @@ class Reading:
 
 
 class RestorePoint:
-    """The state at the start of a forward that may run once more."""
+    """The state at the start of a forward that may run once more.
 
-    def __init__(self, module: nn.Module) -> None:
+    Args:
+        module: The module of the forward.
+        inputs: The arguments of the forward.
+    """
+
+    def __init__(self, module: nn.Module, inputs: Any) -> None:
         self._random = RunState(set())
         self._buffers = [
             (buffer, buffer.clone())
             for buffer in module.buffers()
             if is_plain(buffer) and buffer.nbytes <= _COPIED_BYTES
         ]
+        self._inputs = [(tensor, version_of(tensor)) for tensor in tensors_in(inputs)]
         self._gradients: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
 
     def add_gradients(self, module: nn.Module) -> None:
@@ -137,7 +143,19 @@ class RestorePoint:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Restore the state."""
+        """Restore the state.
+
+        Raises:
+            RuntimeError: Forward has changed an input in place, of which there is no copy.
+        """
+        for tensor, version in self._inputs:
+            if version_of(tensor) != version:
+                raise RuntimeError(
+                    "Expected a forward that differentiates itself to leave its inputs as they "
+                    f"were (got one that changes a tensor of shape {tuple(tensor.shape)} in "
+                    "place), because it has to run once more, without compression. Change a copy "
+                    "of the tensor, or wrap the model with level='lossless'."
+                )
         self._random.restore_random_state()
         for buffer, before in self._buffers:
             # By its values: batch norm does not count its changes as versions.

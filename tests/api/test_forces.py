@@ -175,6 +175,18 @@ class TestSurprises:
             warnings.simplefilter("error")
             assert torch.equal(run(model)[0], run(stock)[0])
 
+    def test_an_input_that_forward_changes_raises(self) -> None:
+        """Forward would run once more on the changed values, and return others than stock."""
+
+        def forward(module: nn.Module, x: Tensor) -> Tensor:
+            hidden = x @ module.weight
+            x.mul_(2.0)
+            return torch.autograd.grad(hidden.sin().sum(), hidden, create_graph=True)[0]
+
+        model = wrapped(Lambda(forward), bits=2)
+        with pytest.raises(RuntimeError, match="to leave its inputs as they were"):
+            model(torch.randn(64, len(model.weight)))
+
     def test_create_graph_in_the_loop(self) -> None:
         """Noisy in the first step, with a warning, and exact from the next one on."""
 

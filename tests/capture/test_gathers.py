@@ -128,7 +128,8 @@ class TestForms:
         assert torch.equal(model.scale.grad, stock.scale.grad)
         rows = gact_graph.report(model).contexts
         assert {row.codec for row in rows} == {"gather", "index"}
-        assert sum(row.stored_bytes for row in rows) == 2000 * 2  # the index, in 16 bits
+        # The index in 16 bits, and a sample of the elements to compare in backward.
+        assert 2000 * 2 < sum(row.stored_bytes for row in rows) <= 2000 * 2 + 1024 * 4
 
 
 class Stack(nn.Module):
@@ -215,6 +216,24 @@ class TestInPlaceChanges:
         out = model(X)
         sources[-1].mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+    def test_of_a_kept_source_behind_autograd_raises(self):
+        model = Lambda(lambda module, x: (x @ module.weight)[INDEX].sum(1, True) * x[INDEX])
+        gact_graph.wrap(model, level="lossless", bits=32, min_bytes=0)
+        x = X.clone()
+        out = model(x)
+        x.data.mul_(2)
+        with pytest.raises(RuntimeError, match="has other values than in forward"):
+            out.sum().backward()
+
+    def test_of_a_kept_index_behind_autograd_raises(self):
+        index = INDEX.clone()
+        model = Lambda(lambda module, x, i: (x @ module.weight)[i].sin())
+        gact_graph.wrap(model, level="lossless", bits=32, min_bytes=0)
+        out = model(X, index)
+        index.numpy()[:] = 0
+        with pytest.raises(RuntimeError, match="has other values than in forward"):
             out.sum().backward()
 
     def test_of_a_kept_index_raises(self):

@@ -317,10 +317,11 @@ EXPRESSIONS: dict[str, tuple[str, ...]] = {
         "{q} * {n}",
         "{q}.softmax(-1)",
         "torch.bmm({q}, {q2}.transpose(1, 2)) @ {q}",
-        "F.scaled_dot_product_attention({q}, {q2}, {q3})",
-        "F.scaled_dot_product_attention({q}, {q2}, {q3}, is_causal=True)",
-        "F.scaled_dot_product_attention({q}[None], {q}[None], {q2}[None], dropout_p=0.2)[0]",
-        "F.scaled_dot_product_attention({q}[None], {q2}[None], {q2}[None])[0]",
+        # Bounded, because backward computes exp(q k) again: noise on large scores has no bound.
+        "F.scaled_dot_product_attention({q}.tanh(), {q2}.tanh(), {q3})",
+        "F.scaled_dot_product_attention({q}.tanh(), {q2}.tanh(), {q3}, is_causal=True)",
+        "F.scaled_dot_product_attention(*[{q}[None].tanh()] * 2, {q2}[None], dropout_p=0.2)[0]",
+        "F.scaled_dot_product_attention({q}[None].tanh(), *[{q2}[None].tanh()] * 2)[0]",
         "F.multi_head_attention_forward({q}, {q2}, {q2}, C, 2, None, None, None, None, False,"
         " 0.0, self.w, None, use_separate_proj_weight=True, q_proj_weight=self.w,"
         " k_proj_weight=self.w, v_proj_weight=self.w)[0]",

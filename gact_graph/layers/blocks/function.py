@@ -16,6 +16,7 @@ from gact_graph.layers.blocks.inputs import Input
 from gact_graph.layers.blocks.rows import saved_tensors
 from gact_graph.layers.recompute import reuse
 from gact_graph.support.current import capture_disabled_in_backward, with_advice
+from gact_graph.support.edits import glimpse_of
 
 
 def run_in_blocks(call: BlockedCall, tensors: Sequence[Tensor], module: Any) -> Tensor:
@@ -64,6 +65,7 @@ class _Blocked(torch.autograd.Function):
             i: inputs[i].new_full((), math.nan).expand(inputs[i].shape) for i in never_read
         }
         ctx.saved = [i for i in range(len(inputs)) if i not in never_read]
+        ctx.glimpses = [glimpse_of(inputs[i]) for i in ctx.saved]
         # Through the hooks that compress saved tensors.
         ctx.save_for_backward(*(inputs[i] for i in ctx.saved))
         if known is not None:
@@ -81,6 +83,13 @@ class _Blocked(torch.autograd.Function):
         else:
             of_nodes, gathers = call.arguments.rows_of_nodes, not call.outputs[0].of_edges
             saved = saved_tensors(ctx, ctx.saved, of_nodes, gathers)
+        for glimpse, tensor in zip(ctx.glimpses, saved, strict=True):
+            if glimpse is not None and isinstance(tensor, Tensor):
+                glimpse.check(
+                    tensor,
+                    "an input of a layer that is computed again in backward",
+                    "blocks=False",
+                )
         values = ctx.never_read | dict(zip(ctx.saved, saved, strict=True))
         del saved
         if create_graph:

@@ -19,21 +19,17 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.autograd.graph import saved_tensors_hooks
 
-from gact_graph.codecs import Context, Kept, Saved
+from gact_graph.codecs import Context, Saved
 from gact_graph.codecs.base import Encoded
 from gact_graph.layers.recompute.contexts import Waiting
-from gact_graph.layers.recompute.edits import check, glimpse
 from gact_graph.layers.recompute.reuse import counting
 from gact_graph.layers.recompute.runs import Enough, FirstRun, RunAgain, kind_of
 from gact_graph.layers.recompute.structure import Structure
 from gact_graph.support.current import Capture, Coding, forward_runs, unpack
+from gact_graph.support.edits import glimpse_of
 from gact_graph.support.reach import Reach
 from gact_graph.support.run_state import RunState
-from gact_graph.support.storage import (
-    Layout,
-    is_plain,
-    tensors_held_by,
-)
+from gact_graph.support.storage import Layout, tensors_held_by
 from gact_graph.support.watch import Watch
 
 _SHARE = 0.5
@@ -112,11 +108,7 @@ class Recomputation:
         """
         self._run_state = RunState({t.device.type for t in tensors})
         self._requires_grad = [t.requires_grad for t in tensors]
-        self._glimpses = {
-            number: glimpse(tensor)
-            for number, tensor in enumerate(tensors)
-            if tensor.grad_fn is None and is_plain(tensor)
-        }
+        self._glimpses = [glimpse_of(tensor) for tensor in tensors]
         first = FirstRun(self._stand_for, session, named, tensors_held_by(self._module))
         self._inputs = [first.save(tensor) for tensor in tensors]
         self.advise = self._inputs[0].advise
@@ -180,12 +172,19 @@ class Recomputation:
 
     def _run_again(self, wanted: Sequence[Placeholder]) -> dict[int, Saved]:
         """Run the layer as in forward; return the tensors of placeholders, by their numbers."""
-        self._check()
+        self._check_state()
         # What a derivative inside forward returns, or one that is differentiated, is exact.
         coding = None if forward_runs() or torch.is_grad_enabled() else self._coding
         with torch.no_grad():
             tensors = [saved.tensor() for saved in self._inputs]
             results = {number: saved.tensor() for number, saved in self._results.items()}
+        for glimpse, tensor in zip(self._glimpses, tensors, strict=True):
+            if glimpse is not None:
+                glimpse.check(
+                    tensor,
+                    "an input of a layer that is computed again in backward",
+                    "a level that computes nothing again (level='L1', blocks=False)",
+                )
         again = RunAgain({p.number: p.kind for p in wanted}, self._ends, results, Waiting(coding))
         token = torch.zeros((), device="cpu", requires_grad=True)
         with (
@@ -212,11 +211,7 @@ class Recomputation:
             )
         return again.tensors
 
-    def _check(self) -> None:
-        for number, before in self._glimpses.items():
-            encoded = self._inputs[number].context.encoded
-            if isinstance(encoded, Kept):
-                check(before, encoded.decode())
+    def _check_state(self) -> None:
         name = self._state.lost_tensor()
         if name is not None:
             raise RuntimeError(

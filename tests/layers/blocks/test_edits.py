@@ -11,7 +11,7 @@ import pytest
 import torch
 from samples import distance, gradients, make, one_thread, seeded  # noqa: F401
 from torch import Tensor, nn
-from torch_geometric.nn import GATv2Conv, GCNConv, GraphConv, SAGEConv
+from torch_geometric.nn import GATv2Conv, GCNConv, GINEConv, GraphConv, SAGEConv
 
 import gact_graph
 
@@ -93,7 +93,7 @@ class Plain(nn.Module):
 @pytest.mark.parametrize("conv", [SAGEConv, GraphConv, GCNConv], ids=["sage", "graph", "gcn"])
 @pytest.mark.parametrize("options", LEVELS, ids=str)
 def test_features_that_are_refilled_before_backward(options: dict[str, Any], conv: Any) -> None:
-    """In PyG what autograd saved by reference changes; what is computed again tells of it."""
+    """In PyG what autograd saved by reference changes; what is computed again raises."""
     found = []
     for wrapped in (False, True):
         buffer = X.numpy().copy()
@@ -109,3 +109,15 @@ def test_features_that_are_refilled_before_backward(options: dict[str, Any], con
         out.square().sum().backward()
         found.append(gradients(net))
     assert distance(*found) < 1e-6
+
+
+@pytest.mark.parametrize("level", ["lossless", "CB2"])
+def test_edge_features_that_are_refilled_before_backward(level: str) -> None:
+    """PyG saves the messages' ReLU; blocks compute it again from the user's features."""
+    conv = make(lambda: GINEConv(nn.Linear(32, 8), edge_dim=4))
+    gact_graph.wrap(conv, **(EXACT | {"level": level, "blocks": 64}))
+    features = torch.randn(1000, 4, generator=seeded(3))
+    out = conv(X, EDGES, features)
+    features.data.neg_()
+    with pytest.raises(RuntimeError, match="has other values than in forward"):
+        out.square().sum().backward()
