@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -18,19 +19,20 @@ from gact_graph.capture.cache import ContextCache
 from gact_graph.capture.config import Config
 from gact_graph.capture.derivatives import pointwise
 from gact_graph.capture.elements import Elements, elements_of
-from gact_graph.capture.gathers import GATHERING, Gathers
 from gact_graph.capture.ledger import Ledger, Sizes
 from gact_graph.capture.nodes import Attribute, attributes_of
 from gact_graph.capture.noise import Noise
 from gact_graph.capture.operations import reads_of, reads_of_source
 from gact_graph.capture.owned import Allowance, ExternallyOwned, owned_storages, storages_in
+from gact_graph.capture.recipes import WRITERS, Recipes
 from gact_graph.capture.trace import Call, Save, Trace
+from gact_graph.capture.variance import POSITION as VARIANCE_POSITION
 from gact_graph.capture.variance import Variance, variance_of
 from gact_graph.codecs import Context, Encoded, Kept, Request, Saved, encode
-from gact_graph.codecs.base import Gathered
 from gact_graph.codecs.compared import Widths, in_two_widths
 from gact_graph.codecs.offload.swap import Swap
 from gact_graph.codecs.reads import EXACT, VALUES, Side
+from gact_graph.codecs.recipe import Recipe
 from gact_graph.layers.recompute.contexts import BITS
 from gact_graph.support import current
 from gact_graph.support.exact import ExactSlots, Reading, RestorePoint, needs_a_gradient
@@ -118,7 +120,7 @@ class Session:
         self._widths = widths
         self._owned = ExternallyOwned(model, inputs)
         self._allowance = Allowance(spare)
-        self._gathers = Gathers(self._keep_index)
+        self._recipes = Recipes(self._keep_index, self._saved_already, config.quantize)
         # The variance that the submodule that started last computes, if any, and its name.
         self._variance: Variance | None = None
         self._variance_module = ""
@@ -170,7 +172,7 @@ class Session:
         self._pending.clear()
         self._variance = None
         self._allowance.clear()
-        self._gathers.clear()
+        self._recipes.clear()
         self._ledger.clear()
         if self._swap is not None:
             self._swap.close()
@@ -298,8 +300,12 @@ class Session:
             return None
         x, position, run = replacement
         kept = x in self._owned or self._allowance.would_take(x) or _is_kept(x, call.name)
-        # A gathered tensor gets no noise. Replacements have no second derivative.
-        if kept or self._gathers.find(x) is not None or self._keeps_all_exact:
+        recipe = self._recipes.find(x)
+        # The mean that a variance subtracts gets noise where its messages get none.
+        exact = recipe is not None and recipe.exact and position != VARIANCE_POSITION
+        gathered = recipe is not None and recipe.gathers
+        # Replacements have no second derivative.
+        if kept or exact or gathered or self._keeps_all_exact:
             return None
         label = self.trace.label(call)
         if call.of_loss or self.keeps_exactly(label) or self._scheme.keeps(f"{label}.{position}"):
@@ -314,8 +320,8 @@ class Session:
         self._look_for_leaf((result, *call.args[:1]))
         if self._pending:
             self._finish(call, result)
-        if call.name in GATHERING and self._config.exact and torch.is_grad_enabled():
-            self._gathers.see(call, result)
+        if call.name in WRITERS and self._config.exact and torch.is_grad_enabled():
+            self._recipes.see(call, result)
 
     def _keep_index(self, call: Call, index: Tensor) -> Saved:
         """Save the index of an operation that gathers."""
@@ -394,14 +400,14 @@ class Session:
             save.reads = EXACT
         if self._allowance.takes(tensor):
             return self._keep(save)
-        gathered = self._gathers.find(tensor)
-        elements = elements_of(tensor, whole_storage=gathered is not None)
+        recipe = self._recipes.find(tensor)
+        elements = elements_of(tensor, whole_storage=recipe is not None)
         if elements is None or _is_kept(tensor, save.call.name):
             return self._keep(save)
         exactly = self._keeps_all_exact or save.slot in self._exact_slots.slots[self._has_leaf]
         cached = self._cache.find(elements, save.reads)
         if cached is None or (exactly and _is_lossy(cached[0])):
-            return self._encode(save, elements, gathered, exactly)
+            return self._encode(save, elements, recipe, exactly)
         context, entry = cached
         context.gathered |= save.position in save.call.gathered
         if save.by_autograd:
@@ -409,7 +415,7 @@ class Session:
         return Saved(context, elements.layout, save.slot)
 
     def _encode(
-        self, save: Save, elements: Elements, gathered: Gathered | None, exactly: bool
+        self, save: Save, elements: Elements, recipe: Recipe | None, exactly: bool
     ) -> Saved:
         """Save elements in a new context."""
         memory_policy.coded(elements.flat)
@@ -421,8 +427,8 @@ class Session:
             slot=save.slot,
             operation=save.call.name,
             reads=save.reads,
-            gathered=gathered,
-            keep=lambda source: self._keep_source(source, save),
+            recipe=recipe,
+            keep=self._sources_of(save),
             bits=self._scheme.bits_of(save.slot) if quantize else 32,
             group_size=config.group_size,
             seed=self._noise.seed_of(save.slot),
@@ -447,20 +453,37 @@ class Session:
         self._cache.add(elements, save.reads, context, entry)
         return Saved(context, elements.layout, save.slot)
 
-    def _keep_source(self, source: Tensor, save: Save) -> Saved:
-        """Save the tensor that another tensor was gathered from."""
-        return self._save(
-            Save(
-                source.detach(),
-                save.call,
-                source.requires_grad,
-                save.position,
-                f"{save.slot}.source",
-                save.of_edges,
-                reads_of_source(save.reads, source),
-                by_autograd=False,
+    def _sources_of(self, save: Save) -> Callable[[Tensor], Saved]:
+        """Return a function that saves the tensors from which another tensor was gathered."""
+        numbers = itertools.count(1)
+
+        def keep(source: Tensor) -> Saved:
+            number = next(numbers)
+            suffix = "" if number == 1 else f".{number}"
+            return self._save(
+                Save(
+                    source.detach(),
+                    save.call,
+                    source.requires_grad,
+                    save.position,
+                    f"{save.slot}.source{suffix}",
+                    save.of_edges,
+                    reads_of_source(save.reads, source),
+                    by_autograd=False,
+                )
             )
-        )
+
+        return keep
+
+    def _saved_already(self, tensor: Tensor) -> Saved | None:
+        """Return a tensor that is owned, or that an operation saved with its values."""
+        if tensor in self._owned:
+            return Saved(Context(Kept(tensor, "an operand")))
+        elements = elements_of(tensor, whole_storage=False)
+        if elements is None:
+            return None
+        cached = self._cache.find(elements, VALUES)
+        return None if cached is None else Saved(cached[0], elements.layout)
 
     def _keep(self, save: Save) -> Saved:
         """Save a reference to the tensor, which counts with its whole storage."""

@@ -7,14 +7,15 @@ and how many bits it gets.
 See :func:`register` for how to write a codec.
 """
 
-from gact_graph.codecs.base import Codec, Context, Encoded, Request, Saved
+from gact_graph.codecs.base import Context, Encoded, Saved
+from gact_graph.codecs.codec import Codec, Request
 from gact_graph.codecs.drop import Drop
-from gact_graph.codecs.gather import Gather
 from gact_graph.codecs.index import Index
 from gact_graph.codecs.keep import Kept
 from gact_graph.codecs.mask import Mask
 from gact_graph.codecs.quantize import Quantize
 from gact_graph.codecs.reads import Exact, Nothing, Reads, Side, Sign, Values
+from gact_graph.codecs.rebuild import Rebuild
 from gact_graph.codecs.registry import encode, register, registered, unregister
 from gact_graph.codecs.round import Round
 from gact_graph.codecs.slices import QuantizeBySlice
@@ -25,7 +26,6 @@ __all__ = [
     "Drop",
     "Encoded",
     "Exact",
-    "Gather",
     "Index",
     "Kept",
     "Mask",
@@ -33,6 +33,7 @@ __all__ = [
     "Quantize",
     "QuantizeBySlice",
     "Reads",
+    "Rebuild",
     "Request",
     "Round",
     "Saved",

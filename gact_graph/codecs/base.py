@@ -1,4 +1,4 @@
-"""The interface of codecs: a codec encodes a tensor that autograd saves into a smaller form."""
+"""Encoded tensors, and the objects that autograd holds in their place."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
-from gact_graph.codecs.reads import Reads
 from gact_graph.support.exact import Reading
 from gact_graph.support.messages import Advise
 from gact_graph.support.storage import Layout
@@ -193,70 +191,3 @@ class Saved:
 
     def _restored(self, encoded: Encoded) -> Tensor:
         return encoded.decode() if self.layout is None else encoded.restore(self.layout)
-
-
-class GatherOperation(Protocol):
-    """An operation that gathers, with all arguments except the source and the index."""
-
-    def gather(self, source: Tensor, index: Tensor) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """The source, index and operation of a gathered tensor.
-
-    ``version``, ``dtype`` and ``numel`` are those of the gathered tensor.
-    """
-
-    source: Tensor
-    source_version: int | None
-    source_is_leaf: bool
-    index: Saved
-    operation: GatherOperation
-    version: int | None
-    dtype: torch.dtype
-    numel: int
-
-
-@dataclass(frozen=True)
-class Request:
-    """A tensor for a codec to encode.
-
-    Args:
-        tensor: The elements, detached and flat [numel].
-        slot: The stable name of the saved tensor, such as ``convs.1/lin/linear.input``.
-        operation: The name of the operation that saves it, such as ``linear``.
-        reads: The part of the tensor that the operation's backward reads; see
-            :mod:`gact_graph.codecs.reads`.
-        gathered: The source of the tensor, if it was gathered from another tensor.
-        keep: A function that saves a tensor to which the encoded form refers, such as the source of
-            a gather. Each tensor is encoded once, even if other operations save it too.
-        bits: Bits per element of the slot in the scheme; 32 for no loss of precision.
-        group_size: Elements that share a minimum and a step in quantization.
-        seed: The seed of this tensor's quantization noise.
-    """
-
-    tensor: Tensor
-    slot: str
-    operation: str
-    reads: Reads
-    gathered: Gathered | None
-    keep: Callable[[Tensor], Saved]
-    bits: int
-    group_size: int
-    seed: int
-
-
-class Codec(ABC):
-    """The base class of codecs. A codec is stateless: one instance serves all models.
-
-    Attributes:
-        lossless: Whether gradients stay bit-identical. The level ``lossless`` asks only lossless
-            codecs; the levels from ``L1`` on ask all codecs.
-    """
-
-    lossless: ClassVar[bool] = False
-
-    @abstractmethod
-    def encode(self, request: Request) -> Encoded | None:
-        """Return the encoded tensor, or None to leave the tensor to the next codec."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from gact_graph.codecs.base import Context, Encoded, Form, Request, Saved
+from gact_graph.codecs.base import Context, Encoded, Form, Saved
+from gact_graph.codecs.codec import Request
 
 FINER = 2
 """Bits by which the fine width exceeds the narrow width. The narrow form is encoded from the fine
@@ -59,7 +60,7 @@ class Compared(Context):
         self._narrow: Request | None = dataclasses.replace(
             request,
             tensor=request.tensor.new_empty(0),
-            gathered=None,
+            recipe=None,
             keep=_keep_nothing,
             seed=request.seed ^ _OTHER_NOISE,
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gact_graph.codecs.base import Codec, Encoded, Request
+from gact_graph.codecs.base import Encoded
+from gact_graph.codecs.codec import Codec, Request
 from gact_graph.codecs.reads import Nothing
 from gact_graph.support.storage import Layout
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gact_graph.codecs.base import Codec, Encoded, Request
+from gact_graph.codecs.base import Encoded
+from gact_graph.codecs.codec import Codec, Request
 from gact_graph.support.content import mark_of, same
 
 _NARROW = (torch.uint8, torch.int8, torch.int16, torch.int32)

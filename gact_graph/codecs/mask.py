@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gact_graph.codecs.base import Codec, Encoded, Movable, Request
+from gact_graph.codecs.base import Encoded, Movable
+from gact_graph.codecs.codec import Codec, Request
 from gact_graph.codecs.reads import Side, Sign
 from gact_graph.ops.bitmask import pack_bits, pack_pair, unpack_bits
 from gact_graph.support.content import spread_of

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from gact_graph.codecs.base import Codec, Encoded, Request
+from gact_graph.codecs.base import Encoded
+from gact_graph.codecs.codec import Codec, Request
 from gact_graph.codecs.drop import Drop
-from gact_graph.codecs.gather import Gather
 from gact_graph.codecs.index import Index
 from gact_graph.codecs.keep import Kept
 from gact_graph.codecs.mask import Mask
 from gact_graph.codecs.quantize import Quantize
+from gact_graph.codecs.rebuild import Rebuild
 from gact_graph.codecs.round import Round
 from gact_graph.codecs.slices import QuantizeBySlice
 
 # Replaced, never changed in place: another thread may be iterating over it.
 _codecs: tuple[Codec, ...] = (
     Drop(),
-    Gather(),
+    Rebuild(),
     Mask(),
     Index(),
     Round(),
@@ -34,7 +35,7 @@ def register(codec: Codec, *, before: type[Codec] = Round) -> None:
 
     A codec encodes a tensor that autograd saves into a smaller form. Codecs are asked in order, and
     the first that does not return None stores the tensor; if all return None, the tensor is kept by
-    reference. The built-in order is ``Drop``, ``Gather``, ``Mask``, ``Index``, ``Round``,
+    reference. The built-in order is ``Drop``, ``Rebuild``, ``Mask``, ``Index``, ``Round``,
     ``QuantizeBySlice``, ``Quantize``. The default position is after the four lossless codecs and
     before the three that lose precision.
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gact_graph.codecs.base import Codec, Movable, Request
+from gact_graph.codecs.base import Movable
+from gact_graph.codecs.codec import Codec, Request
 from gact_graph.codecs.reads import Values
 
 

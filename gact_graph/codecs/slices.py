@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gact_graph.codecs.base import Codec, Encoded, Request
+from gact_graph.codecs.base import Encoded
+from gact_graph.codecs.codec import Codec, Request
 from gact_graph.codecs.quantize import Quantized
 from gact_graph.codecs.reads import Values
 from gact_graph.ops.quantize import DTYPES, pack

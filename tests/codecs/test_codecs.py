@@ -28,7 +28,7 @@ def request(tensor: Tensor, bits: int = 4, reads: Reads = VALUES) -> Request:
         slot="a/mul.input",
         operation="mul",
         reads=reads,
-        gathered=None,
+        recipe=None,
         keep=lambda source: pytest.fail("nothing was gathered"),
         bits=bits,
         group_size=256,

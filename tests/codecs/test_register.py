@@ -178,7 +178,7 @@ class TestErrors:
             codecs.register(codec)
 
     def test_before_a_codec_that_does_not_exist(self):
-        with pytest.raises(ValueError, match=r"one of Drop, Gather, .* \(got .*ToHalves"):
+        with pytest.raises(ValueError, match=r"one of Drop, Rebuild, .* \(got .*ToHalves"):
             codecs.register(ToBfloat16(), before=ToHalves)
 
     def test_removing_a_codec_that_does_not_exist(self):

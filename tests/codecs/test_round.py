@@ -12,7 +12,7 @@ from torch import Tensor
 
 import gact_graph
 from gact_graph.codecs import encode
-from gact_graph.codecs.base import Request
+from gact_graph.codecs.codec import Request
 from gact_graph.codecs.reads import Values
 
 
@@ -22,7 +22,7 @@ def rounded(x: Tensor, bits: int = 4):
         slot="div.other",
         operation="div",
         reads=Values(relative=True),
-        gathered=None,
+        recipe=None,
         keep=lambda source: pytest.fail("nothing was gathered"),
         bits=bits,
         group_size=256,

@@ -15,7 +15,7 @@ from torch_geometric.utils import degree
 
 import gact_graph
 from gact_graph.codecs import Context, Saved, encode
-from gact_graph.codecs.base import Request
+from gact_graph.codecs.codec import Request
 from gact_graph.codecs.offload.swap import Swap, Swapping
 from gact_graph.codecs.quantize import Quantized
 from gact_graph.codecs.reads import Values
@@ -30,7 +30,7 @@ def by_channel(x: Tensor, channels: tuple[int, int], bits: int = 4):
         slot="batch_norm.input",
         operation="batch_norm",
         reads=Values(slices=(shape, (0, 2))),
-        gathered=None,
+        recipe=None,
         keep=lambda source: pytest.fail("nothing was gathered"),
         bits=bits,
         group_size=256,

@@ -16,7 +16,7 @@ from samples import seeded
 from torch import Tensor, nn
 
 import gact_graph
-from gact_graph.codecs.base import Request
+from gact_graph.codecs.codec import Request
 from gact_graph.codecs.quantize import Quantize, Quantized, QuantizedWithSign
 from gact_graph.codecs.reads import Values
 from gact_graph.ops.quantize import Packed, pack

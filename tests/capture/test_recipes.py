@@ -14,8 +14,9 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 from zoo import csr
 
 import gact_graph
-from gact_graph.capture.gathers import Gathers
+from gact_graph.capture.recipes import Recipes
 from gact_graph.capture.trace import Call
+from gact_graph.codecs import Context, Kept, Saved
 
 X, EDGES = graph()
 INDEX = EDGES[0].clone()
@@ -285,16 +286,10 @@ class TestInPlaceChanges:
 
 class TestRecords:
     def test_live_as_long_as_the_gathered_tensor(self):
-        class Index:
-            def __init__(self, tensor):
-                self.kept = tensor
-
-            def tensor(self):
-                return self.kept
-
         gc.disable()
         try:
-            gathers = Gathers(lambda call, index: Index(index))
+            kept = Saved(Context(Kept(torch.arange(1), "index")))
+            gathers = Recipes(lambda call, index: kept, lambda tensor: None, lossy=False)
             source, index = torch.randn(10, 4), torch.arange(20) % 10
             result = source[index]
             gathers.see(Call(torch.Tensor.__getitem__, (source, index), {}), result)

@@ -1,0 +1,442 @@
+"""Recipes of results: the operation and its operands, where backward can have these again.
+
+An operand is again a result with a recipe, or a tensor that is owned, small or saved already. For
+gathers it is the source, which is no larger than the rows and is saved when the recipe is used.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from gact_graph.capture.derivatives import BOUNDED, UNBOUNDED, is_opaque
+from gact_graph.capture.trace import Call
+from gact_graph.codecs.base import Saved
+from gact_graph.codecs.recipe import Constant, Leaf, Operand, Recipe, Source, View
+from gact_graph.support.storage import (
+    is_plain,
+    key_of,
+    plain_of,
+    storage_id,
+    version_of,
+    whole_of,
+)
+
+_SMALL = 8192  # bytes of an operand that is copied
+
+
+class _Record(NamedTuple):
+    """The recipe of a tensor, for as long as its storage lives, and the tensor's kind."""
+
+    key: StorageWeakRef
+    recipe: Recipe
+    version: int | None
+    dtype: torch.dtype
+    shape: torch.Size
+
+
+class Recipes:
+    """Records the recipe of each result for as long as the result's memory lives.
+
+    Args:
+        keep: A function that saves the index of an operation.
+        saved: A function that returns a tensor that is owned or saved already, or None.
+        lossy: Whether saved tensors may be quantized.
+    """
+
+    def __init__(
+        self,
+        keep: Callable[[Call, Tensor], Saved],
+        saved: Callable[[Tensor], Saved | None],
+        lossy: bool,
+    ) -> None:
+        self._keep, self._saved, self._lossy = keep, saved, lossy
+        # By the places of the results; an expired key shows that a result is gone.
+        self._records: dict[int, _Record] = {}
+
+    def see(self, call: Call, result: Any) -> None:
+        """Record the recipe of an operation's result, if it has one."""
+        write = WRITERS.get(call.name)
+        if write is None or not isinstance(result, Tensor) or not is_plain(result):
+            return
+        whole = result.untyped_storage().nbytes() == result.nbytes and result.is_contiguous()
+        if not whole or result.is_conj() or result.is_neg():
+            return
+        recipe = write(self, call, result)
+        if recipe is None:
+            return
+        self._forget()
+        key, version = key_of(result), version_of(result)
+        self._records[key.cdata] = _Record(key, recipe, version, result.dtype, result.shape)
+
+    def find(self, tensor: Tensor) -> Recipe | None:
+        """Return the recipe of a tensor's storage, unless it or an operand has changed since."""
+        record = self._record(tensor)
+        if record is None or record.version != version_of(tensor):
+            return None
+        return record.recipe if record.recipe.is_current() else None
+
+    def _record(self, tensor: Tensor) -> _Record | None:
+        if not self._records:
+            return None
+        self._forget()
+        record = self._records.get(storage_id(tensor))
+        return record if record is not None and record.dtype == tensor.dtype else None
+
+    def _forget(self) -> None:
+        for place in [place for place, (key, *_) in self._records.items() if key.expired()]:
+            del self._records[place]
+
+    def clear(self) -> None:
+        """Remove all records."""
+        self._records.clear()
+
+    # Operands.
+
+    def operand(self, value: Any, result: Tensor) -> Operand | None:
+        """Return a tensor as an operand, or None if backward cannot have it again.
+
+        Args:
+            value: The tensor.
+            result: The result. If both share memory, the operation has changed it in place.
+        """
+        if not isinstance(value, Tensor) or not is_plain(value):
+            return None
+        in_place = storage_id(value) == storage_id(result)
+        leaf = None if in_place else self._leaf(value)
+        if leaf is not None and leaf.exact:
+            return leaf
+        record = self._record(value)
+        if record is None or not record.recipe.is_current():
+            return leaf
+        version = version_of(value)
+        before = version - 1 if in_place and version is not None else version
+        recipe = record.recipe
+        if record.version != before or (leaf is not None and not recipe.exact):
+            return leaf
+        lazy = value.is_conj() or value.is_neg()
+        if value.shape == record.shape and value.is_contiguous() and not lazy:
+            return recipe
+        return View(recipe, whole_of(value)[1])
+
+    def _leaf(self, value: Tensor) -> Operand | None:
+        """Return a tensor that is small, owned or saved already; None for another."""
+        if value.untyped_storage().nbytes() <= _SMALL:
+            return Constant(value.detach().clone())
+        if value.is_leaf and value.requires_grad:
+            return None  # an optimizer may change it before backward
+        saved = self._saved(value.detach())
+        return None if saved is None else Leaf(saved, may_change=value.grad_fn is None)
+
+    def source(self, value: Tensor) -> Source:
+        """Return the source of a gather."""
+        version, may_change = version_of(value), value.grad_fn is None
+        return Source(value.detach(), may_change, self._lossy, version)
+
+    def index(self, call: Call, index: Tensor) -> Operand:
+        """Return the index of a gather."""
+        return Leaf(self._keep(call, index), may_change=True)
+
+
+_Writer = Callable[[Recipes, Call, Tensor], Recipe | None]
+_Linear = Callable[[Sequence[bool]], bool]
+
+
+# Gathers.
+
+
+def _gather(
+    recipes: Recipes,
+    call: Call,
+    result: Tensor,
+    source: Any,
+    index: Any,
+    run: Callable[[Tensor, Tensor], Tensor] | None,
+) -> Recipe | None:
+    if run is None or not isinstance(source, Tensor) or not isinstance(index, Tensor):
+        return None
+    source, index = plain_of(source), plain_of(index)
+    if not (is_plain(source) and is_plain(index)):
+        return None
+    if storage_id(source) == storage_id(result) or source.numel() > result.numel():
+        return None
+    operands = recipes.source(source), recipes.index(call, index)
+    return Recipe(lambda x, i: run(x.value(), i.value()), operands, _any, gathers=True)
+
+
+def _select(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
+    dim = call.argument(1, "dim")
+    run = (lambda x, i: x.index_select(dim, i)) if isinstance(dim, int) else None
+    source, index = call.argument(0, "input", "self"), call.argument(2, "index")
+    return _gather(recipes, call, result, source, index, run)
+
+
+def _item(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
+    """``source[..., index, ...]``: one tensor among slices that take all elements."""
+    source, key = call.args
+    key = key if isinstance(key, tuple) else (key,)
+    tensors = [i for i, part in enumerate(key) if isinstance(part, Tensor)]
+    if len(tensors) != 1:
+        return None
+    [at] = tensors
+    before, after = key[:at], key[at + 1 :]
+    if any(part is not Ellipsis and part != slice(None) for part in (*before, *after)):
+        return None
+
+    def run(x: Tensor, i: Tensor) -> Tensor:
+        return x.__getitem__((*before, i, *after))
+
+    return _gather(recipes, call, result, source, key[at], run)
+
+
+def _repeat(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
+    """As in PyG's softmax over sorted edges."""
+    source, repeats = call.argument(0, "input", "self"), call.argument(1, "repeats")
+    dim = call.argument(2, "dim")
+    if not isinstance(dim, int):
+        return None
+    size = result.size(dim)
+
+    def run(x: Tensor, i: Tensor) -> Tensor:
+        return x.repeat_interleave(i, dim, output_size=size)
+
+    return _gather(recipes, call, result, source, repeats, run)
+
+
+# Operations on elements.
+
+
+def _any(inexact: Sequence[bool]) -> bool:
+    return True
+
+
+def _none(inexact: Sequence[bool]) -> bool:
+    return False
+
+
+def _at_most_one(inexact: Sequence[bool]) -> bool:
+    return sum(inexact) <= 1
+
+
+def _first(inexact: Sequence[bool]) -> bool:
+    return not any(inexact[1:])
+
+
+class _Place(NamedTuple):
+    """The place of an operand among the arguments of an operation."""
+
+    number: int
+
+
+def _again(linear: _Linear) -> _Writer:
+    """Return a writer of recipes that call the operation again, as it was called."""
+
+    def write(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
+        if not _is_differentiated(call, result):
+            return None
+        operands: list[Operand] = []
+        arguments = (*call.args, *call.kwargs.values())
+        for value in _flat(arguments):
+            if isinstance(value, Tensor):
+                operand = recipes.operand(value, result)
+                if operand is None or storage_id(value) == storage_id(result):
+                    return None
+                operands.append(operand)
+        places = map(_Place, itertools.count())
+        template = _replaced(arguments, lambda v: next(places) if isinstance(v, Tensor) else v)
+        function, names = call.func, tuple(call.kwargs)
+
+        def run(*values: Operand) -> Tensor:
+            def value_of(value: Any) -> Any:
+                return values[value.number].value() if isinstance(value, _Place) else value
+
+            filled = _replaced(template, value_of)
+            split = len(filled) - len(names)
+            again: Tensor = function(
+                *filled[:split], **dict(zip(names, filled[split:], strict=True))
+            )
+            return again
+
+        return Recipe(run, tuple(operands), linear)
+
+    return write
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if not _is_nested(value):
+        yield value
+        return
+    for item in value:
+        yield from _flat(item)
+
+
+def _replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
+    if not _is_nested(value):
+        return replace(value)
+    return tuple(_replaced(item, replace) for item in value)
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and not isinstance(value, _Place)
+
+
+def _is_differentiated(call: Call, result: Tensor) -> bool:
+    """Return whether the operation made the result's node, as dropout does in training only."""
+    # Autocast is not active in backward; other tracers follow the operations themselves.
+    if result.grad_fn is None or torch.is_autocast_enabled(result.device.type) or is_opaque():
+        return False
+    return result.grad_fn._sequence_nr() >= call.since
+
+
+def _saved_as(result: Tensor, operation: str, name: str) -> Saved | None:
+    """Return the tensor that the node of a result saved under a name, if the node is of a kind."""
+    node = result.grad_fn
+    if node is None or node.name().partition("Backward")[0] != operation:
+        return None
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    saved = getattr(raw, "data", None)
+    return saved if type(saved) is Saved else None
+
+
+def _relu(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
+    mask = _saved_as(result, "Relu", "result")
+    operand = recipes.operand(call.argument(0, "input", "self"), result)
+    if mask is None or operand is None or not _is_differentiated(call, result):
+        return None
+
+    def run(x: Operand) -> Tensor:
+        # With noise, the sign of x is that of forward.
+        value = x.value()
+        return value.relu() if x.exact else torch.where(mask.tensor() > 0, value, 0)
+
+    return Recipe(run, (operand,), _any)
+
+
+def _leaky_relu(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
+    mask = _saved_as(result, "LeakyRelu", "self")
+    operand = recipes.operand(call.argument(0, "input", "self"), result)
+    if mask is None or operand is None or not _is_differentiated(call, result):
+        return None
+    slope = result.grad_fn._saved_negative_slope  # type: ignore[union-attr]
+
+    def run(x: Operand) -> Tensor:
+        value = x.value()
+        if x.exact:
+            return F.leaky_relu(value, slope)
+        return torch.where(mask.tensor() > 0, value, value * slope)
+
+    return Recipe(run, (operand,), _any)
+
+
+def _dropout(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
+    """On a CPU a product with saved noise; on CUDA with a saved mask and a number."""
+    operand = recipes.operand(call.argument(0, "input", "self"), result)
+    if operand is None or not _is_differentiated(call, result):
+        return None
+    noise = _saved_as(result, "Mul", "other")
+    if noise is not None:
+        return Recipe(_product, (operand, Leaf(noise, may_change=False)), _at_most_one)
+    mask = _saved_as(result, "NativeDropout", "result1")
+    if mask is None:
+        return None
+    p = result.grad_fn._saved_p  # type: ignore[union-attr]
+    scale = 0.0 if p == 1 else 1 / (1 - p)
+
+    def run(x: Operand, m: Operand) -> Tensor:
+        return torch.ops.aten.native_dropout_backward(x.value(), m.value(), scale)
+
+    return Recipe(run, (operand, Leaf(mask, may_change=False)), _first)
+
+
+def _product(x: Operand, y: Operand) -> Tensor:
+    return x.value() * y.value()
+
+
+def _batch_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
+    """The statistics are recorded; on exact values the operation computes the same ones again."""
+    x = _saved_as(result, "NativeBatchNorm", "input")
+    mean = _saved_as(result, "NativeBatchNorm", "result1")
+    deviation = _saved_as(result, "NativeBatchNorm", "result2")
+    if x is None or mean is None or deviation is None or not _is_differentiated(call, result):
+        return None
+    node: Any = result.grad_fn
+    training, eps = node._saved_training, node._saved_eps
+    arguments = [call.argument(i, n) for i, n in ((3, "weight"), (4, "bias"))]
+    if not training:
+        return None
+    weight, bias = (None if a is None else a.detach().clone() for a in arguments)
+
+    def run(operand: Operand) -> Tensor:
+        value = operand.value()
+        if operand.exact:
+            return torch.batch_norm(
+                value, weight, bias, None, None, True, 0.0, eps, torch.backends.cudnn.enabled
+            )
+        scale = deviation.tensor() if weight is None else deviation.tensor() * weight
+        shift = -mean.tensor() * scale if bias is None else bias - mean.tensor() * scale
+        shape = [-1 if d == 1 else 1 for d in range(value.dim())]
+        scaled: Tensor = torch.addcmul(shift.view(shape), value, scale.view(shape))
+        return scaled
+
+    return Recipe(run, (Leaf(x, _may_change(call)),), _any)
+
+
+def _layer_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
+    x = _saved_as(result, "NativeLayerNorm", "input")
+    mean = _saved_as(result, "NativeLayerNorm", "result1")
+    deviation = _saved_as(result, "NativeLayerNorm", "result2")
+    if x is None or mean is None or deviation is None or not _is_differentiated(call, result):
+        return None
+    shape = call.argument(1, "normalized_shape")
+    eps = call.argument(4, "eps", default=1e-5)
+    arguments = [call.argument(i, n) for i, n in ((2, "weight"), (3, "bias"))]
+    weight, bias = (None if a is None else a.detach().clone() for a in arguments)
+
+    def run(operand: Operand) -> Tensor:
+        value = operand.value()
+        if operand.exact:
+            return torch.layer_norm(value, shape, weight, bias, eps, torch.backends.cudnn.enabled)
+        normalized = (value - mean.tensor()).mul_(deviation.tensor())
+        scaled = normalized if weight is None else normalized.mul_(weight)
+        return scaled if bias is None else scaled.add_(bias)
+
+    return Recipe(run, (Leaf(x, _may_change(call)),), _any)
+
+
+def _may_change(call: Call) -> bool:
+    """Return whether the input of an operation may be memory of the user."""
+    x = call.argument(0, "input", "self")
+    return isinstance(x, Tensor) and x.grad_fn is None
+
+
+_SUMS = ("add", "radd", "sub", "rsub", "subtract", "neg", "negative", "cat", "concat", "stack")
+_PRODUCTS = ("mul", "rmul", "multiply")
+_QUOTIENTS = ("div", "truediv", "divide", "true_divide")
+_CURVED = (
+    *("relu6", "hardtanh", "clamp", "abs", "square", "sqrt", "rsqrt", "exp", "sigmoid", "tanh"),
+    *BOUNDED,
+    *UNBOUNDED,
+)
+
+WRITERS: dict[str, _Writer] = {
+    "index_select": _select,
+    "getitem": _item,
+    "repeat_interleave": _repeat,
+    **dict.fromkeys(_SUMS, _again(_any)),
+    **dict.fromkeys(_PRODUCTS, _again(_at_most_one)),
+    **dict.fromkeys(_QUOTIENTS, _again(_first)),
+    # The mean of a curved function of noisy values is not its value: exact operands only.
+    **dict.fromkeys(_CURVED, _again(_none)),
+    "relu": _relu,
+    "leaky_relu": _leaky_relu,
+    "dropout": _dropout,
+    "batch_norm": _batch_norm,
+    "layer_norm": _layer_norm,
+}
+"""The writers of recipes, by the names of operations."""

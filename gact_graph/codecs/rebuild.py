@@ -1,0 +1,55 @@
+"""``gather`` and ``rebuild``: tensors that backward computes again from tensors that are saved.
+
+A message-passing layer saves ``x_j`` [E, C], which it gathered from a node tensor [N, C]. The node
+tensor is encoded once, by any codec, and backward gathers again. A linear layer saves
+``dropout(relu(norm(h)))``, of which the norm saves ``h``, the activation and the dropout a mask
+each: backward runs the three operations again, on exact values with the same bits, and on codes of
+``h`` without bias.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gact_graph.codecs.base import Encoded
+from gact_graph.codecs.codec import Codec, Request
+from gact_graph.codecs.reads import VALUES, Side, Sign
+from gact_graph.codecs.recipe import Recipe
+
+
+class Rebuilt(Encoded):
+    """A recipe from saved tensors."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self.codec = "gather" if recipe.gathers else "rebuild"
+        self.exact = recipe.exact
+        self.lossy = not recipe.exact
+
+    @property
+    def nbytes(self) -> int:
+        return self._recipe.nbytes
+
+    def decode(self) -> Tensor:
+        return self._recipe.value().reshape(-1)
+
+
+class Rebuild(Codec):
+    """Encodes tensors that backward can compute from tensors that are saved anyway.
+
+    Noise of the latter is allowed where the former may carry noise and the recipe is unbiased.
+    """
+
+    lossless = True
+
+    def encode(self, request: Request) -> Rebuilt | None:
+        if request.recipe is None:
+            return None
+        recipe, reads = request.recipe, request.reads
+        # Rows of a source are read as the source is, so its codes are fit for them.
+        if not recipe.gathers:
+            if isinstance(reads, (Side, Sign)):
+                return None  # one bit is read sooner than an operation runs
+            if not recipe.exact and (request.bits == 32 or reads != VALUES or not recipe.unbiased):
+                return None
+        return Rebuilt(recipe.saved(request.keep, plain=recipe.gathers))

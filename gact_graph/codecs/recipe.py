@@ -1,0 +1,202 @@
+"""The computation of a tensor from saved tensors, by the operations that computed it in forward.
+
+A recipe is a tree. Its leaves are tensors that are saved or owned anyway, its inner nodes
+operations. Leaves may be quantized. A recipe is unbiased if the mean of its value is the tensor:
+each operation is linear in what carries noise, and its masks and factors are exact.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gact_graph.codecs.base import Saved
+from gact_graph.codecs.keep import Kept
+from gact_graph.support.edits import Glimpse
+from gact_graph.support.storage import Layout, version_of
+
+Keep = Callable[[Tensor], Saved]
+
+
+class Operand(ABC):
+    """A tensor that backward can compute.
+
+    Attributes:
+        nbytes: The bytes of memory that only this operand keeps alive.
+    """
+
+    nbytes = 0
+
+    @property
+    @abstractmethod
+    def exact(self) -> bool:
+        """Whether :meth:`value` returns the bits of the tensor in forward."""
+
+    @property
+    @abstractmethod
+    def unbiased(self) -> bool:
+        """Whether the mean of :meth:`value` over the noise is the tensor in forward."""
+
+    @abstractmethod
+    def value(self) -> Tensor:
+        """Return the tensor. It may be the memory of a saved tensor: it must not be changed."""
+
+    def is_current(self) -> bool:
+        """Return whether no tensor below has changed since the recipe was written."""
+        return True
+
+    def saved(self, keep: Keep, plain: bool = False) -> Operand:
+        """Return the operand with saved tensors in place of live ones.
+
+        Args:
+            keep: A function that saves a tensor; each tensor is encoded once, whoever saves it.
+            plain: Whether codes are read in the plain decoding, as rows of messages are.
+        """
+        return self
+
+
+class Leaf(Operand):
+    """A saved tensor.
+
+    Args:
+        saved: The tensor.
+        may_change: Whether it may be memory of the user, who may change it behind autograd.
+        plain: Whether codes are read in the plain decoding.
+    """
+
+    unbiased = True
+
+    def __init__(self, saved: Saved, may_change: bool, plain: bool = False) -> None:
+        self._saved, self._plain = saved, plain
+        encoded = saved.context.encoded
+        kept = may_change and isinstance(encoded, Kept)
+        self._glimpse = Glimpse(encoded.decode()) if kept else None
+        saved.context.gathered |= plain
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        return 0 if self._glimpse is None else self._glimpse.nbytes
+
+    @property
+    def exact(self) -> bool:
+        return self._saved.context.encoded.exact
+
+    def value(self) -> Tensor:
+        tensor = self._saved.source() if self._plain else self._saved.tensor()
+        if self._glimpse is not None:
+            self._glimpse.check(tensor, "from which backward computes again", "level='L0'")
+        return tensor
+
+
+@dataclass(frozen=True)
+class Source(Operand):
+    """A tensor that is saved if the recipe is used.
+
+    Args:
+        tensor: The tensor, detached.
+        may_change: Whether it may be memory of the user.
+        lossy: Whether it may be quantized.
+        version: The version of the tensor.
+    """
+
+    tensor: Tensor
+    may_change: bool
+    lossy: bool
+    version: int | None
+    unbiased = True
+
+    @property
+    def exact(self) -> bool:
+        return not self.lossy
+
+    def value(self) -> Tensor:
+        return self.tensor
+
+    def is_current(self) -> bool:
+        return version_of(self.tensor) == self.version
+
+    def saved(self, keep: Keep, plain: bool = False) -> Leaf:
+        return Leaf(keep(self.tensor), self.may_change, plain)
+
+
+@dataclass(frozen=True)
+class Constant(Operand):
+    """A small tensor: a copy of a parameter or of a result, which may change before backward."""
+
+    tensor: Tensor
+    exact = True
+    unbiased = True
+
+    def value(self) -> Tensor:
+        return self.tensor
+
+
+@dataclass(frozen=True)
+class View(Operand):
+    """A view of another operand's memory."""
+
+    base: Operand
+    layout: Layout
+
+    @property
+    def exact(self) -> bool:
+        return self.base.exact
+
+    @property
+    def unbiased(self) -> bool:
+        return self.base.unbiased
+
+    def value(self) -> Tensor:
+        return self.layout.restore(self.base.value().reshape(-1))
+
+    def is_current(self) -> bool:
+        return self.base.is_current()
+
+    def saved(self, keep: Keep, plain: bool = False) -> View:
+        return dataclasses.replace(self, base=self.base.saved(keep))
+
+
+@dataclass(frozen=True)
+class Recipe(Operand):
+    """An operation on operands.
+
+    Args:
+        run: A function from the operands to the tensor.
+        operands: The operands.
+        linear: A function of whether each operand is inexact: whether the operation is linear in
+            the inexact ones together.
+        gathers: Whether the operation gathers rows of its first operand.
+    """
+
+    run: Callable[..., Tensor]
+    operands: tuple[Operand, ...]
+    linear: Callable[[Sequence[bool]], bool]
+    gathers: bool = False
+
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        return sum(operand.nbytes for operand in self.operands)
+
+    @property
+    def exact(self) -> bool:
+        return all(operand.exact for operand in self.operands)
+
+    @property
+    def unbiased(self) -> bool:
+        inexact = [not operand.exact for operand in self.operands]
+        below = all(operand.unbiased for operand in self.operands)
+        return below and (not any(inexact) or self.linear(inexact))
+
+    def value(self) -> Tensor:
+        return self.run(*self.operands)
+
+    def is_current(self) -> bool:
+        return all(operand.is_current() for operand in self.operands)
+
+    def saved(self, keep: Keep, plain: bool = False) -> Recipe:
+        operands = tuple(operand.saved(keep, plain) for operand in self.operands)
+        return dataclasses.replace(self, operands=operands)
