@@ -59,14 +59,10 @@ class Scheme:
 
     def bits_of(self, slot: str) -> int:
         """Return the width of a slot: the average, rounded down, if it was never measured."""
-        pinned = self._pinned(slot)
+        pinned = self.pinned(slot)
         if pinned is not None:
             return pinned
         return self._bits.get(slot, max(1, int(self._average)))
-
-    def keeps(self, slot: str) -> bool:
-        """Return whether the user pinned this slot to 32 bits, which disables quantization."""
-        return self._pinned(slot) == 32
 
     def sensitivity_of(self, slot: str) -> float | None:
         """Return c_l over the squared norm of the gradient, smoothed; None before a measurement."""
@@ -205,9 +201,10 @@ class Scheme:
         self.gradient_error = state.get("gradient_error")
 
     def _fixed(self, slot: str) -> int | None:
-        pinned = self._pinned(slot)
+        pinned = self.pinned(slot)
         least = self._least.get(slot)
         return least if pinned is None or (least is not None and least > pinned) else pinned
 
-    def _pinned(self, slot: str) -> int | None:
+    def pinned(self, slot: str) -> int | None:
+        """Return the bits that the user pinned this slot to; 32 disables quantization."""
         return next((b for p, b in self._pin.items() if fnmatch.fnmatchcase(slot, p)), None)

@@ -40,6 +40,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import Node
 
 from gact_graph.adaptive.allocator import noise
+from gact_graph.codecs import Saved
 from gact_graph.codecs.compared import Widths
 from gact_graph.ops.quantize import DTYPES, Packed, pack
 from gact_graph.support.current import unpack
@@ -180,7 +181,7 @@ class Measurement:
                 # Runs again do not communicate, so the run that they are compared with must not.
                 local = _local_backward(torch._C._current_autograd_node())
                 fine = results if local is None else self._run_again(number, gradients)
-                for by_edge in _measured_together(torch._C._current_autograd_node(), slots):
+                for by_edge in self._runs_of(torch._C._current_autograd_node(), slots):
                     self._measure(number, by_edge, fine, gradients)
             for edge, result in zip(self._edges[number], results, strict=True):
                 if edge is not None and edge.parameter and result is not None:
@@ -200,6 +201,28 @@ class Measurement:
         except Exception as error:  # of any kind: the operation was not made to run twice
             self._ended = True
             self._error = error.with_traceback(None)  # whose frames hold tensors
+
+    def _runs_of(self, node: Any, slots: Sequence[str]) -> list[dict[int, str]]:
+        """Return the runs that measure a node's slots, each as slots by the results that read them.
+
+        The errors of two slots must not meet in one result.
+        """
+        by_edge: dict[int, str] = {}
+        for name, edge in _FACTORS.get(node.name(), {}).items() if len(slots) > 1 else ():
+            read = self._slots_of(getattr(node, f"_raw_saved_{name}").data)
+            if len(read) == 1:
+                [by_edge[edge]] = read
+        if len(slots) > 1 and sorted(by_edge.values()) == [*slots]:
+            return [by_edge]
+        return [dict.fromkeys(range(len(node.next_functions)), slot) for slot in slots]
+
+    def _slots_of(self, saved: Any) -> set[str]:
+        """Return the slots that the decoding of a saved tensor reads."""
+        self.widths.read.clear()
+        if isinstance(saved, Saved):
+            for _ in saved.all_encoded():
+                pass
+        return {*self.widths.read}
 
     def _run_again(self, number: int, gradients: Gradients) -> list[Tensor | None]:
         results = [*_run_again(torch._C._current_autograd_node(), gradients)]
@@ -360,25 +383,13 @@ def _as(edge: Edge | None, gradient: Tensor | None) -> Tensor | None:
 
 
 _FACTORS = {
-    "AddmmBackward0": {"mat1": 2, "input": 2, "mat2": 1},
-    "BmmBackward0": {"input": 1, "mat2": 0},
-    "MmBackward0": {"input": 1, "mat2": 0},
-    "MulBackward0": {"input": 1, "other": 0},
+    "AddmmBackward0": {"mat1": 2, "mat2": 1},
+    "BmmBackward0": {"self": 1, "mat2": 0},
+    "MmBackward0": {"self": 1, "mat2": 0},
+    "MulBackward0": {"self": 1, "other": 0},
 }
 """By the kind of a node that differentiates a product, and by the name of a factor: the only result
 that reads the factor, which is the gradient of the other factor."""
-
-
-def _measured_together(node: Node, slots: Sequence[str]) -> list[dict[int, str]]:
-    """Return the runs that measure a node's slots, each as slots by the results that read them.
-
-    The errors of two slots must not meet in one result.
-    """
-    results, factors = range(len(node.next_functions)), _FACTORS.get(node.name(), {})
-    by_edge = {factors.get(slot.rpartition(".")[2], -1): slot for slot in slots}
-    if len(slots) > 1 and len(by_edge) == len(slots) and -1 not in by_edge:
-        return [by_edge]
-    return [dict.fromkeys(results, slot) for slot in slots]
 
 
 def _small(error: Tensor) -> Tensor | Packed:

@@ -53,7 +53,7 @@ class Bits(Protocol):
 
     def bits_of(self, slot: str) -> int: ...
 
-    def keeps(self, slot: str) -> bool: ...
+    def pinned(self, slot: str) -> int | None: ...
 
 
 class Session:
@@ -152,6 +152,7 @@ class Session:
                 stack.enter_context(saved_tensors_hooks(self.pack, current.unpack))
                 stack.enter_context(self.trace)
                 yield
+            self._recipes.clear()
             # The caller and the loss hold the outputs, and a layer may have cached a tensor in
             # itself or its adjacency: a compressed copy beside them would only add memory.
             assert self._model is not None
@@ -308,7 +309,9 @@ class Session:
         if kept or exact or gathered or self._keeps_all_exact:
             return None
         label = self.trace.label(call)
-        if call.of_loss or self.keeps_exactly(label) or self._scheme.keeps(f"{label}.{position}"):
+        if call.of_loss or self.keeps_exactly(label):
+            return None
+        if self._scheme.pinned(f"{label}.{position}") == 32:
             return None
         return functools.partial(run, label)
 
@@ -422,6 +425,9 @@ class Session:
         config = self._config
         # Losses of the user are exact, like those of PyTorch.
         quantize = self._quantize and not save.call.of_loss and not exactly
+        if recipe is not None and self._scheme.pinned(save.slot) is not None:
+            # Pinned bits are those of the tensor itself, not of another one.
+            recipe = recipe if recipe.exact or recipe.gathers else None
         request = Request(
             tensor=elements.flat,
             slot=save.slot,

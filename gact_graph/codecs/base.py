@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -36,12 +36,14 @@ class Encoded(ABC):
         exact: Whether it decodes to exactly the values of the tensor. If so, it also serves other
             operations that save the same tensor, whatever their backward reads of it.
         lossy: Whether backward gets inexact values from it. :func:`encode` sets it.
+        sources: The saved tensors that decoding reads.
     """
 
     codec: str
     bits: int | None = None
     exact: bool = False
     lossy: bool = False
+    sources: tuple[Saved, ...] = ()
 
     @property
     @abstractmethod
@@ -188,6 +190,13 @@ class Saved:
         if self.context.reading is not None:
             self.context.reading(self.slot)
         return self.context.encoded
+
+    def all_encoded(self) -> Iterator[Encoded]:
+        """Yield the encoded forms that decoding reads, and report the decoding that follows."""
+        encoded = self.encoded()
+        yield encoded
+        for source in encoded.sources:
+            yield from source.all_encoded()
 
     def _restored(self, encoded: Encoded) -> Tensor:
         return encoded.decode() if self.layout is None else encoded.restore(self.layout)

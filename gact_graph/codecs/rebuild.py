@@ -25,6 +25,7 @@ class Rebuilt(Encoded):
         self.codec = "gather" if recipe.gathers else "rebuild"
         self.exact = recipe.exact
         self.lossy = not recipe.exact
+        self.sources = (*recipe.leaves(),)
 
     @property
     def nbytes(self) -> int:

@@ -8,8 +8,9 @@ each operation is linear in what carries noise, and its masks and factors are ex
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -49,6 +50,10 @@ class Operand(ABC):
         """Return whether no tensor below has changed since the recipe was written."""
         return True
 
+    def leaves(self) -> Iterator[Saved]:
+        """Yield the saved tensors below."""
+        yield from ()
+
     def saved(self, keep: Keep, plain: bool = False) -> Operand:
         """Return the operand with saved tensors in place of live ones.
 
@@ -84,6 +89,9 @@ class Leaf(Operand):
     @property
     def exact(self) -> bool:
         return self._saved.context.encoded.exact
+
+    def leaves(self) -> Iterator[Saved]:
+        yield self._saved
 
     def value(self) -> Tensor:
         tensor = self._saved.source() if self._plain else self._saved.tensor()
@@ -156,6 +164,9 @@ class View(Operand):
     def is_current(self) -> bool:
         return self.base.is_current()
 
+    def leaves(self) -> Iterator[Saved]:
+        return self.base.leaves()
+
     def saved(self, keep: Keep, plain: bool = False) -> View:
         return dataclasses.replace(self, base=self.base.saved(keep))
 
@@ -196,6 +207,9 @@ class Recipe(Operand):
 
     def is_current(self) -> bool:
         return all(operand.is_current() for operand in self.operands)
+
+    def leaves(self) -> Iterator[Saved]:
+        return itertools.chain.from_iterable(operand.leaves() for operand in self.operands)
 
     def saved(self, keep: Keep, plain: bool = False) -> Recipe:
         operands = tuple(operand.saved(keep, plain) for operand in self.operands)

@@ -133,7 +133,8 @@ class Recomputation:
         """Return the tensor of a placeholder; the layer runs again unless it did so already."""
         with self._lock:
             # Whoever reads the tensor reads the inputs: their codes are told of it.
-            encoded = [saved.encoded() for saved in (*self._inputs, *self._results.values())]
+            everything = *self._inputs, *self._results.values()
+            encoded = [form for saved in everything for form in saved.all_encoded()]
             self._encoded = self._encoded or encoded
             pairs = zip(encoded, self._encoded, strict=True)
             # A measurement of noise decodes an input in another width, for one operation.
