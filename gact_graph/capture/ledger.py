@@ -206,8 +206,12 @@ class Ledger:
             row = dataclasses.replace(entry.row)
             place = None if entry.key is None else entry.key.cdata
             if entry.context is not None and place is not None:
-                if entry.is_owned or (entry.context() is None and not count_dead):
+                context = entry.context()
+                if entry.is_owned or (context is None and not count_dead):
                     continue
+                if row.codec == "mask" and context is not None:
+                    # Joined with the mask of another tensor since.
+                    row.stored_bytes = min(row.stored_bytes, context.form.nbytes)
                 # References to one storage hold it once, as in stock autograd.
                 if row.codec == Kept.codec:
                     row.stored_bytes *= place not in kept

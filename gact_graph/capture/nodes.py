@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from gact_graph.codecs import Saved
+
 _RAW = "_raw_saved_"
 
 
@@ -56,6 +58,21 @@ class Attribute(NamedTuple):
         """Return the shape of the input at this index, which requires a gradient."""
         node, output = self.node.next_functions[index]
         return tuple(node._input_metadata[output].shape)
+
+
+def saved_as(result: Tensor, operation: str, name: str) -> Saved | None:
+    """Return the tensor that the node of a result saved under a name, if the node is of a kind.
+
+    Args:
+        result: The result.
+        operation: The kind of the node, without ``Backward0``.
+        name: The name.
+    """
+    node = result.grad_fn
+    if node is None or node.name().partition("Backward")[0] != operation:
+        return None
+    saved = getattr(getattr(node, _RAW + name, None), "data", None)
+    return saved if type(saved) is Saved else None
 
 
 def attributes_of(result: Any, since: int) -> dict[int, Attribute]:

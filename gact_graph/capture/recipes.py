@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gact_graph.capture.derivatives import BOUNDED, UNBOUNDED, is_opaque
+from gact_graph.capture.nodes import saved_as
 from gact_graph.capture.trace import Call
 from gact_graph.codecs.base import Saved
 from gact_graph.codecs.recipe import Constant, Leaf, Operand, Recipe, Source, View
@@ -29,6 +30,8 @@ from gact_graph.support.storage import (
 )
 
 _SMALL = 8192  # bytes of an operand that is copied
+
+_WEIGHTS = 1 << 20  # bytes of a weight that is copied, for a product that takes little time
 
 
 class _Record(NamedTuple):
@@ -56,7 +59,7 @@ class Recipes:
         saved: Callable[[Tensor], Saved | None],
         lossy: bool,
     ) -> None:
-        self._keep, self._saved, self._lossy = keep, saved, lossy
+        self._keep, self._saved, self.lossy = keep, saved, lossy
         # By the places of the results; an expired key shows that a result is gone.
         self._records: dict[int, _Record] = {}
 
@@ -99,17 +102,18 @@ class Recipes:
 
     # Operands.
 
-    def operand(self, value: Any, result: Tensor) -> Operand | None:
+    def operand(self, value: Any, result: Tensor, copied: int = _SMALL) -> Operand | None:
         """Return a tensor as an operand, or None if backward cannot have it again.
 
         Args:
             value: The tensor.
             result: The result. If both share memory, the operation has changed it in place.
+            copied: The bytes up to which the tensor is copied.
         """
         if not isinstance(value, Tensor) or not is_plain(value):
             return None
         in_place = storage_id(value) == storage_id(result)
-        leaf = None if in_place else self._leaf(value)
+        leaf = None if in_place else self._leaf(value, copied)
         if leaf is not None and leaf.exact:
             return leaf
         record = self._record(value)
@@ -125,11 +129,12 @@ class Recipes:
             return recipe
         return View(recipe, whole_of(value)[1])
 
-    def _leaf(self, value: Tensor) -> Operand | None:
+    def _leaf(self, value: Tensor, copied: int) -> Operand | None:
         """Return a tensor that is small, owned or saved already; None for another."""
-        if value.untyped_storage().nbytes() <= _SMALL:
+        is_parameter = value.is_leaf and value.requires_grad
+        if value.untyped_storage().nbytes() <= (copied if is_parameter else _SMALL):
             return Constant(value.detach().clone())
-        if value.is_leaf and value.requires_grad:
+        if is_parameter:
             return None  # an optimizer may change it before backward
         saved = self._saved(value.detach())
         return None if saved is None else Leaf(saved, may_change=value.grad_fn is None)
@@ -137,7 +142,7 @@ class Recipes:
     def source(self, value: Tensor) -> Source:
         """Return the source of a gather."""
         version, may_change = version_of(value), value.grad_fn is None
-        return Source(value.detach(), may_change, self._lossy, version)
+        return Source(value.detach(), may_change, self.lossy, version)
 
     def index(self, call: Call, index: Tensor) -> Operand:
         """Return the index of a gather."""
@@ -234,8 +239,13 @@ class _Place(NamedTuple):
     number: int
 
 
-def _again(linear: _Linear) -> _Writer:
-    """Return a writer of recipes that call the operation again, as it was called."""
+def _again(linear: _Linear, copied: int = _SMALL) -> _Writer:
+    """Return a writer of recipes that call the operation again, as it was called.
+
+    Args:
+        linear: See :class:`Recipe`.
+        copied: The largest operand, in bytes, that is copied.
+    """
 
     def write(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
         if not _is_differentiated(call, result):
@@ -244,7 +254,7 @@ def _again(linear: _Linear) -> _Writer:
         arguments = (*call.args, *call.kwargs.values())
         for value in _flat(arguments):
             if isinstance(value, Tensor):
-                operand = recipes.operand(value, result)
+                operand = recipes.operand(value, result, copied)
                 if operand is None or storage_id(value) == storage_id(result):
                     return None
                 operands.append(operand)
@@ -294,18 +304,8 @@ def _is_differentiated(call: Call, result: Tensor) -> bool:
     return result.grad_fn._sequence_nr() >= call.since
 
 
-def _saved_as(result: Tensor, operation: str, name: str) -> Saved | None:
-    """Return the tensor that the node of a result saved under a name, if the node is of a kind."""
-    node = result.grad_fn
-    if node is None or node.name().partition("Backward")[0] != operation:
-        return None
-    raw = getattr(node, f"_raw_saved_{name}", None)
-    saved = getattr(raw, "data", None)
-    return saved if type(saved) is Saved else None
-
-
 def _relu(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
-    mask = _saved_as(result, "Relu", "result")
+    mask = saved_as(result, "Relu", "result")
     operand = recipes.operand(call.argument(0, "input", "self"), result)
     if mask is None or operand is None or not _is_differentiated(call, result):
         return None
@@ -319,7 +319,7 @@ def _relu(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
 
 
 def _leaky_relu(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
-    mask = _saved_as(result, "LeakyRelu", "self")
+    mask = saved_as(result, "LeakyRelu", "self")
     operand = recipes.operand(call.argument(0, "input", "self"), result)
     if mask is None or operand is None or not _is_differentiated(call, result):
         return None
@@ -339,10 +339,10 @@ def _dropout(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
     operand = recipes.operand(call.argument(0, "input", "self"), result)
     if operand is None or not _is_differentiated(call, result):
         return None
-    noise = _saved_as(result, "Mul", "other")
+    noise = saved_as(result, "Mul", "other")
     if noise is not None:
         return Recipe(_product, (operand, Leaf(noise, may_change=False)), _at_most_one)
-    mask = _saved_as(result, "NativeDropout", "result1")
+    mask = saved_as(result, "NativeDropout", "result1")
     if mask is None:
         return None
     p = result.grad_fn._saved_p  # type: ignore[union-attr]
@@ -360,9 +360,9 @@ def _product(x: Operand, y: Operand) -> Tensor:
 
 def _batch_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
     """The statistics are recorded; on exact values the operation computes the same ones again."""
-    x = _saved_as(result, "NativeBatchNorm", "input")
-    mean = _saved_as(result, "NativeBatchNorm", "result1")
-    deviation = _saved_as(result, "NativeBatchNorm", "result2")
+    x = saved_as(result, "NativeBatchNorm", "input")
+    mean = saved_as(result, "NativeBatchNorm", "result1")
+    deviation = saved_as(result, "NativeBatchNorm", "result2")
     if x is None or mean is None or deviation is None or not _is_differentiated(call, result):
         return None
     node: Any = result.grad_fn
@@ -388,9 +388,9 @@ def _batch_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
 
 
 def _layer_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
-    x = _saved_as(result, "NativeLayerNorm", "input")
-    mean = _saved_as(result, "NativeLayerNorm", "result1")
-    deviation = _saved_as(result, "NativeLayerNorm", "result2")
+    x = saved_as(result, "NativeLayerNorm", "input")
+    mean = saved_as(result, "NativeLayerNorm", "result1")
+    deviation = saved_as(result, "NativeLayerNorm", "result2")
     if x is None or mean is None or deviation is None or not _is_differentiated(call, result):
         return None
     shape = call.argument(1, "normalized_shape")
@@ -415,8 +415,14 @@ def _may_change(call: Call) -> bool:
     return isinstance(x, Tensor) and x.grad_fn is None
 
 
+def _matrix_product(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
+    """For levels without loss: a few bits of codes cost less than the time of a product."""
+    return None if recipes.lossy else _again(_none, _WEIGHTS)(recipes, call, result)
+
+
 _SUMS = ("add", "radd", "sub", "rsub", "subtract", "neg", "negative", "cat", "concat", "stack")
 _PRODUCTS = ("mul", "rmul", "multiply")
+_MATRIX_PRODUCTS = ("linear", "matmul", "mm", "addmm")
 _QUOTIENTS = ("div", "truediv", "divide", "true_divide")
 _CURVED = (
     *("relu6", "hardtanh", "clamp", "abs", "square", "sqrt", "rsqrt", "exp", "sigmoid", "tanh"),
@@ -433,6 +439,7 @@ WRITERS: dict[str, _Writer] = {
     **dict.fromkeys(_QUOTIENTS, _again(_first)),
     # The mean of a curved function of noisy values is not its value: exact operands only.
     **dict.fromkeys(_CURVED, _again(_none)),
+    **dict.fromkeys(_MATRIX_PRODUCTS, _matrix_product),
     "relu": _relu,
     "leaky_relu": _leaky_relu,
     "dropout": _dropout,

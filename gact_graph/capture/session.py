@@ -19,6 +19,7 @@ from gact_graph.capture.cache import ContextCache
 from gact_graph.capture.config import Config
 from gact_graph.capture.derivatives import pointwise
 from gact_graph.capture.elements import Elements, elements_of
+from gact_graph.capture.joint_masks import JointMasks
 from gact_graph.capture.ledger import Ledger, Sizes
 from gact_graph.capture.nodes import Attribute, attributes_of
 from gact_graph.capture.noise import Noise
@@ -121,6 +122,7 @@ class Session:
         self._owned = ExternallyOwned(model, inputs)
         self._allowance = Allowance(spare)
         self._recipes = Recipes(self._keep_index, self._saved_already, config.quantize)
+        self._joint_masks = JointMasks()
         # The variance that the submodule that started last computes, if any, and its name.
         self._variance: Variance | None = None
         self._variance_module = ""
@@ -152,6 +154,7 @@ class Session:
                 stack.enter_context(saved_tensors_hooks(self.pack, current.unpack))
                 stack.enter_context(self.trace)
                 yield
+            self._joint_masks.settle()
             self._recipes.clear()
             # The caller and the loss hold the outputs, and a layer may have cached a tensor in
             # itself or its adjacency: a compressed copy beside them would only add memory.
@@ -282,6 +285,7 @@ class Session:
     # Callbacks of the trace.
 
     def _instead(self, call: Call) -> Callable[[], Any] | None:
+        self._joint_masks.settle()
         self._look_for_leaf(call.args)
         if self._restore_point is not None and self._model is not None and call.name == "backward":
             self._restore_point.add_gradients(self._model)
@@ -325,6 +329,7 @@ class Session:
             self._finish(call, result)
         if call.name in WRITERS and self._config.exact and torch.is_grad_enabled():
             self._recipes.see(call, result)
+            self._joint_masks.see(call, result)
 
     def _keep_index(self, call: Call, index: Tensor) -> Saved:
         """Save the index of an operation that gathers."""
@@ -425,9 +430,11 @@ class Session:
         config = self._config
         # Losses of the user are exact, like those of PyTorch.
         quantize = self._quantize and not save.call.of_loss and not exactly
-        if recipe is not None and self._scheme.pinned(save.slot) is not None:
-            # Pinned bits are those of the tensor itself, not of another one.
-            recipe = recipe if recipe.exact or recipe.gathers else None
+        if recipe is not None and not recipe.gathers:
+            # Pinned bits are those of the tensor itself. A layer in blocks decodes some rows.
+            by_rows = save.call.of_layer and self._quantize
+            pinned = self._scheme.pinned(save.slot) is not None and not recipe.exact
+            recipe = None if by_rows or pinned else recipe
         request = Request(
             tensor=elements.flat,
             slot=save.slot,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gact_graph.codecs.base import Encoded, Movable
+from gact_graph.codecs.base import Encoded, Movable, Saved
 from gact_graph.codecs.codec import Codec, Request
 from gact_graph.codecs.reads import Side, Sign
 from gact_graph.ops.bitmask import pack_bits, pack_pair, unpack_bits
@@ -52,6 +52,23 @@ class Signs(Movable):
             unpack_bits(words, (self.numel,), 0.0, 1.0, self.dtype) for words in self.movable()
         )
         return positive.sub_(negative)
+
+
+class Joint(Encoded):
+    """The mask of another saved tensor, whose elements are positive where these ones are read.
+
+    Args:
+        other: The other tensor.
+    """
+
+    codec = "mask"
+    nbytes = 0
+
+    def __init__(self, other: Saved) -> None:
+        self._other = other
+
+    def decode(self) -> Tensor:
+        return self._other.context.encoded.decode()
 
 
 class Mask(Codec):

@@ -139,6 +139,10 @@ class Constant(Operand):
     exact = True
     unbiased = True
 
+    @property
+    def nbytes(self) -> int:  # type: ignore[override]
+        return self.tensor.nbytes
+
     def value(self) -> Tensor:
         return self.tensor
 

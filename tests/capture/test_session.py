@@ -101,6 +101,8 @@ def stored_tensors():
             tensors.append(thing)
         elif isinstance(thing, Saved):
             queue.append(thing.context)
+        elif isinstance(thing, tuple):
+            queue += thing
         elif type(thing).__module__.startswith("gact_graph."):
             queue += getattr(thing, "__dict__", {}).values()
     return tensors

@@ -564,7 +564,7 @@ class TestReport:
         for row in report.contexts:
             moved = row.codec in ("mask", "quantize", "round")
             assert row.host_bytes == (row.stored_bytes if moved else 0)
-        assert {row.codec for row in report.contexts} >= {"mask", "quantize", "index"}
+        assert {row.codec for row in report.contexts} >= {"mask", "quantize", "rebuild"}
         actual = report.to_dict()
         assert 0 < actual["host_bytes"] < actual["stored_bytes"]
         assert actual["host_bytes"] == sum(c["host_bytes"] for c in actual["contexts"])

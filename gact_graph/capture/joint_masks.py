@@ -1,0 +1,78 @@
+"""One mask for an activation and the dropout that follows it.
+
+ReLU saves which elements are positive, dropout which ones it keeps. Where nothing else reads the
+tensor between them, the gradient passes both or none: backward needs the conjunction alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch._C._autograd import _get_sequence_nr
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from gact_graph.capture.nodes import saved_as
+from gact_graph.capture.trace import Call
+from gact_graph.codecs import Saved
+from gact_graph.codecs.mask import Joint, Masked
+from gact_graph.support.storage import key_of
+
+
+class _Pair(NamedTuple):
+    """A tensor between an activation and a dropout.
+
+    Attributes:
+        between: The tensor's storage.
+        nodes: The number of autograd nodes that the thread had made after the dropout.
+        side: The saved result of the activation.
+        noise: The saved noise of the dropout.
+    """
+
+    between: StorageWeakRef
+    nodes: int
+    side: Saved
+    noise: Saved
+
+
+class JointMasks:
+    """Joins the masks of the last activation and dropout once the tensor between them is gone."""
+
+    def __init__(self) -> None:
+        self._pair: _Pair | None = None
+
+    def see(self, call: Call, result: Any) -> None:
+        """Record the tensor that a dropout reads, if an activation has just made it."""
+        x = call.argument(0, "input", "self")
+        if call.name != "dropout" or not isinstance(result, Tensor) or not isinstance(x, Tensor):
+            return
+        side, noise = saved_as(x, "Relu", "result"), saved_as(result, "Mul", "other")
+        if side is None or noise is None or x._backward_hooks or x.retains_grad:
+            return
+        first, second = x.grad_fn, result.grad_fn
+        assert first is not None and second is not None
+        if second._sequence_nr() == first._sequence_nr() + 1:
+            self._pair = _Pair(key_of(x), _get_sequence_nr(), side, noise)
+
+    def settle(self) -> None:
+        """Join the masks of the recorded pair if no node reads the tensor between, nor ever can."""
+        pair = self._pair
+        if pair is None:
+            return
+        # A node that reads it would have counted, and once its memory is gone there can be none.
+        if _get_sequence_nr() != pair.nodes:
+            self._pair = None
+        elif pair.between.expired():
+            self._pair = None
+            _join(pair.side, pair.noise)
+
+
+def _join(side: Saved, noise: Saved) -> None:
+    kept, passed = noise.context.encoded, side.context.encoded
+    if type(kept) is not Masked or type(passed) is not Masked or passed.exact:
+        return
+    if kept.low != 0 or kept.high <= 0 or side.layout != noise.layout:
+        return
+    noise.context.encoded = dataclasses.replace(kept, words=kept.words & passed.words)
+    side.context.encoded = Joint(noise)
