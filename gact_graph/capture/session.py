@@ -449,9 +449,11 @@ class Session:
 
     def _keep_source(self, source: Tensor, save: Save) -> Saved:
         """Save the tensor that another tensor was gathered from."""
+        # As a copy if the model may update the tensor before backward, such as a memory of nodes.
+        values = source.clone() if self._owned.is_state(source) else source.detach()
         return self._save(
             Save(
-                source.detach(),
+                values,
                 save.call,
                 source.requires_grad,
                 save.position,
