@@ -246,7 +246,9 @@ class TestInPlaceChanges:
             out = net(INDEX)
             net.table.copy_(torch.zeros(300, FEATURES))
             out.backward(torch.ones(2000, FEATURES))
-        assert distance([model.scale.grad], [stock.scale.grad]) < {"lossless": 1e-9, "L1": 0.1}[level]
+        assert (
+            distance([model.scale.grad], [stock.scale.grad]) < {"lossless": 1e-9, "L1": 0.1}[level]
+        )
 
     def test_of_a_kept_index_behind_autograd_raises(self):
         index = INDEX.clone()
