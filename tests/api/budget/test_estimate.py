@@ -126,7 +126,9 @@ def test_amounts_of_memory(memory, found):
     assert parse_bytes(memory) == found
 
 
-@pytest.mark.parametrize("memory", ["8", "GB", "-1 GB", "8 QB", 0, "", 0.5, float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    "memory", ["8", "GB", "-1 GB", "8 QB", 0, "", 0.5, float("inf"), float("nan")]
+)
 def test_what_is_no_amount_of_memory(memory):
     with pytest.raises(ValueError, match="Expected memory as a number of bytes or a text"):
         gact_graph.estimate(gat(), *graph(), memory=memory)
