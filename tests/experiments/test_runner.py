@@ -147,6 +147,7 @@ class TestAllocators:
 
 
 class TestMemory:
+    @pytest.mark.usefixtures("forked")
     def test_end_to_end(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         flags = [*FLAGS, "--variants", "stock,L1+blocks", "--out", str(tmp_path)]
         assert memory.main(flags) == 0

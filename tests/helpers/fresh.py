@@ -30,6 +30,7 @@ class Fresh:
     def __init__(
         self, script: str, *arguments: str, environment: Mapping[str, str] | None = None
     ) -> None:
+        self._outputs: tuple[str, str] | None = None
         self._folder = tempfile.TemporaryDirectory()
         self._files = [Path(self._folder.name, name) for name in ("out", "errors")]
         variables = dict(os.environ if environment is None else environment)
@@ -44,16 +45,18 @@ class Fresh:
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for the end, and return what the process printed, and its errors."""
-        self._process.join(timeout)
-        if self.returncode is None:
-            raise subprocess.TimeoutExpired("script", timeout or 0)
-        out, errors = (file.read_text() for file in self._files)
-        return out, errors
+        if self._outputs is None:
+            self._process.join(timeout)
+            if self.returncode is None:
+                raise subprocess.TimeoutExpired("script", timeout or 0)
+            out, errors = (file.read_text() if file.exists() else "" for file in self._files)
+            self._outputs = out, errors
+            self._folder.cleanup()
+        return self._outputs
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.join()
-        self._folder.cleanup()
+        self.communicate()
 
 
 def _run(
@@ -68,6 +71,11 @@ def _run(
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", torch.get_num_threads())))
     sys.argv = ["script", *arguments]
     exec(compile(script, "script", "exec"), {"__name__": "__main__"})
+
+
+def module(name: str) -> str:
+    """Return a script that runs a module, as ``python -m`` does."""
+    return f"import runpy; runpy.run_module({name!r}, run_name='__main__')"
 
 
 def run(script: str, *arguments: str, environment: Mapping[str, str] | None = None) -> str:

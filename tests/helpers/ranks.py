@@ -56,7 +56,9 @@ def start_ranks(
     code = BEGIN + textwrap.dedent(script) + END
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     ranks = [
-        Fresh(code, str(rank), str(world), str(folder / "store"), *arguments, environment=environment)
+        Fresh(
+            code, str(rank), str(world), str(folder / "store"), *arguments, environment=environment
+        )
         for rank in range(world)
     ]
     try:
