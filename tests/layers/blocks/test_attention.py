@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from grids import grid, named
 from samples import distance, gradients, graph, make, one_thread  # noqa: F401
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
@@ -317,7 +318,22 @@ TAKEN = {
 }
 
 
-@pytest.mark.parametrize("conv", TAKEN.values(), ids=TAKEN)
+@pytest.mark.parametrize(
+    "conv",
+    named(
+        TAKEN,
+        long=[
+            "one head",
+            "mean",
+            "another name",
+            "GATv2, one head",
+            "GATv2, mean",
+            "GATv2, no self-loops",
+            "Transformer, one head",
+            "Transformer, mean",
+        ],
+    ),
+)
 def test_attention_is_recognized_and_right(conv: Any, taken: list[Attention]) -> None:
     expected = _step(make(lambda: Net(conv())))
     got = _step(make(lambda: Net(conv())), blocks=256, **EXACT)
@@ -325,7 +341,7 @@ def test_attention_is_recognized_and_right(conv: Any, taken: list[Attention]) ->
     assert len(taken) == 1
 
 
-@pytest.mark.parametrize("function", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("function", named(OTHERS))
 def test_others_are_left_as_they_are(function: Any, taken: list[Attention]) -> None:
     expected = _step(make(lambda: Net(Other(function))))
     got = _step(make(lambda: Net(Other(function))), blocks=256, **EXACT)
@@ -370,7 +386,18 @@ WITH_TERMS = {
 }
 
 
-@pytest.mark.parametrize("net", WITH_TERMS.values(), ids=WITH_TERMS)
+@pytest.mark.parametrize(
+    "net",
+    named(
+        WITH_TERMS,
+        long=[
+            "no self-loops",
+            "one head, filled",
+            "Transformer, one head",
+            "Transformer, as wide as nodes",
+        ],
+    ),
+)
 def test_features_of_edges_are_recognized_and_right(net: Any, taken: list[Attention]) -> None:
     expected = _step(make(net))
     got = _step(make(net), blocks=256, **EXACT)
@@ -378,7 +405,10 @@ def test_features_of_edges_are_recognized_and_right(net: Any, taken: list[Attent
     assert len(taken) == 1
 
 
-@pytest.mark.parametrize("function", OTHER_TERMS.values(), ids=OTHER_TERMS)
+@pytest.mark.parametrize(
+    "function",
+    named(OTHER_TERMS, long=["term reversed", "squared", "destination alone", "over all nodes"]),
+)
 def test_other_terms_are_left_as_they_are(function: Any, taken: list[Attention]) -> None:
     net = lambda: Net(OtherTerms(function), FEATURES.clone().requires_grad_())  # noqa: E731
     expected = _step(make(net))
@@ -387,7 +417,10 @@ def test_other_terms_are_left_as_they_are(function: Any, taken: list[Attention])
     assert not taken
 
 
-@pytest.mark.parametrize("function", OTHER_EDGE_ROWS.values(), ids=OTHER_EDGE_ROWS)
+@pytest.mark.parametrize(
+    "function",
+    named(OTHER_EDGE_ROWS, long=["key detached", "reversed", "key for rows", "over all nodes"]),
+)
 def test_other_rows_of_edges_are_left_as_they_are(function: Any, taken: list[Attention]) -> None:
     net = lambda: Net(OtherEdgeRows(function), FEATURES)  # noqa: E731
     expected = _step(make(net))
@@ -396,9 +429,9 @@ def test_other_rows_of_edges_are_left_as_they_are(function: Any, taken: list[Att
     assert not taken
 
 
-@pytest.mark.parametrize("learns", [False, True])
-@pytest.mark.parametrize("heads", [1, 3])
-@pytest.mark.parametrize("kind", [GATConv, TransformerConv])
+@pytest.mark.parametrize(
+    ("kind", "heads", "learns"), grid([GATConv, TransformerConv], [1, 3], [False, True])
+)
 def test_features_of_edges_have_a_gradient(
     kind: Any, heads: int, learns: bool, taken: list[Attention]
 ) -> None:
@@ -460,7 +493,9 @@ def test_features_are_left_to_autocast(kind: Any, taken: list[Attention]) -> Non
     assert not taken
 
 
-@pytest.mark.parametrize("function", OTHER_ROWS.values(), ids=OTHER_ROWS)
+@pytest.mark.parametrize(
+    "function", named(OTHER_ROWS, long=["product", "difference", "reversed", "over all nodes"])
+)
 def test_other_rows_are_left_as_they_are(function: Any, taken: list[Attention]) -> None:
     expected = _step(make(lambda: Net(OtherRows(function))))
     got = _step(make(lambda: Net(OtherRows(function))), blocks=256, **EXACT)
@@ -468,7 +503,10 @@ def test_other_rows_are_left_as_they_are(function: Any, taken: list[Attention]) 
     assert not taken
 
 
-@pytest.mark.parametrize("function", OTHER_PRODUCTS.values(), ids=OTHER_PRODUCTS)
+@pytest.mark.parametrize(
+    "function",
+    named(OTHER_PRODUCTS, long=["sum", "destination alone", "reversed", "over all nodes"]),
+)
 def test_other_products_are_left_as_they_are(function: Any, taken: list[Attention]) -> None:
     conv = lambda: Net(OtherProducts(function))  # noqa: E731
     expected = _step(make(conv))
@@ -666,7 +704,8 @@ def test_dropout_gives_the_right_gradient_on_average(kind: Any, edge_dim: int | 
     assert z.square().mean() < 1.5
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
+# test_double_backward.py has layers without dropout.
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.long), 0.5])
 @pytest.mark.parametrize(
     "kind",
     [
