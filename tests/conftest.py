@@ -27,8 +27,9 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-def pytest_collection_finish() -> None:
-    """Exclude imported modules from garbage collection, whose time they would multiply."""
+@pytest.fixture(autouse=True, scope="module")
+def frozen_heap() -> None:
+    """Exclude what is there before a file from garbage collection, whose time it would multiply."""
     gc.collect()
     gc.freeze()
 
