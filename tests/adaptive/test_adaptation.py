@@ -96,8 +96,8 @@ def test_measuring_peaks_little_above_a_step(kind, blocks, most):
     """It holds codes of two bits more, and the results of one operation twice: messages, where all
     of them are made at once."""
     model = wrapped(kind, bits=4, blocks=blocks, adapt_interval=3)
-    nodes = 20_000
-    x, edges = graph(nodes=nodes, edges=120_000)
+    nodes = 50_000
+    x, edges = graph(nodes=nodes, edges=300_000)
 
     def forward_and_backward():
         out = model(x, edges)
