@@ -20,7 +20,20 @@ from experiments.helpers.sampling import make_sampler
 from experiments.node_cls import main
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = "--model gat --bits 4 --seeds 0 --epochs 2 --hidden 8 --sampler cluster".split()
+SMALL = [
+    "--model",
+    "gat",
+    "--bits",
+    "4",
+    "--seeds",
+    "0",
+    "--epochs",
+    "2",
+    "--hidden",
+    "8",
+    "--sampler",
+    "cluster",
+]
 
 
 @pytest.mark.parametrize("model", ["gat", "gcn"])
