@@ -28,7 +28,7 @@ seed_everything(0)
 data = FakeDataset(num_graphs=1, avg_num_nodes=args.nodes, num_channels=64, task="node")[0]
 train = torch.rand(data.num_nodes) < 0.5
 if not (WITH_PYG_LIB or WITH_TORCH_SPARSE):
-    sys.exit("PyG samples neighbours with pyg-lib or torch-sparse: install one of them")
+    sys.exit("PyG samples neighbors with pyg-lib or torch-sparse: install one of them")
 loader = NeighborLoader(
     data, num_neighbors=[15, 10, 5], input_nodes=train, batch_size=args.batch_size, shuffle=True
 )

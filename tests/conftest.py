@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import gc
 import os
 import random
 
@@ -11,6 +12,7 @@ from hypothesis import settings
 # Workers of one run share the processors.
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))  # of processes of tests
 
 # The same examples at every run; `make attack` draws others.
 settings.register_profile("repeatable", derandomize="GACT_GRAPH_ATTACK" not in os.environ)
@@ -23,6 +25,13 @@ def seeded() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen_heap() -> None:
+    """Exclude what is there before a file from garbage collection, whose time it would multiply."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

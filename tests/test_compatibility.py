@@ -112,7 +112,7 @@ class TestCompile:
         ):
             compiled(X, EDGES)
 
-    @pytest.mark.parametrize("blocks", [False, 64])
+    @pytest.mark.parametrize("blocks", [pytest.param(False, marks=pytest.mark.long), 64])
     def test_after_wrap_evaluates_with_graph_breaks(self, backend, blocks):
         """There the graph breaks, and the methods that are replaced go on as Python."""
 

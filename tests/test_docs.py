@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import fresh
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,17 +44,8 @@ def text_of(page: Path) -> str:
 
 
 def test_the_code_on_the_pages_runs(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, READERS, *map(str, PAGES)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert {"ran README.md", "ran getting-started.md", "ran codecs.md"} <= {
-        *done.stdout.splitlines()
-    }
+    printed = fresh.run(f"import os; os.chdir({str(tmp_path)!r})" + RUN, READERS, *map(str, PAGES))
+    assert {"ran README.md", "ran getting-started.md", "ran codecs.md"} <= {*printed.splitlines()}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -42,7 +42,7 @@ def missing(example: str) -> str | None:
     """The missing packages of the example."""
     samplers = ("pyg_lib", "torch_sparse")
     if example == "neighbor_loader" and not any(map(importlib.util.find_spec, samplers)):
-        return "PyG samples neighbours with pyg-lib or torch-sparse"
+        return "PyG samples neighbors with pyg-lib or torch-sparse"
     # torch-sparse from PyPI is built without METIS.
     if example == "cluster_loader" and not metis.is_there():
         return "PyG cuts graphs with METIS, which pyg-lib or pymetis would bring"

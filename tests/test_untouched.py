@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict
 
 import pytest
 import torch
-from samples import equal, frozen_heap, gradients, graph, make, one_thread  # noqa: F401
+from samples import equal, gradients, graph, make, one_thread  # noqa: F401
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import (

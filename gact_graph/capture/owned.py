@@ -25,14 +25,21 @@ class ExternallyOwned:
 
     def __init__(self, model: nn.Module, inputs: Any) -> None:
         self._keys: dict[int, StorageWeakRef] = {}  # by storage_id
+        self._state: set[int] = set()
         self._inputs: list[weakref.ref[Tensor]] = []
         for tensor in tensors_held_by(model):
             for part in parts_of(tensor):
                 self._add(part)
+                if not isinstance(tensor, nn.Parameter):
+                    self._state.add(storage_id(part))
         self.add(tensors_in(inputs))
 
     def __contains__(self, tensor: Tensor) -> bool:
         return storage_id(tensor) in self._keys
+
+    def is_state(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is a buffer or a cache, which the model may update in place."""
+        return storage_id(tensor) in self._state
 
     def add(self, inputs: Iterable[Tensor]) -> None:
         """Add inputs."""
@@ -48,6 +55,7 @@ class ExternallyOwned:
     def clear(self) -> None:
         """Release the storages."""
         self._keys.clear()
+        self._state.clear()
 
     @property
     def input_requires_grad(self) -> bool:

@@ -473,9 +473,11 @@ class Session:
         def keep(source: Tensor) -> Saved:
             number = next(numbers)
             suffix = "" if number == 1 else f".{number}"
+            # As a copy if the model may update the tensor before backward, as a memory of nodes.
+            values = source.clone() if self._owned.is_state(source) else source.detach()
             return self._save(
                 Save(
-                    source.detach(),
+                    values,
                     save.call,
                     source.requires_grad,
                     save.position,
@@ -491,7 +493,8 @@ class Session:
     def _saved_already(self, tensor: Tensor) -> Saved | None:
         """Return a tensor that is owned, or that an operation saved with its values."""
         if tensor in self._owned:
-            return Saved(Context(Kept(tensor, "an operand")))
+            is_state = self._owned.is_state(tensor)
+            return None if is_state else Saved(Context(Kept(tensor, "an operand")))
         elements = elements_of(tensor, whole_storage=False)
         if elements is None:
             return None

@@ -182,13 +182,15 @@ def _innermost_hooks() -> Any:
 
 
 def is_transformed() -> bool:
-    """Return whether ``torch.func`` or ``torch.jit.trace`` runs on this thread.
+    """Return whether ``torch.func``, ``torch.jit.trace`` or forward-mode differentiation runs.
 
     Models then run uncompressed: tensors inside ``torch.func`` (grad, vmap, jvp) have no memory to
-    pack, and refuse saved-tensor hooks; a trace records operations without the hooks around them.
+    pack, and refuse saved-tensor hooks; a trace records operations without the hooks around them;
+    and blocks have no forward-mode derivative.
     """
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    return transformed or torch._C._get_tracing_state() is not None
+    forward_mode = torch.autograd.forward_ad._current_level >= 0
+    return transformed or forward_mode or torch._C._get_tracing_state() is not None
 
 
 class Owner:

@@ -62,5 +62,8 @@ def glimpse_of(tensor: Tensor) -> Glimpse | None:
 
 def _some(tensor: Tensor) -> Tensor:
     tensor = physical_of(tensor.detach())
-    flat = tensor.view(-1) if tensor.is_contiguous() else tensor.flatten()
-    return flat[:: -(-max(1, flat.numel()) // _ELEMENTS)].clone()
+    step = -(-max(1, tensor.numel()) // _ELEMENTS)
+    if tensor.is_contiguous():
+        return tensor.view(-1)[::step].clone()
+    places = torch.arange(0, tensor.numel(), step, device=tensor.device)
+    return tensor[torch.unravel_index(places, tensor.shape)]

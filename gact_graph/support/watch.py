@@ -29,6 +29,8 @@ from gact_graph.support.objects import (
 )
 from gact_graph.support.storage import is_plain, version_of
 
+_BIAS_BYTES = 8192
+
 
 class _Record(NamedTuple):
     """An object: the path to it, its state at first, and how to read and restore the state."""
@@ -175,8 +177,11 @@ class Watch:
 
 
 def _is_small(tensor: Tensor, most: float) -> bool:
-    # Autograd itself checks whether parameters have changed.
-    return is_plain(tensor) and not isinstance(tensor, nn.Parameter) and tensor.nbytes <= most
+    if isinstance(tensor, nn.Parameter):
+        # An optimizer that steps during backward may change a bias before its layer runs again.
+        # Autograd itself checks parameters that it saves.
+        most = min(most, _BIAS_BYTES)
+    return is_plain(tensor) and tensor.nbytes <= most
 
 
 def _numbers(value: Any) -> tuple[Callable[[], State], Callable[[State], Any]] | None:

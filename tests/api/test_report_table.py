@@ -14,6 +14,7 @@ import gact_graph
 from gact_graph.api.report import Report
 from gact_graph.api.report.contexts import by_layer
 from gact_graph.api.report.names import layer_of, shorten
+from gact_graph.support.rows import LayerRow
 
 LONG = "convs.{}/convs.<author___writes_very_often___paper>/{}/linear.input"
 WIDTHS = (60, 80, 120, 200)
@@ -102,6 +103,14 @@ def test_the_sum_of_a_layer_counts_contexts_that_are_not_shown():
     (head,) = [line for line in lines if line.startswith("relu ")]
     assert "122.1 MiB" in head  # 64 x 2e6 bytes, of which 20 have rows
     assert any("172 smaller contexts" in line for line in lines)
+
+
+def test_numbers_agree_with_their_nouns():
+    rows = [row(f"relu#{i}.result", 10, 1) for i in range(21)]
+    layers = [LayerRow("conv/propagate", "blocks", 1, None, True)]
+    text = "\n".join(printed(Report(rows, layers=layers), 120))
+    assert "1 smaller context " in text
+    assert "1 call of message passing in 1 block;" in text
 
 
 def test_a_row_a_layer_in_the_order_of_forward():

@@ -28,7 +28,7 @@ def test_stacks_whose_messages_change_their_state(stack: Stack) -> None:
     check(stack.source, ways(stack.blocks))
 
 
-@how_many(8)
+@how_many(5)
 @given(stacks(ELSEWHERE))
 def test_stacks_whose_messages_look_at_other_destinations(stack: Stack) -> None:
     check(stack.source, ways(stack.blocks))

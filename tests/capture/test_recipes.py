@@ -228,6 +228,29 @@ class TestInPlaceChanges:
         with pytest.raises(RuntimeError, match="has other values than in forward"):
             out.sum().backward()
 
+    @pytest.mark.parametrize("level", ["lossless", "L1"])
+    def test_of_a_buffer_after_forward_is_no_matter(self, level):
+        """A memory of nodes is updated between forward and backward, as in PyG's TGN."""
+
+        class Memory(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("table", torch.randn(300, FEATURES, generator=seeded(1)))
+                self.scale = nn.Parameter(torch.ones(FEATURES))
+
+            def forward(self, index):
+                return self.table[index] * self.scale
+
+        model, stock = Memory(), Memory()
+        gact_graph.wrap(model, bits=8, level=level, min_bytes=0)
+        for net in (model, stock):
+            out = net(INDEX)
+            net.table.copy_(torch.zeros(300, FEATURES))
+            out.backward(torch.ones(2000, FEATURES))
+        assert (
+            distance([model.scale.grad], [stock.scale.grad]) < {"lossless": 1e-9, "L1": 0.1}[level]
+        )
+
     def test_of_a_kept_index_behind_autograd_raises(self):
         index = INDEX.clone()
         model = Lambda(lambda module, x, i: (x @ module.weight)[i].sin())

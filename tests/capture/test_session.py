@@ -17,7 +17,6 @@ from samples import (  # noqa: F401
     Mlp,
     distance,
     equal,
-    frozen_heap,
     gradients,
     graph,
     labels,

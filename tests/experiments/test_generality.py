@@ -61,6 +61,7 @@ def test_compressed_training_starts_from_the_same_loss(name: str) -> None:
     assert compressed["rate"] > 2 and exact["rate"] == 1
 
 
+@pytest.mark.usefixtures("forked")
 def test_end_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fresh import module, run
 
 from experiments import gpu_check
 from experiments.gpu_check import Part, run_parts
@@ -75,14 +76,15 @@ def test_the_tests_of_a_gpu_are_found() -> None:
     flags = ["--co", "-qq", "-p", "no:cacheprovider"]
     part = dataclasses.replace(gpu_check.PARTS["kernels"], out="")
     command = [*part.command(Path("out"), Path("data")), *flags]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "test_on_device.py::test_quantizer" in done.stdout
-    assert "test_on_device.py::test_masks" in done.stdout
-    assert "test_weighted_sum.py::test_backward_as_autograd_in_float64[cuda-heads]" in done.stdout
-    assert "test_attention.py::test_as_autograd_in_float64[cuda-rows]" in done.stdout
+    assert command[:3] == [sys.executable, "-m", "pytest"]
+    printed = run(module("pytest"), *command[3:])
+    assert "test_on_device.py::test_quantizer" in printed
+    assert "test_on_device.py::test_masks" in printed
+    assert "test_weighted_sum.py::test_backward_as_autograd_in_float64[cuda-heads]" in printed
+    assert "test_attention.py::test_as_autograd_in_float64[cuda-rows]" in printed
     # Those take the time of compilers, and say nothing of a GPU.
     for name in ("cuda-source", "every_kernel", "test_cuda_edges"):
-        assert name not in done.stdout
+        assert name not in printed
 
 
 def test_the_report_of_tests_that_run_too_long_is_kept(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ LINE = (
 FLAGS = [*LINE.split(), "2"]
 
 
+@pytest.mark.usefixtures("forked")
 def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert partition.main([*FLAGS, "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "partition.json").read_text())

@@ -363,6 +363,7 @@ def test_rounds_go_over_all_ways_and_are_taken_up_again(
     assert "of the same settings (got steps 8 instead of 2)" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_way_that_fails_is_a_row_with_the_reason(dataset: str) -> None:
     assert run(Case("gat", "save_on_cpu", dataset)) == {"reason": "needs CUDA"}
     found = run(Case("gat", "stock", "no_such", steps=1))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from experiments_samples import small_graph
+from fresh import Fresh, module
 
 from experiments.helpers.data import layout_of, prepare
 from experiments.helpers.sampling import make_sampler
@@ -47,19 +50,41 @@ def test_clusters_of_all_ranks_are_the_graph(model: str) -> None:
     assert torch.equal(found.sort(0).values, whole.sort(0).values)
 
 
-def run_two(*flags: str) -> subprocess.CompletedProcess[str]:
+def run_two(*flags: str) -> str:
+    """What two processes print, with the variables that torchrun would set."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    environment = os.environ | variables | {"OMP_NUM_THREADS": "1"}
+    ranks = [
+        Fresh(module("experiments.node_cls"), *flags, environment=environment | {"RANK": rank})
+        for rank in "01"
+    ]
+    try:
+        outputs = [rank.communicate(300) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    return "".join(out for out, _ in outputs)
+
+
+def torchrun_two(*flags: str) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "2", "-m", "experiments.node_cls", *flags]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    return done
+    return done.stdout
 
 
-def test_several_processes_write_one_table(tmp_path: Path) -> None:
-    done = run_two(*SMALL, "--out", str(tmp_path))
-    assert done.stdout.count("GAT on digits, 4 bit (L1)") == 1
-    assert done.stdout.count("test accuracy") == 1
+@pytest.mark.parametrize(
+    "run", [run_two, pytest.param(torchrun_two, marks=pytest.mark.long)], ids=["two", "torchrun"]
+)
+def test_several_processes_write_one_table(run: Callable[..., str], tmp_path: Path) -> None:
+    printed = run(*SMALL, "--out", str(tmp_path))
+    assert printed.count("GAT on digits, 4 bit (L1)") == 1
+    assert printed.count("test accuracy") == 1
     content = json.loads((tmp_path / "result.json").read_text())
     assert (content["config"]["sampler"], content["config"]["processes"]) == ("cluster", 2)
     assert len(content["runs"][0]["loss"]) == 2
@@ -67,8 +92,8 @@ def test_several_processes_write_one_table(tmp_path: Path) -> None:
 
 def test_parts_of_the_graph_give_what_the_whole_gives(tmp_path: Path) -> None:
     line = "--model gat --bits 32 --level lossless --seeds 0 --epochs 4 --hidden 8 --dropout 0"
-    done = run_two(*line.split(), "--partition", "metis", "--out", str(tmp_path / "parts"))
-    assert done.stdout.count("GAT on digits, fp32 (lossless)") == 1
+    printed = run_two(*line.split(), "--partition", "metis", "--out", str(tmp_path / "parts"))
+    assert printed.count("GAT on digits, fp32 (lossless)") == 1
     assert main([*line.split(), "--out", str(tmp_path / "whole")]) == 0
     parts, whole = (
         json.loads((tmp_path / name / "result.json").read_text()) for name in ("parts", "whole")

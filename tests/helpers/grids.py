@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
+
+
+def named(cases: dict[str, Any], long: Collection[str] = ()) -> list[Any]:
+    """Return the values as parameters of a test with their names; some are marked ``long``."""
+    assert {*long} <= cases.keys()
+    return [
+        pytest.param(value, id=name, marks=pytest.mark.long if name in long else ())
+        for name, value in cases.items()
+    ]
 
 
 def grid(*axes: Iterable[Any]) -> list[Any]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from fresh import ROOT, Fresh
+
+__all__ = ["ROOT", "run_ranks", "start_ranks"]
 
 BEGIN = """
 import datetime, json, os, sys, warnings
@@ -53,24 +53,17 @@ def start_ranks(
     script: str, folder: Path, *arguments: str, world: int = 2
 ) -> list[tuple[int, str, str]]:
     """Exit code, output and errors of each process."""
-    file = folder / "ranks.py"
-    file.write_text(BEGIN + textwrap.dedent(script) + END)
-    paths = [str(ROOT), str(ROOT / "tests" / "helpers"), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    code = BEGIN + textwrap.dedent(script) + END
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(file), str(rank), str(world), str(folder / "store"), *arguments],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        Fresh(
+            code, str(rank), str(world), str(folder / "store"), *arguments, environment=environment
         )
         for rank in range(world)
     ]
     try:
         outs = [rank.communicate(timeout=400) for rank in ranks]
+        return [(rank.returncode or 0, *out) for rank, out in zip(ranks, outs, strict=True)]
     finally:
         for rank in ranks:
             rank.kill()
-            rank.wait()
-    return [(rank.returncode, *out) for rank, out in zip(ranks, outs, strict=True)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
@@ -26,15 +25,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def frozen_heap() -> Iterator[None]:
-    """For files that import it: objects of imported modules take no part in collections."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def graph(nodes: int = NODES, edges: int = 2000, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
-import sys
 
 import pytest
 import torch
+from fresh import run
 
 from gact_graph.support.memory import heap, policy
 from gact_graph.support.memory.policy import MemoryPolicy
@@ -36,13 +35,7 @@ print(json.dumps([before, full, resident_bytes()]))
 
 def resident(budget: int) -> list[int]:
     """The resident set before 30 tensors of 1 MiB, with them, and when they are freed."""
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT.format(budget=budget)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: list[int] = json.loads(done.stdout)
+    found: list[int] = json.loads(run(_SCRIPT.format(budget=budget)))
     return found
 
 

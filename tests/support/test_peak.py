@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from fresh import run
 
 from gact_graph.support.peak import PeakMeter
 
@@ -24,11 +24,7 @@ def measured(code: str) -> list[int]:
 
     Tests that ran before leave free memory behind, which the resident set counts already.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", SETUP + textwrap.dedent(code)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return [int(word) for word in done.stdout.split()]
+    return [int(word) for word in run(SETUP + textwrap.dedent(code)).split()]
 
 
 @needs_proc

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from contextlib import suppress
 
 import numpy
 import torch
+from fresh import run
 
 from gact_graph.support.run_state import RunState
 
@@ -61,4 +60,4 @@ reading.join(), writing.join()
 
 def test_threads_that_read_and_restore_random_states_do_not_wait_for_each_other() -> None:
     """A collection of garbage while torch holds the generator hands over to another thread."""
-    subprocess.run([sys.executable, "-c", _THREADS], check=True, timeout=600)
+    run(_THREADS)

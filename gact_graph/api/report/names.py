@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import re
 
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
@@ -76,12 +77,17 @@ def wrap(name: str, width: int = 36) -> str:
     return "<br>".join(map(html.escape, lines))
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number and a regular noun, as in ``1 block`` and ``2 blocks``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def parse_bytes(memory: object) -> int:
     """Return a number of bytes, from a number or from a text such as ``"8 GB"`` or ``"512 MiB"``.
 
     Raises:
         TypeError: If ``memory`` is neither a number nor a text.
-        ValueError: If the number is not positive and whole, or the text has another form.
+        ValueError: If the number is not finite or below 1, or the text has another form.
     """
     if isinstance(memory, bool) or not isinstance(memory, (int, float, str)):
         raise TypeError(
@@ -90,7 +96,7 @@ def parse_bytes(memory: object) -> int:
         )
     count: float = 0
     if isinstance(memory, (int, float)):
-        count = memory if memory % 1 == 0 else 0  # 8e9 is a whole number; inf and nan are not
+        count = memory if math.isfinite(memory) else 0
     elif match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", memory):
         count = float(match[1]) * _FACTORS.get(match[2].lower(), 0)
     if count < 1:

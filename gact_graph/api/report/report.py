@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 
 from gact_graph.api.report import figures, page, table
 from gact_graph.api.report.contexts import Contexts
-from gact_graph.api.report.names import format_bytes, label_of
+from gact_graph.api.report.names import counted, format_bytes, label_of
 from gact_graph.support.rows import LayerRow
 
 _NUMBERS = (
@@ -238,8 +238,9 @@ class Report(Contexts):
             )
         blocks = [row.blocks for row in self.layers if row.blocks is not None]
         if blocks:
+            calls = counted(len(blocks), "call")
             yield (
-                f"{len(blocks)} calls of message passing in {sum(blocks)} blocks; sorting edges "
+                f"{calls} of message passing in {counted(sum(blocks), 'block')}; sorting edges "
                 f"took {self.order_seconds:.2f} s so far, {format_bytes(self.order_bytes)}"
             )
         if self.not_counted:

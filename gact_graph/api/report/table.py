@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gact_graph.api.report.contexts import Contexts, by_layer
-from gact_graph.api.report.names import format_bytes, shorten
+from gact_graph.api.report.names import counted, format_bytes, shorten
 
 if TYPE_CHECKING:
     from gact_graph.api.report.report import Report
@@ -87,7 +87,7 @@ def _by_slot(report: Report) -> Iterator[Line]:
             }
             yield Line(row.slot, cells, level=int(grouped))
     if rows[SHOWN:]:
-        name = f"{len(rows) - SHOWN} smaller contexts"
+        name = counted(len(rows) - SHOWN, "smaller context")
         yield Line(name, _sums(Contexts(rows[SHOWN:]), report), can_shorten=False)
 
 

@@ -118,6 +118,7 @@ def test_lazy_and_heterogeneous_models():
         ("512 kb", 512_000),
         (1000, 1000),
         (8e9, 8 * 10**9),
+        (1e9 / 3, 333_333_333),
         ("7 B", 7),
     ],
 )
@@ -125,7 +126,9 @@ def test_amounts_of_memory(memory, found):
     assert parse_bytes(memory) == found
 
 
-@pytest.mark.parametrize("memory", ["8", "GB", "-1 GB", "8 QB", 0, "", 1.5, float("inf")])
+@pytest.mark.parametrize(
+    "memory", ["8", "GB", "-1 GB", "8 QB", 0, "", 0.5, float("inf"), float("nan")]
+)
 def test_what_is_no_amount_of_memory(memory):
     with pytest.raises(ValueError, match="Expected memory as a number of bytes or a text"):
         gact_graph.estimate(gat(), *graph(), memory=memory)

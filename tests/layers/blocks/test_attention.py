@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from grids import grid, named
 from samples import distance, gradients, graph, make, one_thread  # noqa: F401
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
@@ -201,7 +202,6 @@ OTHER_TERMS = {
     "matrix detached": lambda m, j, i, e, *w: _last(
         j + i + _term(m, e, m.lin_edge.weight.detach()), *w
     ),
-    "term reversed": lambda m, j, i, e, *w: _last(j + i + _Reversed.apply(_term(m, e)), *w),
     "squared": lambda m, j, i, e, *w: _last(j + i + _term(m, e) * _term(m, e), *w),
     "after LeakyReLU": lambda m, j, i, e, *w: F.dropout(
         softmax(F.leaky_relu(j + i, 0.2) + _term(m, e), *w), p=0.0, training=True
@@ -210,7 +210,6 @@ OTHER_TERMS = {
     "destination alone": lambda m, j, i, e, *w: _last(i + i + _term(m, e), *w),
     "a bias": lambda m, j, i, e, *w: _last(j + i + _term(m, e) + m.bias[:3], *w),
     "left out": lambda m, j, i, e, *w: _last(j + i, *w),
-    "over all nodes": lambda m, j, i, e, index, *w: _last(j + i + _term(m, e), index % 2, *w),
 }
 
 OTHER_ROWS = {
@@ -220,11 +219,9 @@ OTHER_ROWS = {
     "two vectors": lambda m, j, i, *w: _weigh(i + j, m.att * m.other, *w),
     "vector detached": lambda m, j, i, *w: _weigh(i + j, m.att.detach(), *w),
     "rows detached": lambda m, j, i, *w: _weigh(i + j.detach(), m.att, *w),
-    "reversed": lambda m, j, i, *w: _weigh(i + _Reversed.apply(j), m.att, *w),
     "before LeakyReLU": lambda m, j, i, *w: F.dropout(
         softmax(F.leaky_relu(((i + j) * m.att).sum(dim=-1), 0.2), *w), p=0.0, training=True
     ),
-    "over all nodes": lambda m, j, i, index, *w: _weigh(i + j, m.att, index % 2, *w),
 }
 
 OTHER_EDGE_ROWS = {
@@ -235,9 +232,7 @@ OTHER_EDGE_ROWS = {
     "query": lambda m, q, k, v, e, *w: _add(m, _score(q + e, k), v, *w, rows=e),
     "key detached": lambda m, q, k, v, e, *w: _add(m, _score(q, k + e.detach()), v, *w, rows=e),
     "value detached": lambda m, q, k, v, e, *w: _add(m, _score(q, k + e), v, *w, rows=e.detach()),
-    "reversed": lambda m, q, k, v, e, *w: _add(m, _score(q, k + _Reversed.apply(e)), v, *w, rows=e),
     "key for rows": lambda m, q, k, v, e, *w: _add(m, _score(q, k + e), v, *w, rows=k),
-    "over all nodes": lambda m, q, k, v, e, i, *w: _add(m, _score(q, k + e), v, i % 2, *w, rows=e),
 }
 
 OTHER_PRODUCTS = {
@@ -247,8 +242,6 @@ OTHER_PRODUCTS = {
     "another factor": lambda m, q, k, v, *w: _add(m, _score(q, k) * 2, v, *w),
     "key detached": lambda m, q, k, v, *w: _add(m, _score(q, k.detach()), v, *w),
     "value detached": lambda m, q, k, v, *w: _add(m, _score(q, k), v.detach(), *w),
-    "reversed": lambda m, q, k, v, *w: _add(m, _score(_Reversed.apply(q), k), v, *w),
-    "over all nodes": lambda m, q, k, v, i, *w: _add(m, _score(q, k), v, i % 2, *w),
     "weights squared": lambda m, q, k, v, *w: _add(m, _score(q, k), v, *w) * m._alpha[..., None],
     "destination's value": lambda m, q, k, v, *w: _add(m, _score(q, k), q, *w),
     "keeps it detached": lambda m, q, k, v, *w: _add(m, _score(q, k), v, *w, keep=Tensor.detach),
@@ -317,20 +310,27 @@ TAKEN = {
 }
 
 
-@pytest.mark.parametrize("conv", TAKEN.values(), ids=TAKEN)
+@pytest.mark.parametrize(
+    "conv",
+    named(
+        TAKEN,
+        long=[
+            "one head",
+            "mean",
+            "another name",
+            "GATv2, one head",
+            "GATv2, mean",
+            "GATv2, no self-loops",
+            "Transformer, one head",
+            "Transformer, mean",
+        ],
+    ),
+)
 def test_attention_is_recognized_and_right(conv: Any, taken: list[Attention]) -> None:
     expected = _step(make(lambda: Net(conv())))
     got = _step(make(lambda: Net(conv())), blocks=256, **EXACT)
     assert distance(got, expected) < 1e-5
     assert len(taken) == 1
-
-
-@pytest.mark.parametrize("function", OTHERS.values(), ids=OTHERS)
-def test_others_are_left_as_they_are(function: Any, taken: list[Attention]) -> None:
-    expected = _step(make(lambda: Net(Other(function))))
-    got = _step(make(lambda: Net(Other(function))), blocks=256, **EXACT)
-    assert distance(got, expected) < 1e-5
-    assert not taken
 
 
 FEATURES = torch.randn(EDGES.size(1), 4, generator=torch.Generator().manual_seed(5))
@@ -370,7 +370,49 @@ WITH_TERMS = {
 }
 
 
-@pytest.mark.parametrize("net", WITH_TERMS.values(), ids=WITH_TERMS)
+def _others(
+    kind: Any, functions: dict[str, Any], features: Tensor | None = None, long: str = ""
+) -> list[Any]:
+    """Nets of a kind of layer with other functions; some in the long suite."""
+    extra = () if features is None else (features,)
+    nets = {name: lambda f=f: Net(kind(f), *extra) for name, f in functions.items()}
+    return named(nets, long=[*filter(None, long.split(", "))])
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        *_others(Other, OTHERS),
+        *_others(
+            OtherTerms,
+            OTHER_TERMS,
+            FEATURES.clone().requires_grad_(),
+            long="squared, destination alone",
+        ),
+        *_others(OtherRows, OTHER_ROWS, long="product, difference"),
+        *_others(OtherEdgeRows, OTHER_EDGE_ROWS, FEATURES, long="key detached, key for rows"),
+        *_others(OtherProducts, OTHER_PRODUCTS, long="sum, destination alone"),
+    ],
+)
+def test_others_are_left_as_they_are(net: Any, taken: list[Attention]) -> None:
+    expected = _step(make(net))
+    got = _step(make(net), blocks=256, **EXACT)
+    assert distance(got, expected) < 1e-5
+    assert not taken
+
+
+@pytest.mark.parametrize(
+    "net",
+    named(
+        WITH_TERMS,
+        long=[
+            "no self-loops",
+            "one head, filled",
+            "Transformer, one head",
+            "Transformer, as wide as nodes",
+        ],
+    ),
+)
 def test_features_of_edges_are_recognized_and_right(net: Any, taken: list[Attention]) -> None:
     expected = _step(make(net))
     got = _step(make(net), blocks=256, **EXACT)
@@ -378,27 +420,9 @@ def test_features_of_edges_are_recognized_and_right(net: Any, taken: list[Attent
     assert len(taken) == 1
 
 
-@pytest.mark.parametrize("function", OTHER_TERMS.values(), ids=OTHER_TERMS)
-def test_other_terms_are_left_as_they_are(function: Any, taken: list[Attention]) -> None:
-    net = lambda: Net(OtherTerms(function), FEATURES.clone().requires_grad_())  # noqa: E731
-    expected = _step(make(net))
-    got = _step(make(net), blocks=256, **EXACT)
-    assert distance(got, expected) < 1e-5
-    assert not taken
-
-
-@pytest.mark.parametrize("function", OTHER_EDGE_ROWS.values(), ids=OTHER_EDGE_ROWS)
-def test_other_rows_of_edges_are_left_as_they_are(function: Any, taken: list[Attention]) -> None:
-    net = lambda: Net(OtherEdgeRows(function), FEATURES)  # noqa: E731
-    expected = _step(make(net))
-    got = _step(make(net), blocks=256, **EXACT)
-    assert distance(got, expected) < 1e-5
-    assert not taken
-
-
-@pytest.mark.parametrize("learns", [False, True])
-@pytest.mark.parametrize("heads", [1, 3])
-@pytest.mark.parametrize("kind", [GATConv, TransformerConv])
+@pytest.mark.parametrize(
+    ("kind", "heads", "learns"), grid([GATConv, TransformerConv], [1, 3], [False, True])
+)
 def test_features_of_edges_have_a_gradient(
     kind: Any, heads: int, learns: bool, taken: list[Attention]
 ) -> None:
@@ -457,23 +481,6 @@ def test_features_are_left_to_autocast(kind: Any, taken: list[Attention]) -> Non
     with torch.autocast("cpu", torch.bfloat16):
         expected, got = _step(make(net)), _step(make(net), blocks=256, **EXACT)
     assert distance(got, expected) < 1e-2
-    assert not taken
-
-
-@pytest.mark.parametrize("function", OTHER_ROWS.values(), ids=OTHER_ROWS)
-def test_other_rows_are_left_as_they_are(function: Any, taken: list[Attention]) -> None:
-    expected = _step(make(lambda: Net(OtherRows(function))))
-    got = _step(make(lambda: Net(OtherRows(function))), blocks=256, **EXACT)
-    assert distance(got, expected) < 1e-5
-    assert not taken
-
-
-@pytest.mark.parametrize("function", OTHER_PRODUCTS.values(), ids=OTHER_PRODUCTS)
-def test_other_products_are_left_as_they_are(function: Any, taken: list[Attention]) -> None:
-    conv = lambda: Net(OtherProducts(function))  # noqa: E731
-    expected = _step(make(conv))
-    got = _step(make(conv), blocks=256, **EXACT)
-    assert distance(got, expected) < 1e-5
     assert not taken
 
 
@@ -666,7 +673,8 @@ def test_dropout_gives_the_right_gradient_on_average(kind: Any, edge_dim: int | 
     assert z.square().mean() < 1.5
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
+# test_double_backward.py has layers without dropout.
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.long), 0.5])
 @pytest.mark.parametrize(
     "kind",
     [

@@ -10,6 +10,7 @@ import pytest
 import torch
 from samples import distance, gradients, make, one_thread, seeded  # noqa: F401
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import (
     FastRGCNConv,
@@ -327,6 +328,19 @@ def test_function_transforms(training: bool, options: dict[str, Any]) -> None:
             return torch.func.functional_call(net, parameters, (X, EDGES)).square().sum()
 
         found.append([*torch.func.grad(loss)(dict(net.named_parameters())).values()])
+    assert distance(*found) < 1e-6
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, {"blocks": False}], ids=str)
+@pytest.mark.parametrize("training", [True, False])
+def test_forward_mode(training: bool, options: dict[str, Any]) -> None:
+    stock = make(lambda: Net(GATv2Conv(32, 8))).train(training)
+    model = gact_graph.wrap(copy.deepcopy(stock), **(EXACT | options))
+    found = []
+    for net in (stock, model):
+        with torch.set_grad_enabled(training), forward_ad.dual_level():
+            out = net(forward_ad.make_dual(X, X.cos()), EDGES)
+            found.append([*forward_ad.unpack_dual(out)])
     assert distance(*found) < 1e-6
 
 

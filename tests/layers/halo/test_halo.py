@@ -198,16 +198,10 @@ SAME = """
 CONVS = [
     (lambda: pyg.GCNConv(W, W), None),
     (lambda: pyg.GCNConv(W, W, improved=True), "weight"),
-    (lambda: pyg.SAGEConv(W, W), None),
     (lambda: pyg.SAGEConv(W, W, aggr="max", project=True), None),
-    (lambda: pyg.GraphConv(W, W), "weight"),
     (lambda: pyg.GATConv(W, W // 2, heads=2), None),
     (lambda: pyg.GATConv(W, W, edge_dim=3), "attr"),
-    (lambda: pyg.GATv2Conv(W, W // 2, heads=2), None),
     (lambda: pyg.TransformerConv(W, W), None),
-    (lambda: pyg.GINConv(mlp(W)), None),
-    (lambda: pyg.GINEConv(mlp(W), edge_dim=3), "attr"),
-    (lambda: pyg.ResGatedGraphConv(W, W), None),
     (lambda: pyg.EdgeConv(mlp(2 * W)), None),
     (lambda: pyg.GENConv(W, W, norm=None, learn_t=True), None),
 ]

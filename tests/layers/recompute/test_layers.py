@@ -166,6 +166,24 @@ def test_parameters_changed_before_backward_are_an_error():
         out.sum().backward()
 
 
+def test_an_optimizer_may_step_during_backward():
+    """A bias has its gradient, and changes, before its layer runs again."""
+
+    def steps(model):
+        for parameter in model.parameters():
+            optimizer = torch.optim.SGD([parameter], lr=0.1)
+            parameter.register_post_accumulate_grad_hook(
+                lambda _, optimizer=optimizer: optimizer.step()
+            )
+        train(model)
+        return [p.detach().clone() for p in model.parameters()]
+
+    def make_model():
+        return make(lambda: Around(GATConv(32, 16)))
+
+    assert equal(steps(gact_graph.wrap(make_model(), **CB1)), steps(make_model()))
+
+
 def test_in_evaluation_nothing_happens():
     model = gact_graph.wrap(make(lambda: Around(GATConv(32, 16, dropout=0.5))), **CB1)
     expected = make(lambda: Around(GATConv(32, 16, dropout=0.5))).eval()(X, EDGES)
