@@ -63,7 +63,9 @@ def _singles(
     widths = {row.slot: row.bits for row in together.report.contexts if row.bits is not None}
     slots: list[dict[str, Any]] = []
     for slot, width in widths.items():
-        alone = Probe(_model(subject, task, {slot: width, "*": 32}, bits), task)
+        # Tensors that are computed again from this slot get its noise, so they are not pinned.
+        pin = {slot: width} | {f"{other.rpartition('.')[0]}.*": 32 for other in widths}
+        alone = Probe(_model(subject, task, pin, bits), task)
         predicted = sum(sweep[slot] for sweep in sweeps) / _SWEEPS * noise(width)
         noisy = moments(alone.gradient, draws, exact)
         row = {"slot": slot, "bits": width, "predicted": predicted, "true": noisy.variance}

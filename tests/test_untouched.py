@@ -281,14 +281,6 @@ class TestSecondDerivatives:
         for a, b in zip(tensors_in(got), tensors_in(expected), strict=True):
             assert (a - b).norm() <= 1e-5 * b.norm()
 
-    @pytest.mark.parametrize("name", ["lossless in blocks", "CB2"])
-    def test_forward_mode_is_refused(self, name, build):
-        model = gact_graph.wrap(make(lambda: Net(build())), min_bytes=0, **EXACT[name])
-        with torch.autograd.forward_ad.dual_level():
-            x = torch.autograd.forward_ad.make_dual(X.clone(), torch.ones_like(X))
-            with pytest.raises(RuntimeError):
-                model(x, EDGES)
-
     @pytest.mark.parametrize(
         "options", [{"level": "L1", "bits": 32}, {"level": "lossless"}, EXACT["lossless in blocks"]]
     )
@@ -477,8 +469,8 @@ def test_a_keyboard_interrupt_anywhere_leaves_the_model_alone(options):
 
     assert not step(-1)
     calls = count
-    # The heap is given back now and then, with a few calls more.
-    for at in range(7, calls - 10, calls // 40):
+    # The heap is given back now and then, with some calls more.
+    for at in range(7, calls - calls // 20, calls // 40):
         assert step(at)
         assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
         assert torch._C._len_torch_function_stack() == 0

@@ -171,7 +171,7 @@ class Session:
 
     def _close(self) -> None:
         """Release everything except what autograd holds."""
-        self._model = self._inputs = self._output = None
+        self._model = self._inputs = self._output = self._restore_point = None
         self._owned.clear()
         self._pending.clear()
         self._variance = None
@@ -310,12 +310,11 @@ class Session:
         exact = recipe is not None and recipe.exact and position != VARIANCE_POSITION
         gathered = recipe is not None and recipe.gathers
         # Replacements have no second derivative.
-        if kept or exact or gathered or self._keeps_all_exact:
+        if kept or gathered or self._keeps_all_exact:
             return None
         label = self.trace.label(call)
-        if call.of_loss or self.keeps_exactly(label):
-            return None
-        if self._scheme.pinned(f"{label}.{position}") == 32:
+        pinned = self._scheme.pinned(f"{label}.{position}")
+        if call.of_loss or self.keeps_exactly(label) or pinned == 32 or (exact and pinned is None):
             return None
         return functools.partial(run, label)
 

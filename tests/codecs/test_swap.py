@@ -571,6 +571,7 @@ class TestReport:
         assert "are in host memory" in str(report) and "equals" not in str(report)
 
     def test_stored_bytes_are_those_of_l1(self):
+        """But for one mask in place of two, which L2 moves to the host before they could meet."""
         actual = []
         for level in ("L1", "L2"):
             model = gact_graph.wrap(
@@ -580,7 +581,7 @@ class TestReport:
                 swapping(model, Simulated())
             train_step(model, X, EDGES)
             actual.append(gact_graph.report(model).stored_bytes)
-        assert actual[0] == actual[1]
+        assert actual[1] - actual[0] == len(X) * 32 // 8
 
     def test_on_a_cpu_it_is_l1_and_says_so(self):
         actual = []

@@ -125,7 +125,7 @@ def test_second_derivatives_of_messages_by_hand(reduce):
 
 
 class Largest(TorchDispatchMode):
-    """Notes the most elements that a tensor has which an operation gives."""
+    """Notes the most float64 numbers that fit into a tensor which an operation gives."""
 
     def __init__(self):
         super().__init__()
@@ -135,7 +135,7 @@ class Largest(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
-                self.numel = max(self.numel, tensor.numel())
+                self.numel = max(self.numel, tensor.nbytes // 8)
         return result
 
 

@@ -1,0 +1,261 @@
+"""Saved tensors that backward computes again from tensors that are saved anyway."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from samples import (  # noqa: F401
+    FEATURES,
+    distance,
+    equal,
+    gradients,
+    graph,
+    make,
+    one_thread,
+    seeded,
+    train_step,
+)
+from torch import Tensor, nn
+from torch_geometric.nn import DeepGCNLayer, GCNConv, GraphNorm, JumpingKnowledge, PairNorm
+
+import gact_graph
+
+X, EDGES = graph()
+LOSSLESS = {"level": "lossless", "bits": 32, "adaptive": False, "min_bytes": 0}
+TWO_BITS = {"bits": 2, "adaptive": False, "min_bytes": 0}
+
+
+class Net(nn.Module):
+    """A linear layer, a function of its result, and a second linear layer."""
+
+    def __init__(self, *between: nn.Module | Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, 64), nn.Linear(64, 5)
+        self.between = between
+        self.parts = nn.ModuleList(part for part in between if isinstance(part, nn.Module))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).cumsum(0)  # no operation that is computed again
+        for part in self.between:
+            h = part(h)
+        return self.second(h)
+
+
+def codec_of_input(model: nn.Module) -> str:
+    """The codec of the second layer's input; a tensor that takes nothing may have no row."""
+    rows = {row.slot: row.codec for row in gact_graph.report(model).contexts}
+    return rows.get("second/linear.input", "rebuild")
+
+
+def dropout(h: Tensor) -> Tensor:
+    return F.dropout(h, 0.5)
+
+
+CHAINS = {
+    "batch norm": (nn.BatchNorm1d(64), F.relu, dropout),
+    "batch norm without weights": (nn.BatchNorm1d(64, affine=False), F.relu),
+    "layer norm": (nn.LayerNorm(64), nn.ReLU(), dropout),
+    "layer norm without a bias": (nn.LayerNorm(64, bias=False), F.leaky_relu),
+    "leaky relu": (nn.BatchNorm1d(64), nn.LeakyReLU(0.3), dropout),
+    "in place": (nn.BatchNorm1d(64), nn.ReLU(inplace=True), nn.Dropout(0.3)),
+    "sums and factors": (nn.BatchNorm1d(64), lambda h: 3 * h - h.neg() / 4 + 1, F.relu),
+    "views": (nn.BatchNorm1d(64), lambda h: h.view(-1, 4, 16).mul(2).view(-1, 64), F.relu),
+    "a saved result": (torch.tanh, dropout),
+}
+CURVED = {
+    "gelu": (nn.LayerNorm(64), F.gelu, dropout),
+    "silu": (nn.BatchNorm1d(64), nn.SiLU()),
+    "elu": (nn.BatchNorm1d(64), F.elu, dropout),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS | CURVED)
+def test_lossless_has_the_same_bits(name: str) -> None:
+    stock = make(lambda: Net(*(CHAINS | CURVED)[name]))
+    model = gact_graph.wrap(copy.deepcopy(stock), **LOSSLESS)
+    for seed in range(2):
+        assert equal(train_step(model, X, seed=seed), train_step(stock, X, seed=seed))
+    assert codec_of_input(model) == "rebuild"
+
+
+def squared_bias(model: nn.Module, draws: int) -> float:
+    """The squared norm of the mean error of the second layer's gradient, without its variance."""
+
+    def gradient() -> Tensor:
+        torch.manual_seed(0)
+        model.zero_grad()
+        (model(X) * torch.randn(len(X), 5, generator=seeded(8))).sum().backward()
+        return model.second.weight.grad.double().flatten()
+
+    gact_graph.unwrap(reference := copy.deepcopy(model))
+    wrapped, model = model, reference
+    exact = gradient()
+    model = wrapped
+    errors = torch.stack([gradient() - exact for _ in range(draws)])
+    squares, square = errors.square().sum(), errors.sum(0).square().sum()
+    assert squares > 0
+    return float((square - squares) / (draws * (draws - 1)) / exact.square().sum())
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_codes_are_unbiased(name: str) -> None:
+    model = gact_graph.wrap(make(lambda: Net(*CHAINS[name])), **TWO_BITS)
+    assert abs(squared_bias(model, 50)) < 1e-3
+    assert codec_of_input(model) == "rebuild"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CHAINS)
+def test_codes_are_unbiased_over_2000_draws(name: str) -> None:
+    model = gact_graph.wrap(make(lambda: Net(*CHAINS[name])), **TWO_BITS)
+    assert abs(squared_bias(model, 2000)) < 3e-5
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu", "elu"])
+def test_curved_functions_of_codes_are_not_computed_again(name: str) -> None:
+    model = gact_graph.wrap(make(lambda: Net(*CURVED[name])), **TWO_BITS)
+    train_step(model, X)
+    assert codec_of_input(model) == "quantize"
+
+
+class Layers(nn.Module):
+    """Networks of layers whose norms and sums PyG computes by scatters."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.encode, self.decode = nn.Linear(FEATURES, 64), nn.Linear(64, 5)
+        convs = [GCNConv(64, 64) for _ in range(3)]
+        if kind == "DeeperGCN":
+            layers = [DeepGCNLayer(c, nn.LayerNorm(64), nn.ReLU(), dropout=0.2) for c in convs]
+            self.layers = nn.ModuleList(layers)
+        else:
+            self.layers = nn.ModuleList(convs)
+        self.norm = {"GraphNorm": GraphNorm(64), "PairNorm": PairNorm()}.get(kind)
+        self.jump = JumpingKnowledge("cat") if kind == "JumpingKnowledge" else None
+        if self.jump is not None:
+            self.decode = nn.Linear(3 * 64, 5)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        h, states = self.encode(x), []
+        for layer in self.layers:
+            h = layer(h, edges)
+            if self.norm is not None:
+                h = F.dropout(F.relu(self.norm(h)), 0.4, self.training)
+            states.append(h)
+        return self.decode(h if self.jump is None else self.jump(states))
+
+
+@pytest.mark.parametrize("kind", ["DeeperGCN", "GraphNorm", "PairNorm", "JumpingKnowledge"])
+def test_networks_of_pyg(kind: str) -> None:
+    stock = make(lambda: Layers(kind))
+    before = {}
+    for blocks in (False, 64):
+        model = gact_graph.wrap(copy.deepcopy(stock), blocks=blocks, **LOSSLESS)
+        mine, theirs = train_step(model, X, EDGES), train_step(stock, X, EDGES)
+        assert equal(mine, theirs) if blocks is False else distance(mine, theirs) < 1e-6
+        before[blocks] = gact_graph.report(model)
+    assert "rebuild" in {row.codec for row in before[False].contexts}
+
+
+def test_an_optimizer_that_steps_between_forward_and_backward() -> None:
+    """The gradient is that of the weights in forward, of which backward needs copies."""
+
+    def run(model: nn.Module) -> list[Tensor]:
+        torch.manual_seed(0)
+        out = model(X)
+        with torch.no_grad():
+            model.parts[0].bias.mul_(3)  # stock saves no bias
+        out.square().sum().backward()
+        return [model.second.weight.grad]
+
+    stock = make(lambda: Net(nn.BatchNorm1d(64), F.relu))
+    model = gact_graph.wrap(copy.deepcopy(stock), **LOSSLESS)
+    assert equal(run(model), run(stock))
+    assert codec_of_input(model) == "rebuild"
+
+
+def test_a_result_that_changed_in_place_is_another_tensor() -> None:
+    def change(h: Tensor) -> Tensor:
+        return F.dropout(h.add_(1), 0.5, training=False).relu_()
+
+    stock = make(lambda: Net(nn.BatchNorm1d(64), change))
+    model = gact_graph.wrap(copy.deepcopy(stock), **LOSSLESS)
+    assert equal(train_step(model, X), train_step(stock, X))
+
+
+def test_under_autocast_tensors_are_stored() -> None:
+    def run(model: nn.Module) -> list[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return train_step(model, X)
+
+    stock = make(lambda: Net(nn.BatchNorm1d(64), F.relu))
+    model = gact_graph.wrap(copy.deepcopy(stock), **LOSSLESS)
+    assert equal(run(model), run(stock))
+
+
+class TestJointMasks:
+    @staticmethod
+    def masks(*between: nn.Module | Callable[[Tensor], Tensor]) -> int:
+        """Bits of masks an element, after a check that gradients have the same bits."""
+        stock = make(lambda: Net(nn.BatchNorm1d(64), *between))
+        model = gact_graph.wrap(copy.deepcopy(stock), **LOSSLESS)
+        assert equal(train_step(model, X), train_step(stock, X))
+        rows = [row for row in gact_graph.report(model).contexts if row.codec == "mask"]
+        return sum(row.stored_bytes for row in rows) * 8 // (len(X) * 64)
+
+    def test_relu_and_dropout_share_one(self) -> None:
+        assert self.masks(lambda h: dropout(F.relu(h))) == 1
+        assert self.masks(nn.Sequential(nn.ReLU(), nn.Dropout(0.3))) == 1
+
+    def test_not_if_something_reads_between(self) -> None:
+        def residual(h: Tensor) -> Tensor:
+            h = F.relu(h)
+            return h + dropout(h)
+
+        assert self.masks(residual) == 2
+
+    def test_not_if_something_may_read_later(self) -> None:
+        between = []
+
+        def keep(h: Tensor) -> Tensor:
+            between.append(F.relu(h))
+            return dropout(between[-1])
+
+        assert self.masks(keep) == 2
+
+    def test_not_if_a_hook_sees_the_gradient_between(self) -> None:
+        def hooked(h: Tensor) -> Tensor:
+            h = F.relu(h)
+            h.register_hook(lambda gradient: gradient * 2)
+            return dropout(h)
+
+        assert self.masks(hooked) == 2
+
+    def test_not_if_an_unseen_function_reads_between(self) -> None:
+        class Twice(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, h):  # type: ignore[no-untyped-def]
+                return h * 2
+
+            @staticmethod
+            def backward(ctx, gradient):  # type: ignore[no-untyped-def]
+                return gradient * 2
+
+        def unseen(h: Tensor) -> Tensor:
+            h = F.relu(h)
+            doubled = Twice.apply(h)
+            return dropout(h) + doubled
+
+        assert self.masks(unseen) == 2
+
+    def test_at_few_bits_elements_between_are_those_that_pass(self) -> None:
+        model = gact_graph.wrap(
+            make(lambda: Net(nn.BatchNorm1d(64), lambda h: dropout(F.relu(h)))), **TWO_BITS
+        )
+        assert abs(squared_bias(model, 50)) < 1e-3
+        assert gradients(model)
