@@ -21,7 +21,7 @@ class Level:
     """The treatment of the tensors that autograd saves.
 
     Args:
-        exact: Whether masks, indices, gathers and tensors that are never read take exact forms.
+        exact: Whether masks, indices, recipes and tensors that are never read take exact forms.
         quantize: Whether other tensors take ``bits`` bits an element.
         blocks: Whether edge work runs in blocks by default.
         recompute: Whether message passing layers save their inputs and run again in backward.

@@ -237,11 +237,11 @@ CAPTURE = [
         ("capture/test_session.py",),
     ),
     Fault(
-        "a gathered tensor is rebuilt from a source that has changed",
-        "gact_graph/capture/gathers.py",
-        "return record if version_of(record.source) == record.source_version else None",
-        "return record",
-        ("capture/test_gathers.py",),
+        "a tensor is computed again from an operand that has changed",
+        "gact_graph/capture/recipes.py",
+        "return record.recipe if record.recipe.is_current() else None",
+        "return record.recipe",
+        ("capture/test_recipes.py",),
     ),
 ]
 
