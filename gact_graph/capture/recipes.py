@@ -19,6 +19,7 @@ from gact_graph.capture.derivatives import BOUNDED, UNBOUNDED, is_opaque
 from gact_graph.capture.nodes import saved_as
 from gact_graph.capture.trace import Call
 from gact_graph.codecs.base import Saved
+from gact_graph.codecs.mask import Joint
 from gact_graph.codecs.recipe import Constant, Leaf, Operand, Recipe, Source, View
 from gact_graph.support.storage import (
     is_plain,
@@ -311,9 +312,13 @@ def _relu(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
         return None
 
     def run(x: Operand) -> Tensor:
-        # With noise, the sign of x is that of forward.
         value = x.value()
-        return value.relu() if x.exact else torch.where(mask.tensor() > 0, value, 0)
+        if x.exact:
+            return value.relu()
+        if isinstance(mask.context.encoded, Joint):
+            return value  # only a dropout reads it, whose noise has the zeros of both
+        # With noise, the sign of x is that of forward.
+        return torch.where(mask.tensor() > 0, value, 0)
 
     return Recipe(run, (operand,), _any)
 
@@ -355,7 +360,8 @@ def _dropout(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
 
 
 def _product(x: Operand, y: Operand) -> Tensor:
-    return x.value() * y.value()
+    value = x.value()
+    return value.mul_(y.value()) if isinstance(x, Recipe) else value * y.value()
 
 
 def _batch_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:

@@ -177,7 +177,7 @@ class View(Operand):
 
 @dataclass(frozen=True)
 class Recipe(Operand):
-    """An operation on operands.
+    """An operation on operands. Its value is new memory.
 
     Args:
         run: A function from the operands to the tensor.
