@@ -33,6 +33,7 @@ from gact_graph.codecs import Context, Encoded, Kept, Request, Saved, encode
 from gact_graph.codecs.compared import Widths, in_two_widths
 from gact_graph.codecs.offload.swap import Swap
 from gact_graph.codecs.reads import EXACT, VALUES, Side
+from gact_graph.codecs.rebuild import Rebuilt
 from gact_graph.codecs.recipe import Recipe
 from gact_graph.layers.recompute.contexts import BITS
 from gact_graph.support import current
@@ -416,6 +417,8 @@ class Session:
         if cached is None or (exactly and _is_lossy(cached[0])):
             return self._encode(save, elements, recipe, exactly)
         context, entry = cached
+        if isinstance(context.encoded, Rebuilt):
+            context.encoded.readers += 1
         context.gathered |= save.position in save.call.gathered
         if save.by_autograd:
             entry.count_as_saved()

@@ -9,7 +9,9 @@ each: backward runs the three operations again, on exact values with the same bi
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+from torch.autograd import Variable
 
 from gact_graph.codecs.base import Encoded
 from gact_graph.codecs.codec import Codec, Request
@@ -18,10 +20,18 @@ from gact_graph.codecs.recipe import Recipe
 
 
 class Rebuilt(Encoded):
-    """A recipe from saved tensors."""
+    """A recipe from saved tensors.
+
+    Attributes:
+        readers: The number of operations that saved the tensor. An exact tensor stays from the
+            first to the last one that reads it in a backward.
+    """
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
+        self.readers = 1
+        self._value: Tensor | None = None
+        self._left = 0
         self.codec = "gather" if recipe.gathers else "rebuild"
         self.exact = recipe.exact
         self.lossy = not recipe.exact
@@ -32,7 +42,22 @@ class Rebuilt(Encoded):
         return self._recipe.nbytes
 
     def decode(self) -> Tensor:
-        return self._recipe.value().reshape(-1)
+        # Codes may be read in another width or decoding next time.
+        in_backward = torch._C._current_graph_task_id() != -1
+        if self.readers == 1 or not in_backward or not self._recipe.exact:
+            return self._recipe.value().reshape(-1)
+        value = self._value
+        if value is None:
+            value = self._value = self._recipe.value().reshape(-1)
+            self._left = self.readers
+            Variable._execution_engine.queue_callback(self._release)
+        self._left -= 1
+        if not self._left:
+            self._release()
+        return value
+
+    def _release(self) -> None:
+        self._value = None
 
 
 class Rebuild(Codec):
