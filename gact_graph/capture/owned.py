@@ -25,13 +25,12 @@ class ExternallyOwned:
 
     def __init__(self, model: nn.Module, inputs: Any) -> None:
         self._keys: dict[int, StorageWeakRef] = {}  # by storage_id
-        self._state: set[int] = set()
+        self._of_model: dict[int, bool] = {}  # whether they are parameters, by storage_id
         self._inputs: list[weakref.ref[Tensor]] = []
         for tensor in tensors_held_by(model):
             for part in parts_of(tensor):
                 self._add(part)
-                if not isinstance(tensor, nn.Parameter):
-                    self._state.add(storage_id(part))
+                self._of_model[storage_id(part)] = isinstance(tensor, nn.Parameter)
         self.add(tensors_in(inputs))
 
     def __contains__(self, tensor: Tensor) -> bool:
@@ -39,7 +38,11 @@ class ExternallyOwned:
 
     def is_state(self, tensor: Tensor) -> bool:
         """Return whether a tensor is a buffer or a cache, which the model may update in place."""
-        return storage_id(tensor) in self._state
+        return self._of_model.get(storage_id(tensor)) is False
+
+    def is_input(self, tensor: Tensor) -> bool:
+        """Return whether a tensor belongs to the caller alone."""
+        return tensor in self and storage_id(tensor) not in self._of_model
 
     def add(self, inputs: Iterable[Tensor]) -> None:
         """Add inputs."""
@@ -55,7 +58,7 @@ class ExternallyOwned:
     def clear(self) -> None:
         """Release the storages."""
         self._keys.clear()
-        self._state.clear()
+        self._of_model.clear()
 
     @property
     def input_requires_grad(self) -> bool:

@@ -30,7 +30,9 @@ from gact_graph.support.storage import (
     whole_of,
 )
 
-_SMALL = 8192  # bytes of an operand that is copied
+SMALL = 8192
+"""The bytes up to which a tensor is kept, and an operand copied: codes, statistics and bookkeeping
+would save nothing."""
 
 _WEIGHTS = 1 << 20  # bytes of a weight that is copied, for a product that takes little time
 
@@ -50,7 +52,7 @@ class Recipes:
 
     Args:
         keep: A function that saves the index of an operation.
-        saved: A function that returns a tensor that is owned or saved already, or None.
+        saved: A function that returns an input or a tensor that is saved already; else None.
         lossy: Whether saved tensors may be quantized.
     """
 
@@ -72,6 +74,8 @@ class Recipes:
         whole = result.untyped_storage().nbytes() == result.nbytes and result.is_contiguous()
         if not whole or result.is_conj() or result.is_neg():
             return
+        if result.nbytes <= SMALL and call.name not in GATHERING:
+            return  # as an operand it is copied
         recipe = write(self, call, result)
         if recipe is None:
             return
@@ -103,13 +107,13 @@ class Recipes:
 
     # Operands.
 
-    def operand(self, value: Any, result: Tensor, copied: int = _SMALL) -> Operand | None:
+    def operand(self, value: Any, result: Tensor, copied: int = 0) -> Operand | None:
         """Return a tensor as an operand, or None if backward cannot have it again.
 
         Args:
             value: The tensor.
             result: The result. If both share memory, the operation has changed it in place.
-            copied: The bytes up to which the tensor is copied.
+            copied: The bytes up to which a parameter is copied, if more than :data:`SMALL`.
         """
         if not isinstance(value, Tensor) or not is_plain(value):
             return None
@@ -131,12 +135,10 @@ class Recipes:
         return View(recipe, whole_of(value)[1])
 
     def _leaf(self, value: Tensor, copied: int) -> Operand | None:
-        """Return a tensor that is small, owned or saved already; None for another."""
+        """Return a tensor that is small, an input or saved already; None for another."""
         is_parameter = value.is_leaf and value.requires_grad
-        if value.untyped_storage().nbytes() <= (copied if is_parameter else _SMALL):
+        if value.untyped_storage().nbytes() <= max(SMALL, copied * is_parameter):
             return Constant(value.detach().clone())
-        if is_parameter:
-            return None  # an optimizer may change it before backward
         saved = self._saved(value.detach())
         return None if saved is None else Leaf(saved, may_change=value.grad_fn is None)
 
@@ -240,12 +242,12 @@ class _Place(NamedTuple):
     number: int
 
 
-def _again(linear: _Linear, copied: int = _SMALL) -> _Writer:
+def _again(linear: _Linear, copied: int = 0) -> _Writer:
     """Return a writer of recipes that call the operation again, as it was called.
 
     Args:
         linear: See :class:`Recipe`.
-        copied: The largest operand, in bytes, that is copied.
+        copied: See :meth:`Recipes.operand`.
     """
 
     def write(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
@@ -436,10 +438,14 @@ _CURVED = (
     *UNBOUNDED,
 )
 
-WRITERS: dict[str, _Writer] = {
+GATHERING: dict[str, _Writer] = {
     "index_select": _select,
     "getitem": _item,
     "repeat_interleave": _repeat,
+}
+
+WRITERS: dict[str, _Writer] = {
+    **GATHERING,
     **dict.fromkeys(_SUMS, _again(_any)),
     **dict.fromkeys(_PRODUCTS, _again(_at_most_one)),
     **dict.fromkeys(_QUOTIENTS, _again(_first)),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from gact_graph.capture import recipes
 from gact_graph.capture.cache import ContextCache
 from gact_graph.capture.config import Config
 from gact_graph.capture.derivatives import pointwise
@@ -42,9 +43,6 @@ from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.messages import Advise
 from gact_graph.support.rows import LayerRow, Row
 from gact_graph.support.storage import is_plain, parts_of, plain_of, tensors_in, version_of
-
-# Storages below this size are kept: their codes, statistics and bookkeeping would save nothing.
-_SMALL = 8192  # bytes
 
 # The tensors of a loss are small beside the model, and their error affects every gradient.
 _LOSSES = ("loss", "cross_entropy", "kl_div")
@@ -493,10 +491,11 @@ class Session:
         return keep
 
     def _saved_already(self, tensor: Tensor) -> Saved | None:
-        """Return a tensor that is owned, or that an operation saved with its values."""
+        """Return an input of forward, or a tensor that an operation saved with its values."""
         if tensor in self._owned:
-            is_state = self._owned.is_state(tensor)
-            return None if is_state else Saved(Context(Kept(tensor, "an operand")))
+            # The model or its optimizer may change its own tensors before backward.
+            is_input = self._owned.is_input(tensor)
+            return Saved(Context(Kept(tensor, "an operand"))) if is_input else None
         elements = elements_of(tensor, whole_storage=False)
         if elements is None:
             return None
@@ -538,7 +537,7 @@ def _is_lossy(context: Context) -> bool:
 
 def _is_kept(tensor: Tensor, operation: str) -> bool:
     """Return whether encoding is not worth it: the storage is small, or belongs to a loss."""
-    return tensor.untyped_storage().nbytes() < _SMALL or _is_loss(operation)
+    return tensor.untyped_storage().nbytes() < recipes.SMALL or _is_loss(operation)
 
 
 @functools.lru_cache(maxsize=4096)  # libraries may create functions at run time

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 import gact_graph
-from gact_graph.capture import session
+from gact_graph.capture import recipes
 from gact_graph.layers.recompute import contexts
 
 Record = list[tuple[str, Tensor]]
@@ -157,13 +157,13 @@ def _torch_as_before() -> Iterator[None]:
 @contextmanager
 def small_storages_count() -> Iterator[None]:
     """Storages of any size are encoded; otherwise most of a small model's would be kept."""
-    least, inner = session._SMALL, contexts._LEAST_BYTES
-    session._SMALL = 0
+    least, inner = recipes.SMALL, contexts._LEAST_BYTES
+    recipes.SMALL = 0
     contexts._LEAST_BYTES = 0
     try:
         yield
     finally:
-        session._SMALL, contexts._LEAST_BYTES = least, inner
+        recipes.SMALL, contexts._LEAST_BYTES = least, inner
 
 
 def _load(source: str) -> types.ModuleType:
@@ -292,9 +292,9 @@ def _standalone(source: str, setting: Setting) -> str:
     return source + textwrap.dedent(f"""
 
     import gact_graph
-    from gact_graph.capture import session
+    from gact_graph.capture import recipes
     from gact_graph.layers.recompute import contexts
-    session._SMALL = contexts._LEAST_BYTES = 0  # encode storages of any size
+    recipes.SMALL = contexts._LEAST_BYTES = 0  # encode storages of any size
     torch.set_num_threads(1)
     runs = []
     for options in (None, dict({setting})):
