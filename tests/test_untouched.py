@@ -470,12 +470,14 @@ def test_a_keyboard_interrupt_anywhere_leaves_the_model_alone(options):
     assert not step(-1)
     calls = count
     # The heap is given back now and then, with some calls more.
-    for at in range(7, calls - calls // 20, calls // 40):
-        assert step(at)
+    raised = 0
+    for at in range(7, calls, calls // 40):
+        raised += step(at)
         assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
         assert torch._C._len_torch_function_stack() == 0
         assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
         assert all(a is b for a, b in zip(model.buffers(), buffers, strict=True))
+    assert raised > 30
     assert equal(train(model, steps=1), expected)
 
 

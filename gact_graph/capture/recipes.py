@@ -139,6 +139,8 @@ class Recipes:
         is_parameter = value.is_leaf and value.requires_grad
         if value.untyped_storage().nbytes() <= max(SMALL, copied * is_parameter):
             return Constant(value.detach().clone())
+        if is_parameter:
+            return None  # an optimizer may change it before backward
         saved = self._saved(value.detach())
         return None if saved is None else Leaf(saved, may_change=value.grad_fn is None)
 

@@ -103,7 +103,7 @@ class TestSides:
         got, rows = run(function, dtype, bits=2)
         assert torch.equal(got, stock)
         name = function(torch.zeros(1, requires_grad=True)).grad_fn.name().lower()[:8]
-        assert {row.codec for row in rows if row.slot.startswith(name)} == {"rebuild"}
+        assert {row.codec for row in rows if row.slot.startswith(name)} == {"keep"}
 
     def test_bounds_that_are_tensors_are_compared_exactly(self):
         def function(h):

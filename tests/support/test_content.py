@@ -103,8 +103,8 @@ def test_a_gpu_is_waited_for_once_a_constant(
     with Waits() as waits:
         gradients = train_step(model, x, edges)
     assert equal(gradients, expected)
-    # A GAT projects x again for each of three readers, and compares it with x in forward.
-    assert waits.seen and waits.seen.count("equal") == (3 if kind == "gat" else 0)
+    # A GAT projects x again, and compares it with x in forward.
+    assert waits.seen and waits.seen.count("equal") == (1 if kind == "gat" else 0)
     found = gact_graph.report(model).stored_bytes
     monkeypatch.undo()
     train_step(model, x, edges)
