@@ -34,6 +34,9 @@ SMALL = 8192
 """The bytes up to which a tensor is kept, and an operand copied: codes, statistics and bookkeeping
 would save nothing."""
 
+_OPERATIONS = 12
+"""The most operations of a recipe: a residual network would compute all earlier layers again."""
+
 _WEIGHTS = 1 << 20  # bytes of a weight that is copied, for a product that takes little time
 
 
@@ -77,7 +80,7 @@ class Recipes:
         if result.nbytes <= SMALL and call.name not in GATHERING:
             return  # as an operand it is copied
         recipe = write(self, call, result)
-        if recipe is None:
+        if recipe is None or recipe.operations > _OPERATIONS:
             return
         self._forget()
         key, version = key_of(result), version_of(result)

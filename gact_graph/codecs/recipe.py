@@ -28,9 +28,11 @@ class Operand(ABC):
 
     Attributes:
         nbytes: The bytes of memory that only this operand keeps alive.
+        operations: The number of operations that compute it.
     """
 
     nbytes = 0
+    operations = 0
 
     @property
     @abstractmethod
@@ -155,6 +157,10 @@ class View(Operand):
     layout: Layout
 
     @property
+    def operations(self) -> int:  # type: ignore[override]
+        return self.base.operations
+
+    @property
     def exact(self) -> bool:
         return self.base.exact
 
@@ -195,6 +201,10 @@ class Recipe(Operand):
     @property
     def nbytes(self) -> int:  # type: ignore[override]
         return sum(operand.nbytes for operand in self.operands)
+
+    @property
+    def operations(self) -> int:  # type: ignore[override]
+        return 1 + sum(operand.operations for operand in self.operands)
 
     @property
     def exact(self) -> bool:

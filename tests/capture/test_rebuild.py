@@ -162,6 +162,25 @@ def test_networks_of_pyg(kind: str) -> None:
     assert "rebuild" in {row.codec for row in before[False].contexts}
 
 
+def test_residual_networks_compute_a_few_layers_again_at_most() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(64)
+
+        def forward(self, h: Tensor) -> Tensor:
+            return F.relu(h + self.norm(h.cumsum(0)))
+
+    for layers, codec in (2, "rebuild"), (9, "keep"):
+        net = make(
+            lambda layers=layers: Net(nn.LayerNorm(64), *(Residual() for _ in range(layers)))
+        )
+        model = gact_graph.wrap(copy.deepcopy(net), **LOSSLESS)
+        assert equal(train_step(model, X), train_step(net, X))
+        rows = {row.slot: row.codec for row in gact_graph.report(model).contexts}
+        assert rows.get("second/linear.input", "rebuild") == codec
+
+
 def test_an_optimizer_that_steps_between_forward_and_backward() -> None:
     """The gradient is that of the weights in forward, of which backward needs copies."""
 
