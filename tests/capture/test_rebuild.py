@@ -172,9 +172,8 @@ def test_residual_networks_compute_a_few_layers_again_at_most() -> None:
             return F.relu(h + self.norm(h.cumsum(0)))
 
     for layers, codec in (2, "rebuild"), (9, "keep"):
-        net = make(
-            lambda layers=layers: Net(nn.LayerNorm(64), *(Residual() for _ in range(layers)))
-        )
+        parts = [nn.LayerNorm(64), *(Residual() for _ in range(layers))]
+        net = make(lambda parts=parts: Net(*parts))
         model = gact_graph.wrap(copy.deepcopy(net), **LOSSLESS)
         assert equal(train_step(model, X), train_step(net, X))
         rows = {row.slot: row.codec for row in gact_graph.report(model).contexts}
