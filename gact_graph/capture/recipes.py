@@ -56,6 +56,7 @@ class Recipes:
     Args:
         keep: A function that saves the index of an operation.
         saved: A function that returns an input or a tensor that is saved already; else None.
+        is_input: A function of a tensor: whether its memory is the caller's.
         lossy: Whether saved tensors may be quantized.
     """
 
@@ -63,9 +64,10 @@ class Recipes:
         self,
         keep: Callable[[Call, Tensor], Saved],
         saved: Callable[[Tensor], Saved | None],
+        is_input: Callable[[Tensor], bool],
         lossy: bool,
     ) -> None:
-        self._keep, self._saved, self.lossy = keep, saved, lossy
+        self._keep, self._saved, self._is_input, self.lossy = keep, saved, is_input, lossy
         # By the places of the results; an expired key shows that a result is gone.
         self._records: dict[int, _Record] = {}
 
@@ -145,12 +147,15 @@ class Recipes:
         if is_parameter:
             return None  # an optimizer may change it before backward
         saved = self._saved(value.detach())
-        return None if saved is None else Leaf(saved, may_change=value.grad_fn is None)
+        return None if saved is None else Leaf(saved, self.may_change(value))
 
     def source(self, value: Tensor) -> Source:
         """Return the source of a gather."""
-        version, may_change = version_of(value), value.grad_fn is None
-        return Source(value.detach(), may_change, self.lossy, version)
+        return Source(value.detach(), self.may_change(value), self.lossy, version_of(value))
+
+    def may_change(self, value: Any) -> bool:
+        """Return whether a tensor may be memory of the user, who may change it behind autograd."""
+        return isinstance(value, Tensor) and (value.grad_fn is None or self._is_input(value))
 
     def index(self, call: Call, index: Tensor) -> Operand:
         """Return the index of a gather."""
@@ -397,7 +402,7 @@ def _batch_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
         scaled: Tensor = torch.addcmul(shift.view(shape), value, scale.view(shape))
         return scaled
 
-    return Recipe(run, (Leaf(x, _may_change(call)),), _any)
+    return Recipe(run, (Leaf(x, recipes.may_change(call.argument(0, "input", "self"))),), _any)
 
 
 def _layer_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
@@ -419,13 +424,7 @@ def _layer_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
         scaled = normalized if weight is None else normalized.mul_(weight)
         return scaled if bias is None else scaled.add_(bias)
 
-    return Recipe(run, (Leaf(x, _may_change(call)),), _any)
-
-
-def _may_change(call: Call) -> bool:
-    """Return whether the input of an operation may be memory of the user."""
-    x = call.argument(0, "input", "self")
-    return isinstance(x, Tensor) and x.grad_fn is None
+    return Recipe(run, (Leaf(x, recipes.may_change(call.argument(0, "input", "self"))),), _any)
 
 
 def _matrix_product(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:

@@ -120,7 +120,9 @@ class Session:
         self._widths = widths
         self._owned = ExternallyOwned(model, inputs)
         self._allowance = Allowance(spare)
-        self._recipes = Recipes(self._keep_index, self._saved_already, config.quantize)
+        self._recipes = Recipes(
+            self._keep_index, self._saved_already, self._owned.is_input, config.quantize
+        )
         self._joint_masks = JointMasks()
         # The variance that the submodule that started last computes, if any, and its name.
         self._variance: Variance | None = None

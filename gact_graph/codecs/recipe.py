@@ -92,6 +92,10 @@ class Leaf(Operand):
     def exact(self) -> bool:
         return self._saved.context.encoded.exact
 
+    def is_current(self) -> bool:
+        encoded = self._saved.context.encoded
+        return not isinstance(encoded, Kept) or version_of(encoded.tensor) == encoded.version
+
     def leaves(self) -> Iterator[Saved]:
         yield self._saved
 

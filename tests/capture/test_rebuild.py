@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from samples import (  # noqa: F401
     FEATURES,
+    Lambda,
     distance,
     equal,
     gradients,
@@ -204,6 +205,34 @@ def test_a_result_that_changed_in_place_is_another_tensor() -> None:
     stock = make(lambda: Net(nn.BatchNorm1d(64), change))
     model = gact_graph.wrap(copy.deepcopy(stock), **LOSSLESS)
     assert equal(train_step(model, X), train_step(stock, X))
+
+
+def test_an_operand_that_has_changed_is_not_read_again() -> None:
+    """No operation of the result's graph has saved it, so stock does not raise either."""
+
+    def change(h: Tensor) -> Tensor:
+        h = h * 1
+        h @ torch.ones(64, 64)
+        torch.mm(h, torch.ones(64, 64, requires_grad=True))  # saves h, and leads nowhere
+        positive = h.relu()
+        h.mul_(2)
+        return positive * 3
+
+    stock = make(lambda: Net(change))
+    model = gact_graph.wrap(copy.deepcopy(stock), **LOSSLESS)
+    assert equal(train_step(model, X), train_step(stock, X))
+
+
+def test_an_input_that_forward_changes_is_still_memory_of_the_user() -> None:
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        h = (x.detach() @ module.weight)[:, :FEATURES]
+        return x.add_(h)[EDGES[0]] * h[EDGES[1]]
+
+    x = X.clone()
+    out = gact_graph.wrap(Lambda(forward), **LOSSLESS)(x)
+    x.data.mul_(0.5)
+    with pytest.raises(RuntimeError, match="has other values than in forward"):
+        out.sum().backward()
 
 
 def test_under_autocast_tensors_are_stored() -> None:

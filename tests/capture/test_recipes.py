@@ -312,7 +312,9 @@ class TestRecords:
         gc.disable()
         try:
             kept = Saved(Context(Kept(torch.arange(1), "index")))
-            gathers = Recipes(lambda call, index: kept, lambda tensor: None, lossy=False)
+            gathers = Recipes(
+                lambda call, index: kept, lambda tensor: None, lambda tensor: False, lossy=False
+            )
             source, index = torch.randn(10, 4), torch.arange(20) % 10
             result = source[index]
             gathers.see(Call(torch.Tensor.__getitem__, (source, index), {}), result)

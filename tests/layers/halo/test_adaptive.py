@@ -61,8 +61,8 @@ for make in (lambda: pyg.GATConv(W, W), lambda: pyg.GCNConv(W, W)):
         assert len({error for _, error in seen}) >= 3  # none, then two measurements at least
         assert len(set(seen[-1][0].values())) > 1, seen[-1]
         assert gact_graph.report(model).measurements >= 2
-        # What parts measure is near what the whole graph measures. Slots differ: a part's norm is no
-        # operation that backward computes again, so more tensors have codes of their own.
+        # What parts measure is near what the whole graph measures. Slots differ: a part's norm is
+        # no operation that backward computes again, so more tensors have codes of their own.
         found, whole = scheme(model)._sensitivities, scheme(alone)._sensitivities
         assert len(found.keys() & whole.keys()) > 1, (found, whole)
         ratio = math.log2(sum(found.values()) / sum(whole.values()))
