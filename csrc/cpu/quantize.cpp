@@ -117,18 +117,60 @@ float limit_of() {
 template <typename T>
 class Decoder {
  public:
-  Decoder(int64_t bits, std::optional<int64_t> seed)
-      : decode_(seed ? coder_of(bits).decode_decorrelated : coder_of(bits).decode),
+  explicit Decoder(std::optional<int64_t> seed)
+      : decode_(seed ? &Coder::decode_decorrelated : &Coder::decode),
         seed_(static_cast<uint64_t>(seed.value_or(0))) {}
-  void operator()(const uint64_t* words, int64_t tiles, Stats stats, int64_t index,
+  void operator()(const uint64_t* words, int64_t bits, int64_t tiles, Stats stats, int64_t index,
                   float* x) const {
-    decode_(words, tiles, stats, limit_, static_cast<uint64_t>(index), seed_, x);
+    const Coder& coder = coder_of(bits);
+    (coder.*decode_)(words, tiles, stats, limit_, static_cast<uint64_t>(index), seed_, x);
   }
 
  private:
   float limit_ = limit_of<T>();
-  decltype(Coder::decode) decode_;
+  decltype(&Coder::decode) decode_;
   uint64_t seed_;
+};
+
+// The first word and the width of each group of n elements: the same width for all, or as many
+// words for each tile as the offsets of the groups leave.
+class Layout {
+ public:
+  struct Group {
+    int64_t word;
+    int64_t bits;
+  };
+
+  Layout(int64_t n, int64_t bits, int64_t group_size, const std::optional<at::Tensor>& offsets,
+         int64_t words)
+      : n_(n), bits_(bits), group_size_(group_size), words_(words) {
+    if (!offsets) return;
+    const int64_t groups = ceil_div(n, group_size);
+    check_tensor("offsets", *offsets, at::kLong, {groups + 1});
+    offsets_ = offsets->const_data_ptr<int64_t>();
+    TORCH_CHECK_VALUE(offsets_[0] == 0 && offsets_[groups] == words, "Expected offsets from 0 to ",
+                      words, " (got ", offsets_[0], " to ", offsets_[groups], ")");
+  }
+
+  // The words of a group are checked here, where they are about to be read or written.
+  Group operator[](int64_t group) const {
+    if (offsets_ == nullptr) return {group * group_size_ / kTile * bits_, bits_};
+    const int64_t first = offsets_[group], end = offsets_[group + 1];
+    const int64_t tiles = tiles_of(std::min(group_size_, n_ - group * group_size_));
+    const bool within = 0 <= first && first < end && end <= words_;
+    const int64_t bits = within ? (end - first) / tiles : 0;
+    TORCH_CHECK_VALUE(1 <= bits && bits <= kMostBits && bits * tiles == end - first,
+                      "Expected offsets that give each tile of a group 1 to ", kMostBits,
+                      " words (got ", first, " to ", end, " for ", tiles, " tiles)");
+    return {first, bits};
+  }
+
+ private:
+  int64_t n_;
+  int64_t bits_;
+  int64_t group_size_;
+  int64_t words_;
+  const int64_t* offsets_ = nullptr;
 };
 
 // Elements of a buffer, which stays in the fastest cache.
@@ -150,7 +192,7 @@ const float* as_tiles(const T* x, int64_t count, float* buffer) {
 
 template <typename T>
 void pack_group(const T* x, int64_t count, uint64_t index, uint64_t seed, int64_t bits,
-                const Coder& coder, uint64_t* words, at::BFloat16* stats) {
+                uint64_t* words, at::BFloat16* stats) {
   float buffer[kBlock];
   const float* block = buffer;
   Extent extent;
@@ -170,6 +212,7 @@ void pack_group(const T* x, int64_t count, uint64_t index, uint64_t seed, int64_
     }
     return;
   }
+  const Coder& coder = coder_of(bits);
   for (int64_t t = 0; t < count; t += kBlock) {
     const int64_t n = std::min(kBlock, count - t);
     if (count > kBlock) block = as_tiles(x + t, n, buffer);
@@ -201,7 +244,7 @@ struct ExactGroups {
 // Decodes `count` elements of a tensor from `start` on.
 template <typename T>
 void unpack_span(const uint64_t* words, const at::BFloat16* pairs, int64_t start, int64_t count,
-                 int64_t bits, int64_t group_size, const Decoder<T>& decode,
+                 const Layout& layout, int64_t group_size, const Decoder<T>& decode,
                  const ExactGroups<T>& exact, T* x) {
   float buffer[kBlock];
   for (int64_t at = start, end; at < start + count; x += end - at, at = end) {
@@ -212,20 +255,21 @@ void unpack_span(const uint64_t* words, const at::BFloat16* pairs, int64_t start
       std::copy_n(own + (at - g * group_size), end - at, x);
       continue;
     }
+    const auto [word, bits] = layout[g];
     if (s.step == 0.f) {
       double value;
-      std::memcpy(&value, words + g * group_size / kTile * bits, sizeof value);
+      std::memcpy(&value, words + word, sizeof value);
       std::fill_n(x, end - at, static_cast<T>(value));
       continue;
     }
-    const uint64_t* tiles = words + first / kTile * bits;
+    const uint64_t* tiles = words + word + (first - g * group_size) / kTile * bits;
     if constexpr (std::is_same_v<T, float>) {
       if (at == first && (end - at) % kTile == 0) {
-        decode(tiles, (end - at) / kTile, s, first, x);
+        decode(tiles, bits, (end - at) / kTile, s, first, x);
         continue;
       }
     }
-    decode(tiles, tiles_of(end - first), s, first, buffer);
+    decode(tiles, bits, tiles_of(end - first), s, first, buffer);
     int64_t i = at;
     if constexpr (!std::is_same_v<T, float>) {
       const int64_t whole = at == first ? first + (end - first) / kTile * kTile : at;
@@ -247,10 +291,16 @@ void check(int64_t bits, int64_t group_size) {
                     group_size, ")");
 }
 
-void check_codes(const at::Tensor& codes, const at::Tensor& stats, int64_t n, int64_t bits,
-                 int64_t group_size) {
-  check_tensor("codes", codes, at::kLong, {tiles_of(n), bits});
+Layout checked_layout(const at::Tensor& codes, const at::Tensor& stats, int64_t n, int64_t bits,
+                      int64_t group_size, const std::optional<at::Tensor>& offsets) {
+  if (offsets) {
+    check_dim("codes", codes, 1);
+    check_tensor("codes", codes, at::kLong, {codes.size(0)});
+  } else {
+    check_tensor("codes", codes, at::kLong, {tiles_of(n), bits});
+  }
   check_tensor("stats", stats, at::kBFloat16, {ceil_div(n, group_size), 2});
+  return {n, bits, group_size, offsets, codes.numel()};
 }
 
 template <typename T>
@@ -268,27 +318,30 @@ ExactGroups<T> exact_groups_of(const std::optional<at::Tensor>& groups,
 }
 
 std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& input, int64_t bits, int64_t group_size,
-                                        int64_t seed) {
+                                        int64_t seed, const std::optional<at::Tensor>& offsets,
+                                        int64_t num_words) {
   check(bits, group_size);
   check_readable("x", input);
   check_coded("x", input.scalar_type());
   const at::Tensor x = input.contiguous();
   const int64_t n = x.numel();
   const int64_t groups = ceil_div(n, group_size);
-  at::Tensor codes = at::empty({tiles_of(n), bits}, x.options().dtype(at::kLong));
+  const Layout layout(n, bits, group_size, offsets, num_words);
+  const auto options = x.options().dtype(at::kLong);
+  at::Tensor codes =
+      offsets ? at::empty({num_words}, options) : at::empty({tiles_of(n), bits}, options);
   at::Tensor stats = at::empty({groups, 2}, x.options().dtype(at::kBFloat16));
   advise_huge_pages(codes);
   auto* words = reinterpret_cast<uint64_t*>(codes.data_ptr<int64_t>());
   auto* pairs = stats.data_ptr<at::BFloat16>();
-  const Coder& coder = coder_of(bits);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "pack", [&] {
     const scalar_t* from = x.const_data_ptr<scalar_t>();
     for_each_range(groups, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
       for (int64_t g = begin; g < end; ++g) {
         const int64_t start = g * group_size;
+        const auto [word, width] = layout[g];
         pack_group(from + start, std::min(group_size, n - start), static_cast<uint64_t>(start),
-                   static_cast<uint64_t>(seed), bits, coder, words + start / kTile * bits,
-                   pairs + 2 * g);
+                   static_cast<uint64_t>(seed), width, words + word, pairs + 2 * g);
       }
     });
   });
@@ -330,24 +383,25 @@ std::tuple<at::Tensor, at::Tensor> exact_groups(const at::Tensor& input, const a
 at::Tensor unpack(const at::Tensor& codes, const at::Tensor& stats, at::IntArrayRef shape,
                   int64_t bits, int64_t group_size, at::ScalarType dtype,
                   const std::optional<at::Tensor>& kept_groups,
-                  const std::optional<at::Tensor>& kept_values, std::optional<int64_t> seed) {
+                  const std::optional<at::Tensor>& kept_values, std::optional<int64_t> seed,
+                  const std::optional<at::Tensor>& offsets) {
   check(bits, group_size);
   check_coded("a dtype", dtype);
   const int64_t n = checked_numel(shape);
   const int64_t groups = ceil_div(n, group_size);
-  check_codes(codes, stats, n, bits, group_size);
+  const Layout layout = checked_layout(codes, stats, n, bits, group_size, offsets);
   at::Tensor x = at::empty(shape, codes.options().dtype(dtype));
   advise_huge_pages(x);
   const auto* words = reinterpret_cast<const uint64_t*>(codes.const_data_ptr<int64_t>());
   const auto* pairs = stats.const_data_ptr<at::BFloat16>();
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "unpack", [&] {
     const auto exact = exact_groups_of<scalar_t>(kept_groups, kept_values, n, group_size);
-    const Decoder<scalar_t> decode(bits, seed);
+    const Decoder<scalar_t> decode(seed);
     scalar_t* to = x.mutable_data_ptr<scalar_t>();
     for_each_range(groups, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
       const int64_t start = begin * group_size;
       const int64_t count = std::min((end - begin) * group_size, n - start);
-      unpack_span(words, pairs, start, count, bits, group_size, decode, exact, to + start);
+      unpack_span(words, pairs, start, count, layout, group_size, decode, exact, to + start);
     });
   });
   return x;
@@ -358,12 +412,13 @@ constexpr int64_t kAhead = 6;  // rows
 at::Tensor unpack_rows(const at::Tensor& codes, const at::Tensor& stats, const at::Tensor& rows,
                        int64_t numel, int64_t width, int64_t bits, int64_t group_size,
                        at::ScalarType dtype, const std::optional<at::Tensor>& kept_groups,
-                       const std::optional<at::Tensor>& kept_values, std::optional<int64_t> seed) {
+                       const std::optional<at::Tensor>& kept_values, std::optional<int64_t> seed,
+                       const std::optional<at::Tensor>& offsets) {
   check(bits, group_size);
   check_coded("a dtype", dtype);
   TORCH_CHECK_VALUE(numel >= 0, "Expected numel from 0 on (got ", numel, ")");
   TORCH_CHECK_VALUE(width > 0, "Expected rows of 1 element or more (got ", width, ")");
-  check_codes(codes, stats, numel, bits, group_size);
+  const Layout layout = checked_layout(codes, stats, numel, bits, group_size, offsets);
   check_readable("rows", rows);
   TORCH_CHECK_TYPE(rows.scalar_type() == at::kLong, "Expected rows of ", at::kLong, " (got ",
                    rows.scalar_type(), ")");
@@ -382,19 +437,21 @@ at::Tensor unpack_rows(const at::Tensor& codes, const at::Tensor& stats, const a
   const auto* pairs = stats.const_data_ptr<at::BFloat16>();
   const auto prefetch = [&](int64_t start, int64_t count) {
     constexpr int64_t kLine = 64 / sizeof(uint64_t);
-    const uint64_t* first = words + start / kTile * bits;
-    for (int64_t i = 0; i < (count / kTile + 1) * bits; i += kLine) __builtin_prefetch(first + i);
-    __builtin_prefetch(pairs + 2 * (start / group_size));
+    const int64_t g = start / group_size;
+    const auto [word, own] = layout[g];
+    const uint64_t* first = words + word + (start - g * group_size) / kTile * own;
+    for (int64_t i = 0; i < (count / kTile + 1) * own; i += kLine) __builtin_prefetch(first + i);
+    __builtin_prefetch(pairs + 2 * g);
   };
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "unpack_rows", [&] {
     const auto exact = exact_groups_of<scalar_t>(kept_groups, kept_values, numel, group_size);
-    const Decoder<scalar_t> decode(bits, seed);
+    const Decoder<scalar_t> decode(seed);
     scalar_t* to = x.mutable_data_ptr<scalar_t>();
     const int64_t task = std::max<int64_t>(1, (int64_t{1} << 15) / width);
     for_each_range(wanted.size(0), task, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         if (i + kAhead < end) prefetch(numbers[i + kAhead] * width, width);
-        unpack_span(words, pairs, numbers[i] * width, width, bits, group_size, decode, exact,
+        unpack_span(words, pairs, numbers[i] * width, width, layout, group_size, decode, exact,
                     to + i * width);
       }
     });

@@ -42,6 +42,13 @@ bfloat16 holds lo and step of each group. A group of equal elements has step 0 a
 float64, in its first word, so it decodes exactly. A step below 2^-110 is raised to it. float64 is
 encoded through float32.
 
+**Widths of groups.** Each group may have a width of its own (:class:`Widths`). ``codes`` is then
+the words of all tiles in order, as one dimension: the b words of a tile of a group of width b. A
+group begins at the sum of the words of the groups before it, and is otherwise encoded as in a
+tensor of one width; if all widths are equal, the words are the same. The operators take
+``offsets`` [groups + 1] int64, the words before each group and before the end, computed from the
+widths at each call: 8 bytes a group are not worth storing beside 1.
+
 **Exact groups.** A group that holds NaN or Inf (a float64 beyond the largest float32 counts as
 Inf), or whose lo or step is beyond the largest bfloat16, has NaN for both, and its elements are
 kept unencoded: ``groups`` [K] int64 holds the numbers of such groups in ascending order, and
@@ -55,13 +62,15 @@ all groups, and groups beyond K decode to NaN, never to a number.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gact_graph.ops.checks import DTYPES as DTYPES
-from gact_graph.ops.checks import TILE
+from gact_graph.ops.checks import MOST_BITS, TILE, check_tensor
 from gact_graph.ops.reference import quantize as reference
 from gact_graph.ops.registration import dispatched
 
@@ -82,6 +91,56 @@ _unpack_rows = dispatched(reference.unpack_rows)
 
 
 @dataclass(frozen=True)
+class Widths:
+    """The width of each group of a tensor.
+
+    Several tensors of one size may share the object, which belongs to the caller.
+
+    Attributes:
+        widths: Bits per element of each group, 1 to 16, uint8 [ceil(numel / group_size)], on the
+            tensor's device.
+        words: The number of words of the codes, which the host must know to allocate them.
+    """
+
+    widths: Tensor
+    words: int
+
+    @classmethod
+    def of(cls, widths: Tensor, numel: int, group_size: int = 256) -> Widths:
+        """Return the widths of a tensor's groups. Waits for the device.
+
+        Args:
+            widths: The attribute of that name.
+            numel: The number of the tensor's elements.
+            group_size: Elements per group.
+
+        Raises:
+            TypeError: If ``widths`` is not uint8, or ``group_size`` is not an int.
+            ValueError: If ``widths`` has another shape or is not contiguous, or a width or
+                ``group_size`` is out of range.
+        """
+        check_group_size(group_size)
+        check_tensor("widths", widths, torch.uint8, [-(-numel // group_size)], widths.device)
+        if not numel:
+            return cls(widths, 0)
+        words = cls(widths, 0).offsets(numel, group_size)[-1]
+        least, most, words = torch.stack([*map(Tensor.long, widths.aminmax()), words]).tolist()
+        for wrong in {least, most} - {*range(1, MOST_BITS + 1)}:
+            raise ValueError(f"Expected widths from 1 to {MOST_BITS} (got {wrong})")
+        return cls(widths, words)
+
+    def offsets(self, numel: int, group_size: int) -> Tensor:
+        """Return the words before each group and before the end, int64 [groups + 1]."""
+        of_group = group_size // TILE
+        offsets = self.widths.new_zeros(len(self.widths) + 1, dtype=torch.int64)
+        torch.cumsum(self.widths, 0, dtype=torch.int64, out=offsets[1:])
+        offsets *= of_group
+        missing = len(self.widths) * of_group - -(-numel // TILE)  # in a last, short group
+        offsets[1:][-1:].sub_(self.widths[-1:], alpha=missing)
+        return offsets
+
+
+@dataclass(frozen=True)
 class Packed:
     """A quantized tensor.
 
@@ -90,12 +149,14 @@ class Packed:
         stats: The statistics of groups; None if the tensor was kept unencoded.
         shape: The shape of the tensor.
         dtype: The dtype of the tensor.
-        bits: Bits per element.
+        bits: Bits per element, unless ``widths`` has them.
         group_size: Elements per group.
         groups: The numbers of the exact groups; None if there are none.
         values: The elements of the exact groups; None if there are none.
         seed: The seed of the noise.
         decorrelate: Whether :meth:`unpack` and :meth:`unpack_rows` give the decorrelated decoding.
+        widths: The widths of the groups; None if all have ``bits``. It belongs to the caller, so
+            :attr:`tensors` and :attr:`nbytes` are without it.
     """
 
     codes: Tensor
@@ -108,6 +169,7 @@ class Packed:
     values: Tensor | None = None
     seed: int | None = None
     decorrelate: bool = False
+    widths: Widths | None = None
 
     def decorrelated(self) -> Packed:
         """Return the same tensors with the decorrelated decoding."""
@@ -184,10 +246,18 @@ class Packed:
         return _unpack_rows(self.codes, self.stats, rows, self.shape.numel(), width, *self._format)
 
     @property
-    def _format(self) -> tuple[int, int, torch.dtype, Tensor | None, Tensor | None, int | None]:
+    def _format(self) -> tuple[Any, ...]:
         """The last arguments of both operators that decode."""
         seed = self.seed if self.decorrelate else None
-        return self.bits, self.group_size, self.dtype, self.groups, self.values, seed
+        exact = self.groups, self.values
+        return self.bits, self.group_size, self.dtype, *exact, seed, self._offsets
+
+    @functools.cached_property
+    def _offsets(self) -> Tensor | None:
+        # Not computed before the first decoding, and once for all blocks that read rows.
+        if self.widths is None:
+            return None
+        return self.widths.offsets(self.shape.numel(), self.group_size)
 
 
 def check_int(name: str, value: object) -> None:
@@ -213,7 +283,9 @@ def check_group_size(group_size: int) -> None:
         )
 
 
-def pack(x: Tensor, bits: int, *, group_size: int = 256, seed: int = 0) -> Packed:
+def pack(
+    x: Tensor, bits: int, *, group_size: int = 256, seed: int = 0, widths: Widths | None = None
+) -> Packed:
     """Quantize ``x`` to ``bits`` per element.
 
     Args:
@@ -222,11 +294,15 @@ def pack(x: Tensor, bits: int, *, group_size: int = 256, seed: int = 0) -> Packe
         bits: 1 to 16, or 32. A width no narrower than the element keeps the tensor unencoded.
         group_size: Elements that share lo and step; a multiple of 64, at most 2^20.
         seed: Any int, modulo 2^64. The noise is a function of the seed and the element's index.
+        widths: The width of each group; ``bits`` then only decides whether the tensor is kept
+            unencoded. None for ``bits``.
 
     Raises:
-        TypeError: If ``x`` is not a dense floating-point tensor, or ``bits``, ``group_size`` or
-            ``seed`` is not an int.
-        ValueError: If ``bits`` or ``group_size`` is out of range.
+        TypeError: If ``x`` is not a dense floating-point tensor, ``bits``, ``group_size`` or
+            ``seed`` is not an int, or ``widths`` is not uint8.
+        ValueError: If ``bits`` or ``group_size`` is out of range, or ``widths`` has another number
+            of groups or device; or (on the CPU) if one of ``widths`` is out of range, or their
+            number of words is another.
     """
     check_bits(bits)
     check_group_size(group_size)
@@ -236,7 +312,13 @@ def pack(x: Tensor, bits: int, *, group_size: int = 256, seed: int = 0) -> Packe
         return Packed(x, None, x.shape, x.dtype, bits, group_size)
     # The operators take a signed 64-bit number.
     signed = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
-    codes, stats = _pack(x, bits, group_size, signed)
-    packed = Packed(codes, stats, x.shape, x.dtype, bits, group_size, seed=signed)
-    groups, values = _exact_groups(x, stats, group_size)
-    return packed if not len(groups) else dataclasses.replace(packed, groups=groups, values=values)
+    if widths is None:
+        codes, stats = _pack(x, bits, group_size, signed)
+    else:
+        groups = -(-x.numel() // group_size)
+        check_tensor("widths", widths.widths, torch.uint8, [groups], x.device)
+        offsets = widths.offsets(x.numel(), group_size)
+        codes, stats = _pack(x, bits, group_size, signed, offsets, widths.words)
+    packed = Packed(codes, stats, x.shape, x.dtype, bits, group_size, seed=signed, widths=widths)
+    exact, values = _exact_groups(x, stats, group_size)
+    return packed if not len(exact) else dataclasses.replace(packed, groups=exact, values=values)

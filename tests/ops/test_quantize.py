@@ -65,7 +65,7 @@ def test_unbiased_with_bounded_error_and_variance(bits: int, device: str) -> Non
     y, step = _decoded(x, bits, range(count))
     error = y - x.double()
     # Rounding to the 2^16 (2^12 at 12 bits) grains below the code, and to float32.
-    grain = step * 2.0 ** -(reference.fraction_bits(bits)) + 1e-6
+    grain = step * 2.0 ** -(reference.fraction_bits(torch.tensor(bits))) + 1e-6
     # An element is off by at most one step, with a standard deviation of step / 2 at most; of
     # 600 elements none is beyond six of them.
     assert (error.abs() <= step + grain).all()

@@ -7,6 +7,7 @@ bytes.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,8 +15,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from gact_graph.ops.checks import (
+    MOST_BITS,
     TILE,
     check_coded,
+    check_offsets,
     check_packed,
     check_quantization,
     check_range,
@@ -36,36 +39,87 @@ _FLOAT32_MAX = torch.finfo(torch.float32).max
 _SMALLEST_STEP = 2.0**-110
 
 
-def fraction_bits(bits: int) -> int:
+def fraction_bits(bits: Tensor) -> Tensor:
     """Return the bits of noise below the code: the rest of a float32's 24 bits, at most 16."""
-    return 16 if bits <= 8 else 24 - bits
+    return (24 - bits).clamp_(max=16)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The words of the tiles of n elements."""
+
+    n: int
+    bits: int
+    group_size: int
+    offsets: Tensor | None
+
+    @property
+    def planes(self) -> int:
+        """The most words of a tile that are known without waiting for the device."""
+        return self.bits if self.offsets is None else MOST_BITS
+
+    def of(self, tile: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first word and the number of words of each tile."""
+        if self.offsets is None:
+            return tile * self.bits, torch.full_like(tile, self.bits)
+        size = self.group_size // TILE
+        group = tile // size
+        tiles = (-(-self.n // TILE) - group * size).clamp_(max=size)
+        first, end = self.offsets[group], self.offsets[group + 1]
+        width = (end - first) // tiles
+        return first + tile % size * width, width
 
 
 @operator()
-def pack(x: Tensor, bits: int, group_size: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return codes [ceil(numel / 64), bits] (int64) and stats [ceil(numel / group_size), 2]."""
+def pack(
+    x: Tensor,
+    bits: int,
+    group_size: int,
+    seed: int,
+    offsets: Tensor | None = None,
+    words: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Return codes [ceil(numel / 64), bits] (int64) and stats [ceil(numel / group_size), 2].
+
+    Args:
+        offsets: The words before each group, and before the end,
+            [ceil(numel / group_size) + 1] (int64), if each group has its own width. ``bits`` is
+            then unused.
+        words: The number of words with offsets; the codes are then [words].
+    """
     check_quantization(bits, group_size)
     check_strided("x", x, x.device)
     check_coded("x", x.dtype)
     flat = x.detach().contiguous().view(-1)
     n = flat.numel()
+    if offsets is not None:
+        check_offsets(offsets, words, n, group_size, x.device)
     group_size = clamp_group_size(group_size, n)
-    codes = torch.empty(-(-n // TILE), bits, dtype=torch.int64, device=x.device)
+    shape = [-(-n // TILE), bits] if offsets is None else [words]
+    codes = torch.empty(shape, dtype=torch.int64, device=x.device)
     stats = torch.empty(-(-n // group_size), 2, dtype=torch.bfloat16, device=x.device)
+    layout = _Layout(n, bits, group_size, offsets)
     stride = max(1, _SLICE // group_size) * group_size
     for start in range(0, n, stride):
         part = flat[start : start + stride]
-        words, pairs = _pack_slice(part, bits, group_size, seed, start)
-        codes[start // TILE : start // TILE + len(words)] = words
+        pairs = _pack_slice(part, layout, seed, start, codes.view(-1))
         stats[start // group_size : start // group_size + len(pairs)] = pairs
     return codes, stats
 
 
 @torch.library.register_fake("gact_graph::pack")
-def _pack_fake(x: Tensor, bits: int, group_size: int, seed: int) -> tuple[Tensor, Tensor]:
+def _pack_fake(
+    x: Tensor,
+    bits: int,
+    group_size: int,
+    seed: int,
+    offsets: Tensor | None = None,
+    words: int = 0,
+) -> tuple[Tensor, Tensor]:
     check_quantization(bits, group_size)
     n = x.numel()
-    codes = x.new_empty((n + TILE - 1) // TILE, bits, dtype=torch.int64)
+    shape = ((n + TILE - 1) // TILE, bits) if offsets is None else (words,)
+    codes = x.new_empty(shape, dtype=torch.int64)
     return codes, x.new_empty((n + group_size - 1) // group_size, 2, dtype=torch.bfloat16)
 
 
@@ -141,22 +195,25 @@ def unpack(
     groups: Tensor | None = None,
     values: Tensor | None = None,
     seed: int | None = None,
+    offsets: Tensor | None = None,
 ) -> Tensor:
     """Return the decoded tensor of ``shape`` and ``dtype``, contiguous.
 
     Args:
         seed: The seed of the noise for the decorrelated decoding; None for the plain one.
+        offsets: As for :func:`pack`.
     """
     n = checked_numel(shape)
-    check_packed(codes, stats, n, bits, group_size, dtype, groups, values)
+    check_packed(codes, stats, n, bits, group_size, dtype, groups, values, offsets)
     out = torch.empty(shape, dtype=dtype, device=codes.device)
     flat = out.view(-1)
+    layout = _Layout(n, bits, group_size, offsets)
     stride = max(1, _SLICE // group_size) * group_size
     for start in range(0, n, stride):
         part = flat[start : start + stride]
-        words = codes[start // TILE : -(-(start + len(part)) // TILE)]
         pairs = stats[start // group_size : -(-(start + len(part)) // group_size)]
-        part.copy_(_unpack_slice(words, pairs, len(part), bits, group_size, dtype, seed, start))
+        words = codes.view(-1)
+        part.copy_(_unpack_slice(words, pairs, len(part), layout, dtype, seed, start))
     if groups is not None and values is not None and n:
         group = torch.arange(len(stats), device=codes.device)[stats[:, 1].isnan()]
         row, exists = _find(groups, group)
@@ -194,28 +251,32 @@ def unpack_rows(
     groups: Tensor | None = None,
     values: Tensor | None = None,
     seed: int | None = None,
+    offsets: Tensor | None = None,
 ) -> Tensor:
     """Return rows [len(rows), width] of the decoded tensor seen as [numel / width, width].
 
     Args:
         seed: As for :func:`unpack`.
+        offsets: As for :func:`pack`.
     """
     check_rows(rows, numel, width, codes.device)
-    check_packed(codes, stats, numel, bits, group_size, dtype, groups, values)
+    check_packed(codes, stats, numel, bits, group_size, dtype, groups, values, offsets)
     check_range("rows", rows, numel // width - 1)
     out = torch.empty(len(rows), width, dtype=dtype, device=codes.device)
+    words, layout = codes.view(-1), _Layout(numel, bits, group_size, offsets)
     stride = max(1, _SLICE // width)
     for start in range(0, len(rows), stride):
         part = rows[start : start + stride, None] * width
         index = (part + torch.arange(width, device=codes.device)).view(-1)
-        tile, lane = index // TILE, index % TILE
+        lane, group = index % TILE, index // group_size
+        place, widths = layout.of(index // TILE)
         code = torch.zeros_like(index)
-        for p in range(bits):
-            code |= ((codes[tile, p] >> lane) & 1) << p
-        group = index // group_size
-        first = codes[group * (group_size // TILE), 0]
+        for p in range(layout.planes):
+            code |= ((words[_place(place, widths, p)] >> lane) & 1) << p
+        code &= (1 << widths) - 1
+        first, _ = layout.of(group * (group_size // TILE))
         pairs = stats[group]
-        decoded = _decode(_level(code, index, bits, seed), pairs, first, dtype)
+        decoded = _decode(_level(code, index, widths, seed), pairs, words[first], dtype)
         if groups is not None and values is not None and len(groups):
             row, exists = _find(groups, group)
             exact = values[row, index % group_size]
@@ -271,18 +332,21 @@ def _noise_key(seed: int, high: int) -> int:
     return z ^ (z >> 31)
 
 
-def _pack_slice(
-    x: Tensor, bits: int, group_size: int, seed: int, start: int
-) -> tuple[Tensor, Tensor]:
-    n, top, fraction = len(x), 2**bits - 1, fraction_bits(bits)
+def _pack_slice(x: Tensor, layout: _Layout, seed: int, start: int, words: Tensor) -> Tensor:
+    """Write the words of the elements from ``start`` on; return their stats."""
+    n, group_size = len(x), layout.group_size
     groups = -(-n // group_size)
+    tile = torch.arange(start // TILE, -(-(start + n) // TILE), device=x.device)
+    first, width = layout.of(tile)
+    bits = width[:: group_size // TILE]
+    top, fraction = (1 << bits) - 1, fraction_bits(bits)[:, None]
     # The last group is padded with its last element, which widens no range.
     padded = torch.cat([x, x[-1:].expand(groups * group_size - n)]).view(groups, group_size)
     values = padded.to(torch.float32)
     minimum, maximum = values.amin(1), values.amax(1)
     low = _round_to_bf16(minimum + 0.0, up=False)  # -0 becomes +0
     # Divided by a tensor: CUDA would multiply by the reciprocal of a number, which rounds twice.
-    step = _round_to_bf16((maximum - low) / low.new_full((), top), up=True)
+    step = _round_to_bf16((maximum - low) / top.to(torch.float32), up=True)
     finite = values.isfinite().all(1)
     constant = finite & (minimum == maximum)
     # Near the largest numbers, rounding lo or step may give infinity.
@@ -290,54 +354,64 @@ def _pack_slice(
     step = step.clamp(min=_SMALLEST_STEP).masked_fill(constant, 0.0)
     low, step = low.masked_fill(~finite, torch.nan), step.masked_fill(~finite, torch.nan)
 
-    scale = (1.0 / step) * (1 << fraction)
-    fine = ((values - low[:, None]) * scale[:, None]).round()
+    scale = (1.0 / step)[:, None] * (1 << fraction)
+    fine = ((values - low[:, None]) * scale).round()
     plain = (finite & ~constant)[:, None]
     index = torch.arange(start, start + groups * group_size, device=x.device)
     noise = noise16(index, seed).view(groups, group_size) >> (16 - fraction)
     code = (torch.where(plain, fine, 0.0).to(torch.int64) + noise) >> fraction
-    code = (code.clamp(max=top) * plain).view(-1)
+    code = (torch.minimum(code, top[:, None]) * plain).view(-1)
     code[n:] = 0
 
+    code = code.view(-1, TILE)[: len(tile)]
     lane = torch.arange(TILE, device=x.device)
-    plane = torch.arange(bits, device=x.device)
-    # The bits of a word are disjoint, so their sum is their union, also when it wraps at the sign.
-    words = (((code.view(-1, TILE, 1) >> plane) & 1) << lane[:, None]).sum(1)
-    words[torch.arange(groups, device=x.device)[constant] * (group_size // TILE), 0] = (
-        padded[constant, 0].to(torch.float64).view(torch.int64)
-    )
+    # Planes that a tile lacks come first, in the place of its last one.
+    for p in reversed(range(layout.planes)):
+        # The bits of a word are disjoint, so their sum is their union, also when it wraps at the
+        # sign.
+        words[_place(first, width, p)] = ((code >> p & 1) << lane).sum(1)
+    of_group = first[:: group_size // TILE]
+    words[of_group[constant]] = padded[constant, 0].to(torch.float64).view(torch.int64)
     # Both are bfloat16 values, so their upper halves are exact. The bit pattern of NaN in torch's
     # own conversion depends on the vector width.
     pairs = torch.stack([low, step], 1).view(torch.int32) >> 16
-    return words[: -(-n // TILE)], pairs.to(torch.int16).view(torch.bfloat16)
+    return pairs.to(torch.int16).view(torch.bfloat16)
+
+
+def _place(first: Tensor, width: Tensor, p: int) -> Tensor:
+    """Return the place of the word of a tile's plane ``p``, or of its last plane."""
+    return first + (width - 1).clamp_(max=p)
 
 
 def _unpack_slice(
     words: Tensor,
     stats: Tensor,
     n: int,
-    bits: int,
-    group_size: int,
+    layout: _Layout,
     dtype: torch.dtype,
     seed: int | None,
     start: int,
 ) -> Tensor:
+    tile = torch.arange(start // TILE, -(-(start + n) // TILE), device=words.device)
+    first, width = layout.of(tile)
     lane = torch.arange(TILE, device=words.device)
-    code = torch.zeros(len(words), TILE, dtype=torch.int64, device=words.device)
-    for p in range(bits):
-        code |= ((words[:, p, None] >> lane) & 1) << p
+    code = torch.zeros(len(tile), TILE, dtype=torch.int64, device=words.device)
+    for p in range(layout.planes):
+        code |= ((words[_place(first, width, p)][:, None] >> lane) & 1) << p
+    code &= ((1 << width) - 1)[:, None]
     index = torch.arange(n, device=words.device)
-    group = index // group_size
-    first = words[:: group_size // TILE, 0].contiguous()
-    level = _level(code.view(-1)[:n], index + start, bits, seed)
-    return _decode(level, stats[group], first[group], dtype)
+    group = index // layout.group_size
+    size = layout.group_size // TILE
+    level = _level(code.view(-1)[:n], index + start, width[::size][group], seed)
+    return _decode(level, stats[group], words[first[::size]][group], dtype)
 
 
-def _level(code: Tensor, index: Tensor, bits: int, seed: int | None) -> Tensor:
+def _level(code: Tensor, index: Tensor, bits: Tensor, seed: int | None) -> Tensor:
     """Return the levels of codes [n] in steps above lo, float32.
 
     Args:
         index: The element indices, for the noise.
+        bits: The width of each code.
         seed: As for :func:`unpack`.
     """
     if seed is None:
