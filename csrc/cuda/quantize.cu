@@ -1,6 +1,7 @@
 // The quantizer on the GPU: see gact_graph/ops/quantize.py for the format, and
-// csrc/cpu/quantize.cpp for the same on the CPU. Compiled for one width, GACT_BITS, and without
-// contraction, which would round once where the other backends round twice.
+// csrc/cpu/quantize.cpp for the same on the CPU. Compiled for one width, GACT_BITS, or with 0 for a
+// width of each group; and without contraction, which would round once where the other backends
+// round twice.
 //
 // A warp processes one group after another, 256 elements at a time. Of every 32 elements four lanes
 // hold eight each: lane j of them 4j to 4j + 3 and, 16 further on, the four that share a hash with
@@ -13,16 +14,42 @@
 namespace gact_graph {
 
 constexpr int kBits = GACT_BITS;
-constexpr int kTop = (1 << kBits) - 1;
-// Bits of noise below the code: the rest of a float32's 24 bits of significand, at most 16.
-constexpr int kFraction = kBits <= 8 ? 16 : 24 - kBits;
 constexpr int kChunk = 256;                 // elements of a warp at a time
-constexpr int kQuads = (kBits + 3) / 4;     // planes, four at a time
 constexpr float kSmallestStep = 0x1p-110f;  // its reciprocal, times 2^16, is in float32's range
 
 struct Stats {
   float low;
   float step;
+};
+
+// The width of a group, and the numbers that follow from it: constants if kBits is not 0.
+struct Width {
+  int bits;
+  int top() const { return (1 << bits) - 1; }
+  // Bits of noise below the code: the rest of a float32's 24 bits of significand, at most 16.
+  int fraction() const { return bits <= 8 ? 16 : 24 - bits; }
+  int quads() const { return (bits + 3) / 4; }  // planes, four at a time
+};
+
+// The widths and words of the groups of n elements; without offsets for one width.
+struct Layout {
+  const int64_t* offsets;
+  int64_t n;
+  int64_t group_size;
+
+  Width width(int64_t group) const {
+    if constexpr (kBits != 0) return {kBits};
+    const int64_t left = n - group * group_size;
+    const int64_t count = group_size < left ? group_size : left;
+    // Both are below 2^32, whose division is much faster than that of 64 bits.
+    const auto words = static_cast<uint32_t>(offsets[group + 1] - offsets[group]);
+    return {static_cast<int>(words / static_cast<uint32_t>((count + kTile - 1) / kTile))};
+  }
+  // The number of the first word of a tile of the group.
+  int64_t word(int64_t group, int64_t tile, Width width) const {
+    if constexpr (kBits != 0) return tile * kBits;
+    return offsets[group] + (tile - group * (group_size / kTile)) * width.bits;
+  }
 };
 
 // The position of a lane's elements in the chunk, and the plane, tile and half of its words.
@@ -34,9 +61,11 @@ struct Place {
   explicit Place(int lane)
       : first(lane / 4 * 32 + lane % 4 * 4), plane(lane % 4), tile(lane / 8), half(lane / 4 % 2) {}
   int element(int i) const { return first + (i & 3) + (i & 4) * 4; }
-  int word(int quad) const { return (tile * kBits + quad * 4 + plane) * 2 + half; }
-  bool has(int quad, int64_t count) const {
-    return quad * 4 + plane < kBits && tile * kTile < count;
+  int word(int quad, Width width) const {
+    return (tile * width.bits + quad * 4 + plane) * 2 + half;
+  }
+  bool has(int quad, Width width, int64_t count) const {
+    return quad * 4 + plane < width.bits && tile * kTile < count;
   }
 };
 
@@ -95,7 +124,7 @@ float round_up_to_bf16(float x) {
 }
 
 // The group's stats, the same in all lanes.
-Stats stats_of(const Extent& extent) {
+Stats stats_of(const Extent& extent, Width width) {
   const float nan = __uint_as_float(0x7FC00000u);
   const bool finite = !__any_sync(kAllLanes, extent.poison != extent.poison);
   const float least = least_of_warp(extent.least);
@@ -103,25 +132,26 @@ Stats stats_of(const Extent& extent) {
   if (!finite) return {nan, nan};
   const float low = round_down_to_bf16(least + 0.f);  // -0 becomes +0
   if (least == greatest) return {low, 0.f};
-  const float step = round_up_to_bf16((greatest - low) / static_cast<float>(kTop));
+  const float step = round_up_to_bf16((greatest - low) / static_cast<float>(width.top()));
   if (!(step <= kFloatMax)) return {nan, nan};
   return {low, fmaxf(step, kSmallestStep)};
 }
 
-uint32_t code_of(float x, Stats stats, float scale, uint32_t noise) {
+uint32_t code_of(float x, Stats stats, float scale, uint32_t noise, Width width) {
   const auto fine = static_cast<uint32_t>(__float2int_rn((x - stats.low) * scale));
-  const uint32_t code = (fine + (noise >> (16 - kFraction))) >> kFraction;
-  return code < kTop ? code : kTop;
+  const uint32_t code = (fine + (noise >> (16 - width.fraction()))) >> width.fraction();
+  const auto top = static_cast<uint32_t>(width.top());
+  return code < top ? code : top;
 }
 
 // Encodes eight elements, the second four in the upper halves of the codes.
-void encode(const float (&values)[8], Stats stats, uint32_t index, NoiseKey key,
+void encode(const float (&values)[8], Stats stats, uint32_t index, NoiseKey key, Width width,
             uint32_t (&codes)[4]) {
-  const float scale = (1.f / stats.step) * static_cast<float>(1 << kFraction);
+  const float scale = (1.f / stats.step) * static_cast<float>(1 << width.fraction());
   for (int i = 0; i < 4; ++i) {
     const uint32_t hash = noise_hash(noise_counter(index + i), key);
-    codes[i] = code_of(values[i], stats, scale, hash & 0xFFFFu) |
-               code_of(values[4 + i], stats, scale, hash >> 16) << 16;
+    codes[i] = code_of(values[i], stats, scale, hash & 0xFFFFu, width) |
+               code_of(values[4 + i], stats, scale, hash >> 16, width) << 16;
   }
 }
 
@@ -134,8 +164,9 @@ void clear_tail(int64_t count, Place place, uint32_t (&codes)[4]) {
 }
 
 template <typename T>
-void pack(const T* x, int64_t n, int64_t group_size, int64_t seed, uint32_t* words,
-          uint32_t* stats) {
+void pack(const T* x, int64_t n, int64_t group_size, int64_t seed, uint32_t* words, uint32_t* stats,
+          const int64_t* offsets) {
+  const Layout layout = {offsets, n, group_size};
   const Place place(lane_of_thread());
   uint64_t high = 0;
   NoiseKey key = noise_key(seed, 0);
@@ -148,7 +179,8 @@ void pack(const T* x, int64_t n, int64_t group_size, int64_t seed, uint32_t* wor
       load(x + start + t, count - t, place, values);
       extent.add(values);
     }
-    const Stats s = stats_of(extent);
+    const Width width = layout.width(g);
+    const Stats s = stats_of(extent, width);
     // Both are on bfloat16's grid.
     if (lane_of_thread() == 0) {
       stats[g] = __float_as_uint(s.low) >> 16 | (__float_as_uint(s.step) & 0xFFFF0000u);
@@ -163,15 +195,15 @@ void pack(const T* x, int64_t n, int64_t group_size, int64_t seed, uint32_t* wor
           high = index >> 32;
           key = noise_key(seed, index);
         }
-        encode(values, s, static_cast<uint32_t>(index), key, codes);
+        encode(values, s, static_cast<uint32_t>(index), key, width, codes);
         if (count - t < kChunk) clear_tail(count - t, place, codes);
       }
-      uint32_t* out = words + (start + t) / kTile * kBits * 2;
-      for (int quad = 0; quad < kQuads; ++quad) {
+      uint32_t* out = words + layout.word(g, (start + t) / kTile, width) * 2;
+      for (int quad = 0; quad < width.quads(); ++quad) {
         uint32_t nibbles = 0;
         for (int i = 0; i < 4; ++i) nibbles |= (codes[i] >> 4 * quad & 0x000F000Fu) << 4 * i;
         const uint32_t plane = transpose_lanes(transpose_bits(nibbles), lane_of_thread());
-        if (place.has(quad, count - t)) out[place.word(quad)] = plane;
+        if (place.has(quad, width, count - t)) out[place.word(quad, width)] = plane;
       }
       // A group of equal elements has its value in the word that this lane has just cleared.
       if (s.step == 0.f && t == 0 && place.tile == 0 && place.plane == 0) {
@@ -183,10 +215,10 @@ void pack(const T* x, int64_t n, int64_t group_size, int64_t seed, uint32_t* wor
 }
 
 // The level of a code in steps above low, in the decorrelated decoding.
-float decorrelated_level(uint32_t code, uint32_t noise) {
-  constexpr uint32_t kGrains = 1u << kFraction;
-  const uint32_t grains = code * kGrains + kGrains - 1 - 2 * (noise >> (16 - kFraction));
-  return static_cast<float>(static_cast<int>(grains)) * (1.f / kGrains);
+float decorrelated_level(uint32_t code, uint32_t noise, Width width) {
+  const uint32_t most = 1u << width.fraction();
+  const uint32_t grains = code * most + most - 1 - 2 * (noise >> (16 - width.fraction()));
+  return static_cast<float>(static_cast<int>(grains)) * (1.f / static_cast<float>(most));
 }
 
 template <typename T>
@@ -232,7 +264,8 @@ struct ExactGroups {
 template <bool kDecorrelated, typename T>
 void unpack(const uint32_t* words, const uint32_t* stats, const int64_t* exact_groups,
             const T* exact_values, int64_t exact_count, int64_t n, int64_t group_size, int64_t seed,
-            T* x) {
+            T* x, const int64_t* offsets) {
+  const Layout layout = {offsets, n, group_size};
   const ExactGroups<T> exact = {exact_groups, exact_values, exact_count,
                                 group_size < n ? group_size : n};
   const Place place(lane_of_thread());
@@ -244,12 +277,13 @@ void unpack(const uint32_t* words, const uint32_t* stats, const int64_t* exact_g
       for (int64_t c = lane_of_thread(); c < count; c += kLanes) x[start + c] = own[c];
       continue;
     }
-    const uint32_t* in = words + start / kTile * kBits * 2;
+    const Width width = layout.width(g);
+    const uint32_t* in = words + layout.word(g, start / kTile, width) * 2;
     const T same = s.step == 0.f ? equal_value<T>(in) : T{};
-    for (int64_t t = 0; t < count; t += kChunk, in += kChunk / kTile * kBits * 2) {
+    for (int64_t t = 0; t < count; t += kChunk, in += kChunk / kTile * width.bits * 2) {
       uint32_t codes[4] = {};
-      for (int quad = 0; quad < kQuads; ++quad) {
-        const uint32_t plane = place.has(quad, count - t) ? in[place.word(quad)] : 0;
+      for (int quad = 0; quad < width.quads(); ++quad) {
+        const uint32_t plane = place.has(quad, width, count - t) ? in[place.word(quad, width)] : 0;
         const uint32_t nibbles = transpose_bits(transpose_lanes(plane, lane_of_thread()));
         for (int i = 0; i < 4; ++i) codes[i] |= (nibbles >> 4 * i & 0x000F000Fu) << 4 * quad;
       }
@@ -266,7 +300,8 @@ void unpack(const uint32_t* words, const uint32_t* stats, const int64_t* exact_g
         const uint32_t code = i < 4 ? codes[i] & 0xFFFFu : codes[i - 4] >> 16;
         float level = static_cast<float>(code);
         if constexpr (kDecorrelated) {
-          level = decorrelated_level(code, i < 4 ? hashes[i] & 0xFFFFu : hashes[i - 4] >> 16);
+          const uint32_t noise = i < 4 ? hashes[i] & 0xFFFFu : hashes[i - 4] >> 16;
+          level = decorrelated_level(code, noise, width);
         }
         values[i] = s.step == 0.f ? same : value_of<T>(level, s);
       }
@@ -280,7 +315,9 @@ void unpack(const uint32_t* words, const uint32_t* stats, const int64_t* exact_g
 template <bool kDecorrelated, typename T>
 void unpack_rows(const uint32_t* words, const uint32_t* stats, const int64_t* exact_groups,
                  const T* exact_values, int64_t exact_count, const int64_t* rows, int64_t count,
-                 int64_t numel, int64_t width, int64_t group_size, int64_t seed, T* x) {
+                 int64_t numel, int64_t width, int64_t group_size, int64_t seed, T* x,
+                 const int64_t* offsets) {
+  const Layout layout = {offsets, numel, group_size};
   const int64_t longest = group_size < numel ? group_size : numel;
   const ExactGroups<T> exact = {exact_groups, exact_values, exact_count, longest};
   const int64_t of_rows = numel / width;
@@ -295,22 +332,23 @@ void unpack_rows(const uint32_t* words, const uint32_t* stats, const int64_t* ex
       const uint32_t group = tile / tiles_of_group;
       const Stats s = {__uint_as_float(stats[group] << 16),
                        __uint_as_float(stats[group] & 0xFFFF0000u)};
-      if (const T* own = exact.find(group, s)) {
-        x[r * width + c] = own[start + c - group * group_size];
+      if (const T* values = exact.find(group, s)) {
+        x[r * width + c] = values[start + c - group * group_size];
         continue;
       }
-      const uint32_t* in = words + static_cast<int64_t>(tile) * kBits * 2 + element / 32;
+      const Width own = layout.width(group);
+      const uint32_t* in = words + layout.word(group, tile, own) * 2 + element / 32;
       uint32_t code = 0;
-      for (int p = 0; p < kBits; ++p) code |= (in[p * 2] >> element % 32 & 1) << p;
+      for (int p = 0; p < own.bits; ++p) code |= (in[p * 2] >> element % 32 & 1) << p;
       if (s.step == 0.f) {
-        x[r * width + c] =
-            equal_value<T>(words + static_cast<int64_t>(group) * tiles_of_group * kBits * 2);
+        const int64_t first = static_cast<int64_t>(group) * tiles_of_group;
+        x[r * width + c] = equal_value<T>(words + layout.word(group, first, own) * 2);
       } else {
         float level = static_cast<float>(code);
         if constexpr (kDecorrelated) {
           const auto index = static_cast<uint64_t>(start + c);
           const NoiseKey key = noise_key(seed, index);
-          level = decorrelated_level(code, noise16(static_cast<uint32_t>(index), key));
+          level = decorrelated_level(code, noise16(static_cast<uint32_t>(index), key), own);
         }
         x[r * width + c] = value_of<T>(level, s);
       }
@@ -324,24 +362,28 @@ void unpack_rows(const uint32_t* words, const uint32_t* stats, const int64_t* ex
   extern "C" __global__ void unpack##name(                                                        \
       const uint32_t* __restrict__ words, const uint32_t* __restrict__ stats,                     \
       const int64_t* __restrict__ exact_groups, const T* __restrict__ exact_values,               \
-      int64_t exact_count, int64_t n, int64_t group_size, int64_t seed, T* __restrict__ x) {      \
+      int64_t exact_count, int64_t n, int64_t group_size, int64_t seed, T* __restrict__ x,        \
+      const int64_t* __restrict__ offsets) {                                                      \
     gact_graph::unpack<kDecorrelated>(words, stats, exact_groups, exact_values, exact_count, n,   \
-                                      group_size, seed, x);                                       \
+                                      group_size, seed, x, offsets);                              \
   }                                                                                               \
   extern "C" __global__ void unpack_rows##name(                                                   \
       const uint32_t* __restrict__ words, const uint32_t* __restrict__ stats,                     \
       const int64_t* __restrict__ exact_groups, const T* __restrict__ exact_values,               \
       int64_t exact_count, const int64_t* __restrict__ rows, int64_t count, int64_t numel,        \
-      int64_t width, int64_t group_size, int64_t seed, T* __restrict__ x) {                       \
+      int64_t width, int64_t group_size, int64_t seed, T* __restrict__ x,                         \
+      const int64_t* __restrict__ offsets) {                                                      \
     gact_graph::unpack_rows<kDecorrelated>(words, stats, exact_groups, exact_values, exact_count, \
-                                           rows, count, numel, width, group_size, seed, x);       \
+                                           rows, count, numel, width, group_size, seed, x,        \
+                                           offsets);                                              \
   }
 
 #define GACT_KERNELS(name, T)                                                                    \
   extern "C" __global__ void pack_##name(const T* __restrict__ x, int64_t n, int64_t group_size, \
                                          int64_t seed, uint32_t* __restrict__ words,             \
-                                         uint32_t* __restrict__ stats) {                         \
-    gact_graph::pack(x, n, group_size, seed, words, stats);                                      \
+                                         uint32_t* __restrict__ stats,                           \
+                                         const int64_t* __restrict__ offsets) {                  \
+    gact_graph::pack(x, n, group_size, seed, words, stats, offsets);                             \
   }                                                                                              \
   GACT_UNPACK(_##name, T, false)                                                                 \
   GACT_UNPACK(_decorrelated_##name, T, true)

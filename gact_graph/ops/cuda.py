@@ -13,6 +13,7 @@ from gact_graph.ops.checks import (
     DTYPES,
     TILE,
     check_coded,
+    check_offsets,
     check_packed,
     check_quantization,
     check_rows,
@@ -84,18 +85,29 @@ class Kernels(Launcher):
     A tensor that is not contiguous, or is not aligned to 16 bytes, is copied first.
     """
 
-    def pack(self, x: Tensor, bits: int, group_size: int, seed: int) -> tuple[Tensor, Tensor]:
+    def pack(
+        self,
+        x: Tensor,
+        bits: int,
+        group_size: int,
+        seed: int,
+        offsets: Tensor | None = None,
+        words: int = 0,
+    ) -> tuple[Tensor, Tensor]:
         check_quantization(bits, group_size)
         check_strided("x", x, x.device)
         check_coded("x", x.dtype)
         x = _aligned(x)
         n, groups = x.numel(), -(-x.numel() // group_size)
-        codes = x.new_empty((-(-n // TILE), bits), dtype=torch.int64)
+        if offsets is not None:
+            check_offsets(offsets, words, n, group_size, x.device)
+        shape = (-(-n // TILE), bits) if offsets is None else (words,)
+        codes = x.new_empty(shape, dtype=torch.int64)
         stats = x.new_empty((groups, 2), dtype=torch.bfloat16)
         if n:
             size = clamp_group_size(group_size, n)
-            kernel = _quantizer("pack", bits, x.dtype)
-            self._run(kernel, x.device, groups, x, n, size, seed, codes, stats)
+            kernel = _quantizer("pack", bits, x.dtype, offsets)
+            self._run(kernel, x.device, groups, x, n, size, seed, codes, stats, offsets)
         return codes, stats
 
     def unpack(
@@ -109,15 +121,16 @@ class Kernels(Launcher):
         groups: Tensor | None = None,
         values: Tensor | None = None,
         seed: int | None = None,
+        offsets: Tensor | None = None,
     ) -> Tensor:
         n = checked_numel(shape)
-        check_packed(codes, stats, n, bits, group_size, dtype, groups, values)
+        check_packed(codes, stats, n, bits, group_size, dtype, groups, values, offsets)
         x = codes.new_empty(shape, dtype=dtype)
         if n:
             inputs = codes, stats, groups, values, 0 if groups is None else len(groups), n
             size = clamp_group_size(group_size, n)
-            kernel = _quantizer(_decoder("unpack", seed), bits, dtype)
-            self._run(kernel, x.device, -(-n // group_size), inputs, size, seed, x)
+            kernel = _quantizer(_decoder("unpack", seed), bits, dtype, offsets)
+            self._run(kernel, x.device, -(-n // group_size), inputs, size, seed, x, offsets)
         return x
 
     def unpack_rows(
@@ -133,16 +146,17 @@ class Kernels(Launcher):
         groups: Tensor | None = None,
         values: Tensor | None = None,
         seed: int | None = None,
+        offsets: Tensor | None = None,
     ) -> Tensor:
         check_rows(rows, numel, width, codes.device)
-        check_packed(codes, stats, numel, bits, group_size, dtype, groups, values)
+        check_packed(codes, stats, numel, bits, group_size, dtype, groups, values, offsets)
         rows = rows.contiguous()
         x = codes.new_empty((len(rows), width), dtype=dtype)
         if len(rows):
             inputs = codes, stats, groups, values, 0 if groups is None else len(groups), rows
             sizes = len(rows), numel, width, clamp_group_size(group_size, numel)
-            kernel = _quantizer(_decoder("unpack_rows", seed), bits, dtype)
-            self._run(kernel, x.device, len(rows), inputs, sizes, seed, x)
+            kernel = _quantizer(_decoder("unpack_rows", seed), bits, dtype, offsets)
+            self._run(kernel, x.device, len(rows), inputs, sizes, seed, x, offsets)
         return x
 
     def pack_bits(self, x: Tensor, test: int, threshold: float) -> Tensor:
@@ -239,8 +253,12 @@ def _package() -> str:
     return f"pip install 'cuda-core[cu{major}]'"
 
 
+def _quantizer(name: str, bits: int, dtype: torch.dtype, offsets: Tensor | None) -> Kernel:
+    return _kernel(name, bits if offsets is None else 0, dtype)
+
+
 @functools.cache
-def _quantizer(name: str, bits: int, dtype: torch.dtype) -> Kernel:
+def _kernel(name: str, bits: int, dtype: torch.dtype) -> Kernel:
     return Kernel("cuda/quantize.cu", f"{name}_{name_of(dtype)}", bits)
 
 

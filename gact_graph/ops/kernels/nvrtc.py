@@ -36,7 +36,7 @@ class Kernel:
     Args:
         source: The file in ``csrc``.
         name: The name of the function.
-        bits: The width that it is compiled for; 0 for none.
+        bits: The width that it is compiled for; 0 for none, or for a width of each group.
     """
 
     source: str
