@@ -14,11 +14,12 @@ import simt
 import torch
 from cpu_builds import BUILDS, CAPABILITY, build
 from grids import grid
-from quantizer_samples import DTYPES, GROUP, SAMPLE_CASES, WIDTHS, Sample, same_bytes
+from quantizer_samples import DTYPES, GROUP, SAMPLE_CASES, WIDTHS, Sample, normal, same_bytes
 from torch import Tensor
 
 from gact_graph.ops import cpu
 from gact_graph.ops.kernels import compiler, sources
+from gact_graph.ops.quantize import Widths
 from gact_graph.ops.reference import quantize as reference
 
 
@@ -88,6 +89,34 @@ def test_the_second_reading_is_that_of_the_reference(dtype: torch.dtype, kernels
             assert same_bytes(actual, some), (bits, group_size)
 
 
+@pytest.mark.parametrize(("dtype", "group_size"), grid(DTYPES, [64, 192, 256, 1024]), ids=str)
+def test_widths_of_groups_as_the_reference_does_them(
+    dtype: torch.dtype, group_size: int, kernels: Any
+) -> None:
+    """Of plain groups, of equal elements, of NaN; with a short last group and without."""
+    for n in (0, 1, 65, 256, 3001, 3072):
+        x = normal(n, dtype)
+        if n > 3000:
+            x[300:600], x[1100], x[-1] = 0.1, torch.nan, torch.inf
+        widths = WIDTHS * (n // (16 * group_size) + 1)
+        draw = torch.tensor(widths, dtype=torch.uint8)[: -(-n // group_size)].flip(0)
+        own = Widths.of(draw, n, group_size)
+        offsets = own.offsets(n, group_size)
+        codes, stats = reference.pack(x, 4, group_size, -1, offsets, own.words)
+        actual = kernels.pack(x, 4, group_size, -1, offsets, own.words)
+        assert torch.equal(actual[0], codes) and same_bytes(actual[1], stats)
+        exact = reference.exact_groups(x, stats, group_size)
+        width = min(n, 100) or 1
+        rows = torch.arange(n // width).flip(0)
+        for seed in (None, -1):
+            how = 4, group_size, dtype, *exact, seed, offsets
+            y = reference.unpack(codes, stats, [n], *how)
+            assert same_bytes(kernels.unpack(codes, stats, [n], *how), y), (n, seed)
+            for backend in (kernels, reference):
+                some = backend.unpack_rows(codes, stats, rows, n, width, *how)
+                assert same_bytes(some, y[: len(rows) * width].view(-1, width)[rows]), (n, seed)
+
+
 @pytest.mark.parametrize("bits", [1, 2, 8, 9])
 def test_products_of_both_readings_are_right_on_average(bits: int, kernels: Any) -> None:
     """In steps from the group's least number: E[k k'] = t^2, where E[k k] = t^2 + f (1 - f)."""
@@ -146,16 +175,41 @@ def test_rows_that_are_not_there_are_refused(kernels: Any) -> None:
 def test_threads_do_not_change_the_bytes(kernels: Any) -> None:
     x = torch.randn(300_000, generator=torch.Generator().manual_seed(2))
     threads = torch.get_num_threads()
+    own = Widths.of((torch.arange(-(-300_000 // GROUP)) % 16 + 1).byte(), 300_000)
+    for how in ((), (own.offsets(300_000, GROUP), own.words)):
+        try:
+            torch.set_num_threads(1)
+            alone = kernels.pack(x, 3, GROUP, 1, *how)
+            torch.set_num_threads(4)
+            shared = kernels.pack(x, 3, GROUP, 1, *how)
+        finally:
+            torch.set_num_threads(threads)
+        expected = reference.pack(x, 3, GROUP, 1, *how)
+        for packed in (alone, shared):
+            assert torch.equal(packed[0], expected[0]) and torch.equal(packed[1], expected[1])
+
+
+def test_wrong_offsets_are_refused_in_any_thread(kernels: Any) -> None:
+    if kernels is simt.KERNELS:
+        pytest.skip("the host computes the offsets for CUDA")
+    x = torch.randn(300_000, generator=torch.Generator().manual_seed(2))
+    own = Widths.of(torch.full((-(-300_000 // GROUP),), 2, dtype=torch.uint8), 300_000)
+    offsets = own.offsets(300_000, GROUP)
+    codes, stats = kernels.pack(x, 2, GROUP, 1, offsets, own.words)
+    offsets[700] += 1
+    threads = torch.get_num_threads()
     try:
-        torch.set_num_threads(1)
-        alone = kernels.pack(x, 3, GROUP, 1)
         torch.set_num_threads(4)
-        shared = kernels.pack(x, 3, GROUP, 1)
+        for call in (
+            lambda: kernels.pack(x, 2, GROUP, 1, offsets, own.words),
+            lambda: kernels.unpack(
+                codes, stats, [300_000], 2, GROUP, x.dtype, None, None, None, offsets
+            ),
+        ):
+            with pytest.raises(ValueError, match=r"each tile of a group 1 to 16 words"):
+                call()
     finally:
         torch.set_num_threads(threads)
-    expected = reference.pack(x, 3, GROUP, 1)
-    for packed in (alone, shared):
-        assert torch.equal(packed[0], expected[0]) and torch.equal(packed[1], expected[1])
 
 
 def test_refuses_widths_and_records_that_do_not_fit(kernels: Any) -> None:

@@ -10,8 +10,8 @@ import torch
 from quantizer_samples import DEVICES, DTYPES, SAMPLES, Sample, normal, same_bytes
 from torch import Tensor
 
-import gact_graph.ops.bitmask
-import gact_graph.ops.quantize  # noqa: F401  both define operators
+import gact_graph.ops.bitmask  # noqa: F401  defines operators
+from gact_graph.ops.quantize import Widths
 from gact_graph.ops.reference import bitmask as bitmask_reference
 from gact_graph.ops.reference import quantize as reference
 
@@ -46,6 +46,32 @@ def test_quantizer(sample: Sample, device: str) -> None:
             assert same_bytes(actual.cpu(), y), (bits, group)
             assert actual.device == found_codes.device == found_stats.device
             assert actual.device.type == torch.device(device).type
+
+
+@on_a_device
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_widths_of_groups(dtype: torch.dtype, device: str) -> None:
+    x = normal(100_003, dtype)
+    x[300:600], x[-1] = 0.1, math.inf
+    rows = torch.arange(500).flip(0)[::3]
+    for group, seed in GROUPS_AND_SEEDS:
+        draw = (torch.arange(-(-x.numel() // group)) % 16 + 1).byte()
+        own = Widths.of(draw.to(device), x.numel(), group)
+        offsets = own.offsets(x.numel(), group)
+        codes, stats = reference.pack(x, 4, group, seed, offsets.cpu(), own.words)
+        found_codes, found_stats = OPS.pack(x.to(device), 4, group, seed, offsets, own.words)
+        assert same_bytes(found_codes.cpu(), codes) and same_bytes(found_stats.cpu(), stats)
+        exact = reference.exact_groups(x, stats, group)
+        found_exact = [tensor.to(device) for tensor in exact]
+        for again in (None, seed):
+            how = 4, group, dtype, *exact, again, offsets.cpu()
+            y = reference.unpack(codes, stats, list(x.shape), *how)
+            found = 4, group, dtype, *found_exact, again, offsets
+            actual = OPS.unpack(found_codes, found_stats, x.shape, *found)
+            assert same_bytes(actual.cpu(), y), (group, again)
+            coded = found_codes, found_stats, rows.to(device)
+            actual = OPS.unpack_rows(*coded, x.numel(), 200, *found)
+            assert same_bytes(actual.cpu(), y[:100_000].view(500, 200)[rows]), (group, again)
 
 
 @on_a_device

@@ -43,9 +43,26 @@ def _coded(bad: bool = False) -> tuple[Any, ...]:
     return codes, stats, *reference.exact_groups(x, stats, 256)
 
 
+# Three groups of a tensor of 600 elements, in widths of 3, 16 and 1; the last has two tiles.
+_OFFSETS = (0, 12, 76, 78)
+
+
+def _coded_in_widths() -> tuple[Tensor, ...]:
+    x, offsets = _normal(30, 20), torch.tensor(_OFFSETS)
+    x[2], x[28:] = torch.inf, 0.1
+    codes, stats = reference.pack(x, 3, 256, 1, offsets, _OFFSETS[-1])
+    return codes, stats, *reference.exact_groups(x, stats, 256), offsets
+
+
+def _call(backend: Any, name: str) -> Any:
+    """The operator of a key of :func:`_calls`."""
+    return getattr(backend, name.split()[0])
+
+
 def _calls() -> dict[str, tuple[Any, ...]]:
-    """Right arguments of each operator."""
+    """Right arguments of each operator; a key begins with its name."""
     codes, stats, groups, values = _coded(bad=True)
+    wide_codes, wide_stats, wide_groups, wide_values, offsets = _coded_in_widths()
     x, weight = _normal(12, 8), _normal(50, 2)
     places = torch.randint(12, (50,), generator=seeded(1))
     weight_places = torch.randperm(50, generator=seeded(2))
@@ -53,6 +70,15 @@ def _calls() -> dict[str, tuple[Any, ...]]:
     words = torch.arange(10)
     return {
         "pack": (_normal(30, 20), 3, 256, 7),
+        "pack in widths": (_normal(30, 20), 3, 256, 7, offsets, _OFFSETS[-1]),
+        "unpack in widths": (
+            *(wide_codes, wide_stats, [30, 20], 3, 256, torch.float32, wide_groups, wide_values),
+            *(1, offsets),
+        ),
+        "unpack_rows in widths": (
+            *(wide_codes, wide_stats, torch.tensor([0, 13, 29, 3]), 600, 20, 3, 256),
+            *(torch.float32, wide_groups, wide_values, 1, offsets),
+        ),
         "exact_groups": (_normal(30, 20), stats, 256),
         "unpack": (codes, stats, [30, 20], 3, 256, torch.float32, groups, values, 1),
         "unpack_rows": (
@@ -165,7 +191,7 @@ def _copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 @pytest.mark.parametrize("backend", _backends())
 @pytest.mark.parametrize("name", _calls())
 def test_one_wrong_argument(name: str, backend: str) -> None:
-    call = getattr(_backends()[backend], name)
+    call = _call(_backends()[backend], name)
     right = _calls()[name]
     call(*_copied(right))
     refused = 0
@@ -180,7 +206,7 @@ def test_one_wrong_argument(name: str, backend: str) -> None:
 
 @pytest.mark.parametrize("name", _calls())
 def test_several_wrong_arguments(name: str) -> None:
-    call, right, draw = getattr(torch.ops.gact_graph, name), _calls()[name], random.Random(name)
+    call, right, draw = _call(torch.ops.gact_graph, name), _calls()[name], random.Random(name)
     for _ in range(300):
         arguments = [draw.choice(_others(v)) if draw.random() < 0.4 else v for v in right]
         with contextlib.suppress(_SAID):
@@ -238,6 +264,44 @@ _MISTAKES: dict[str, tuple[str, int, Any, type[Exception], str]] = {
     "shape": ("unpack", 2, [2**62, 4], ValueError, r"less than 2\^63 elements"),
     "one of both": ("unpack", 6, None, ValueError, r"Expected groups and values, or none of both"),
     "test": ("pack_bits", 1, 3, ValueError, r"Expected test from 0 to 2 \(got 3\)"),
+    "offsets from 1": (
+        "pack in widths", 4, torch.tensor([1, 12, 76, 78]), ValueError,
+        r"Expected offsets from 0 to 78 \(got 1 to 78\)",
+    ),
+    "offsets to 79": (
+        "unpack in widths", 9, torch.tensor([0, 12, 76, 79]), ValueError,
+        r"Expected offsets from 0 to 78 \(got 0 to 79\)",
+    ),
+    "words": ("pack in widths", 5, 80, ValueError, r"offsets from 0 to 80 \(got 0 to 78\)"),
+    "words -1": ("pack in widths", 5, -1, ValueError, r"offsets from 0 to -1 \(got 0 to 78\)"),
+    "offsets fall": (
+        "pack in widths", 4, torch.tensor([0, 80, 76, 78]), ValueError,
+        r"each tile of a group 1 to 16 words \(got 0 to 80 for 4 tiles\)",
+    ),
+    "offsets far below": (
+        "unpack in widths", 9, torch.tensor([0, 12, -(2**63), 78]), ValueError,
+        r"\(got 12 to -9223372036854775808 for 4 tiles\)",
+    ),
+    "width 0": (
+        "unpack_rows in widths", 11, torch.tensor([0, 12, 12, 78]), ValueError,
+        r"1 to 16 words \(got 12 to 12 for 4 tiles\)",
+    ),
+    "width 17": (
+        "pack in widths", 4, torch.tensor([0, 8, 76, 78]), ValueError,
+        r"1 to 16 words \(got 8 to 76 for 4 tiles\)",
+    ),
+    "part of a word": (
+        "unpack_rows in widths", 11, torch.tensor([0, 12, 75, 78]), ValueError,
+        r"1 to 16 words \(got 12 to 75 for 4 tiles\)",
+    ),
+    "few offsets": ("pack in widths", 4, torch.arange(3), ValueError, r"offsets of \[4\]"),
+    "int32 offsets": (
+        "unpack in widths", 9, torch.zeros(4, dtype=torch.int32), TypeError, "Expected offsets of",
+    ),
+    "codes in a matrix": (
+        "unpack in widths", 0, torch.zeros(78, 1, dtype=torch.int64), ValueError,
+        r"Expected codes of .*\(got \[78, 1\]\)",
+    ),
     "integers": ("pack", 0, torch.ones(3, dtype=torch.int64), TypeError, r"Expected x of float16"),
 }  # fmt: skip
 
@@ -251,7 +315,7 @@ def test_errors_name_the_argument(
     arguments = [*_calls()[name]]
     arguments[place] = other
     with pytest.raises(error, match=words):
-        getattr(_backends()[backend], name)(*arguments)
+        _call(_backends()[backend], name)(*arguments)
 
 
 def test_groups_of_any_size() -> None:
@@ -266,16 +330,19 @@ def test_groups_of_any_size() -> None:
             codes, stats, rows, 600, 100, 2, group_size, x.dtype
         )
         assert torch.equal(some, y.view(6, 100)[rows])
+        offsets = torch.tensor([0, 20])
+        packed = torch.ops.gact_graph.pack(x, 2, group_size, 0, offsets, 20)
+        assert torch.equal(packed[0], codes.view(-1)) and torch.equal(packed[1], stats)
 
 
 REGISTERED = sorted(operators())
 
 
 def test_every_operator_is_called_here() -> None:
-    assert {*REGISTERED} == {*_calls()} and len(REGISTERED) >= 19
+    assert {*REGISTERED} == {name.split()[0] for name in _calls()} and len(REGISTERED) >= 19
 
 
-@pytest.mark.parametrize("name", REGISTERED)
+@pytest.mark.parametrize("name", _calls())
 def test_opcheck(name: str) -> None:
     """Its schema, its behaviour under autograd, and its fake implementation."""
-    torch.library.opcheck(getattr(torch.ops.gact_graph, name).default, _copied(_calls()[name]))
+    torch.library.opcheck(_call(torch.ops.gact_graph, name).default, _copied(_calls()[name]))

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gact_graph.ops import quantize as quantizer
-from gact_graph.ops.quantize import pack
+from gact_graph.ops.quantize import Widths, pack
 from gact_graph.ops.reference import quantize as reference
 
 
@@ -216,6 +216,108 @@ def test_the_minimum_variance_weight_is_a_number(x: Tensor) -> None:
         assert share == 0
 
 
+def _widths(n: int, device: str = "cpu") -> Widths:
+    """Widths of 1 to 16 for groups of 256."""
+    return Widths.of((7 * torch.arange(-(-n // 256)) % 16 + 1).byte().to(device), n)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bits", [1, 4, 8, 16])
+def test_equal_widths_give_the_bytes_of_one_width(bits: int, device: str) -> None:
+    x = _normal(5000, device)
+    x[300:600], x[700] = 0.1, torch.nan
+    own = Widths.of(torch.full((20,), bits, dtype=torch.uint8, device=device), 5000)
+    plain, packed = pack(x, bits, seed=3), pack(x, 2, seed=3, widths=own)
+    assert torch.equal(packed.codes, plain.codes.view(-1)) and own.words == plain.codes.numel()
+    assert packed.bits == 2 and packed.nbytes == plain.nbytes
+    for one, other in zip(packed.tensors[1:], plain.tensors[1:], strict=True):
+        assert same_bytes(one.cpu(), other.cpu())
+    assert same_bytes(packed.unpack().cpu(), plain.unpack().cpu())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_decoding_of_a_record_with_widths(device: str) -> None:
+    x = _normal(30_000, device)
+    x[300], x[600:1100] = torch.nan, 0.5
+    own = _widths(x.numel(), device)
+    packed = pack(x, 4, seed=9, widths=own)
+    assert packed.codes.shape == (own.words,) and packed.bits == 4
+    assert packed.nbytes == sum(tensor.nbytes for tensor in packed.tensors)
+    assert not any(tensor is own.widths for tensor in packed.tensors)
+    again = packed.moved(*(tensor.clone() for tensor in packed.tensors)).decorrelated()
+    assert again.widths is own
+    rows = torch.tensor([7, 0, 7, 299, 3], device=device)
+    assert packed.stats is not None
+    step = steps_of(packed.stats.cpu(), x.numel()).to(device)
+    weight = packed.min_variance_weight(x)
+    best = packed.unpack_min_variance(weight)
+    for record in (packed, again):
+        y = record.unpack()
+        assert same_bytes(y[256:512].cpu(), x[256:512].cpu()) and (y[768:1024] == 0.5).all()
+        off = (y - x)[512:].abs() / step[512:].float()
+        # In float32, a code of 16 bits is off by some grains.
+        assert off.nan_to_num(0.0).max() < (1.02 if record is packed else 2.02)
+        assert same_bytes(record.unpack_rows(rows, 100).cpu(), y.view(-1, 100)[rows].cpu())
+    assert same_bytes(best.cpu(), packed.unpack().lerp(again.unpack(), weight).cpu())
+    noise = ((y - x)[512:].square().mean().item() for y in (packed.unpack(), again.unpack(), best))
+    plain, other, least = noise
+    # The least variance of a weighted mean of two numbers without covariance.
+    assert least == pytest.approx(plain * other / (plain + other), rel=0.05)
+
+
+def test_a_record_with_widths_is_unbiased() -> None:
+    x = _normal(1200)
+    own = Widths.of(torch.tensor([1, 3, 12, 2, 5], dtype=torch.uint8), 1200)
+    records = [pack(x, 2, seed=seed, widths=own) for seed in range(2000)]
+    assert records[0].stats is not None
+    step = steps_of(records[0].stats, 1200)
+    for decoded in (
+        [record.unpack() for record in records],
+        [record.decorrelated().unpack() for record in records],
+    ):
+        mean = torch.stack(decoded).double().mean(0)
+        # The deviation of a decoding is at most 0.58 steps: six deviations of the mean.
+        assert ((mean - x).abs() < 6 * 0.58 * step / 2000**0.5 + 2.0**-12 * step + 1e-6).all()
+
+
+def test_a_tensor_that_is_kept_has_no_widths() -> None:
+    x = _normal(300)
+    packed = pack(x, 32, widths=_widths(300))
+    assert packed.widths is None and packed.unpack().data_ptr() == x.data_ptr()
+    assert pack(x[:0], 2, widths=_widths(0)).unpack().shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("widths", "error", "words"),
+    [
+        ([0, 1], ValueError, r"Expected widths from 1 to 16 \(got 0\)"),
+        ([17, 3], ValueError, r"Expected widths from 1 to 16 \(got 17\)"),
+        ([3], ValueError, r"Expected widths of \[2\], contiguous \(got \[1\]\)"),
+        ([3, 3, 3], ValueError, r"Expected widths of \[2\].*\(got \[3\]\)"),
+        ([2.0, 3.0], TypeError, r"Expected widths of uint8 \(got float32\)"),
+        ([2, 3], TypeError, r"Expected widths of uint8 \(got int64\)"),
+    ],
+)
+def test_widths_out_of_range_are_refused(
+    widths: list[float], error: type[Exception], words: str
+) -> None:
+    small = isinstance(widths[0], int) and error is ValueError
+    tensor = torch.tensor(widths, dtype=torch.uint8 if small else None)
+    with pytest.raises(error, match=words):
+        Widths.of(tensor, 300)
+    if words.startswith("Expected widths of"):
+        with pytest.raises(error, match=words):
+            pack(_normal(300), 2, widths=Widths(tensor, 10))
+
+
+def test_widths_with_other_words_are_refused() -> None:
+    own = torch.tensor([2, 3], dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"Expected offsets from 0 to 10 \(got 0 to 11\)"):
+        pack(_normal(300), 2, widths=Widths(own, 10))
+    with pytest.raises(ValueError, match=r"1 to 16 words \(got 8 to 8 for 1 tiles\)"):
+        pack(_normal(300), 2, widths=Widths(torch.tensor([2, 0], dtype=torch.uint8), 8))
+
+
 def test_seed_decides_and_may_be_any_int() -> None:
     x = _normal(500)
     seeds = [0, 1, -1, 2**63, 2**63 + 5, -(2**63) + 1, 2**64 - 2]
@@ -279,6 +381,10 @@ def test_meta_and_fake_tensors_have_the_shapes_of_real_ones() -> None:
             assert packed.nbytes == record.nbytes
             y = packed.unpack()
             assert (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)
+            widths = torch.empty(6, dtype=torch.uint8, device=x.device)
+            packed = pack(x, 5, group_size=128, widths=Widths(widths, 40))
+            assert packed.codes.shape == (40,) and packed.codes.device == x.device
+            assert packed.unpack().shape == x.shape
 
 
 @pytest.mark.parametrize(

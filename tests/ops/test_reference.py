@@ -18,6 +18,7 @@ from quantizer_samples import (
 from torch import Tensor
 
 from gact_graph.ops import cpu
+from gact_graph.ops.quantize import Widths
 from gact_graph.ops.reference import quantize as reference
 
 
@@ -71,6 +72,34 @@ def test_constant_groups_are_exact(value: float | str, dtype: torch.dtype, devic
         assert same_bytes(reference.unpack(codes, stats, [300], bits, GROUP, dtype), x)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("group_size", [64, 256, 320])
+@pytest.mark.parametrize("n", [0, 1, 640, 1000, 5000])
+def test_a_group_of_any_width_has_the_words_of_a_tensor_of_that_width(
+    n: int, group_size: int, device: str
+) -> None:
+    x = normal(n, torch.float32).to(device)
+    if n > 600:
+        x[300:600], x[-1] = 0.1, torch.inf
+    widths = [1 + 5 * g % 16 for g in range(-(-n // group_size))]
+    own = Widths.of(torch.tensor(widths, dtype=torch.uint8, device=device), n, group_size)
+    offsets = own.offsets(n, group_size)
+    codes, stats = reference.pack(x, 4, group_size, 3, offsets, own.words)
+    y = reference.unpack(codes, stats, [n], 4, group_size, x.dtype, None, None, 3, offsets)
+    words, starts = [codes[:0]], [0]
+    for g, bits in enumerate(widths):
+        part = slice(g * group_size, (g + 1) * group_size)
+        all_codes, all_stats = reference.pack(x, bits, group_size, 3)
+        decoded = reference.unpack(
+            all_codes, all_stats, [n], bits, group_size, x.dtype, None, None, 3
+        )
+        assert same_bytes(stats[g], all_stats[g]) and same_bytes(y[part], decoded[part])
+        words.append(all_codes[part.start // 64 : part.stop // 64].reshape(-1))
+        starts.append(starts[-1] + len(words[-1]))
+    assert torch.equal(codes, torch.cat(words)) and offsets.tolist() == starts
+    assert own.words == len(codes)
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_only_the_group_with_the_bad_element_is_lost(bad: float) -> None:
     x = normal(5 * GROUP + 9, torch.float32)
@@ -86,11 +115,15 @@ def test_a_tensor_above_the_size_of_a_slice_has_no_seam() -> None:
     if kernels is None:
         pytest.skip("no compiler")
     x = normal((1 << 22) + 1000, torch.float16)
-    codes, stats = reference.pack(x, 1, 8192, 5)
-    expected = kernels.pack(x, 1, 8192, 5)
-    assert torch.equal(codes, expected[0]) and same_bytes(stats, expected[1])
-    y = reference.unpack(codes, stats, [x.numel()], 1, 8192, x.dtype)
-    assert same_bytes(y, kernels.unpack(codes, stats, [x.numel()], 1, 8192, x.dtype))
+    n = x.numel()
+    own = Widths.of((torch.arange(-(-n // 8192)) % 3 + 1).byte(), n, 8192)
+    offsets = own.offsets(n, 8192)
+    for packing, unpacking in (((), ()), ((offsets, own.words), (None, None, None, offsets))):
+        codes, stats = reference.pack(x, 1, 8192, 5, *packing)
+        expected = kernels.pack(x, 1, 8192, 5, *packing)
+        assert torch.equal(codes, expected[0]) and same_bytes(stats, expected[1])
+        y = reference.unpack(codes, stats, [n], 1, 8192, x.dtype, *unpacking)
+        assert same_bytes(y, kernels.unpack(codes, stats, [n], 1, 8192, x.dtype, *unpacking))
 
 
 def _noise(start: int, count: int, seed: int) -> Tensor:
