@@ -132,45 +132,54 @@ class Decoder {
   uint64_t seed_;
 };
 
-// The first word and the width of each group of n elements: the same width for all, or as many
-// words for each tile as the offsets of the groups leave.
+// The first word and the width of each group of n elements: one width for all, or a width of each.
 class Layout {
  public:
   struct Group {
+    int64_t number;
     int64_t word;
     int64_t bits;
   };
 
-  Layout(int64_t n, int64_t bits, int64_t group_size, const std::optional<at::Tensor>& offsets,
+  Layout(int64_t n, int64_t bits, int64_t group_size, const std::optional<at::Tensor>& widths,
          int64_t words)
-      : n_(n), bits_(bits), group_size_(group_size), words_(words) {
-    if (!offsets) return;
+      : bits_(bits), tiles_(group_size / kTile) {
+    if (!widths) return;
     const int64_t groups = ceil_div(n, group_size);
-    check_tensor("offsets", *offsets, at::kLong, {groups + 1});
-    offsets_ = offsets->const_data_ptr<int64_t>();
-    TORCH_CHECK_VALUE(offsets_[0] == 0 && offsets_[groups] == words, "Expected offsets from 0 to ",
-                      words, " (got ", offsets_[0], " to ", offsets_[groups], ")");
+    check_tensor("widths", *widths, at::kByte, {groups});
+    widths_ = widths->const_data_ptr<uint8_t>();
+    int64_t total = 0;
+    for (int64_t g = 0; g < groups; g += kSpan) {
+      starts_.push_back(total);
+      for (int64_t i = g; i < std::min(g + kSpan, groups); ++i) {
+        TORCH_CHECK_VALUE(1 <= widths_[i] && widths_[i] <= kMostBits, "Expected widths from 1 to ",
+                          kMostBits, " (got ", static_cast<int>(widths_[i]), ")");
+        total += widths_[i] * tiles_;
+      }
+    }
+    if (groups > 0) total -= widths_[groups - 1] * (groups * tiles_ - tiles_of(n));
+    TORCH_CHECK_VALUE(total == words, "Expected widths of ", words, " words (got ", total, ")");
   }
 
-  // The words of a group are checked here, where they are about to be read or written.
-  Group operator[](int64_t group) const {
-    if (offsets_ == nullptr) return {group * group_size_ / kTile * bits_, bits_};
-    const int64_t first = offsets_[group], end = offsets_[group + 1];
-    const int64_t tiles = tiles_of(std::min(group_size_, n_ - group * group_size_));
-    const bool within = 0 <= first && first < end && end <= words_;
-    const int64_t bits = within ? (end - first) / tiles : 0;
-    TORCH_CHECK_VALUE(1 <= bits && bits <= kMostBits && bits * tiles == end - first,
-                      "Expected offsets that give each tile of a group 1 to ", kMostBits,
-                      " words (got ", first, " to ", end, " for ", tiles, " tiles)");
-    return {first, bits};
+  Group operator[](int64_t number) const {
+    if (widths_ == nullptr) return {number, number * tiles_ * bits_, bits_};
+    int64_t word = starts_[number / kSpan];
+    for (int64_t i = number / kSpan * kSpan; i < number; ++i) word += widths_[i] * tiles_;
+    return {number, word, widths_[number]};
+  }
+
+  // The group that follows, which must exist.
+  Group after(const Group& group) const {
+    const int64_t next = group.number + 1;
+    return {next, group.word + group.bits * tiles_, widths_ == nullptr ? bits_ : widths_[next]};
   }
 
  private:
-  int64_t n_;
+  static constexpr int64_t kSpan = 8;  // groups; starts of all would take longer to compute
   int64_t bits_;
-  int64_t group_size_;
-  int64_t words_;
-  const int64_t* offsets_ = nullptr;
+  int64_t tiles_;
+  const uint8_t* widths_ = nullptr;
+  std::vector<int64_t> starts_;
 };
 
 // Elements of a buffer, which stays in the fastest cache.
@@ -247,22 +256,24 @@ void unpack_span(const uint64_t* words, const at::BFloat16* pairs, int64_t start
                  const Layout& layout, int64_t group_size, const Decoder<T>& decode,
                  const ExactGroups<T>& exact, T* x) {
   float buffer[kBlock];
+  Layout::Group group = layout[start / group_size];
   for (int64_t at = start, end; at < start + count; x += end - at, at = end) {
-    const int64_t g = at / group_size, first = at / kTile * kTile;
+    if (at == (group.number + 1) * group_size) group = layout.after(group);
+    const int64_t g = group.number, first = at / kTile * kTile;
     end = std::min({start + count, (g + 1) * group_size, first + kBlock});
     const Stats s = {static_cast<float>(pairs[2 * g]), static_cast<float>(pairs[2 * g + 1])};
     if (const T* own = exact.find(g, s)) {
       std::copy_n(own + (at - g * group_size), end - at, x);
       continue;
     }
-    const auto [word, bits] = layout[g];
     if (s.step == 0.f) {
       double value;
-      std::memcpy(&value, words + word, sizeof value);
+      std::memcpy(&value, words + group.word, sizeof value);
       std::fill_n(x, end - at, static_cast<T>(value));
       continue;
     }
-    const uint64_t* tiles = words + word + (first - g * group_size) / kTile * bits;
+    const int64_t bits = group.bits;
+    const uint64_t* tiles = words + group.word + (first - g * group_size) / kTile * bits;
     if constexpr (std::is_same_v<T, float>) {
       if (at == first && (end - at) % kTile == 0) {
         decode(tiles, bits, (end - at) / kTile, s, first, x);
@@ -292,15 +303,15 @@ void check(int64_t bits, int64_t group_size) {
 }
 
 Layout checked_layout(const at::Tensor& codes, const at::Tensor& stats, int64_t n, int64_t bits,
-                      int64_t group_size, const std::optional<at::Tensor>& offsets) {
-  if (offsets) {
+                      int64_t group_size, const std::optional<at::Tensor>& widths) {
+  if (widths) {
     check_dim("codes", codes, 1);
     check_tensor("codes", codes, at::kLong, {codes.size(0)});
   } else {
     check_tensor("codes", codes, at::kLong, {tiles_of(n), bits});
   }
   check_tensor("stats", stats, at::kBFloat16, {ceil_div(n, group_size), 2});
-  return {n, bits, group_size, offsets, codes.numel()};
+  return {n, bits, group_size, widths, codes.numel()};
 }
 
 template <typename T>
@@ -318,7 +329,7 @@ ExactGroups<T> exact_groups_of(const std::optional<at::Tensor>& groups,
 }
 
 std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& input, int64_t bits, int64_t group_size,
-                                        int64_t seed, const std::optional<at::Tensor>& offsets,
+                                        int64_t seed, const std::optional<at::Tensor>& widths,
                                         int64_t num_words) {
   check(bits, group_size);
   check_readable("x", input);
@@ -326,10 +337,10 @@ std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& input, int64_t bits, i
   const at::Tensor x = input.contiguous();
   const int64_t n = x.numel();
   const int64_t groups = ceil_div(n, group_size);
-  const Layout layout(n, bits, group_size, offsets, num_words);
+  const Layout layout(n, bits, group_size, widths, num_words);
   const auto options = x.options().dtype(at::kLong);
   at::Tensor codes =
-      offsets ? at::empty({num_words}, options) : at::empty({tiles_of(n), bits}, options);
+      widths ? at::empty({num_words}, options) : at::empty({tiles_of(n), bits}, options);
   at::Tensor stats = at::empty({groups, 2}, x.options().dtype(at::kBFloat16));
   advise_huge_pages(codes);
   auto* words = reinterpret_cast<uint64_t*>(codes.data_ptr<int64_t>());
@@ -337,11 +348,12 @@ std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& input, int64_t bits, i
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "pack", [&] {
     const scalar_t* from = x.const_data_ptr<scalar_t>();
     for_each_range(groups, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
-      for (int64_t g = begin; g < end; ++g) {
-        const int64_t start = g * group_size;
-        const auto [word, width] = layout[g];
+      if (begin == end) return;
+      for (Layout::Group group = layout[begin];; group = layout.after(group)) {
+        const int64_t g = group.number, start = g * group_size;
         pack_group(from + start, std::min(group_size, n - start), static_cast<uint64_t>(start),
-                   static_cast<uint64_t>(seed), width, words + word, pairs + 2 * g);
+                   static_cast<uint64_t>(seed), group.bits, words + group.word, pairs + 2 * g);
+        if (g + 1 == end) break;
       }
     });
   });
@@ -384,12 +396,12 @@ at::Tensor unpack(const at::Tensor& codes, const at::Tensor& stats, at::IntArray
                   int64_t bits, int64_t group_size, at::ScalarType dtype,
                   const std::optional<at::Tensor>& kept_groups,
                   const std::optional<at::Tensor>& kept_values, std::optional<int64_t> seed,
-                  const std::optional<at::Tensor>& offsets) {
+                  const std::optional<at::Tensor>& widths) {
   check(bits, group_size);
   check_coded("a dtype", dtype);
   const int64_t n = checked_numel(shape);
   const int64_t groups = ceil_div(n, group_size);
-  const Layout layout = checked_layout(codes, stats, n, bits, group_size, offsets);
+  const Layout layout = checked_layout(codes, stats, n, bits, group_size, widths);
   at::Tensor x = at::empty(shape, codes.options().dtype(dtype));
   advise_huge_pages(x);
   const auto* words = reinterpret_cast<const uint64_t*>(codes.const_data_ptr<int64_t>());
@@ -413,12 +425,12 @@ at::Tensor unpack_rows(const at::Tensor& codes, const at::Tensor& stats, const a
                        int64_t numel, int64_t width, int64_t bits, int64_t group_size,
                        at::ScalarType dtype, const std::optional<at::Tensor>& kept_groups,
                        const std::optional<at::Tensor>& kept_values, std::optional<int64_t> seed,
-                       const std::optional<at::Tensor>& offsets) {
+                       const std::optional<at::Tensor>& widths) {
   check(bits, group_size);
   check_coded("a dtype", dtype);
   TORCH_CHECK_VALUE(numel >= 0, "Expected numel from 0 on (got ", numel, ")");
   TORCH_CHECK_VALUE(width > 0, "Expected rows of 1 element or more (got ", width, ")");
-  const Layout layout = checked_layout(codes, stats, numel, bits, group_size, offsets);
+  const Layout layout = checked_layout(codes, stats, numel, bits, group_size, widths);
   check_readable("rows", rows);
   TORCH_CHECK_TYPE(rows.scalar_type() == at::kLong, "Expected rows of ", at::kLong, " (got ",
                    rows.scalar_type(), ")");
@@ -437,11 +449,11 @@ at::Tensor unpack_rows(const at::Tensor& codes, const at::Tensor& stats, const a
   const auto* pairs = stats.const_data_ptr<at::BFloat16>();
   const auto prefetch = [&](int64_t start, int64_t count) {
     constexpr int64_t kLine = 64 / sizeof(uint64_t);
-    const int64_t g = start / group_size;
-    const auto [word, own] = layout[g];
-    const uint64_t* first = words + word + (start - g * group_size) / kTile * own;
-    for (int64_t i = 0; i < (count / kTile + 1) * own; i += kLine) __builtin_prefetch(first + i);
-    __builtin_prefetch(pairs + 2 * g);
+    const Layout::Group group = layout[start / group_size];
+    const int64_t bits = group.bits;
+    const uint64_t* first = words + group.word + (start - group.number * group_size) / kTile * bits;
+    for (int64_t i = 0; i < (count / kTile + 1) * bits; i += kLine) __builtin_prefetch(first + i);
+    __builtin_prefetch(pairs + 2 * group.number);
   };
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "unpack_rows", [&] {
     const auto exact = exact_groups_of<scalar_t>(kept_groups, kept_values, numel, group_size);

@@ -31,24 +31,20 @@ struct Width {
   int quads() const { return (bits + 3) / 4; }  // planes, four at a time
 };
 
-// The widths and words of the groups of n elements; without offsets for one width.
+// The width of each group and the words before it; neither if all have kBits.
 struct Layout {
-  const int64_t* offsets;
-  int64_t n;
-  int64_t group_size;
+  const uint8_t* widths;
+  const int64_t* first_words;
+  int64_t of_group;  // tiles
 
   Width width(int64_t group) const {
     if constexpr (kBits != 0) return {kBits};
-    const int64_t left = n - group * group_size;
-    const int64_t count = group_size < left ? group_size : left;
-    // Both are below 2^32, whose division is much faster than that of 64 bits.
-    const auto words = static_cast<uint32_t>(offsets[group + 1] - offsets[group]);
-    return {static_cast<int>(words / static_cast<uint32_t>((count + kTile - 1) / kTile))};
+    return {widths[group]};
   }
   // The number of the first word of a tile of the group.
   int64_t word(int64_t group, int64_t tile, Width width) const {
     if constexpr (kBits != 0) return tile * kBits;
-    return offsets[group] + (tile - group * (group_size / kTile)) * width.bits;
+    return first_words[group] + (tile - group * of_group) * width.bits;
   }
 };
 
@@ -165,8 +161,8 @@ void clear_tail(int64_t count, Place place, uint32_t (&codes)[4]) {
 
 template <typename T>
 void pack(const T* x, int64_t n, int64_t group_size, int64_t seed, uint32_t* words, uint32_t* stats,
-          const int64_t* offsets) {
-  const Layout layout = {offsets, n, group_size};
+          const uint8_t* widths, const int64_t* first_words) {
+  const Layout layout = {widths, first_words, group_size / kTile};
   const Place place(lane_of_thread());
   uint64_t high = 0;
   NoiseKey key = noise_key(seed, 0);
@@ -264,8 +260,8 @@ struct ExactGroups {
 template <bool kDecorrelated, typename T>
 void unpack(const uint32_t* words, const uint32_t* stats, const int64_t* exact_groups,
             const T* exact_values, int64_t exact_count, int64_t n, int64_t group_size, int64_t seed,
-            T* x, const int64_t* offsets) {
-  const Layout layout = {offsets, n, group_size};
+            T* x, const uint8_t* widths, const int64_t* first_words) {
+  const Layout layout = {widths, first_words, group_size / kTile};
   const ExactGroups<T> exact = {exact_groups, exact_values, exact_count,
                                 group_size < n ? group_size : n};
   const Place place(lane_of_thread());
@@ -316,8 +312,8 @@ template <bool kDecorrelated, typename T>
 void unpack_rows(const uint32_t* words, const uint32_t* stats, const int64_t* exact_groups,
                  const T* exact_values, int64_t exact_count, const int64_t* rows, int64_t count,
                  int64_t numel, int64_t width, int64_t group_size, int64_t seed, T* x,
-                 const int64_t* offsets) {
-  const Layout layout = {offsets, numel, group_size};
+                 const uint8_t* widths, const int64_t* first_words) {
+  const Layout layout = {widths, first_words, group_size / kTile};
   const int64_t longest = group_size < numel ? group_size : numel;
   const ExactGroups<T> exact = {exact_groups, exact_values, exact_count, longest};
   const int64_t of_rows = numel / width;
@@ -358,34 +354,34 @@ void unpack_rows(const uint32_t* words, const uint32_t* stats, const int64_t* ex
 
 }  // namespace gact_graph
 
-#define GACT_UNPACK(name, T, kDecorrelated)                                                       \
-  extern "C" __global__ void unpack##name(                                                        \
-      const uint32_t* __restrict__ words, const uint32_t* __restrict__ stats,                     \
-      const int64_t* __restrict__ exact_groups, const T* __restrict__ exact_values,               \
-      int64_t exact_count, int64_t n, int64_t group_size, int64_t seed, T* __restrict__ x,        \
-      const int64_t* __restrict__ offsets) {                                                      \
-    gact_graph::unpack<kDecorrelated>(words, stats, exact_groups, exact_values, exact_count, n,   \
-                                      group_size, seed, x, offsets);                              \
-  }                                                                                               \
-  extern "C" __global__ void unpack_rows##name(                                                   \
-      const uint32_t* __restrict__ words, const uint32_t* __restrict__ stats,                     \
-      const int64_t* __restrict__ exact_groups, const T* __restrict__ exact_values,               \
-      int64_t exact_count, const int64_t* __restrict__ rows, int64_t count, int64_t numel,        \
-      int64_t width, int64_t group_size, int64_t seed, T* __restrict__ x,                         \
-      const int64_t* __restrict__ offsets) {                                                      \
-    gact_graph::unpack_rows<kDecorrelated>(words, stats, exact_groups, exact_values, exact_count, \
-                                           rows, count, numel, width, group_size, seed, x,        \
-                                           offsets);                                              \
+#define GACT_UNPACK(name, T, kDecorrelated)                                                        \
+  extern "C" __global__ void unpack##name(                                                         \
+      const uint32_t* __restrict__ words, const uint32_t* __restrict__ stats,                      \
+      const int64_t* __restrict__ exact_groups, const T* __restrict__ exact_values,                \
+      int64_t exact_count, int64_t n, int64_t group_size, int64_t seed, T* __restrict__ x,         \
+      const uint8_t* __restrict__ widths, const int64_t* __restrict__ first_words) {               \
+    gact_graph::unpack<kDecorrelated>(words, stats, exact_groups, exact_values, exact_count, n,    \
+                                      group_size, seed, x, widths, first_words);                   \
+  }                                                                                                \
+  extern "C" __global__ void unpack_rows##name(                                                    \
+      const uint32_t* __restrict__ words, const uint32_t* __restrict__ stats,                      \
+      const int64_t* __restrict__ exact_groups, const T* __restrict__ exact_values,                \
+      int64_t exact_count, const int64_t* __restrict__ rows, int64_t count, int64_t numel,         \
+      int64_t width, int64_t group_size, int64_t seed, T* __restrict__ x,                          \
+      const uint8_t* __restrict__ widths, const int64_t* __restrict__ first_words) {               \
+    gact_graph::unpack_rows<kDecorrelated>(words, stats, exact_groups, exact_values, exact_count,  \
+                                           rows, count, numel, width, group_size, seed, x, widths, \
+                                           first_words);                                           \
   }
 
-#define GACT_KERNELS(name, T)                                                                    \
-  extern "C" __global__ void pack_##name(const T* __restrict__ x, int64_t n, int64_t group_size, \
-                                         int64_t seed, uint32_t* __restrict__ words,             \
-                                         uint32_t* __restrict__ stats,                           \
-                                         const int64_t* __restrict__ offsets) {                  \
-    gact_graph::pack(x, n, group_size, seed, words, stats, offsets);                             \
-  }                                                                                              \
-  GACT_UNPACK(_##name, T, false)                                                                 \
+#define GACT_KERNELS(name, T)                                                        \
+  extern "C" __global__ void pack_##name(                                            \
+      const T* __restrict__ x, int64_t n, int64_t group_size, int64_t seed,          \
+      uint32_t* __restrict__ words, uint32_t* __restrict__ stats,                    \
+      const uint8_t* __restrict__ widths, const int64_t* __restrict__ first_words) { \
+    gact_graph::pack(x, n, group_size, seed, words, stats, widths, first_words);     \
+  }                                                                                  \
+  GACT_UNPACK(_##name, T, false)                                                     \
   GACT_UNPACK(_decorrelated_##name, T, true)
 
 GACT_KERNELS(float32, float)

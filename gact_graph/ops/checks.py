@@ -70,41 +70,37 @@ def check_tensor(
 
 
 def check_codes(
-    codes: Tensor, stats: Tensor, n: int, bits: int, group_size: int, offsets: Tensor | None
+    codes: Tensor, stats: Tensor, n: int, bits: int, group_size: int, widths: Tensor | None
 ) -> None:
     """Raise an error unless codes and statistics are those of n elements."""
-    shape = [-(-n // TILE), bits] if offsets is None else [codes.numel()]
+    shape = [-(-n // TILE), bits] if widths is None else [codes.numel()]
     check_tensor("codes", codes, torch.int64, shape, codes.device)
     check_tensor("stats", stats, torch.bfloat16, [-(-n // group_size), 2], codes.device)
-    if offsets is not None:
-        check_offsets(offsets, codes.numel(), n, group_size, codes.device)
+    if widths is not None:
+        check_widths(widths, codes.numel(), n, group_size, codes.device)
 
 
-def check_offsets(
-    offsets: Tensor, words: int, n: int, group_size: int, device: torch.device
-) -> None:
-    """Raise an error unless the offsets of n elements' groups give each tile 1 to 16 words.
+def check_widths(widths: Tensor, words: int, n: int, group_size: int, device: torch.device) -> None:
+    """Raise an error unless the widths are those of n elements' groups, with so many words.
 
     Tensors of other devices than the CPU are not read: that would wait for the device.
     """
-    groups = -(-n // group_size)
-    check_tensor("offsets", offsets, torch.int64, [groups + 1], device)
+    check_tensor("widths", widths, torch.uint8, [-(-n // group_size)], device)
     if device.type != "cpu":
         return
-    first, last = offsets[0].item(), offsets[-1].item()
-    if first != 0 or last != words:
-        raise ValueError(f"Expected offsets from 0 to {words} (got {first} to {last})")
-    tiles = torch.full((groups,), group_size // TILE)
-    tiles[-1:] = -(-n // TILE) - max(groups - 1, 0) * (group_size // TILE)
-    within = (offsets[:-1] >= 0) & (offsets[1:] <= words)
-    held = offsets.diff()
-    within &= (held >= tiles) & (held <= MOST_BITS * tiles) & (held % tiles == 0)
-    for group in (~within).nonzero().view(-1)[:1].tolist():
-        pair = offsets[group : group + 2].tolist()
-        raise ValueError(
-            f"Expected offsets that give each tile of a group 1 to {MOST_BITS} words "
-            f"(got {pair[0]} to {pair[1]} for {tiles[group]} tiles)"
-        )
+    for wrong in widths[(widths < 1) | (widths > MOST_BITS)][:1].tolist():
+        raise ValueError(f"Expected widths from 1 to {MOST_BITS} (got {wrong})")
+    total = int(count_words(widths, n, group_size))
+    if total != words:
+        raise ValueError(f"Expected widths of {words} words (got {total})")
+
+
+def count_words(widths: Tensor, n: int, group_size: int) -> Tensor:
+    """Return the words of n elements' codes, an int64 tensor []."""
+    of_group = group_size // TILE
+    missing = len(widths) * of_group - -(-n // TILE)  # in a last, short group
+    last = widths[-1:].sum(dtype=torch.int64)
+    return widths.sum(dtype=torch.int64) * of_group - last * missing
 
 
 def check_exact_groups(
@@ -133,12 +129,12 @@ def check_packed(
     dtype: torch.dtype,
     groups: Tensor | None,
     values: Tensor | None,
-    offsets: Tensor | None,
+    widths: Tensor | None,
 ) -> None:
     """Raise an error unless the arguments are n quantized elements."""
     check_quantization(bits, group_size)
     check_coded("a dtype", dtype)
-    check_codes(codes, stats, n, bits, group_size, offsets)
+    check_codes(codes, stats, n, bits, group_size, widths)
     check_exact_groups(groups, values, n, group_size, dtype, codes.device)
 
 

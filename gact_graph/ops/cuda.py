@@ -13,11 +13,11 @@ from gact_graph.ops.checks import (
     DTYPES,
     TILE,
     check_coded,
-    check_offsets,
     check_packed,
     check_quantization,
     check_rows,
     check_strided,
+    check_widths,
     checked_numel,
     clamp_group_size,
     name_of,
@@ -91,7 +91,7 @@ class Kernels(Launcher):
         bits: int,
         group_size: int,
         seed: int,
-        offsets: Tensor | None = None,
+        widths: Tensor | None = None,
         words: int = 0,
     ) -> tuple[Tensor, Tensor]:
         check_quantization(bits, group_size)
@@ -99,15 +99,16 @@ class Kernels(Launcher):
         check_coded("x", x.dtype)
         x = _aligned(x)
         n, groups = x.numel(), -(-x.numel() // group_size)
-        if offsets is not None:
-            check_offsets(offsets, words, n, group_size, x.device)
-        shape = (-(-n // TILE), bits) if offsets is None else (words,)
+        if widths is not None:
+            check_widths(widths, words, n, group_size, x.device)
+        shape = (-(-n // TILE), bits) if widths is None else (words,)
         codes = x.new_empty(shape, dtype=torch.int64)
         stats = x.new_empty((groups, 2), dtype=torch.bfloat16)
         if n:
             size = clamp_group_size(group_size, n)
-            kernel = _quantizer("pack", bits, x.dtype, offsets)
-            self._run(kernel, x.device, groups, x, n, size, seed, codes, stats, offsets)
+            kernel = _quantizer("pack", bits, x.dtype, widths)
+            layout = _layout(widths, size)
+            self._run(kernel, x.device, groups, x, n, size, seed, codes, stats, layout)
         return codes, stats
 
     def unpack(
@@ -121,16 +122,17 @@ class Kernels(Launcher):
         groups: Tensor | None = None,
         values: Tensor | None = None,
         seed: int | None = None,
-        offsets: Tensor | None = None,
+        widths: Tensor | None = None,
     ) -> Tensor:
         n = checked_numel(shape)
-        check_packed(codes, stats, n, bits, group_size, dtype, groups, values, offsets)
+        check_packed(codes, stats, n, bits, group_size, dtype, groups, values, widths)
         x = codes.new_empty(shape, dtype=dtype)
         if n:
             inputs = codes, stats, groups, values, 0 if groups is None else len(groups), n
             size = clamp_group_size(group_size, n)
-            kernel = _quantizer(_decoder("unpack", seed), bits, dtype, offsets)
-            self._run(kernel, x.device, -(-n // group_size), inputs, size, seed, x, offsets)
+            kernel = _quantizer(_decoder("unpack", seed), bits, dtype, widths)
+            layout = _layout(widths, size)
+            self._run(kernel, x.device, -(-n // group_size), inputs, size, seed, x, layout)
         return x
 
     def unpack_rows(
@@ -146,17 +148,18 @@ class Kernels(Launcher):
         groups: Tensor | None = None,
         values: Tensor | None = None,
         seed: int | None = None,
-        offsets: Tensor | None = None,
+        widths: Tensor | None = None,
     ) -> Tensor:
         check_rows(rows, numel, width, codes.device)
-        check_packed(codes, stats, numel, bits, group_size, dtype, groups, values, offsets)
+        check_packed(codes, stats, numel, bits, group_size, dtype, groups, values, widths)
         rows = rows.contiguous()
         x = codes.new_empty((len(rows), width), dtype=dtype)
         if len(rows):
             inputs = codes, stats, groups, values, 0 if groups is None else len(groups), rows
-            sizes = len(rows), numel, width, clamp_group_size(group_size, numel)
-            kernel = _quantizer(_decoder("unpack_rows", seed), bits, dtype, offsets)
-            self._run(kernel, x.device, len(rows), inputs, sizes, seed, x, offsets)
+            size = clamp_group_size(group_size, numel)
+            sizes, layout = (len(rows), numel, width, size), _layout(widths, size)
+            kernel = _quantizer(_decoder("unpack_rows", seed), bits, dtype, widths)
+            self._run(kernel, x.device, len(rows), inputs, sizes, seed, x, layout)
         return x
 
     def pack_bits(self, x: Tensor, test: int, threshold: float) -> Tensor:
@@ -253,13 +256,18 @@ def _package() -> str:
     return f"pip install 'cuda-core[cu{major}]'"
 
 
-def _quantizer(name: str, bits: int, dtype: torch.dtype, offsets: Tensor | None) -> Kernel:
-    return _kernel(name, bits if offsets is None else 0, dtype)
+def _quantizer(name: str, bits: int, dtype: torch.dtype, widths: Tensor | None) -> Kernel:
+    return _kernel(name, bits if widths is None else 0, dtype)
 
 
 @functools.cache
 def _kernel(name: str, bits: int, dtype: torch.dtype) -> Kernel:
     return Kernel("cuda/quantize.cu", f"{name}_{name_of(dtype)}", bits)
+
+
+def _layout(widths: Tensor | None, group_size: int) -> tuple[Tensor | None, Tensor | None]:
+    """Return the widths of groups and the words before each, as arguments of a kernel."""
+    return widths, None if widths is None else reference.first_words(widths, group_size)
 
 
 def _decoder(name: str, seed: int | None) -> str:

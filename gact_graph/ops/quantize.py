@@ -45,9 +45,8 @@ encoded through float32.
 **Widths of groups.** Each group may have a width of its own (:class:`Widths`). ``codes`` is then
 the words of all tiles in order, as one dimension: the b words of a tile of a group of width b. A
 group begins at the sum of the words of the groups before it, and is otherwise encoded as in a
-tensor of one width; if all widths are equal, the words are the same. The operators take
-``offsets`` [groups + 1] int64, the words before each group and before the end, computed from the
-widths at each call: 8 bytes a group are not worth storing beside 1.
+tensor of one width; if all widths are equal, the words are the same. Where groups begin follows
+from the widths and is not stored.
 
 **Exact groups.** A group that holds NaN or Inf (a float64 beyond the largest float32 counts as
 Inf), or whose lo or step is beyond the largest bfloat16, has NaN for both, and its elements are
@@ -62,7 +61,6 @@ all groups, and groups beyond K decode to NaN, never to a number.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +68,7 @@ import torch
 from torch import Tensor
 
 from gact_graph.ops.checks import DTYPES as DTYPES
-from gact_graph.ops.checks import MOST_BITS, TILE, check_tensor
+from gact_graph.ops.checks import MOST_BITS, TILE, check_tensor, count_words
 from gact_graph.ops.reference import quantize as reference
 from gact_graph.ops.registration import dispatched
 
@@ -123,21 +121,11 @@ class Widths:
         check_tensor("widths", widths, torch.uint8, [-(-numel // group_size)], widths.device)
         if not numel:
             return cls(widths, 0)
-        words = cls(widths, 0).offsets(numel, group_size)[-1]
-        least, most, words = torch.stack([*map(Tensor.long, widths.aminmax()), words]).tolist()
+        counts = *map(Tensor.long, widths.aminmax()), count_words(widths, numel, group_size)
+        least, most, words = torch.stack(counts).tolist()
         for wrong in {least, most} - {*range(1, MOST_BITS + 1)}:
             raise ValueError(f"Expected widths from 1 to {MOST_BITS} (got {wrong})")
         return cls(widths, words)
-
-    def offsets(self, numel: int, group_size: int) -> Tensor:
-        """Return the words before each group and before the end, int64 [groups + 1]."""
-        of_group = group_size // TILE
-        offsets = self.widths.new_zeros(len(self.widths) + 1, dtype=torch.int64)
-        torch.cumsum(self.widths, 0, dtype=torch.int64, out=offsets[1:])
-        offsets *= of_group
-        missing = len(self.widths) * of_group - -(-numel // TILE)  # in a last, short group
-        offsets[1:][-1:].sub_(self.widths[-1:], alpha=missing)
-        return offsets
 
 
 @dataclass(frozen=True)
@@ -249,15 +237,9 @@ class Packed:
     def _format(self) -> tuple[Any, ...]:
         """The last arguments of both operators that decode."""
         seed = self.seed if self.decorrelate else None
+        widths = None if self.widths is None else self.widths.widths
         exact = self.groups, self.values
-        return self.bits, self.group_size, self.dtype, *exact, seed, self._offsets
-
-    @functools.cached_property
-    def _offsets(self) -> Tensor | None:
-        # Not computed before the first decoding, and once for all blocks that read rows.
-        if self.widths is None:
-            return None
-        return self.widths.offsets(self.shape.numel(), self.group_size)
+        return self.bits, self.group_size, self.dtype, *exact, seed, widths
 
 
 def check_int(name: str, value: object) -> None:
@@ -301,8 +283,7 @@ def pack(
         TypeError: If ``x`` is not a dense floating-point tensor, ``bits``, ``group_size`` or
             ``seed`` is not an int, or ``widths`` is not uint8.
         ValueError: If ``bits`` or ``group_size`` is out of range, or ``widths`` has another number
-            of groups or device; or (on the CPU) if one of ``widths`` is out of range, or their
-            number of words is another.
+            of groups or device; or (on the CPU) another number of words.
     """
     check_bits(bits)
     check_group_size(group_size)
@@ -312,13 +293,11 @@ def pack(
         return Packed(x, None, x.shape, x.dtype, bits, group_size)
     # The operators take a signed 64-bit number.
     signed = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
-    if widths is None:
-        codes, stats = _pack(x, bits, group_size, signed)
-    else:
-        groups = -(-x.numel() // group_size)
-        check_tensor("widths", widths.widths, torch.uint8, [groups], x.device)
-        offsets = widths.offsets(x.numel(), group_size)
-        codes, stats = _pack(x, bits, group_size, signed, offsets, widths.words)
+    of_groups: tuple[Any, ...] = ()
+    if widths is not None:
+        check_tensor("widths", widths.widths, torch.uint8, [-(-x.numel() // group_size)], x.device)
+        of_groups = widths.widths, widths.words
+    codes, stats = _pack(x, bits, group_size, signed, *of_groups)
     packed = Packed(codes, stats, x.shape, x.dtype, bits, group_size, seed=signed, widths=widths)
     exact, values = _exact_groups(x, stats, group_size)
     return packed if not len(exact) else dataclasses.replace(packed, groups=exact, values=values)

@@ -114,8 +114,8 @@ REFERENCE = [
     Fault(
         "a step is rounded down, so that codes leave the range",
         f"{_REFERENCE}/quantize.py",
-        "top), up=True)",
-        "top), up=False)",
+        "top.to(torch.float32), up=True)",
+        "top.to(torch.float32), up=False)",
         ("ops/test_reference.py",),
     ),
     Fault(

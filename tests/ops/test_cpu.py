@@ -101,15 +101,14 @@ def test_widths_of_groups_as_the_reference_does_them(
         widths = WIDTHS * (n // (16 * group_size) + 1)
         draw = torch.tensor(widths, dtype=torch.uint8)[: -(-n // group_size)].flip(0)
         own = Widths.of(draw, n, group_size)
-        offsets = own.offsets(n, group_size)
-        codes, stats = reference.pack(x, 4, group_size, -1, offsets, own.words)
-        actual = kernels.pack(x, 4, group_size, -1, offsets, own.words)
+        codes, stats = reference.pack(x, 4, group_size, -1, draw, own.words)
+        actual = kernels.pack(x, 4, group_size, -1, draw, own.words)
         assert torch.equal(actual[0], codes) and same_bytes(actual[1], stats)
         exact = reference.exact_groups(x, stats, group_size)
         width = min(n, 100) or 1
         rows = torch.arange(n // width).flip(0)
         for seed in (None, -1):
-            how = 4, group_size, dtype, *exact, seed, offsets
+            how = 4, group_size, dtype, *exact, seed, draw
             y = reference.unpack(codes, stats, [n], *how)
             assert same_bytes(kernels.unpack(codes, stats, [n], *how), y), (n, seed)
             for backend in (kernels, reference):
@@ -176,7 +175,7 @@ def test_threads_do_not_change_the_bytes(kernels: Any) -> None:
     x = torch.randn(300_000, generator=torch.Generator().manual_seed(2))
     threads = torch.get_num_threads()
     own = Widths.of((torch.arange(-(-300_000 // GROUP)) % 16 + 1).byte(), 300_000)
-    for how in ((), (own.offsets(300_000, GROUP), own.words)):
+    for how in ((), (own.widths, own.words)):
         try:
             torch.set_num_threads(1)
             alone = kernels.pack(x, 3, GROUP, 1, *how)
@@ -187,29 +186,6 @@ def test_threads_do_not_change_the_bytes(kernels: Any) -> None:
         expected = reference.pack(x, 3, GROUP, 1, *how)
         for packed in (alone, shared):
             assert torch.equal(packed[0], expected[0]) and torch.equal(packed[1], expected[1])
-
-
-def test_wrong_offsets_are_refused_in_any_thread(kernels: Any) -> None:
-    if kernels is simt.KERNELS:
-        pytest.skip("the host computes the offsets for CUDA")
-    x = torch.randn(300_000, generator=torch.Generator().manual_seed(2))
-    own = Widths.of(torch.full((-(-300_000 // GROUP),), 2, dtype=torch.uint8), 300_000)
-    offsets = own.offsets(300_000, GROUP)
-    codes, stats = kernels.pack(x, 2, GROUP, 1, offsets, own.words)
-    offsets[700] += 1
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(4)
-        for call in (
-            lambda: kernels.pack(x, 2, GROUP, 1, offsets, own.words),
-            lambda: kernels.unpack(
-                codes, stats, [300_000], 2, GROUP, x.dtype, None, None, None, offsets
-            ),
-        ):
-            with pytest.raises(ValueError, match=r"each tile of a group 1 to 16 words"):
-                call()
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_refuses_widths_and_records_that_do_not_fit(kernels: Any) -> None:

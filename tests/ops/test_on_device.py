@@ -57,16 +57,15 @@ def test_widths_of_groups(dtype: torch.dtype, device: str) -> None:
     for group, seed in GROUPS_AND_SEEDS:
         draw = (torch.arange(-(-x.numel() // group)) % 16 + 1).byte()
         own = Widths.of(draw.to(device), x.numel(), group)
-        offsets = own.offsets(x.numel(), group)
-        codes, stats = reference.pack(x, 4, group, seed, offsets.cpu(), own.words)
-        found_codes, found_stats = OPS.pack(x.to(device), 4, group, seed, offsets, own.words)
+        codes, stats = reference.pack(x, 4, group, seed, draw, own.words)
+        found_codes, found_stats = OPS.pack(x.to(device), 4, group, seed, own.widths, own.words)
         assert same_bytes(found_codes.cpu(), codes) and same_bytes(found_stats.cpu(), stats)
         exact = reference.exact_groups(x, stats, group)
         found_exact = [tensor.to(device) for tensor in exact]
         for again in (None, seed):
-            how = 4, group, dtype, *exact, again, offsets.cpu()
+            how = 4, group, dtype, *exact, again, draw
             y = reference.unpack(codes, stats, list(x.shape), *how)
-            found = 4, group, dtype, *found_exact, again, offsets
+            found = 4, group, dtype, *found_exact, again, own.widths
             actual = OPS.unpack(found_codes, found_stats, x.shape, *found)
             assert same_bytes(actual.cpu(), y), (group, again)
             coded = found_codes, found_stats, rows.to(device)

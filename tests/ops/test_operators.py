@@ -43,15 +43,15 @@ def _coded(bad: bool = False) -> tuple[Any, ...]:
     return codes, stats, *reference.exact_groups(x, stats, 256)
 
 
-# Three groups of a tensor of 600 elements, in widths of 3, 16 and 1; the last has two tiles.
-_OFFSETS = (0, 12, 76, 78)
-
-
 def _coded_in_widths() -> tuple[Tensor, ...]:
-    x, offsets = _normal(30, 20), torch.tensor(_OFFSETS)
+    """Three groups of a tensor of 600 elements; the last has two tiles."""
+    x, widths = _normal(30, 20), torch.tensor([3, 16, 1], dtype=torch.uint8)
     x[2], x[28:] = torch.inf, 0.1
-    codes, stats = reference.pack(x, 3, 256, 1, offsets, _OFFSETS[-1])
-    return codes, stats, *reference.exact_groups(x, stats, 256), offsets
+    codes, stats = reference.pack(x, 3, 256, 1, widths, _WORDS)
+    return codes, stats, *reference.exact_groups(x, stats, 256), widths
+
+
+_WORDS = 3 * 4 + 16 * 4 + 1 * 2
 
 
 def _call(backend: Any, name: str) -> Any:
@@ -62,7 +62,7 @@ def _call(backend: Any, name: str) -> Any:
 def _calls() -> dict[str, tuple[Any, ...]]:
     """Right arguments of each operator; a key begins with its name."""
     codes, stats, groups, values = _coded(bad=True)
-    wide_codes, wide_stats, wide_groups, wide_values, offsets = _coded_in_widths()
+    wide_codes, wide_stats, wide_groups, wide_values, widths = _coded_in_widths()
     x, weight = _normal(12, 8), _normal(50, 2)
     places = torch.randint(12, (50,), generator=seeded(1))
     weight_places = torch.randperm(50, generator=seeded(2))
@@ -70,14 +70,14 @@ def _calls() -> dict[str, tuple[Any, ...]]:
     words = torch.arange(10)
     return {
         "pack": (_normal(30, 20), 3, 256, 7),
-        "pack in widths": (_normal(30, 20), 3, 256, 7, offsets, _OFFSETS[-1]),
+        "pack in widths": (_normal(30, 20), 3, 256, 7, widths, _WORDS),
         "unpack in widths": (
             *(wide_codes, wide_stats, [30, 20], 3, 256, torch.float32, wide_groups, wide_values),
-            *(1, offsets),
+            *(1, widths),
         ),
         "unpack_rows in widths": (
             *(wide_codes, wide_stats, torch.tensor([0, 13, 29, 3]), 600, 20, 3, 256),
-            *(torch.float32, wide_groups, wide_values, 1, offsets),
+            *(torch.float32, wide_groups, wide_values, 1, widths),
         ),
         "exact_groups": (_normal(30, 20), stats, 256),
         "unpack": (codes, stats, [30, 20], 3, 256, torch.float32, groups, values, 1),
@@ -151,6 +151,9 @@ def _others(value: Any) -> list[Any]:
             ]
         if value.dim() == 2:
             other += [value[:, :0], value[:, :-1].contiguous(), value.new_empty(0, 0)]
+        if value.dtype == torch.uint8:
+            other += [torch.full_like(value, number) for number in (0, 1, 16, 17, 255)]
+            other += [value.flip(0), None]
         if value.dtype == torch.int64:
             numbers = (-1, 12, 2**31, 2**32 + 3, INT_MAX, -(2**63))
             for number, place in itertools.product(numbers, (0, -1, len(value) // 2)):
@@ -213,6 +216,10 @@ def test_several_wrong_arguments(name: str) -> None:
             call(*_copied(tuple(arguments)))
 
 
+def _bytes(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.uint8)
+
+
 _MISTAKES: dict[str, tuple[str, int, Any, type[Exception], str]] = {
     "heads 0": ("weighted_sum_weights", 4, 0, ValueError, r"share 8 columns evenly \(got 0\)"),
     "heads -1": ("weighted_sum_weights", 4, -1, ValueError, r"share 8 columns evenly \(got -1\)"),
@@ -264,39 +271,18 @@ _MISTAKES: dict[str, tuple[str, int, Any, type[Exception], str]] = {
     "shape": ("unpack", 2, [2**62, 4], ValueError, r"less than 2\^63 elements"),
     "one of both": ("unpack", 6, None, ValueError, r"Expected groups and values, or none of both"),
     "test": ("pack_bits", 1, 3, ValueError, r"Expected test from 0 to 2 \(got 3\)"),
-    "offsets from 1": (
-        "pack in widths", 4, torch.tensor([1, 12, 76, 78]), ValueError,
-        r"Expected offsets from 0 to 78 \(got 1 to 78\)",
+    "words": ("pack in widths", 5, 80, ValueError, r"widths of 80 words \(got 78\)"),
+    "words -1": ("pack in widths", 5, -1, ValueError, r"widths of -1 words \(got 78\)"),
+    "other words": (
+        "unpack in widths", 9, _bytes(3, 16, 2), ValueError, r"widths of 78 words \(got 80\)",
     ),
-    "offsets to 79": (
-        "unpack in widths", 9, torch.tensor([0, 12, 76, 79]), ValueError,
-        r"Expected offsets from 0 to 78 \(got 0 to 79\)",
-    ),
-    "words": ("pack in widths", 5, 80, ValueError, r"offsets from 0 to 80 \(got 0 to 78\)"),
-    "words -1": ("pack in widths", 5, -1, ValueError, r"offsets from 0 to -1 \(got 0 to 78\)"),
-    "offsets fall": (
-        "pack in widths", 4, torch.tensor([0, 80, 76, 78]), ValueError,
-        r"each tile of a group 1 to 16 words \(got 0 to 80 for 4 tiles\)",
-    ),
-    "offsets far below": (
-        "unpack in widths", 9, torch.tensor([0, 12, -(2**63), 78]), ValueError,
-        r"\(got 12 to -9223372036854775808 for 4 tiles\)",
-    ),
-    "width 0": (
-        "unpack_rows in widths", 11, torch.tensor([0, 12, 12, 78]), ValueError,
-        r"1 to 16 words \(got 12 to 12 for 4 tiles\)",
-    ),
+    "width 0": ("pack in widths", 4, _bytes(3, 0, 1), ValueError, r"from 1 to 16 \(got 0\)"),
     "width 17": (
-        "pack in widths", 4, torch.tensor([0, 8, 76, 78]), ValueError,
-        r"1 to 16 words \(got 8 to 76 for 4 tiles\)",
+        "unpack_rows in widths", 11, _bytes(3, 16, 17), ValueError, r"from 1 to 16 \(got 17\)",
     ),
-    "part of a word": (
-        "unpack_rows in widths", 11, torch.tensor([0, 12, 75, 78]), ValueError,
-        r"1 to 16 words \(got 12 to 75 for 4 tiles\)",
-    ),
-    "few offsets": ("pack in widths", 4, torch.arange(3), ValueError, r"offsets of \[4\]"),
-    "int32 offsets": (
-        "unpack in widths", 9, torch.zeros(4, dtype=torch.int32), TypeError, "Expected offsets of",
+    "few widths": ("pack in widths", 4, _bytes(3, 16), ValueError, r"Expected widths of \[3\]"),
+    "int32 widths": (
+        "unpack in widths", 9, _bytes(3, 16, 1).int(), TypeError, "Expected widths of",
     ),
     "codes in a matrix": (
         "unpack in widths", 0, torch.zeros(78, 1, dtype=torch.int64), ValueError,
@@ -330,8 +316,7 @@ def test_groups_of_any_size() -> None:
             codes, stats, rows, 600, 100, 2, group_size, x.dtype
         )
         assert torch.equal(some, y.view(6, 100)[rows])
-        offsets = torch.tensor([0, 20])
-        packed = torch.ops.gact_graph.pack(x, 2, group_size, 0, offsets, 20)
+        packed = torch.ops.gact_graph.pack(x, 2, group_size, 0, _bytes(2), 20)
         assert torch.equal(packed[0], codes.view(-1)) and torch.equal(packed[1], stats)
 
 

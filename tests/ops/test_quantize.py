@@ -312,9 +312,9 @@ def test_widths_out_of_range_are_refused(
 
 def test_widths_with_other_words_are_refused() -> None:
     own = torch.tensor([2, 3], dtype=torch.uint8)
-    with pytest.raises(ValueError, match=r"Expected offsets from 0 to 10 \(got 0 to 11\)"):
+    with pytest.raises(ValueError, match=r"Expected widths of 10 words \(got 11\)"):
         pack(_normal(300), 2, widths=Widths(own, 10))
-    with pytest.raises(ValueError, match=r"1 to 16 words \(got 8 to 8 for 1 tiles\)"):
+    with pytest.raises(ValueError, match=r"Expected widths from 1 to 16 \(got 0\)"):
         pack(_normal(300), 2, widths=Widths(torch.tensor([2, 0], dtype=torch.uint8), 8))
 
 

@@ -83,10 +83,9 @@ def test_a_group_of_any_width_has_the_words_of_a_tensor_of_that_width(
         x[300:600], x[-1] = 0.1, torch.inf
     widths = [1 + 5 * g % 16 for g in range(-(-n // group_size))]
     own = Widths.of(torch.tensor(widths, dtype=torch.uint8, device=device), n, group_size)
-    offsets = own.offsets(n, group_size)
-    codes, stats = reference.pack(x, 4, group_size, 3, offsets, own.words)
-    y = reference.unpack(codes, stats, [n], 4, group_size, x.dtype, None, None, 3, offsets)
-    words, starts = [codes[:0]], [0]
+    codes, stats = reference.pack(x, 4, group_size, 3, own.widths, own.words)
+    y = reference.unpack(codes, stats, [n], 4, group_size, x.dtype, None, None, 3, own.widths)
+    words = [codes[:0]]
     for g, bits in enumerate(widths):
         part = slice(g * group_size, (g + 1) * group_size)
         all_codes, all_stats = reference.pack(x, bits, group_size, 3)
@@ -95,9 +94,7 @@ def test_a_group_of_any_width_has_the_words_of_a_tensor_of_that_width(
         )
         assert same_bytes(stats[g], all_stats[g]) and same_bytes(y[part], decoded[part])
         words.append(all_codes[part.start // 64 : part.stop // 64].reshape(-1))
-        starts.append(starts[-1] + len(words[-1]))
-    assert torch.equal(codes, torch.cat(words)) and offsets.tolist() == starts
-    assert own.words == len(codes)
+    assert torch.equal(codes, torch.cat(words)) and own.words == len(codes)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -117,8 +114,8 @@ def test_a_tensor_above_the_size_of_a_slice_has_no_seam() -> None:
     x = normal((1 << 22) + 1000, torch.float16)
     n = x.numel()
     own = Widths.of((torch.arange(-(-n // 8192)) % 3 + 1).byte(), n, 8192)
-    offsets = own.offsets(n, 8192)
-    for packing, unpacking in (((), ()), ((offsets, own.words), (None, None, None, offsets))):
+    of_groups = (own.widths, own.words), (None, None, None, own.widths)
+    for packing, unpacking in (((), ()), of_groups):
         codes, stats = reference.pack(x, 1, 8192, 5, *packing)
         expected = kernels.pack(x, 1, 8192, 5, *packing)
         assert torch.equal(codes, expected[0]) and same_bytes(stats, expected[1])

@@ -7,7 +7,6 @@ bytes.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,13 +17,13 @@ from gact_graph.ops.checks import (
     MOST_BITS,
     TILE,
     check_coded,
-    check_offsets,
     check_packed,
     check_quantization,
     check_range,
     check_rows,
     check_strided,
     check_tensor,
+    check_widths,
     checked_numel,
     clamp_group_size,
 )
@@ -44,29 +43,31 @@ def fraction_bits(bits: Tensor) -> Tensor:
     return (24 - bits).clamp_(max=16)
 
 
-@dataclass(frozen=True)
+def first_words(widths: Tensor, group_size: int) -> Tensor:
+    """Return the words before each group [ceil(numel / group_size)], int64."""
+    return (widths.cumsum(0, dtype=torch.int64) - widths) * (group_size // TILE)
+
+
 class _Layout:
-    """The words of the tiles of n elements."""
+    """The words of tiles of 64 elements.
 
-    n: int
-    bits: int
-    group_size: int
-    offsets: Tensor | None
+    Args:
+        bits: The width of all groups; unused with ``widths``.
+        widths: As for :func:`pack`.
+    """
 
-    @property
-    def planes(self) -> int:
-        """The most words of a tile that are known without waiting for the device."""
-        return self.bits if self.offsets is None else MOST_BITS
+    def __init__(self, bits: int, group_size: int, widths: Tensor | None) -> None:
+        self.group_size = group_size
+        # The most that is known without waiting for the device.
+        self.planes = bits if widths is None else MOST_BITS
+        self._groups = None if widths is None else (first_words(widths, group_size), widths.long())
 
     def of(self, tile: Tensor) -> tuple[Tensor, Tensor]:
         """Return the first word and the number of words of each tile."""
-        if self.offsets is None:
-            return tile * self.bits, torch.full_like(tile, self.bits)
+        if self._groups is None:
+            return tile * self.planes, torch.full_like(tile, self.planes)
         size = self.group_size // TILE
-        group = tile // size
-        tiles = (-(-self.n // TILE) - group * size).clamp_(max=size)
-        first, end = self.offsets[group], self.offsets[group + 1]
-        width = (end - first) // tiles
+        first, width = (of_groups[tile // size] for of_groups in self._groups)
         return first + tile % size * width, width
 
 
@@ -76,29 +77,28 @@ def pack(
     bits: int,
     group_size: int,
     seed: int,
-    offsets: Tensor | None = None,
+    widths: Tensor | None = None,
     words: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Return codes [ceil(numel / 64), bits] (int64) and stats [ceil(numel / group_size), 2].
 
     Args:
-        offsets: The words before each group, and before the end,
-            [ceil(numel / group_size) + 1] (int64), if each group has its own width. ``bits`` is
-            then unused.
-        words: The number of words with offsets; the codes are then [words].
+        bits: The width of all groups; unused with ``widths``.
+        widths: The width of each group [ceil(numel / group_size)] (uint8); None for ``bits``.
+        words: The number of words with ``widths``; the codes are then [words].
     """
     check_quantization(bits, group_size)
     check_strided("x", x, x.device)
     check_coded("x", x.dtype)
     flat = x.detach().contiguous().view(-1)
     n = flat.numel()
-    if offsets is not None:
-        check_offsets(offsets, words, n, group_size, x.device)
+    if widths is not None:
+        check_widths(widths, words, n, group_size, x.device)
     group_size = clamp_group_size(group_size, n)
-    shape = [-(-n // TILE), bits] if offsets is None else [words]
+    shape = [-(-n // TILE), bits] if widths is None else [words]
     codes = torch.empty(shape, dtype=torch.int64, device=x.device)
     stats = torch.empty(-(-n // group_size), 2, dtype=torch.bfloat16, device=x.device)
-    layout = _Layout(n, bits, group_size, offsets)
+    layout = _Layout(bits, group_size, widths)
     stride = max(1, _SLICE // group_size) * group_size
     for start in range(0, n, stride):
         part = flat[start : start + stride]
@@ -113,12 +113,12 @@ def _pack_fake(
     bits: int,
     group_size: int,
     seed: int,
-    offsets: Tensor | None = None,
+    widths: Tensor | None = None,
     words: int = 0,
 ) -> tuple[Tensor, Tensor]:
     check_quantization(bits, group_size)
     n = x.numel()
-    shape = ((n + TILE - 1) // TILE, bits) if offsets is None else (words,)
+    shape = ((n + TILE - 1) // TILE, bits) if widths is None else (words,)
     codes = x.new_empty(shape, dtype=torch.int64)
     return codes, x.new_empty((n + group_size - 1) // group_size, 2, dtype=torch.bfloat16)
 
@@ -195,19 +195,19 @@ def unpack(
     groups: Tensor | None = None,
     values: Tensor | None = None,
     seed: int | None = None,
-    offsets: Tensor | None = None,
+    widths: Tensor | None = None,
 ) -> Tensor:
     """Return the decoded tensor of ``shape`` and ``dtype``, contiguous.
 
     Args:
         seed: The seed of the noise for the decorrelated decoding; None for the plain one.
-        offsets: As for :func:`pack`.
+        widths: As for :func:`pack`.
     """
     n = checked_numel(shape)
-    check_packed(codes, stats, n, bits, group_size, dtype, groups, values, offsets)
+    check_packed(codes, stats, n, bits, group_size, dtype, groups, values, widths)
     out = torch.empty(shape, dtype=dtype, device=codes.device)
     flat = out.view(-1)
-    layout = _Layout(n, bits, group_size, offsets)
+    layout = _Layout(bits, group_size, widths)
     stride = max(1, _SLICE // group_size) * group_size
     for start in range(0, n, stride):
         part = flat[start : start + stride]
@@ -251,32 +251,32 @@ def unpack_rows(
     groups: Tensor | None = None,
     values: Tensor | None = None,
     seed: int | None = None,
-    offsets: Tensor | None = None,
+    widths: Tensor | None = None,
 ) -> Tensor:
     """Return rows [len(rows), width] of the decoded tensor seen as [numel / width, width].
 
     Args:
         seed: As for :func:`unpack`.
-        offsets: As for :func:`pack`.
+        widths: As for :func:`pack`.
     """
     check_rows(rows, numel, width, codes.device)
-    check_packed(codes, stats, numel, bits, group_size, dtype, groups, values, offsets)
+    check_packed(codes, stats, numel, bits, group_size, dtype, groups, values, widths)
     check_range("rows", rows, numel // width - 1)
     out = torch.empty(len(rows), width, dtype=dtype, device=codes.device)
-    words, layout = codes.view(-1), _Layout(numel, bits, group_size, offsets)
+    words, layout = codes.view(-1), _Layout(bits, group_size, widths)
     stride = max(1, _SLICE // width)
     for start in range(0, len(rows), stride):
         part = rows[start : start + stride, None] * width
         index = (part + torch.arange(width, device=codes.device)).view(-1)
         lane, group = index % TILE, index // group_size
-        place, widths = layout.of(index // TILE)
+        place, own = layout.of(index // TILE)
         code = torch.zeros_like(index)
         for p in range(layout.planes):
-            code |= ((words[_place(place, widths, p)] >> lane) & 1) << p
-        code &= (1 << widths) - 1
+            code |= ((words[_place(place, own, p)] >> lane) & 1) << p
+        code &= (1 << own) - 1
         first, _ = layout.of(group * (group_size // TILE))
         pairs = stats[group]
-        decoded = _decode(_level(code, index, widths, seed), pairs, words[first], dtype)
+        decoded = _decode(_level(code, index, own, seed), pairs, words[first], dtype)
         if groups is not None and values is not None and len(groups):
             row, exists = _find(groups, group)
             exact = values[row, index % group_size]
