@@ -23,10 +23,10 @@ void for_each_part(int64_t parts, const Work& work) {
   });
 }
 
-// Calls work(begin, end) for ranges of at least `least` that partition [0, count).
+// Calls work(begin, end) for ranges of at least `least` that partition [0, count). None is empty.
 template <typename Work>
 void for_each_range(int64_t count, int64_t least, const Work& work) {
-  const int64_t parts = std::clamp<int64_t>(count / least, 1, kMostParts);
+  const int64_t parts = std::clamp<int64_t>(count / least, count > 0, kMostParts);
   for_each_part(parts,
                 [&](int64_t part) { work(count * part / parts, count * (part + 1) / parts); });
 }

@@ -348,12 +348,12 @@ std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& input, int64_t bits, i
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "pack", [&] {
     const scalar_t* from = x.const_data_ptr<scalar_t>();
     for_each_range(groups, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
-      if (begin == end) return;
-      for (Layout::Group group = layout[begin];; group = layout.after(group)) {
-        const int64_t g = group.number, start = g * group_size;
+      Layout::Group group = layout[begin];
+      for (int64_t g = begin; g < end; ++g) {
+        if (g > begin) group = layout.after(group);
+        const int64_t start = g * group_size;
         pack_group(from + start, std::min(group_size, n - start), static_cast<uint64_t>(start),
                    static_cast<uint64_t>(seed), group.bits, words + group.word, pairs + 2 * g);
-        if (g + 1 == end) break;
       }
     });
   });

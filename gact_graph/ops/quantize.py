@@ -42,11 +42,10 @@ bfloat16 holds lo and step of each group. A group of equal elements has step 0 a
 float64, in its first word, so it decodes exactly. A step below 2^-110 is raised to it. float64 is
 encoded through float32.
 
-**Widths of groups.** Each group may have a width of its own (:class:`Widths`). ``codes`` is then
-the words of all tiles in order, as one dimension: the b words of a tile of a group of width b. A
-group begins at the sum of the words of the groups before it, and is otherwise encoded as in a
-tensor of one width; if all widths are equal, the words are the same. Where groups begin follows
-from the widths and is not stored.
+**Widths of groups.** Each group may have its own width (:class:`Widths`). ``codes`` [words] int64
+then holds the words of one tile after another, b per tile in a group of width b. Each group has the
+words that it has in a tensor of that width. The number of a group's first word is the sum over the
+groups before it and is not stored.
 
 **Exact groups.** A group that holds NaN or Inf (a float64 beyond the largest float32 counts as
 Inf), or whose lo or step is beyond the largest bfloat16, has NaN for both, and its elements are
@@ -92,7 +91,8 @@ _unpack_rows = dispatched(reference.unpack_rows)
 class Widths:
     """The width of each group of a tensor.
 
-    Several tensors of one size may share the object, which belongs to the caller.
+    Tensors with the same number of elements may share it. ``widths`` must not change until all of
+    them are decoded.
 
     Attributes:
         widths: Bits per element of each group, 1 to 16, uint8 [ceil(numel / group_size)], on the

@@ -304,6 +304,17 @@ def test_errors_name_the_argument(
         _call(_backends()[backend], name)(*arguments)
 
 
+@pytest.mark.parametrize("backend", _backends())
+def test_an_empty_tensor_has_no_widths(backend: str) -> None:
+    ops = _backends()[backend]
+    codes, stats = ops.pack(_normal(0), 2, 256, 0, _bytes(), 0)
+    assert codes.shape == (0,) and stats.shape == (0, 2)
+    how = 2, 256, torch.float32, None, None, None, _bytes()
+    assert ops.unpack(codes, stats, [0, 3], *how).shape == (0, 3)
+    none = torch.zeros(0, dtype=torch.int64)
+    assert ops.unpack_rows(codes, stats, none, 0, 5, *how).shape == (0, 5)
+
+
 def test_groups_of_any_size() -> None:
     """Sums of sizes and counts are not made where they would overflow."""
     x = _normal(600)

@@ -49,7 +49,7 @@ def first_words(widths: Tensor, group_size: int) -> Tensor:
 
 
 class _Layout:
-    """The words of tiles of 64 elements.
+    """The places of the words of each tile.
 
     Args:
         bits: The width of all groups; unused with ``widths``.
