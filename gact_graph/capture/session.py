@@ -149,6 +149,8 @@ class Session:
         outer = current.current()
         with ExitStack() as closing:
             closing.callback(self._close)
+            # Once more than below, where a signal may interrupt it.
+            closing.callback(current.set_current, outer)
             with ExitStack() as stack:
                 stack.callback(current.set_current, outer)
                 current.set_current(self)
