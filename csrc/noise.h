@@ -1,5 +1,8 @@
 // The noise of stochastic rounding: a pure function of (seed, element index), the same on every
 // backend. It leaves the global generators alone, so quantizing changes no dropout mask.
+//
+// The low 48 bits of the seed choose the noise, and the high 16 bits are added to it, modulo 2^16:
+// seeds that differ in these alone give a dither of each element (see gact_graph/capture/noise.py).
 #pragma once
 
 #ifdef __CUDACC_RTC__  // NVRTC has no headers of its own
@@ -17,17 +20,19 @@ namespace gact_graph {
 struct NoiseKey {
   uint32_t first;
   uint32_t second;
+  uint32_t shift;  // in both halves
 };
 
 // The counter of the hash has 32 bits; the bits above it go into the key, so that tensors of more
 // than 2^32 elements do not repeat their noise. The mix is SplitMix64's finaliser (Steele et al.,
 // "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014).
 inline NoiseKey noise_key(uint64_t seed, uint64_t index) {
-  uint64_t z = seed + ((index >> 32) + 1) * 0x9E3779B97F4A7C15ull;
+  const uint32_t shift = static_cast<uint32_t>(seed >> 48) * 0x10001u;
+  uint64_t z = (seed & 0xFFFFFFFFFFFFull) + ((index >> 32) + 1) * 0x9E3779B97F4A7C15ull;
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
   z ^= z >> 31;
-  return {static_cast<uint32_t>(z), static_cast<uint32_t>(z >> 32)};
+  return {static_cast<uint32_t>(z), static_cast<uint32_t>(z >> 32), shift};
 }
 
 // One hash gives two elements 16 bits each: of every 32 consecutive elements, element j takes the
@@ -41,7 +46,9 @@ inline uint32_t noise_hash(uint32_t counter, NoiseKey key) {
   h = (h + key.second) * 0x85EBCA77u;
   h ^= h >> 13;
   h *= 0xC2B2AE3Du;
-  return h ^ (h >> 16);
+  h ^= h >> 16;
+  // Without a carry from half to half.
+  return ((h + key.shift) & 0xFFFFu) | ((h & 0xFFFF0000u) + (key.shift & 0xFFFF0000u));
 }
 
 inline uint32_t noise16(uint32_t index, NoiseKey key) {

@@ -10,6 +10,10 @@ the mean gradient is from the exact one, over its length. It is estimated from p
 independent means, as the length of a mean has a floor of sqrt(variance / draws).
 
 ``--total`` measures all slots together alone, which takes as many steps as there are draws.
+
+``--averaged`` trains some steps with exact gradients, and compares the average of the last
+gradients, each weighted by 0.9 of the next, with that of compressed gradients along the way: with
+fresh noise at each step, and with the dither of training on one graph.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch_geometric.nn import models
 
@@ -25,15 +30,21 @@ from datasets import load
 from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.levels import LEVELS_BY_NAME
-from experiments.helpers.noise import Moments, Probe, moments
+from experiments.helpers.noise import Draws, Moments, Probe, moments
 from experiments.helpers.plot import plot_agreement, require_matplotlib
 from experiments.helpers.recipes import Recipe
 from experiments.helpers.tables import table
-from experiments.helpers.train import seed_everything
+from experiments.helpers.train import seed_everything, training_loss
 from experiments.models.nets import attention
 from gact_graph.adaptive.allocator import noise
 
 Subject = Callable[[int, int], nn.Module]
+
+_DECAY = 0.9
+"""Of the average of gradients, as the momentum of SGD and Adam's first moment have it."""
+
+_BEFORE = 20
+"""Steps before the average counts: nothing is left of its start."""
 
 _SWEEPS = 10
 """Sweeps of Algorithm 1 whose mean is compared: a single one is one draw of a random number."""
@@ -73,6 +84,38 @@ def _singles(
     return {"slots": slots, "sum_of_single": sum(s["true"] for s in slots)}
 
 
+def averaged(subject: Subject, task: NodeTask, bits: int, steps: int) -> dict[str, float]:
+    """Return the mean over the steps of the squared error of averaged gradients over ||average||^2,
+    by kind of noise."""
+    exact = _model(subject, task, {"*": 32}, bits)
+    model = _model(subject, task, {}, bits)
+    optimizer = torch.optim.Adam(exact.parameters(), 0.01)
+    step = 0
+
+    def loss(of: nn.Module) -> Tensor:
+        seed_everything(step)
+        return training_loss(of.train()(task.x, task.adjacency), task)
+
+    noises = {"fresh": False, "dithered": True}
+    draws = {name: Draws(model, lambda: loss(model), kind) for name, kind in noises.items()}
+    averages = dict.fromkeys(("exact", *draws), torch.zeros(()))
+    errors = dict.fromkeys(draws, 0.0)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss(exact).backward()
+        gradients = {"exact": torch.cat([p.grad.flatten() for p in exact.parameters()])}
+        model.load_state_dict(exact.state_dict())
+        gradients |= {name: draw.gradient(step) for name, draw in draws.items()}
+        averages = {n: _DECAY * averages[n] + (1 - _DECAY) * g for n, g in gradients.items()}
+        if step >= _BEFORE:
+            length = averages["exact"].square().sum()
+            for name in errors:
+                error = (averages[name] - averages["exact"]).square().sum() / length
+                errors[name] += float(error) / (steps - _BEFORE)
+        optimizer.step()
+    return errors
+
+
 def _bias(noisy: Moments) -> dict[str, float]:
     own = {"bias": noisy.bias, "bias_squared": noisy.bias_squared}
     return own | {"bias_squared_error": noisy.error, "floor": noisy.floor}
@@ -84,8 +127,8 @@ def _small_gat(i: int, o: int) -> nn.Module:
 
 
 def _basic(cls: Callable[..., nn.Module], **own: Any) -> Callable[..., nn.Module]:
-    """Three layers of 64, with dropout, of PyG's models."""
-    return lambda i, o, **options: cls(i, 64, 3, o, dropout=0.5, **own, **options)
+    """Three layers of 64 of PyG's models."""
+    return lambda i, o, **options: cls(i, 64, 3, o, **own, **options)
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -111,16 +154,26 @@ def _model(subject: Subject, task: NodeTask, pin: dict[str, int], bits: int) -> 
     command.flag("--act", default="relu", text="of PyG's models: relu, gelu, elu ..."),
     command.BITS,
     command.number("--draws", 2000, "of the noise"),
+    command.flag("--dropout", float, 0.5, text="of PyG's models"),
     command.switch("--total", "measure no slot alone: much faster, without a plot"),
+    command.number("--averaged", text="steps of a training whose averaged gradients are compared"),
     command.OUT_NEEDED,
 )
 def main(args: command.Args) -> None:
-    if not args.total:
+    if not (args.total or args.averaged):
         require_matplotlib()
     task = prepare(load(args.dataset, args.data_root), "edge_index", device=args.device)
-    options = {} if args.model == "small-gat" else {"norm": args.norm, "act": args.act}
-    subject = functools.partial(MODELS[args.model], **options)
-    kept = args.keep("variance.json", "model", "norm", "act", "bits", "draws")
+    of_pyg = {"norm": args.norm, "act": args.act, "dropout": args.dropout}
+    subject = functools.partial(MODELS[args.model], **({} if args.model == "small-gat" else of_pyg))
+    if args.averaged:
+        kept = args.keep("averaged.json", "model", "norm", "act", "bits", "dropout", "averaged")
+        steps = args.averaged + _BEFORE
+        found = kept.once(("errors",), functools.partial(averaged, subject, task, args.bits, steps))
+        columns = (("noise", "{noise}"), ("squared error of the average", "{error:.2e}"))
+        rows = [{"noise": name, "error": error} for name, error in found.items()]
+        args.show(f"{args.model} on {args.dataset}, {args.bits} bit", table(columns, rows))
+        return
+    kept = args.keep("variance.json", "model", "norm", "act", "bits", "draws", "dropout")
     if ("together" if args.total else "slots") not in kept.content:
         kept.content |= check(subject, task, args.bits, args.draws, args.total)
         kept.write()

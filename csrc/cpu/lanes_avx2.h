@@ -61,7 +61,8 @@ inline __m256i noise_hash(__m256i counter, NoiseKey key) {
   h = _mm256_mullo_epi32(h, set1(0x85EBCA77u));
   h = _mm256_xor_si256(h, _mm256_srli_epi32(h, 13));
   h = _mm256_mullo_epi32(h, set1(0xC2B2AE3Du));
-  return _mm256_xor_si256(h, _mm256_srli_epi32(h, 16));
+  h = _mm256_xor_si256(h, _mm256_srli_epi32(h, 16));
+  return _mm256_add_epi16(h, set1(key.shift));
 }
 
 // The noise of 32 consecutive elements, of which each hash serves two.

@@ -87,7 +87,8 @@ inline __m512i noise_hash(__m512i counter, NoiseKey key) {
   h = _mm512_mullo_epi32(h, set1(0x85EBCA77u));
   h = _mm512_xor_si512(h, _mm512_srli_epi32(h, 13));
   h = _mm512_mullo_epi32(h, set1(0xC2B2AE3Du));
-  return _mm512_xor_si512(h, _mm512_srli_epi32(h, 16));
+  h = _mm512_xor_si512(h, _mm512_srli_epi32(h, 16));
+  return _mm512_add_epi16(h, set1(key.shift));
 }
 
 // Codes of at most 8 bits become one vector of 64 bytes, so that one test makes a whole word.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -139,10 +140,14 @@ class Draws:
     Args:
         model: A wrapped model whose bits do not change.
         loss: Runs forward and returns the loss; dropout must be the same each time.
+        repeated: Whether noise of consecutive numbers is a dither, as in training on one graph; by
+            default, it is independent.
     """
 
-    def __init__(self, model: nn.Module, loss: Callable[[], Tensor]) -> None:
-        self._model, self._loss = model, loss
+    def __init__(
+        self, model: nn.Module, loss: Callable[[], Tensor], repeated: bool = False
+    ) -> None:
+        self._model, self._loss, self._repeated = model, loss, repeated
         self.number = 0
 
     def __call__(self, slot: str | None = None) -> dict[int, Tensor]:
@@ -156,7 +161,7 @@ class Draws:
         before, controller.forwards = controller.forwards, self.number
         self._model.zero_grad()
         try:
-            with _reseeded(slot):
+            with _reseeded(slot, self._repeated):
                 self._loss().backward()
         finally:
             controller.forwards = before
@@ -193,11 +198,12 @@ class Probe(Draws):
 
 
 @contextmanager
-def _reseeded(slot: str | None) -> Iterator[None]:
+def _reseeded(slot: str | None, repeated: bool) -> Iterator[None]:
+    """Replace the noise of one slot, and that of all slots by fresh noise unless ``repeated``."""
     stock = Noise.seed_of
 
     def seed_of(noise: Noise, name: str) -> int:
-        return stock(noise, name) ^ (name == slot)
+        return stock(dataclasses.replace(noise, repeated=repeated), name) ^ (name == slot)
 
     with mock.patch.object(Noise, "seed_of", seed_of):
         yield

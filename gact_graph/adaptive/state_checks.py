@@ -64,6 +64,12 @@ def check_width(path: str, value: object) -> None:
         raise ValueError(f"Expected {path} to be 1 to 16, or 32 (got {value})")
 
 
+def check_flag(path: str, value: object) -> None:
+    """Raise TypeError unless ``value`` is a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"Expected {path} to be a bool (got {_got(value)})")
+
+
 def check_measured(path: str, value: object) -> None:
     """Raise TypeError or ValueError unless ``value`` is a finite number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

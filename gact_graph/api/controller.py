@@ -253,7 +253,7 @@ class Controller:
                 self.config,
                 tracked.scheme,
                 self.owner,
-                Noise(self.config.seed, self.forwards),
+                Noise(self.config.seed, self.forwards, tracked.inputs.see(call.inputs)),
                 model,
                 call.inputs,
                 swap=None if self.swapping is None else Swap(self.swapping),

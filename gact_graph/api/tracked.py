@@ -9,13 +9,14 @@ from typing import Any
 from gact_graph.adaptive.adaptation import Adaptation
 from gact_graph.adaptive.scheme import Scheme
 from gact_graph.adaptive.slot_names import with_new_names
-from gact_graph.adaptive.state_checks import check_count, check_keys, check_measured
+from gact_graph.adaptive.state_checks import check_count, check_flag, check_keys, check_measured
+from gact_graph.api.repeated import RepeatedInputs
 from gact_graph.capture.config import Config
 from gact_graph.codecs import Kept
 from gact_graph.support.exact import ExactSlots
 from gact_graph.support.rows import RECOMPUTED, Row
 
-NEWER = ("exactly", "compressible")
+NEWER = ("exactly", "compressible", "repeated")
 """Entries of a state that version 0.7.0 did not save."""
 
 
@@ -29,6 +30,7 @@ class TrackedMethod:
         saved_bytes: Bytes that stock autograd would have saved in the last call; None before the
             first call.
         exact_slots: The slots that are kept exactly.
+        inputs: Whether calls repeat with the same inputs.
         compressible: The share of ``saved_bytes`` by which compression can lower the peak, in the
             last call that was encoded completely; 1 before.
     """
@@ -37,6 +39,7 @@ class TrackedMethod:
     adaptation: Adaptation | None
     saved_bytes: int | None = None
     exact_slots: ExactSlots = field(default_factory=ExactSlots)
+    inputs: RepeatedInputs = field(default_factory=RepeatedInputs)
     compressible: float = 1.0
 
     @classmethod
@@ -72,6 +75,7 @@ class TrackedMethod:
             "saved_bytes": self.saved_bytes,
             "exactly": self.exact_slots.state_dict(),
             "compressible": self.compressible,
+            "repeated": self.inputs.repeated,
         }
 
     def check_state(self, path: str, state: object) -> None:
@@ -101,6 +105,7 @@ class TrackedMethod:
         if "exactly" in state:
             check_keys(f"{path}['exactly']", state["exactly"], ("with_leaf", "without", "decided"))
         check_measured(f"{path}['compressible']", state.get("compressible", 1.0))
+        check_flag(f"{path}['repeated']", state.get("repeated", True))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that :meth:`check_state` accepts."""
@@ -112,3 +117,5 @@ class TrackedMethod:
         if "exactly" in state:
             self.exact_slots.load_state_dict(state["exactly"])
         self.compressible = state.get("compressible", 1.0)
+        self.inputs = RepeatedInputs()
+        self.inputs.repeated = state.get("repeated", True)

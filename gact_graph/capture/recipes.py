@@ -6,6 +6,7 @@ gathers it is the source, which is no larger than the rows and is saved when the
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -37,7 +38,10 @@ would save nothing."""
 _OPERATIONS = 12
 """The most operations of a recipe: a residual network would compute all earlier layers again."""
 
-_WEIGHTS = 1 << 20  # bytes of a weight that is copied, for a product that takes little time
+_MULTIPLICATIONS = 1280
+"""The most multiplications of a matrix product for each byte that is saved: 320 for an element of
+2 bits. On two cores of a CPU, a product with 256 takes as long as to encode the result and to
+decode it."""
 
 
 class _Record(NamedTuple):
@@ -57,7 +61,7 @@ class Recipes:
         keep: A function that saves the index of an operation.
         saved: A function that returns an input or a tensor that is saved already; else None.
         is_input: A function of a tensor: whether its memory is the caller's.
-        lossy: Whether saved tensors may be quantized.
+        bits: The average of bits per element of saved tensors; 32 if none is quantized.
     """
 
     def __init__(
@@ -65,9 +69,9 @@ class Recipes:
         keep: Callable[[Call, Tensor], Saved],
         saved: Callable[[Tensor], Saved | None],
         is_input: Callable[[Tensor], bool],
-        lossy: bool,
+        bits: float,
     ) -> None:
-        self._keep, self._saved, self._is_input, self.lossy = keep, saved, is_input, lossy
+        self._keep, self._saved, self._is_input, self.bits = keep, saved, is_input, bits
         # By the places of the results; an expired key shows that a result is gone.
         self._records: dict[int, _Record] = {}
 
@@ -151,7 +155,7 @@ class Recipes:
 
     def source(self, value: Tensor) -> Source:
         """Return the source of a gather."""
-        return Source(value.detach(), self.may_change(value), self.lossy, version_of(value))
+        return Source(value.detach(), self.may_change(value), self.bits < 32, version_of(value))
 
     def may_change(self, value: Any) -> bool:
         """Return whether a tensor may be memory of the user, who may change it behind autograd."""
@@ -427,14 +431,31 @@ def _layer_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
     return Recipe(run, (Leaf(x, recipes.may_change(call.argument(0, "input", "self"))),), _any)
 
 
-def _matrix_product(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
-    """For levels without loss: a few bits of codes cost less than the time of a product."""
-    return None if recipes.lossy else _again(_none, _WEIGHTS)(recipes, call, result)
+def _matrix_product(first: int) -> _Writer:
+    """Return a writer of products; the factors are the argument of this number and the next."""
+
+    def linear(inexact: Sequence[bool]) -> bool:
+        return not (inexact[first] and inexact[first + 1])
+
+    def write(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
+        factors = call.args[first : first + 2]
+        # Keywords may come in any order.
+        if len(factors) < 2 or not all(isinstance(f, Tensor) and is_plain(f) for f in factors):
+            return None
+        copies = sum(f.nbytes for f in factors if f.is_leaf and f.requires_grad)
+        bits = min(recipes.bits, 8 * result.element_size())
+        bytes_saved = result.numel() * bits / 8 - copies
+        if result.numel() * factors[0].size(-1) > _MULTIPLICATIONS * bytes_saved:
+            return None
+        recipe = _again(linear, copied=copies)(recipes, call, result)
+        return None if recipe is None else dataclasses.replace(recipe, multiplies=True)
+
+    return write
 
 
 _SUMS = ("add", "radd", "sub", "rsub", "subtract", "neg", "negative", "cat", "concat", "stack")
 _PRODUCTS = ("mul", "rmul", "multiply")
-_MATRIX_PRODUCTS = ("linear", "matmul", "mm", "addmm")
+_MATRIX_PRODUCTS = ("linear", "matmul", "mm")
 _QUOTIENTS = ("div", "truediv", "divide", "true_divide")
 _CURVED = (
     *("relu6", "hardtanh", "clamp", "abs", "square", "sqrt", "rsqrt", "exp", "sigmoid", "tanh"),
@@ -455,7 +476,8 @@ WRITERS: dict[str, _Writer] = {
     **dict.fromkeys(_QUOTIENTS, _again(_first)),
     # The mean of a curved function of noisy values is not its value: exact operands only.
     **dict.fromkeys(_CURVED, _again(_none)),
-    **dict.fromkeys(_MATRIX_PRODUCTS, _matrix_product),
+    **dict.fromkeys(_MATRIX_PRODUCTS, _matrix_product(0)),
+    "addmm": _matrix_product(1),
     "relu": _relu,
     "leaky_relu": _leaky_relu,
     "dropout": _dropout,

@@ -121,7 +121,10 @@ class Session:
         self._owned = ExternallyOwned(model, inputs)
         self._allowance = Allowance(spare)
         self._recipes = Recipes(
-            self._keep_index, self._saved_already, self._owned.is_input, config.quantize
+            self._keep_index,
+            self._saved_already,
+            self._owned.is_input,
+            config.bits if config.quantize else 32,
         )
         self._joint_masks = JointMasks()
         # The variance that the submodule that started last computes, if any, and its name.
@@ -149,6 +152,8 @@ class Session:
         outer = current.current()
         with ExitStack() as closing:
             closing.callback(self._close)
+            # Once more than below, where a signal may interrupt it.
+            closing.callback(current.set_current, outer)
             with ExitStack() as stack:
                 stack.callback(current.set_current, outer)
                 current.set_current(self)
@@ -419,7 +424,8 @@ class Session:
         context, entry = cached
         if isinstance(context.encoded, Rebuilt):
             context.encoded.readers += 1
-        context.gathered |= save.position in save.call.gathered
+        if save.position in save.call.gathered:
+            context.gather()
         if save.by_autograd:
             entry.count_as_saved()
         return Saved(context, elements.layout, save.slot)
@@ -463,7 +469,8 @@ class Session:
             context = shared
         elif self._swap is not None:
             context.move(self._swap.leave)
-        context.gathered |= save.position in save.call.gathered
+        if save.position in save.call.gathered:
+            context.gather()
         entry = self._ledger.add(save, context, elements, is_shared=shared is not None)
         self._cache.add(elements, save.reads, context, entry)
         return Saved(context, elements.layout, save.slot)

@@ -131,7 +131,7 @@ class Context:
     """An encoded tensor, shared by all saved tensors that view the same elements.
 
     Attributes:
-        gathered: Whether messages gather rows of it.
+        gathered: Whether messages gather rows of it, or of a tensor that is computed from it again.
         reading: A callback for each decoding; None for none.
     """
 
@@ -145,6 +145,12 @@ class Context:
     def form(self) -> Form:
         """The attributes of the form that training stores."""
         return self.encoded.form
+
+    def gather(self) -> None:
+        """Record that messages gather rows of it, or a product reads it, in the plain decoding."""
+        self.gathered = True
+        for source in self.encoded.sources:
+            source.context.gather()
 
     def move(self, leave: Callable[[Encoded], Encoded]) -> None:
         """Replace the encoded form by a copy in other memory."""

@@ -5,17 +5,25 @@ tensor is encoded once, by any codec, and backward gathers again. A linear layer
 ``dropout(relu(norm(h)))``, of which the norm saves ``h``, the activation and the dropout a mask
 each: backward runs the three operations again, on exact values with the same bits, and on codes of
 ``h`` without bias.
+
+A norm and messages pass a gradient on that depends on the tensor that they read. If that is a
+product ``W x``, the gradient of ``W`` is a product of this gradient and ``x``, and would contain
+the square of the noise in both. So the product is computed from the plain decoding of the codes,
+and all others read the decorrelated one.
 """
 
 from __future__ import annotations
+
+import copy
+import dataclasses
 
 import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from gact_graph.codecs.base import Encoded
+from gact_graph.codecs.base import Encoded, Saved
 from gact_graph.codecs.codec import Codec, Request
-from gact_graph.codecs.reads import VALUES, Side, Sign
+from gact_graph.codecs.reads import VALUES, Side, Sign, Values
 from gact_graph.codecs.recipe import Recipe
 
 
@@ -29,13 +37,18 @@ class Rebuilt(Encoded):
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
+        self._plain = True
         self.readers = 1
         self._value: Tensor | None = None
         self._left = 0
         self.codec = "gather" if recipe.gathers else "rebuild"
         self.exact = recipe.exact
         self.lossy = not recipe.exact
+        self.products = 0 if recipe.exact else recipe.products
         self.sources = (*recipe.leaves(),)
+        if recipe.gathers or self.products:
+            for source in self.sources:
+                source.context.gather()
 
     @property
     def nbytes(self) -> int:
@@ -45,7 +58,8 @@ class Rebuilt(Encoded):
         # Codes may be read in another width or decoding next time.
         in_backward = torch._C._current_graph_task_id() != -1
         if self.readers == 1 or not in_backward or not self._recipe.exact:
-            return self._recipe.value().reshape(-1)
+            recipe = self._recipe.plain() if self._plain else self._recipe
+            return recipe.value().reshape(-1)
         value = self._value
         if value is None:
             value = self._value = self._recipe.value().reshape(-1)
@@ -55,6 +69,16 @@ class Rebuilt(Encoded):
         if not self._left:
             self._release()
         return value
+
+    def decorrelated(self) -> Rebuilt:
+        if self.exact or self._recipe.gathers:
+            return self
+        rebuilt = copy.copy(self)
+        rebuilt._plain = False
+        return rebuilt
+
+    def min_variance(self) -> Rebuilt:
+        return self if self.products else self.decorrelated()
 
     def _release(self) -> None:
         self._value = None
@@ -76,6 +100,27 @@ class Rebuild(Codec):
         if not recipe.gathers:
             if isinstance(reads, (Side, Sign)):
                 return None  # one bit is read sooner than an operation runs
-            if not recipe.exact and (request.bits == 32 or reads != VALUES or not recipe.unbiased):
+            if not recipe.exact and not _may_be_inexact(recipe, request):
                 return None
-        return Rebuilt(recipe.saved(request.keep, plain=recipe.gathers))
+        return Rebuilt(recipe.saved(request.keep))
+
+
+def _may_be_inexact(recipe: Recipe, request: Request) -> bool:
+    reads = request.reads
+    if request.bits == 32 or not recipe.unbiased:
+        return False
+    if not recipe.products:
+        return reads == VALUES
+    # Codes have two decodings: readers of a product, of its factor and of a factor of that would
+    # need three.
+    if recipe.products + sum(map(_products, recipe.leaves())) > 1:
+        return False
+    return isinstance(reads, Values) and dataclasses.replace(reads, slices=None) == VALUES
+
+
+def _products(saved: Saved) -> int:
+    """Return the number of products on the way from codes to a saved tensor."""
+    encoded = saved.context.encoded
+    if not isinstance(encoded, Rebuilt):
+        return 0
+    return encoded.products + sum(map(_products, encoded.sources))

@@ -7,6 +7,7 @@ each operation is linear in what carries noise, and its masks and factors are ex
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 from abc import ABC, abstractmethod
@@ -29,10 +30,12 @@ class Operand(ABC):
     Attributes:
         nbytes: The bytes of memory that only this operand keeps alive.
         operations: The number of operations that compute it.
+        products: The number of matrix products among them.
     """
 
     nbytes = 0
     operations = 0
+    products = 0
 
     @property
     @abstractmethod
@@ -56,13 +59,16 @@ class Operand(ABC):
         """Yield the saved tensors below."""
         yield from ()
 
-    def saved(self, keep: Keep, plain: bool = False) -> Operand:
+    def saved(self, keep: Keep) -> Operand:
         """Return the operand with saved tensors in place of live ones.
 
         Args:
             keep: A function that saves a tensor; each tensor is encoded once, whoever saves it.
-            plain: Whether codes are read in the plain decoding, as rows of messages are.
         """
+        return self
+
+    def plain(self) -> Operand:
+        """Return the operand with codes in the plain decoding, as rows of messages are."""
         return self
 
 
@@ -72,17 +78,16 @@ class Leaf(Operand):
     Args:
         saved: The tensor.
         may_change: Whether it may be memory of the user, who may change it behind autograd.
-        plain: Whether codes are read in the plain decoding.
     """
 
     unbiased = True
+    _plain = False
 
-    def __init__(self, saved: Saved, may_change: bool, plain: bool = False) -> None:
-        self._saved, self._plain = saved, plain
+    def __init__(self, saved: Saved, may_change: bool) -> None:
+        self._saved = saved
         encoded = saved.context.encoded
         kept = may_change and isinstance(encoded, Kept)
         self._glimpse = Glimpse(encoded.decode()) if kept else None
-        saved.context.gathered |= plain
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
@@ -98,6 +103,11 @@ class Leaf(Operand):
 
     def leaves(self) -> Iterator[Saved]:
         yield self._saved
+
+    def plain(self) -> Leaf:
+        leaf = copy.copy(self)
+        leaf._plain = True
+        return leaf
 
     def value(self) -> Tensor:
         tensor = self._saved.source() if self._plain else self._saved.tensor()
@@ -133,8 +143,8 @@ class Source(Operand):
     def is_current(self) -> bool:
         return version_of(self.tensor) == self.version
 
-    def saved(self, keep: Keep, plain: bool = False) -> Leaf:
-        return Leaf(keep(self.tensor), self.may_change, plain)
+    def saved(self, keep: Keep) -> Leaf:
+        return Leaf(keep(self.tensor), self.may_change)
 
 
 @dataclass(frozen=True)
@@ -165,6 +175,10 @@ class View(Operand):
         return self.base.operations
 
     @property
+    def products(self) -> int:  # type: ignore[override]
+        return self.base.products
+
+    @property
     def exact(self) -> bool:
         return self.base.exact
 
@@ -181,8 +195,11 @@ class View(Operand):
     def leaves(self) -> Iterator[Saved]:
         return self.base.leaves()
 
-    def saved(self, keep: Keep, plain: bool = False) -> View:
+    def saved(self, keep: Keep) -> View:
         return dataclasses.replace(self, base=self.base.saved(keep))
+
+    def plain(self) -> View:
+        return dataclasses.replace(self, base=self.base.plain())
 
 
 @dataclass(frozen=True)
@@ -195,12 +212,14 @@ class Recipe(Operand):
         linear: A function of whether each operand is inexact: whether the operation is linear in
             the inexact ones together.
         gathers: Whether the operation gathers rows of its first operand.
+        multiplies: Whether the operation is a matrix product.
     """
 
     run: Callable[..., Tensor]
     operands: tuple[Operand, ...]
     linear: Callable[[Sequence[bool]], bool]
     gathers: bool = False
+    multiplies: bool = False
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
@@ -209,6 +228,10 @@ class Recipe(Operand):
     @property
     def operations(self) -> int:  # type: ignore[override]
         return 1 + sum(operand.operations for operand in self.operands)
+
+    @property
+    def products(self) -> int:  # type: ignore[override]
+        return self.multiplies + sum(operand.products for operand in self.operands)
 
     @property
     def exact(self) -> bool:
@@ -229,6 +252,10 @@ class Recipe(Operand):
     def leaves(self) -> Iterator[Saved]:
         return itertools.chain.from_iterable(operand.leaves() for operand in self.operands)
 
-    def saved(self, keep: Keep, plain: bool = False) -> Recipe:
-        operands = tuple(operand.saved(keep, plain) for operand in self.operands)
+    def saved(self, keep: Keep) -> Recipe:
+        operands = tuple(operand.saved(keep) for operand in self.operands)
+        return dataclasses.replace(self, operands=operands)
+
+    def plain(self) -> Recipe:
+        operands = tuple(operand.plain() for operand in self.operands)
         return dataclasses.replace(self, operands=operands)

@@ -276,6 +276,7 @@ def pack(
         bits: 1 to 16, or 32. A width no narrower than the element keeps the tensor unencoded.
         group_size: Elements that share lo and step; a multiple of 64, at most 2^20.
         seed: Any int, modulo 2^64. The noise is a function of the seed and the element's index.
+            The low 48 bits choose the noise; the high 16 bits, as a fraction, are added modulo 1.
         widths: The width of each group; ``bits`` then only decides whether the tensor is kept
             unencoded. None for ``bits``.
 

@@ -123,7 +123,7 @@ class TestAdaptation:
         assert counts == [1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4]
 
     def test_the_average_is_kept_and_spent_unevenly(self):
-        model = wrapped(bits=5)
+        model = wrapped("gin", bits=5)
         for _ in range(4):
             train_step(model, X, EDGES)
         report = gact_graph.report(model)

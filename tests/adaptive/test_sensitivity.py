@@ -109,7 +109,7 @@ class Scored(nn.Module):
 
     def forward(self, x):
         score = (self.features * self.attention).sum(1, keepdim=True)
-        return (self.lin(x).detach() * score)[:, :5]
+        return (self.lin(x).detach().roll(1) * score)[:, :5]
 
 
 def test_a_vector_of_attention():
@@ -160,7 +160,7 @@ class Biased(nn.Module):
         self.first, self.second = nn.Linear(FEATURES, 64), nn.Linear(64, 7)
 
     def forward(self, x):
-        h = self.first(x)
+        h = self.first(x).roll(1)  # no operation that is computed again
         return self.second(h * h / (h * h).sum(1, keepdim=True))
 
 

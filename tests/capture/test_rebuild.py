@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 import torch
@@ -21,7 +22,16 @@ from samples import (  # noqa: F401
     train_step,
 )
 from torch import Tensor, nn
-from torch_geometric.nn import DeepGCNLayer, GCNConv, GraphNorm, JumpingKnowledge, PairNorm
+from torch_geometric.nn import (
+    DeepGCNLayer,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GraphNorm,
+    JumpingKnowledge,
+    MessagePassing,
+    PairNorm,
+)
 
 import gact_graph
 
@@ -86,17 +96,18 @@ def test_lossless_has_the_same_bits(name: str) -> None:
 def squared_bias(model: nn.Module, draws: int) -> float:
     """The squared norm of the mean error of the second layer's gradient, without its variance."""
 
-    def gradient() -> Tensor:
+    def gradient(model: nn.Module) -> Tensor:
         torch.manual_seed(0)
         model.zero_grad()
         (model(X) * torch.randn(len(X), 5, generator=seeded(8))).sum().backward()
         return model.second.weight.grad.double().flatten()
 
-    gact_graph.unwrap(reference := copy.deepcopy(model))
-    wrapped, model = model, reference
-    exact = gradient()
-    model = wrapped
-    errors = torch.stack([gradient() - exact for _ in range(draws)])
+    return squared_bias_of(gradient, model, draws)
+
+
+def squared_bias_of(gradient: Callable[[nn.Module], Tensor], model: nn.Module, draws: int) -> float:
+    exact = gradient(gact_graph.unwrap(copy.deepcopy(model)))
+    errors = torch.stack([gradient(model) - exact for _ in range(draws)])
     squares, square = errors.square().sum(), errors.sum(0).square().sum()
     assert squares > 0
     return float((square - squares) / (draws * (draws - 1)) / exact.square().sum())
@@ -121,6 +132,113 @@ def test_curved_functions_of_codes_are_not_computed_again(name: str) -> None:
     model = gact_graph.wrap(make(lambda: Net(*CURVED[name])), **TWO_BITS)
     train_step(model, X)
     assert codec_of_input(model) == "quantize"
+
+
+NODES, LINKS = graph(2000, 6000)
+"""A graph with so many nodes that a product saves more memory than its weight takes."""
+
+
+class Factored(nn.Module):
+    """A product with a tensor that is computed from codes, and layers that read the product."""
+
+    def __init__(self, product: nn.Module, *after: nn.Module) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(FEATURES, 64), nn.BatchNorm1d(64)
+        self.product, self.last = product, nn.Linear(64, 5)
+        self.after = nn.ModuleList(after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.norm(self.first(x).roll(1)))  # no operation that is computed again
+        h = self.product(h, LINKS) if isinstance(self.product, MessagePassing) else self.product(h)
+        for part in self.after:
+            h = part(h)
+        out: Tensor = self.last(h)
+        return out
+
+
+class InitialResidual(nn.Module):
+    """GCNII's product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64) / 8)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.addmm(h, h, self.weight, beta=0.5, alpha=0.5)
+
+
+class TestProducts:
+    """The noise of a product is not that of its factor, of which its weight's gradient is made."""
+
+    READ: ClassVar = {
+        "batch norm": (lambda: Factored(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU()), False),
+        "layer norm": (lambda: Factored(nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU()), False),
+        "addmm": (lambda: Factored(InitialResidual(), nn.BatchNorm1d(64), nn.ReLU()), False),
+        "messages": (lambda: Factored(GATConv(64, 16, 4)), False),
+        "messages in blocks": (lambda: Factored(GATConv(64, 16, 4)), 600),
+        "two products": (lambda: Factored(GATv2Conv(64, 16, 4)), False),
+    }
+
+    @staticmethod
+    def whole(model: nn.Module) -> Tensor:
+        torch.manual_seed(0)
+        model.zero_grad()
+        model(NODES).square().sum().backward()
+        return torch.cat([p.grad.double().flatten() for p in model.parameters()])
+
+    @classmethod
+    def wrapped(cls, name: str) -> nn.Module:
+        make_net, blocks = cls.READ[name]
+        # Exponentials of noise have a bias of their own.
+        pin = {"*softmax*": 32, "*alpha*": 32, "product/message/mul.input": 32}
+        return gact_graph.wrap(make(make_net), blocks=blocks, pin=pin, **TWO_BITS)
+
+    @pytest.mark.filterwarnings("ignore:Expected pin to match")
+    @pytest.mark.parametrize("name", READ)
+    def test_codes_are_unbiased(self, name: str) -> None:
+        model = self.wrapped(name)
+        assert abs(squared_bias_of(self.whole, model, 50)) < 3e-4
+        slots = {r.slot for r in gact_graph.report(model).contexts if r.codec == "rebuild"}
+        read = ("after.0/", "product/mul.input", "product/edge_update/mul.input.source")
+        assert any(slot.startswith(read) for slot in slots)
+
+    @pytest.mark.long
+    @pytest.mark.filterwarnings("ignore:Expected pin to match")
+    @pytest.mark.parametrize("name", READ)
+    def test_codes_are_unbiased_over_2000_draws(self, name: str) -> None:
+        # Layer norm divides by the noise of each row: about 1 % at 2 bits, a hundredth at 4 bits.
+        bound = 2e-4 if name == "layer norm" else 3e-5
+        assert abs(squared_bias_of(self.whole, self.wrapped(name), 2000)) < bound
+
+    @staticmethod
+    def codecs(model: nn.Module, x: Tensor) -> dict[str, str]:
+        gact_graph.wrap(model, **TWO_BITS)
+        train_step(model, x)
+        return {row.slot: row.codec for row in gact_graph.report(model).contexts}
+
+    def test_a_product_of_a_product_is_stored(self) -> None:
+        """Codes have two decodings, and three products of them would need three."""
+        layers = [part for _ in range(3) for part in (nn.Linear(64, 64), nn.BatchNorm1d(64))]
+        codecs = self.codecs(Factored(nn.Identity(), *layers), NODES)
+        found = [codecs[f"after.{i}/batch_norm.input"] for i in (1, 3, 5)]
+        assert found == ["rebuild", "quantize", "rebuild"]
+
+    def test_a_product_that_takes_long_is_stored(self) -> None:
+        for width, codec in (256, "rebuild"), (320, "quantize"):
+            model = nn.Sequential(nn.Linear(width, 32), nn.BatchNorm1d(32))
+            codecs = self.codecs(model, torch.randn(40_000, width))
+            assert codecs["1/batch_norm.input"] == codec
+
+    def test_a_product_that_is_smaller_than_its_weight_is_stored(self) -> None:
+        for rows, codec in (2000, "rebuild"), (400, "quantize"):
+            codecs = self.codecs(Factored(nn.Linear(64, 64), nn.BatchNorm1d(64)), NODES[:rows])
+            assert codecs["after.0/batch_norm.input"] == codec
+
+    def test_a_product_with_an_input_is_exact(self) -> None:
+        stock = make(lambda: nn.Sequential(nn.Linear(FEATURES, 64), nn.GELU()))
+        model = copy.deepcopy(stock)
+        assert self.codecs(model, NODES)["1/gelu.input"] == "rebuild"
+        assert equal(train_step(model, NODES), train_step(stock, NODES))
 
 
 class Layers(nn.Module):

@@ -143,17 +143,27 @@ def test_noise_is_the_published_one() -> None:
         9846,
     ]
     assert reference.noise16(index, -1).tolist() == [
-        52668,
-        55273,
-        2639,
-        13390,
-        47918,
-        58412,
-        2572,
-        12726,
-        71,
-        43529,
+        25979,
+        62909,
+        44639,
+        15603,
+        36518,
+        63567,
+        22079,
+        27648,
+        58916,
+        21836,
     ]
+
+
+@pytest.mark.parametrize("moved", [1, 40503, 2**15, 2**16 - 1])
+def test_the_high_bits_of_a_seed_move_the_noise(moved: int) -> None:
+    index = torch.arange(2**32 - 500, 2**32 + 500)
+    for low in (0, 12345, 2**48 - 1):
+        seed = moved << 48 | low
+        signed = seed - (1 << 64 if seed >> 63 else 0)
+        expected = (reference.noise16(index, low) + moved) % 2**16
+        assert torch.equal(reference.noise16(index, signed), expected)
 
 
 def test_noise_has_16_bits_and_is_uniform() -> None:
@@ -181,7 +191,7 @@ def test_noise_of_an_element_is_uncorrelated_over_seeds() -> None:
     assert correlation.abs().max() < 6 / 4000**0.5
 
 
-@pytest.mark.parametrize("other", [1, -1, 2, 1 << 32, 1 << 62])
+@pytest.mark.parametrize("other", [1, -1, 2, 1 << 32, 1 << 47])
 def test_noise_of_different_seeds_is_uncorrelated(other: int) -> None:
     a, b = _noise(0, 1 << 18, 0).double(), _noise(0, 1 << 18, other).double()
     assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1]) < 6 / 512

@@ -321,12 +321,13 @@ def noise16(index: Tensor, seed: int) -> Tensor:
     h = h ^ (h >> 13)
     h = (h * 0xC2B2AE3D) & _LOW32
     h = h ^ (h >> 16)
-    return torch.where((index & 16) != 0, h >> 16, h & 0xFFFF)
+    half = torch.where((index & 16) != 0, h >> 16, h & 0xFFFF)
+    return (half + (seed >> 48)) & 0xFFFF
 
 
 def _noise_key(seed: int, high: int) -> int:
     mask = (1 << 64) - 1
-    z = (seed + (high + 1) * 0x9E3779B97F4A7C15) & mask
+    z = ((seed & ((1 << 48) - 1)) + (high + 1) * 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     return z ^ (z >> 31)

@@ -146,7 +146,7 @@ class MemoryPolicy:
 
     def _forget(self, owner: weakref.ref[Any]) -> None:
         self._owners.discard(owner)
-        if not self._owners:
+        if not self._owners and not sys.is_finalizing():  # torch's operators need imports
             self.end()
 
 
