@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gact_graph.codecs.base import Encoded, Movable
 from gact_graph.codecs.codec import Codec, Request
+from gact_graph.codecs.group_widths import widths_by_range
 from gact_graph.codecs.reads import Values
 from gact_graph.ops.bitmask import pack_bits, unpack_bits
 from gact_graph.ops.quantize import DTYPES, Packed, pack
@@ -67,7 +68,9 @@ class Quantize(Codec):
         bits = max(request.bits, reads.least_bits)
         if bits >= min(32, 8 * x.element_size()):
             return None
-        packed = pack(x, bits, group_size=request.group_size, seed=request.seed)
+        size = request.group_size
+        widths = widths_by_range(x, bits, size)
+        packed = pack(x, bits, group_size=size, seed=request.seed, widths=widths)
         if packed.groups is not None and packed.nbytes >= x.nbytes:
             return None  # the elements of groups with NaN or Inf take more memory than is saved
         return QuantizedWithSign(packed, pack_bits(x, "above")) if reads.sign else Quantized(packed)
