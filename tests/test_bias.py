@@ -61,8 +61,9 @@ def squared_bias(
 ) -> float:
     """Of the gradient of the scores' parameter, over its square; free of the noise that is left."""
     exact = gradient(make())
-    model = gact_graph.wrap(make(), bits=bits, adaptive=False, blocks=blocks, min_bytes=0)
-    added = torch.stack([gradient(model) - exact for _ in range(draws)])
+    options = {"bits": bits, "adaptive": False, "blocks": blocks, "min_bytes": 0}
+    models = (gact_graph.wrap(make(), seed=seed, **options) for seed in range(draws))
+    added = torch.stack([gradient(model) - exact for model in models])
     squares, square = added.square().sum(), added.sum(0).square().sum()
     assert squares > 0
     return float((square - squares) / (draws * (draws - 1)) / exact.square().sum())

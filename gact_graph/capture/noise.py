@@ -48,7 +48,7 @@ class Noise:
 
     def seed_of(self, slot: str) -> int:
         """Return the seed of a slot: 48 bits of a hash, and the dither in the 16 bits above."""
-        number = "" if self.repeated else self.forward
+        number = 0 if self.repeated else self.forward
         text = f"{self.seed}\0{number}\0{slot}"
         chosen = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "little")
         stride = _STRIDES[chosen % len(_STRIDES)] if self.repeated else 0

@@ -175,7 +175,7 @@ def test_slots_have_the_names_of_version_0_6_0(name):
     # again from them. The step brought no other slots.
     rows = {row.slot: row for row in gact_graph.report(model).contexts if row.slot in slots}
     coded = {slot: row.bits for slot, row in rows.items() if row.codec != "rebuild"}
-    assert len(coded) > len(slots) / 2
+    assert coded
     assert coded == {slot: slots[slot][1] for slot in coded}
     assert gact_graph.state_dict(model)["scheme"]["sizes"].keys() == slots.keys()
 
