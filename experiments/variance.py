@@ -103,7 +103,8 @@ def averaged(subject: Subject, task: NodeTask, bits: int, steps: int) -> dict[st
     for step in range(steps):
         optimizer.zero_grad()
         loss(exact).backward()
-        gradients = {"exact": torch.cat([p.grad.flatten() for p in exact.parameters()])}
+        found = [p.grad.flatten() for p in exact.parameters() if p.grad is not None]
+        gradients = {"exact": torch.cat(found)}
         model.load_state_dict(exact.state_dict())
         gradients |= {name: draw.gradient(step) for name, draw in draws.items()}
         averages = {n: _DECAY * averages[n] + (1 - _DECAY) * g for n, g in gradients.items()}
@@ -169,9 +170,9 @@ def main(args: command.Args) -> None:
         kept = args.keep("averaged.json", "model", "norm", "act", "bits", "dropout", "averaged")
         steps = args.averaged + _BEFORE
         found = kept.once(("errors",), functools.partial(averaged, subject, task, args.bits, steps))
-        columns = (("noise", "{noise}"), ("squared error of the average", "{error:.2e}"))
         rows = [{"noise": name, "error": error} for name, error in found.items()]
-        args.show(f"{args.model} on {args.dataset}, {args.bits} bit", table(columns, rows))
+        shown = table((("noise", "{noise}"), ("squared error of the average", "{error:.2e}")), rows)
+        args.show(f"{args.model} on {args.dataset}, {args.bits} bit", shown)
         return
     kept = args.keep("variance.json", "model", "norm", "act", "bits", "draws", "dropout")
     if ("together" if args.total else "slots") not in kept.content:

@@ -26,8 +26,8 @@ _FINENESS = 16
 _BINS = 20 * _FINENESS
 """Ranges below 2^-20 of the largest are in the last bin."""
 
-_LEAST_GROUPS = 16
-"""Groups of a smaller tensor have one width."""
+_LEAST_GROUPS = 1000
+"""Groups of a smaller tensor have one width: to choose widths would take longer than to encode."""
 
 
 def widths_by_range(x: Tensor, bits: int, group_size: int) -> Widths | None:

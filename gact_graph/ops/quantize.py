@@ -143,8 +143,7 @@ class Packed:
         values: The elements of the exact groups; None if there are none.
         seed: The seed of the noise.
         decorrelate: Whether :meth:`unpack` and :meth:`unpack_rows` give the decorrelated decoding.
-        widths: The widths of the groups; None if all have ``bits``. It belongs to the caller, so
-            :attr:`tensors` and :attr:`nbytes` are without it.
+        widths: The widths of the groups; None if all have ``bits``.
     """
 
     codes: Tensor
@@ -186,15 +185,19 @@ class Packed:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The codes and, where present, the stats, groups and values."""
-        tensors = self.codes, self.stats, self.groups, self.values
+        """The codes and, where present, the stats, groups, values and widths."""
+        widths = None if self.widths is None else self.widths.widths
+        tensors = self.codes, self.stats, self.groups, self.values, widths
         return tuple(tensor for tensor in tensors if tensor is not None)
 
     def moved(self, *tensors: Tensor) -> Packed:
         """Return a copy with other tensors in place of :attr:`tensors`, in that order."""
-        codes, stats, groups, values = (*tensors, None, None, None)[:4]
-        assert codes is not None
-        return dataclasses.replace(self, codes=codes, stats=stats, groups=groups, values=values)
+        rest = iter(tensors)
+        names = "codes", "stats", "groups", "values"
+        parts: dict[str, Any] = {n: next(rest) for n in names if getattr(self, n) is not None}
+        if self.widths is not None:
+            parts["widths"] = dataclasses.replace(self.widths, widths=next(rest))
+        return dataclasses.replace(self, **parts)
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,135 @@
+"""Widths of groups by their ranges: the least noise in the bytes of one width."""
+
+from __future__ import annotations
+
+import copy
+import heapq
+
+import pytest
+import torch
+from samples import seeded
+from torch import Tensor, nn
+
+import gact_graph
+from gact_graph.codecs.group_widths import widths_by_range
+from gact_graph.ops.quantize import pack
+
+GROUPS = 1200
+
+
+def _groups(spread: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Normal elements, in groups of 256 whose scales are ``spread`` apart, and a short group."""
+    scale = (spread * torch.randn(GROUPS, 1, generator=seeded(1))).exp()
+    x = torch.randn(GROUPS, 256, generator=seeded(2)) * scale
+    return torch.cat([x.flatten(), torch.randn(100, generator=seeded(3))]).to(dtype)
+
+
+def _noise(widths: list[int], ranges: list[float]) -> float:
+    return sum((r / (2**w - 1)) ** 2 for w, r in zip(widths, ranges, strict=True))
+
+
+def _least_noise(ranges: list[float], total: int) -> float:
+    """The least noise of widths from 1 to 8 with this sum: the best next bit, again and again."""
+    widths = [1] * len(ranges)
+
+    def offer(i: int) -> tuple[float, int]:
+        gained = ranges[i] ** 2 * ((2 ** (widths[i] + 1) - 1) ** -2 - (2 ** widths[i] - 1) ** -2)
+        return (gained if widths[i] < 8 else 0.0), i
+
+    offers = [offer(i) for i in range(len(ranges))]
+    heapq.heapify(offers)
+    for _ in range(total - len(ranges)):
+        _, i = heapq.heappop(offers)
+        widths[i] += 1
+        heapq.heappush(offers, offer(i))
+    return _noise(widths, ranges)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 6])
+@pytest.mark.parametrize("spread", [0.1, 0.5, 1.5, 5.0])
+def test_the_noise_is_near_the_least_in_these_bytes(spread: float, bits: int) -> None:
+    x = _groups(spread)
+    found = widths_by_range(x, bits, 256)
+    assert found is not None
+    widths = found.widths[:GROUPS].tolist()
+    assert sum(widths) <= bits * GROUPS and found.widths[-1] == bits
+    values = x[: GROUPS * 256].view(GROUPS, 256)
+    ranges = (values.amax(1) - values.amin(1)).tolist()
+    assert _noise(widths, ranges) <= 1.1 * _least_noise(ranges, bits * GROUPS)
+    packed = pack(x, bits, widths=found)
+    assert packed.nbytes <= pack(x, bits).nbytes + GROUPS + 1
+
+
+def test_equal_ranges_have_one_width() -> None:
+    x = torch.randn(256, generator=seeded(1)).repeat(GROUPS)
+    found = widths_by_range(x, 3, 256)
+    assert found is not None and (found.widths == 3).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes(dtype: torch.dtype) -> None:
+    x = _groups(1.0, dtype)
+    found, other = widths_by_range(x, 4, 256), widths_by_range(x.float(), 4, 256)
+    assert found is not None and other is not None and torch.equal(found.widths, other.widths)
+
+
+def test_groups_without_codes_leave_their_bits_to_the_others() -> None:
+    x = _groups(0.1)
+    x[: 256 * 600] = 7.0
+    x[256 * 600 + 5] = torch.nan
+    x[256 * 601 + 5] = torch.inf
+    found = widths_by_range(x, 2, 256)
+    assert found is not None
+    assert (found.widths[:602] == 1).all() and found.widths[602:GROUPS].double().mean() > 2.9
+    got = pack(x, 2, widths=found).unpack()
+    assert torch.equal(got[: 256 * 602].nan_to_num(), x[: 256 * 602].nan_to_num())
+
+
+@pytest.mark.parametrize("x", [torch.zeros(256 * 1000), torch.full((256 * 1000,), torch.nan)])
+def test_without_ranges(x: Tensor) -> None:
+    found = widths_by_range(x, 2, 256)
+    assert found is not None and ((found.widths >= 1) & (found.widths <= 2)).all()
+    assert torch.equal(pack(x, 2, widths=found).unpack().isnan(), x.isnan())
+
+
+@pytest.mark.parametrize(
+    ("count", "bits"), [(0, 2), (256 * 999, 2), (256 * 1000, 1), (256 * 1000, 8)]
+)
+def test_small_tensors_and_outer_widths_have_one_width(count: int, bits: int) -> None:
+    assert widths_by_range(torch.randn(count), bits, 256) is None
+
+
+class Scaled(nn.Module):
+    """A linear layer of rows whose lengths are far apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(256, 8)
+        self.first = nn.Parameter(torch.randn(GROUPS, 256, generator=seeded(4)))
+
+    def forward(self, scale: Tensor) -> Tensor:
+        out: Tensor = self.linear((self.first * scale).sin() * scale)
+        return out
+
+
+def test_the_gradient_is_unbiased_and_has_less_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = torch.randn(GROUPS, 1, generator=seeded(5)).mul(1.5).exp()
+    stock = Scaled()
+
+    def gradient(model: nn.Module) -> Tensor:
+        model.zero_grad()
+        model(scale.clone()).square().sum().backward()
+        return model.linear.weight.grad.clone()
+
+    def errors() -> Tensor:
+        model = gact_graph.wrap(copy.deepcopy(stock), bits=2, adaptive=False, min_bytes=0)
+        found = torch.stack([gradient(model) - exact for _ in range(60)])
+        assert {row.codec for row in gact_graph.report(model).contexts} >= {"quantize"}
+        return found / exact.norm()
+
+    exact = gradient(stock)
+    found = errors()
+    monkeypatch.setattr("gact_graph.codecs.quantize.widths_by_range", lambda *_: None)
+    variance, before = (e.var(0).sum() for e in (found, errors()))
+    assert variance < 0.6 * before
+    assert found.mean(0).square().sum() < 3 * variance / len(found)
