@@ -211,9 +211,9 @@ CAPTURE = [
     Fault(
         "each forward draws the same noise",
         "gact_graph/capture/noise.py",
-        r'text = f"{self.seed}\0{self.forward}\0{slot}"',
-        r'text = f"{self.seed}\0{slot}"',
-        ("capture/test_session.py", "api/test_wrap.py"),
+        "number = 0 if self.repeated else self.forward",
+        "number = 0",
+        ("capture/test_noise.py",),
     ),
     Fault(
         "elements that were changed in place are taken for those before",
