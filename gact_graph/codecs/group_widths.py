@@ -64,11 +64,14 @@ def widths_by_range(x: Tensor, bits: int, group_size: int) -> Widths | None:
 @functools.lru_cache
 def _table(device: torch.device) -> Tensor:
     """Return the width of each bin under each threshold [thresholds, bins], in descending order."""
-    lowered = torch.tensor([_noise(w) - _noise(w + 1) for w in range(1, _MOST)])
-    gains = lowered.double().log2()[:, None] - 2 * torch.arange(_BINS) / _FINENESS  # of a bin
-    span = 2 * (_BINS + math.ceil(-float(lowered[-1].log2()) * _FINENESS / 2))
-    thresholds = -torch.arange(span) / _FINENESS
-    return 1.0 + (gains > thresholds[:, None, None]).sum(1).double().to(device)
+    # By the logarithm of the noise that one more bit takes away.
+    of_bits = [math.log2(_noise(w) - _noise(w + 1)) for w in range(1, _MOST)]
+    lowered = torch.tensor(of_bits, dtype=torch.float64, device=device)
+    bins = torch.arange(_BINS, dtype=torch.float64, device=device)
+    gains = lowered[:, None] - 2 * bins / _FINENESS
+    span = 2 * (_BINS + math.ceil(-of_bits[-1] * _FINENESS / 2))
+    thresholds = -torch.arange(span, dtype=torch.float64, device=device) / _FINENESS
+    return 1.0 + (gains > thresholds[:, None, None]).sum(1).double()
 
 
 def _noise(bits: int) -> float:
