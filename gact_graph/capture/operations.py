@@ -55,8 +55,8 @@ _SHARES = Values(least_bits=4)
 # few shares it does not, and may exceed the rest by far; such shares take little memory.
 _FEW_SHARES = Values(least_bits=16)
 # An edge_update of a few numbers for each node computes exponentials of scores again. The mean of
-# exp(noise) is not 1: at 2 bits it moves the gradient of a GAT by 40 %, at 8 bits by less than 1 %.
-# Such scores take little memory.
+# exp(noise) is not 1: at 2 bits it moved the gradient of a GAT by 40 % (amazon_computers); at 8
+# bits no bias was left above the error of the estimate. Such scores take little memory.
 _NODE_SCORES = Values(least_bits=8)
 _NARROW = 16
 _AGGREGATIONS = "torch_geometric.nn.aggr"

@@ -2,9 +2,8 @@ r"""Widths of the groups of a tensor, for the least noise in the same bytes.
 
 The noise of a group of range r in w bits has the variance r^2 S(w) / 4 at most, with S(w) =
 (2^w - 1)^-2. The sum over groups is least, for a given sum of widths, where a group gets its next
-bit if that lowers r^2 S by more than a threshold common to all groups (as in ActNN, ICML 2021,
-section 4.2, with ranges in place of norms). The threshold follows from a histogram of ranges, so no
-operation waits for the device before the number of words is known.
+bit if that lowers r^2 S by more than a threshold common to all groups. ActNN (ICML 2021) has widths
+by group, too. The threshold follows from a histogram of ranges, without waiting for the device.
 """
 
 from __future__ import annotations
