@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from gact_graph.adaptive.agreement import Agreement, agreement_of, data_parallel
+from gact_graph.adaptive.row_weights import RowWeights
 from gact_graph.adaptive.scheme import Scheme
 from gact_graph.adaptive.sensitivity import Measured, Measurement, Outcome
 from gact_graph.adaptive.state_checks import check_count, check_keys
@@ -63,12 +64,14 @@ class Adaptation:
         scheme: The scheme.
         has_part: Whether each rank of the default group runs the model on a part of a graph.
         measurements: The number of measured steps.
+        row_weights: The weights of the rows of each slot.
     """
 
     def __init__(self, scheme: Scheme, interval: int) -> None:
         self.scheme = scheme
         self.has_part = False
         self.measurements = 0
+        self.row_weights = RowWeights()
         self._interval = interval
         self._forwards = 0
         self._progress = _Progress()
@@ -139,13 +142,14 @@ class Adaptation:
                     text = f"an operation raised {type(outcome).__name__}: {outcome}"
                     self._fail(text.splitlines()[0][:300])
                 else:
-                    self._record(outcome)
+                    self._record(outcome, row_squares)
 
         measurement = Measurement(done)
+        row_squares = measurement.row_squares
         self._measuring = measuring = weakref.ref(measurement)
         return measurement
 
-    def _record(self, measured: Measured | None) -> None:
+    def _record(self, measured: Measured | None, row_squares: Mapping[str, Tensor]) -> None:
         """Record a measurement; None if the gradient was zero or not finite."""
         progress = self._progress
         progress.failures = 0
@@ -154,6 +158,7 @@ class Adaptation:
             progress.agreement.publish(measured)
         if measured is not None:
             progress.blanks = 0
+            self.row_weights.add(row_squares)
             if progress.agreement is None:
                 self.scheme.measure(*measured)
                 self._warn_if_noise_dominates()
@@ -196,9 +201,11 @@ class Adaptation:
             self.scheme.load_state_dict(state)
         self._requires_grad = requires_grad
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the counters, so that a resumed run measures at the same steps."""
-        return {"forwards": self._forwards, "measurements": self.measurements}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters, so that a resumed run measures at the same steps, and the weights of
+        rows."""
+        counters = {"forwards": self._forwards, "measurements": self.measurements}
+        return counters | {"row_weights": self.row_weights.state_dict()}
 
     @staticmethod
     def check_state(path: str, state: object) -> None:
@@ -209,17 +216,19 @@ class Adaptation:
             state: Any object.
         """
         # Version 0.6.0 saved a "turn", and it and 0.7.0 the number of "passes".
-        check_keys(path, state, ("forwards",), ("measurements", "passes", "turn"))
+        check_keys(path, state, ("forwards",), ("measurements", "passes", "turn", "row_weights"))
         assert isinstance(state, Mapping)
+        RowWeights.check_state(f"{path}['row_weights']", state.get("row_weights", {}))
         for key in ("forwards", "measurements"):
             check_count(f"{path}[{key!r}]", state.get(key, 0))
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that :meth:`check_state` has accepted.
 
         A step whose backward has not ended no longer counts.
         """
         self._forwards, self.measurements = state["forwards"], state.get("measurements", 0)
+        self.row_weights.load_state_dict(state.get("row_weights", {}))
         self._measuring = self._requires_grad = None
         self._progress = _Progress()
         self._others.clear()

@@ -40,6 +40,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import Node
 
 from gact_graph.adaptive.allocator import noise
+from gact_graph.adaptive.row_weights import LEAST_ROWS
 from gact_graph.codecs import Saved
 from gact_graph.codecs.compared import Widths
 from gact_graph.ops.quantize import DTYPES, Packed, pack
@@ -102,10 +103,13 @@ class Measurement:
 
     Attributes:
         widths: The widths of contexts, for the session that captures the forward.
+        row_squares: By slot, the squares of the gradients that backward multiplies its rows with,
+            float32 [rows], once backward has ended.
     """
 
     def __init__(self, done: Callable[[Outcome], None]) -> None:
         self.widths = Widths()
+        self.row_squares: dict[str, Tensor] = {}
         self._done = done
         self._edges: list[list[Edge | None]] = []
         self._uses: dict[int, int] = {}
@@ -174,6 +178,7 @@ class Measurement:
         with self._measuring():
             results = [*map(_as, self._edges[number], results)]
             slots = sorted(self.widths.read)
+            self._add_row_squares(slots, gradients)
             if not can_run_again:
                 self._not_run.update(slots)
                 self._estimate(number, results, gradients)
@@ -187,6 +192,18 @@ class Measurement:
                 if edge is not None and edge.parameter and result is not None:
                     self._parameters.setdefault(edge.node, ([], []))[0].append(result)
                     self._sum_up(edge.node, self._uses[edge.node])
+
+    def _add_row_squares(self, slots: Sequence[str], gradients: Gradients) -> None:
+        """Add the gradients of an operation to those of the rows that it has read."""
+        dense = [g for g in gradients if slots and g is not None and g.layout == torch.strided]
+        by_rows = [g for g in dense if g.dim() and len(g) >= LEAST_ROWS]
+        if len({len(g) for g in by_rows}) != 1:
+            return
+        square = functools.reduce(torch.add, map(_squares_of_rows, by_rows))
+        for slot in slots:
+            old = self.row_squares.get(slot)
+            if old is None or len(old) == len(square):
+                self.row_squares[slot] = square if old is None else old + square
 
     @contextmanager
     def _measuring(self) -> Iterator[None]:
@@ -409,6 +426,12 @@ def _with_random_signs(tensor: Tensor) -> Tensor:
 
 def _sum_of_squares(tensors: Gradients) -> float:
     return sum(_squared(tensor) for tensor in tensors if tensor is not None)
+
+
+def _squares_of_rows(tensor: Tensor) -> Tensor:
+    """Return the sum of squares of each row, float32."""
+    rows = tensor.reshape(len(tensor), -1)
+    return torch.linalg.vector_norm(rows, dim=1).float().square()
 
 
 def _squared(tensor: Tensor) -> float:

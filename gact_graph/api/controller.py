@@ -58,8 +58,8 @@ class Controller:
     Several threads may run the model at once: each call has its own session, shared state changes
     under a lock, and the report describes the call that ended last.
 
-    The controller holds no reference to the model and no tensor, so that it is copied and pickled
-    with the model.
+    The controller holds no reference to the model and no tensor of it, so that it is copied and
+    pickled with the model.
 
     Args:
         config: The settings.
@@ -249,14 +249,18 @@ class Controller:
                 if added:
                     self._attach(model, added)
             spare = 0 if tracked.is_large(self._min_bytes) else self._min_bytes
+            repeated, adaptation = tracked.inputs.see(call.inputs), tracked.adaptation
+            if adaptation is not None and not repeated:
+                adaptation.row_weights.clear()
             session = Session(
                 self.config,
                 tracked.scheme,
                 self.owner,
-                Noise(self.config.seed, self.forwards, tracked.inputs.see(call.inputs)),
+                Noise(self.config.seed, self.forwards, repeated),
                 model,
                 call.inputs,
                 swap=None if self.swapping is None else Swap(self.swapping),
+                row_weights=None if adaptation is None else adaptation.row_weights,
                 widths=widths,
                 spare=spare,
                 exact_slots=tracked.exact_slots,

@@ -56,6 +56,12 @@ class Bits(Protocol):
     def pinned(self, slot: str) -> int | None: ...
 
 
+class RowWeights(Protocol):
+    """Weights of rows by slot; :class:`gact_graph.adaptive.row_weights.RowWeights` finds them."""
+
+    def of(self, slot: str, device: torch.device) -> Tensor | None: ...
+
+
 class Session:
     """Packs the tensors that autograd saves in one forward of one model, and counts their bytes.
 
@@ -69,6 +75,7 @@ class Session:
             unknown, as inside :func:`gact_graph.compress`: leaf tensors that are passed to an
             outermost submodule then count as inputs, and backward may run before the end.
         swap: Moves encoded contexts to host memory; None to leave them on their device.
+        row_weights: The weights of the rows of each slot; None for equal ones.
         widths: Selects the decoded width of contexts that also have a finer one; None outside
             measurements.
         spare: The number of bytes to keep by reference before anything is encoded.
@@ -94,6 +101,7 @@ class Session:
         inputs: Any,
         *,
         swap: Swap | None = None,
+        row_weights: RowWeights | None = None,
         widths: Widths | None = None,
         spare: int = 0,
         exact_slots: ExactSlots | None = None,
@@ -117,6 +125,7 @@ class Session:
         self._inputs = inputs
         self._output: Any = None
         self._swap = swap
+        self._row_weights = row_weights
         self._widths = widths
         self._owned = ExternallyOwned(model, inputs)
         self._allowance = Allowance(spare)
@@ -453,6 +462,7 @@ class Session:
             bits=self._scheme.bits_of(save.slot) if quantize else 32,
             group_size=config.group_size,
             seed=self._noise.seed_of(save.slot),
+            row_weights=self._row_weights_of(save),
         )
         encoded = self._encoded(request)
         if isinstance(encoded, Kept) and not elements.layout.dense:
@@ -474,6 +484,15 @@ class Session:
         entry = self._ledger.add(save, context, elements, is_shared=shared is not None)
         self._cache.add(elements, save.reads, context, entry)
         return Saved(context, elements.layout, save.slot)
+
+    def _row_weights_of(self, save: Save) -> Tensor | None:
+        """Return the weights of a tensor's rows, if the rows in memory are those of its slot."""
+        tensor = save.tensor
+        if self._row_weights is None or not tensor.dim():
+            return None
+        weights = self._row_weights.of(save.slot, tensor.device)
+        fits = weights is not None and tensor.is_contiguous() and tensor.shape[:1] == weights.shape
+        return weights if fits else None
 
     def _sources_of(self, save: Save) -> Callable[[Tensor], Saved]:
         """Return a function that saves the tensors from which another tensor was gathered."""

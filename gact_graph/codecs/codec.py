@@ -30,6 +30,8 @@ class Request:
         bits: Bits per element of the slot in the scheme; 32 for no loss of precision.
         group_size: Elements that share a minimum and a step in quantization.
         seed: The seed of this tensor's quantization noise.
+        row_weights: The effect of each row's noise on the gradient, positive, in any unit: float32
+            [rows]; None if it is unknown.
     """
 
     tensor: Tensor
@@ -41,6 +43,7 @@ class Request:
     bits: int
     group_size: int
     seed: int
+    row_weights: Tensor | None = None
 
 
 class Codec(ABC):

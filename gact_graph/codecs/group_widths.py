@@ -1,9 +1,10 @@
 r"""Widths of the groups of a tensor, for the least noise in the same bytes.
 
 The noise of a group of range r in w bits has the variance r^2 S(w) / 4 at most, with S(w) =
-(2^w - 1)^-2. The sum over groups is least, for a given sum of widths, where a group gets its next
-bit if that lowers r^2 S by more than a threshold common to all groups. ActNN (ICML 2021) has widths
-by group, too. The threshold follows from a histogram of ranges, without waiting for the device.
+(2^w - 1)^-2. Its effect on the gradient is a weight times that. The sum over groups is least, for a
+given sum of widths, where a group gets its next bit if that lowers the weight times r^2 S by more
+than a threshold common to all groups. ActNN (ICML 2021) has widths by group, too. The threshold
+follows from a histogram of scales, r times the root of the weight, without waiting for the device.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import functools
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gact_graph.ops.quantize import Widths
@@ -23,14 +25,16 @@ _FINENESS = 16
 """Bins of the histogram for a factor of 2."""
 
 _BINS = 20 * _FINENESS
-"""Ranges below 2^-20 of the largest are in the last bin."""
+"""Scales below 2^-20 of the largest are in the last bin."""
 
 _LEAST_GROUPS = 1000
 """Groups of a smaller tensor have one width: to choose widths would take longer than to encode."""
 
 
-def widths_by_range(x: Tensor, bits: int, group_size: int) -> Widths | None:
-    """Return widths of groups with a mean of at most ``bits``, by the ranges of the groups.
+def widths_of_groups(
+    x: Tensor, bits: int, group_size: int, row_weights: Tensor | None = None
+) -> Widths | None:
+    """Return widths of groups, with a mean of at most ``bits``.
 
     Waits for the device.
 
@@ -38,6 +42,7 @@ def widths_by_range(x: Tensor, bits: int, group_size: int) -> Widths | None:
         x: A contiguous floating-point tensor.
         bits: 1 to 16.
         group_size: Elements per group.
+        row_weights: The weight of each row, positive, float32 [rows]; None for equal ones.
 
     Returns:
         None for one width: of a small tensor, and of one or many bits.
@@ -48,8 +53,10 @@ def widths_by_range(x: Tensor, bits: int, group_size: int) -> Widths | None:
     groups = x.view(-1)[: whole * group_size].view(whole, group_size)
     ranges = groups.amax(1).float() - groups.amin(1).float()  # aminmax takes ten times as long
     # Exact groups and groups of equal elements need no bits.
-    ranges = ranges.nan_to_num_(0.0, 0.0, 0.0)
-    below = (ranges.amax().log2() - ranges.log2()).mul_(_FINENESS).nan_to_num_(_BINS - 1)
+    scales = ranges.nan_to_num_(0.0, 0.0, 0.0)
+    if row_weights is not None:
+        scales *= _means_by_group(row_weights, whole, group_size, x.numel()).sqrt_()
+    below = (scales.amax().log2() - scales.log2()).mul_(_FINENESS).nan_to_num_(_BINS - 1)
     bins = below.clamp_(0, _BINS - 1).long()
     table = _table(x.device)
     totals = table @ bins.bincount(minlength=_BINS).double()
@@ -58,6 +65,16 @@ def widths_by_range(x: Tensor, bits: int, group_size: int) -> Widths | None:
     widths = torch.full((count,), bits, dtype=torch.uint8, device=x.device)
     widths[:whole] = table[chosen].to(torch.uint8)[bins]
     return Widths.of(widths, x.numel(), group_size)
+
+
+def _means_by_group(weights: Tensor, whole: int, group_size: int, numel: int) -> Tensor:
+    """Return the mean weight of the elements of each whole group, float32 [whole]."""
+    width = numel // len(weights)
+    sums = F.pad(weights.double().cumsum(0), (1, 0))
+    ends = torch.arange(whole + 1, device=weights.device) * group_size
+    row, of_row = ends // width, (ends % width).double() / width
+    until = sums[row].lerp_(sums[(row + 1).clamp_(max=len(weights))], of_row)
+    return (until.diff() * (width / group_size)).float()
 
 
 @functools.lru_cache

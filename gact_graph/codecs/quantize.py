@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gact_graph.codecs.base import Encoded, Movable
 from gact_graph.codecs.codec import Codec, Request
-from gact_graph.codecs.group_widths import widths_by_range
+from gact_graph.codecs.group_widths import widths_of_groups
 from gact_graph.codecs.reads import Values
 from gact_graph.ops.bitmask import pack_bits, unpack_bits
 from gact_graph.ops.quantize import DTYPES, Packed, pack
@@ -69,7 +69,7 @@ class Quantize(Codec):
         if bits >= min(32, 8 * x.element_size()):
             return None
         size = request.group_size
-        widths = widths_by_range(x, bits, size)
+        widths = widths_of_groups(x, bits, size, request.row_weights)
         packed = pack(x, bits, group_size=size, seed=request.seed, widths=widths)
         if packed.groups is not None and packed.nbytes >= x.nbytes:
             return None  # the elements of groups with NaN or Inf take more memory than is saved

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gact_graph.codecs.base import Encoded
 from gact_graph.codecs.codec import Codec, Request
-from gact_graph.codecs.group_widths import widths_by_range
+from gact_graph.codecs.group_widths import widths_of_groups
 from gact_graph.codecs.quantize import Quantized
 from gact_graph.codecs.reads import Values
 from gact_graph.ops.quantize import DTYPES, pack
@@ -86,7 +86,7 @@ class QuantizeBySlice(Codec):
         deviation = _root_mean_square(centered, dims).bfloat16()
         scaled = centered.div_(deviation.masked_fill(deviation == 0, 1))
         size = request.group_size
-        widths = widths_by_range(scaled, bits, size)
+        widths = widths_of_groups(scaled, bits, size, request.row_weights)
         packed = pack(scaled, bits, group_size=size, seed=request.seed, widths=widths)
         weight = packed.min_variance_weight(scaled)
         return QuantizedBySlice(packed, mean, deviation, rows.shape, x.dtype, weight)

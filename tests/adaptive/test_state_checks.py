@@ -95,6 +95,7 @@ WRONG = [
     (("scheme", "excess"), math.nan, ValueError, r"\['excess'\] to be finite and 0 or more"),
     (("scheme", "gradient_error"), "0", TypeError, r"\['gradient_error'\] to be a number"),
     (("adaptation", "forwards"), -3, ValueError, r"\['forwards'\] to be 0 or more \(got -3\)"),
+    (("adaptation", "row_weights"), {"a": 3}, TypeError, r"\['row_weights'\]\['a'\] to be a str"),
     (("adaptation",), KeyError, ValueError, r"\(got no 'adaptation'\)"),
     (("adaptation",), 3, TypeError, r"Expected state\['adaptation'\] to be a mapping"),
 ]
@@ -122,7 +123,8 @@ def test_a_state_of_version_0_6_0_loads():
     new = gact_graph.state_dict(model)
     assert new["forwards"] == OLD["forwards"]
     assert OLD["scheme"].items() <= new["scheme"].items()
-    assert new["adaptation"] == {"forwards": OLD["adaptation"]["forwards"], "measurements": 0}
+    counters = {"forwards": OLD["adaptation"]["forwards"], "measurements": 0}
+    assert new["adaptation"] == counters | {"row_weights": {}}
     steps(model, 2)
 
 

@@ -11,7 +11,7 @@ from samples import seeded
 from torch import Tensor, nn
 
 import gact_graph
-from gact_graph.codecs.group_widths import widths_by_range
+from gact_graph.codecs.group_widths import widths_of_groups
 from gact_graph.ops.quantize import pack
 
 GROUPS = 1200
@@ -49,7 +49,7 @@ def _least_noise(ranges: list[float], total: int) -> float:
 @pytest.mark.parametrize("spread", [0.1, 0.5, 1.5, 5.0])
 def test_the_noise_is_near_the_least_in_these_bytes(spread: float, bits: int) -> None:
     x = _groups(spread)
-    found = widths_by_range(x, bits, 256)
+    found = widths_of_groups(x, bits, 256)
     assert found is not None
     widths = found.widths[:GROUPS].tolist()
     assert sum(widths) <= bits * GROUPS and found.widths[-1] == bits
@@ -60,16 +60,32 @@ def test_the_noise_is_near_the_least_in_these_bytes(spread: float, bits: int) ->
     assert packed.nbytes <= pack(x, bits).nbytes + GROUPS + 1
 
 
+@pytest.mark.parametrize("width", [64, 100, 256, 384, 1024])
+def test_weights_of_rows_count_as_those_of_their_groups(width: int) -> None:
+    rows = 256 * GROUPS // width
+    x = torch.randn(rows, width, generator=seeded(1)).flatten()
+    weights = torch.randn(rows, generator=seeded(2)).mul(2).exp()
+    found = widths_of_groups(x, 2, 256, weights)
+    assert found is not None
+    whole = x.numel() // 256
+    of_groups = weights.repeat_interleave(width)[: whole * 256].view(whole, 256).mean(1)
+    values = x[: whole * 256].view(whole, 256)
+    scales = ((values.amax(1) - values.amin(1)) * of_groups.sqrt()).tolist()
+    widths = found.widths[:whole].tolist()
+    assert sum(widths) <= 2 * whole
+    assert _noise(widths, scales) <= 1.1 * _least_noise(scales, 2 * whole)
+
+
 def test_equal_ranges_have_one_width() -> None:
     x = torch.randn(256, generator=seeded(1)).repeat(GROUPS)
-    found = widths_by_range(x, 3, 256)
+    found = widths_of_groups(x, 3, 256)
     assert found is not None and (found.widths == 3).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_dtypes(dtype: torch.dtype) -> None:
     x = _groups(1.0, dtype)
-    found, other = widths_by_range(x, 4, 256), widths_by_range(x.float(), 4, 256)
+    found, other = widths_of_groups(x, 4, 256), widths_of_groups(x.float(), 4, 256)
     assert found is not None and other is not None and torch.equal(found.widths, other.widths)
 
 
@@ -78,7 +94,7 @@ def test_groups_without_codes_leave_their_bits_to_the_others() -> None:
     x[: 256 * 600] = 7.0
     x[256 * 600 + 5] = torch.nan
     x[256 * 601 + 5] = torch.inf
-    found = widths_by_range(x, 2, 256)
+    found = widths_of_groups(x, 2, 256)
     assert found is not None
     assert (found.widths[:602] == 1).all() and found.widths[602:GROUPS].double().mean() > 2.9
     got = pack(x, 2, widths=found).unpack()
@@ -87,7 +103,7 @@ def test_groups_without_codes_leave_their_bits_to_the_others() -> None:
 
 @pytest.mark.parametrize("x", [torch.zeros(256 * 1000), torch.full((256 * 1000,), torch.nan)])
 def test_without_ranges(x: Tensor) -> None:
-    found = widths_by_range(x, 2, 256)
+    found = widths_of_groups(x, 2, 256)
     assert found is not None and ((found.widths >= 1) & (found.widths <= 2)).all()
     assert torch.equal(pack(x, 2, widths=found).unpack().isnan(), x.isnan())
 
@@ -96,7 +112,7 @@ def test_without_ranges(x: Tensor) -> None:
     ("count", "bits"), [(0, 2), (256 * 999, 2), (256 * 1000, 1), (256 * 1000, 8)]
 )
 def test_small_tensors_and_outer_widths_have_one_width(count: int, bits: int) -> None:
-    assert widths_by_range(torch.randn(count), bits, 256) is None
+    assert widths_of_groups(torch.randn(count), bits, 256) is None
 
 
 class Scaled(nn.Module):
@@ -129,7 +145,7 @@ def test_the_gradient_is_unbiased_and_has_less_noise(monkeypatch: pytest.MonkeyP
 
     exact = gradient(stock)
     found = errors()
-    monkeypatch.setattr("gact_graph.codecs.quantize.widths_by_range", lambda *_: None)
+    monkeypatch.setattr("gact_graph.codecs.quantize.widths_of_groups", lambda *_: None)
     variance, before = (e.var(0).sum() for e in (found, errors()))
     assert variance < 0.6 * before
     assert found.mean(0).square().sum() < 3 * variance / len(found)
