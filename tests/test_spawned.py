@@ -28,8 +28,8 @@ def work(rank, store, wraps):
     model = DistributedDataParallel(net)
     for _ in range(4):
         model(torch.randn(4096, 32)).sum().backward()
-    # Before its group: when a model that outlives the group is freed, stock too, PyTorch joins gloo's
-    # thread while it holds the global interpreter lock, which that thread may need.
+    # Before its group. A model that outlives the group, stock or wrapped, may hang when it is freed:
+    # PyTorch joins gloo's thread with the global interpreter lock, which that thread may need.
     del model
     dist.destroy_process_group()
 
