@@ -28,7 +28,8 @@ def work(rank, store, wraps):
     model = DistributedDataParallel(net)
     for _ in range(4):
         model(torch.randn(4096, 32)).sum().backward()
-    # Before its group: one that outlives the group may wait for gloo's thread when it is freed.
+    # Before its group. A model that outlives the group, wrapped or not, may hang when it is freed:
+    # PyTorch joins gloo's thread with the global interpreter lock, which that thread may need.
     del model
     dist.destroy_process_group()
 
