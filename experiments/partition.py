@@ -101,7 +101,7 @@ def _alone(content: Row, way: str) -> Any:
 
 def _train(args: command.Args, parts: int, way: str, bits: int) -> dict[str, Any]:
     case = Case.of(args, model=MODELS[args.model], strategy=way, parts=parts, halo_bits=bits)
-    ranks = run_parts(case, ("halo",))
+    ranks = run_parts(case)
     for rank in ranks:
         if "reason" in rank:
             raise ExperimentError(f"{way} in {parts} processes: {rank['reason']}")

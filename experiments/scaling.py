@@ -90,6 +90,7 @@ def expected_size(memory: int, fitted: list[tuple[int, dict[str, Any]]]) -> int:
 
 
 _COLUMNS = (
+    ("", "{strategy}"),
     ("largest", "{largest}"),
     ratio("to stock", "largest", digits=1),
     ("nodes", "{nodes:,}"),
@@ -117,7 +118,7 @@ def _search(args: command.Args, vary: str, variant: str) -> dict[str, Any]:
             layers=size if vary == "depth" else None,
             cap_bytes=args.memory,
         )
-        result: dict[str, Any] | None = checked(run(case, ()), f"a trial of {variant} failed")
+        result: dict[str, Any] | None = checked(run(case), f"a trial of {variant} failed")
         fit = "does not fit" if result is None else "fits"
         args.say(f"  {variant}, {vary} {size}: {fit}")
         return result
