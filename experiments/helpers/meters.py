@@ -219,10 +219,7 @@ def halo_of(trainee: Trainee, steps: Steps) -> dict[str, Any]:
         "forward_bytes": steps.forward_bytes,
         "sent_bytes": gact_graph.report(trainee.model).halo_bytes or 0,
         "exchanges": len(steps.exchanges[-1]),
-        **_medians(
-            "exchange",
-            ([sum(t) for t in zip((0.0, 0.0), *e, strict=True)] for e in steps.exchanges),
-        ),
+        **_medians("exchange", sums),
     }
 
 

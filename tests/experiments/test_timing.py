@@ -45,7 +45,7 @@ class TestStepTime:
         flags += ["--levels", "lossless,L1", "--out", str(out)]
         assert step_time.main(flags) == 0
         text = capsys.readouterr().out
-        assert "lossless, s" in text and "L1 2 bit, s" in text
+        assert "`lossless`" in text and "`L1 2 bit`" in text
         content = json.loads(out.read_text())
         assert (content["bits"], content["rounds"], content["blocks"]) == (2, 3, False)
         assert content["command"].startswith("python -m experiments.step_time --models")
@@ -64,7 +64,7 @@ class TestStepTime:
         out = tmp_path / "times.json"
         flags = ["--models", "gcn", "--rounds", "1", "--busy", "1", "--blocks", "auto"]
         assert step_time.main([*flags, "--out", str(out)]) == 0
-        assert "busy: times as long" in capsys.readouterr().out
+        assert "beside 1 busy" in capsys.readouterr().out
         found = json.loads(out.read_text())["models"]["gcn"]
         medians = found["median_seconds"]
         assert found["slowdown"] == {n: medians[f"{n}, busy"] / medians[n] for n in ("fp32", "L1")}

@@ -7,17 +7,15 @@ alive for more than a block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gact_graph.layers.blocks.attention import Attention
 from gact_graph.layers.blocks.call import BlockedCall
-from gact_graph.layers.blocks.graph import EdgeGraph
 from gact_graph.layers.blocks.inputs import BlockGraph, Input, Leaf
 from gact_graph.layers.blocks.order import Block
-from gact_graph.layers.blocks.rows import CodedRows, rows_of, whole, write_rows
+from gact_graph.layers.blocks.rows import rows_of, whole, write_rows
 from gact_graph.layers.blocks.weighted_sum import (
     WeightedSum,
     sum_edges,
@@ -101,25 +99,13 @@ def _run_again(
     call: BlockedCall, inputs: Sequence[Input], block: Block, gradients: Sequence[Tensor | None]
 ) -> BlockGraph:
     """Run the traced graph for a block, with the gradients of its outputs."""
-    values, leaves = _block_inputs(call, call.analysis.backward, inputs, block)
-    results = call.analysis.backward(values)
+    graph = call.analysis.backward
+    values, leaves = call.arguments.inputs(inputs, graph.inputs, call.order, block)
+    results = graph(values)
     of_result, *of_kept = gradients
     if of_result is not None and call.analysis.sums:
         of_result = rows_of(of_result, values["index"]).expand_as(results[0])
     return BlockGraph(results, [of_result, *of_kept], leaves)
-
-
-def _block_inputs(
-    call: BlockedCall, graph: EdgeGraph, inputs: Sequence[Input], block: Block | None
-) -> tuple[dict[str, Any], list[Leaf]]:
-    """Return the inputs of a graph for a block, and those whose gradient is needed as leaves."""
-    tensors, requires_grad = _split(inputs)
-    values, parts = call.arguments.inputs(tensors, graph.inputs, call.order, block, requires_grad)
-    return values, [Leaf(part.leaf, inputs[part.number], part.rows) for part in parts]
-
-
-def _split(inputs: Sequence[Input]) -> tuple[list[Tensor | CodedRows], list[bool]]:
-    return [entry.value for entry in inputs], [entry.requires_grad for entry in inputs]
 
 
 def _backward_of_sum(
@@ -133,7 +119,7 @@ def _backward_of_sum(
     order, graph = call.order, weighted_sum.weights
     weights: Tensor | None = None  # of all edges
     for block in [None] if weighted_sum.of_edges else call.blocks:
-        values, leaves = _block_inputs(call, graph, inputs, block)
+        values, leaves = call.arguments.inputs(inputs, graph.inputs, order, block)
         weight, *kept = graph(values)
         of_weight, of_kept = None, list[Tensor | None]()
         if block is None:
@@ -169,7 +155,9 @@ def _backward_of_attention(
         return
     inputs = [inputs[index] for index in attention.inputs]
     with call.run_state.restored(), torch.no_grad():
-        of_inputs = attention.gradients(*_split(inputs), gradients, call.order)
+        values = [entry.value for entry in inputs]
+        requires_grad = [entry.requires_grad for entry in inputs]
+        of_inputs = attention.gradients(values, requires_grad, gradients, call.order)
     for entry, gradient in zip(inputs, of_inputs, strict=True):
         if entry.requires_grad and gradient is not None:
             entry.add(gradient)
