@@ -61,14 +61,17 @@ class Part(NamedTuple):
         return [word.format_map(known) for word in shlex.split(self.line)]
 
 
+def _run(flags: str, seconds: int) -> Part:
+    """A command of the experiments."""
+    return Part(f"{{python}} -m experiments.{flags}", seconds)
+
+
 def _steps(dataset: str, seconds: int) -> dict[str, Part]:
     """Saved bytes, peak and time of a step, stock's and its peers' beside the library's."""
-    line = "{python} -m experiments.peers --device cuda --rounds 1 --out {out}"
     name = Path(dataset.partition(":")[2] or dataset).stem
+    flags = f"--dataset {dataset} --rounds 1 --variants {_WAYS} --device cuda --out {{out}}"
     return {
-        f"steps-{model}-{name}": Part(
-            f"{line} --model {model} --dataset {dataset} --variants {_WAYS}", seconds
-        )
+        f"steps-{model}-{name}": _run(f"peers --model {model} {flags}", seconds)
         for model in ("gcn", "gat", "gcnii")
     }
 
@@ -93,30 +96,21 @@ _EDGES = "tests/ops/test_weighted_sum.py tests/ops/test_attention.py"
 CALLS: tuple[dict[str, Part], ...] = (
     {
         "kernels": Part(f"{_TESTS} tests/ops", 120),
-        "table": Part(
-            "{python} -m experiments.kernels --device cuda --bits 1-8,16 --rounds 15 --out {out}",
-            90,
-        ),
+        "table": _run("kernels --device cuda --bits 1-8,16 --rounds 15 --out {out}", 90),
         **_steps(_ARXIV, 110),
     },
     {
-        "graph": Part(
-            f"{{python}} -m experiments.save_graph --dataset synthetic:reddit --out {_REDDIT}", 120
-        ),
+        "graph": _run(f"save_graph --dataset synthetic:reddit --out {_REDDIT}", 120),
         **_steps(_REDDIT, 140),
     },
     {
         # The zoo of convs among them, `lossless` beside stock.
         "tests": Part(f"{_TESTS} --ignore=tests/ops tests", 180),
-        "swap": Part(
-            f"{{python}} -m experiments.swap --device cuda --model gat --dataset {_ARXIV} "
-            "--out {out}",
-            70,
-        ),
+        "swap": _run(f"swap --device cuda --model gat --dataset {_ARXIV} --out {{out}}", 70),
         # Few searches, by the share of time that is lent: the paper's deepest GCN in 16 GB.
-        "scaling": Part(
-            "{python} -m experiments.scaling --device cuda --memory 16GB --vary depth --model gcn "
-            f"--dataset {_ARXIV} --variants stock,L1,CB2 --out {{out}}",
+        "scaling": _run(
+            f"scaling --device cuda --memory 16GB --vary depth --model gcn --dataset {_ARXIV} "
+            "--variants stock,L1,CB2 --out {out}",
             120,
         ),
         "memcheck": _sanitized("memcheck", 60, _ON_DEVICE),

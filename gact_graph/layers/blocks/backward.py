@@ -68,21 +68,28 @@ def double_backward(
     if attention is not None and attention.dropout:
         _double_backward_of_attention(call, attention, inputs, gradients)
         return
-    values = [None if gradient is None else gradient.tensor for gradient in gradients]
     with call.run_state.restored(), without_autocast(inputs[0].value.device):
         for block in call.blocks:
-            # Contiguous: rows that share memory would share their gradient.
-            parts = [
-                None if part is None else part.detach().contiguous().requires_grad_()
-                for part in _parts_of(call, block, values)
-            ]
-            _run_again(call, inputs, block, parts).double_backward(
-                [
-                    Leaf(part, gradient, output.rows(call.order, block))
-                    for part, gradient, output in zip(parts, gradients, call.outputs, strict=True)
-                    if part is not None and gradient is not None
-                ]
-            )
+            rows = [output.rows(call.order, block) for output in call.outputs]
+            parts, leaves = _as_leaves(gradients, rows)
+            _run_again(call, inputs, block, parts).double_backward(leaves)
+
+
+def _as_leaves(
+    gradients: Sequence[Input | None], rows: Sequence[Tensor | slice | None]
+) -> tuple[list[Tensor | None], list[Leaf]]:
+    """Return rows of the gradients of the outputs, and the same as leaves."""
+    parts, leaves = list[Tensor | None](), list[Leaf]()
+    for gradient, index in zip(gradients, rows, strict=True):
+        if gradient is None:
+            parts.append(None)
+            continue
+        part = gradient.tensor if index is None else rows_of(gradient.tensor, index)
+        # Contiguous: rows that share memory would share their gradient.
+        part = part.detach().contiguous().requires_grad_()
+        parts.append(part)
+        leaves.append(Leaf(part, gradient, index))
+    return parts, leaves
 
 
 def _parts_of(
@@ -172,18 +179,9 @@ def _double_backward_of_attention(
     """Differentiate the reference implementation twice, for all edges at once."""
     inputs = [inputs[index] for index in attention.inputs]
     values = [whole(entry.value).detach().requires_grad_(entry.requires_grad) for entry in inputs]
-    incoming = [
-        None if entry is None else entry.tensor.detach().contiguous().requires_grad_()
-        for entry in gradients
-    ]
     with call.run_state.restored():
         outputs = attention.reference(values, call.order)
     pairs = zip(values, inputs, strict=True)
     leaves = [Leaf(value, entry) for value, entry in pairs if entry.requires_grad]
-    BlockGraph(outputs, incoming, leaves).double_backward(
-        [
-            Leaf(value, entry)
-            for value, entry in zip(incoming, gradients, strict=True)
-            if value is not None and entry is not None
-        ]
-    )
+    incoming, of_incoming = _as_leaves(gradients, [None] * len(gradients))
+    BlockGraph(outputs, incoming, leaves).double_backward(of_incoming)
