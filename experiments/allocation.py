@@ -11,7 +11,6 @@ bias counts too.
 
 from __future__ import annotations
 
-import functools
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -138,9 +137,9 @@ def main(args: command.Args) -> None:
         task = prepare(graph, subject.layout, device=args.device)
         for way in args.ways:
             for bits in args.bits:
-                find = functools.partial(study, subject, task, LEVELS_BY_NAME[way], bits, args)
-                key = {"model": name, "way": way, "bits": bits}
-                rows.append(kept.once(("rows", key), find))
+                place = ("rows", {"model": name, "way": way, "bits": bits})
+                level = LEVELS_BY_NAME[way]
+                rows.append(kept.once(place, study, subject, task, level, bits, args))
     args.show("The variance with the library's bits, relative to others", by_way(rows))
     args.say(f"{args.points} points of {args.epochs} epochs, {args.draws} draws at each")
 

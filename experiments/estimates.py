@@ -9,7 +9,6 @@ process each and after a step of a copy, and compares the peaks. ``--budgets`` a
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -102,11 +101,11 @@ def _compare(kept: Kept, task: tuple[str, ...], ways: list[str], budgets: list[s
         return {"chosen": answer["way"], "peak": answer["peak_bytes"]}
 
     for way in ways:
-        kept.once(("pairs", key | {"way": way}), functools.partial(measure, way))
+        kept.once(("pairs", key | {"way": way}), measure, way)
     for way in budgets:
         memory = int(rows[way]["peak_bytes"] * 1.05) + (5 << 20)
         place = ("budgets", key | {"for": way, "memory": memory})
-        kept.once(place, functools.partial(give, memory))
+        kept.once(place, give, memory)
 
 
 def _apart(function: str, task: tuple[str, ...], *more: Any) -> Any:

@@ -6,7 +6,6 @@ prints score, loss, rate, peak and time.
 
 from __future__ import annotations
 
-import functools
 import statistics
 from typing import Any
 
@@ -131,9 +130,8 @@ def main(args: command.Args) -> None:
         for bits in args.bits:
             args.say(f"seed {seed}, {bits} bit")
             asked = (args.model, bits, seed, args.steps, args.batch)
-            trial = functools.partial(call, "experiments.generality:train", *asked)
             place = ("runs", {"bits": bits, "seed": seed})
-            run = kept.once(place, trial)
+            run = kept.once(place, call, "experiments.generality:train", *asked)
             if "reason" in run:
                 raise ExperimentError(f"seed {seed}, {bits} bit: {run['reason']}")
     args.show(f"{network}, {args.steps} steps", by_width(kept.content["runs"]))

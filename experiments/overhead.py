@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
@@ -113,8 +112,7 @@ def main(args: command.Args) -> None:
             batch = min(args.batch, nodes)
             graphs[f"mini-batches of {batch:,} nodes"] = batches_of(task, batch, args.rounds)
         for name, row in itertools.product(args.models, graphs):
-            find = functools.partial(time_steps, args, name, graphs[row])
-            kept.once(("models", name, row), find)
+            kept.once(("models", name, row), time_steps, args, name, graphs[row])
     args.show("A training step, median", by_graph(kept.content))
     args.say(f"{args.rounds} rounds in turn, {kept.content['threads']} threads, {args.device}")
 

@@ -89,7 +89,7 @@ def counted(content: Row) -> Table:
             if runs:
                 run = max(runs, key=lambda run: run["parts"])
                 cost = modelled(size, run["ranks"], _alone(content, run["way"]))
-                rows.append({**size, "bits": bits, **cost._asdict()})
+                rows.append({**size, "bits": bits, **cost})
     return table(_COUNTED, rows)
 
 
@@ -159,10 +159,10 @@ def main(args: command.Args) -> None:
             for bits in args.halo_bits if parts > 1 else [32]:
                 args.say(f"{parts} processes, {way}, {bits} bits")
                 key = {"parts": parts, "way": way, "halo_bits": bits}
-                kept.once(("runs", key), functools.partial(_train, args, parts, way, bits))
+                kept.once(("runs", key), _train, args, parts, way, bits)
     for parts in args.count:
         args.say(f"{parts} parts, counted")
-        kept.once(("counted", {"parts": parts}), functools.partial(_count, args, parts))
+        kept.once(("counted", {"parts": parts}), _count, args, parts)
     title = f"{args.model} on {kept.content['dataset']}, {args.steps} steps"
     args.show(title, measured(kept.content))
     args.show("more parts: counted bytes, times by a model of the network", counted(kept.content))

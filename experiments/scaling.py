@@ -161,8 +161,8 @@ def main(args: command.Args) -> None:
     for vary in args.vary:
         results = {}
         for variant in args.variants:
-            search = functools.partial(_search, args, vary, variant)
-            results[variant] = kept.once(("largest", vary, variant), search)
+            place = ("largest", vary, variant)
+            results[variant] = kept.once(place, _search, args, vary, variant)
             args.say(f"{vary}, {variant}: {results[variant]['largest']}")
         args.show(f"Largest {vary}, {args.model}", by_size(results))
     cap = f"cap {args.memory / 1e9:g} GB"

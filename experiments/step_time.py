@@ -10,7 +10,6 @@ its steps beside N processes that never rest.
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,7 +70,7 @@ def main(args: command.Args) -> None:
     graph = load(args.dataset, args.data_root)
     kept = args.keep(None, "levels", "bits", "rounds", "blocks", "busy")
     for name in args.models:
-        kept.once(("models", name), functools.partial(time_model, args, name, graph))
+        kept.once(("models", name), time_model, args, name, graph)
     args.show("A training step, median", by_level(kept.content))
     about = f"{args.rounds} rounds in turn, {kept.content['threads']} threads, {args.device}"
     args.say(f"{args.dataset}, {about}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -85,8 +84,7 @@ def trials(
     for number in range(rounds):
         for place, case in cases.items():
             args.say(f"round {number + 1}, {', '.join(place)}" if rounds > 1 else ", ".join(place))
-            once = kept.once(("rounds", *place, number), functools.partial(trial, case))
-            taken[place].append(once)
+            taken[place].append(kept.once(("rounds", *place, number), trial, case))
     return {place: medians(results) for place, results in taken.items()}
 
 
