@@ -11,8 +11,8 @@ bias counts too.
 
 from __future__ import annotations
 
-import functools
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,8 +25,9 @@ from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.errors import ExperimentError
 from experiments.helpers.levels import LEVELS_BY_NAME, Level
 from experiments.helpers.noise import Probe, algorithm_1, moments, plain
-from experiments.helpers.subjects import SUBJECTS, Subject, make
-from experiments.helpers.tables import Column, table
+from experiments.helpers.strategies import LABELS
+from experiments.helpers.subjects import LAYERS, SUBJECTS, Subject, make
+from experiments.helpers.tables import Column, Table, table
 from experiments.helpers.train import training_step
 from experiments.helpers.values import parse_bits
 from gact_graph.adaptive.allocator import allocate_by_name
@@ -44,19 +45,27 @@ def ratios(points: list[dict[str, Any]], of: str) -> tuple[float, float]:
     return mean("algorithm 1"), mean("uniform")
 
 
-def _mean(of: str, place: int) -> Any:
-    return lambda row: f"{ratios(row['points'], of)[place]:.2f}"
+def by_way(rows: list[dict[str, Any]]) -> Table:
+    """Return one row for each model, way and number of bits."""
 
+    def mean(of: str, place: int) -> Callable[[Any], str]:
+        return lambda row: f"{ratios(row['points'], of)[place]:.2f}"
 
-_COLUMNS: tuple[Column, ...] = (
-    ("model", "{model}"),
-    ("way", "{way}"),
-    ("bits", "{bits}"),
-    ("variance", _mean("variance", 0)),
-    ("error", _mean("error", 0)),
-    ("variance", _mean("variance", 1)),
-    ("error", _mean("error", 1)),
-)
+    def spread(row: dict[str, Any]) -> str:
+        apart = [p["library"]["variance"] / p["algorithm 1"]["variance"] for p in row["points"]]
+        return f"{min(apart):.2f} to {max(apart):.2f}"
+
+    spec: tuple[Column, ...] = (
+        ("", lambda row: LAYERS[row["model"]]),
+        ("", lambda row: LABELS[row["way"]]),
+        ("bits", "{bits}"),
+        ("to Algorithm 1", mean("variance", 0)),
+        ("range over the points", spread),
+        ("to uniform bits", mean("variance", 1)),
+        ("squared error, to Algorithm 1", mean("error", 0)),
+        ("to uniform bits", mean("error", 1)),
+    )
+    return table(spec, rows)
 
 
 def study(
@@ -128,11 +137,10 @@ def main(args: command.Args) -> None:
         task = prepare(graph, subject.layout, device=args.device)
         for way in args.ways:
             for bits in args.bits:
-                find = functools.partial(study, subject, task, LEVELS_BY_NAME[way], bits, args)
-                key = {"model": name, "way": way, "bits": bits}
-                rows.append(kept.once(("rows", key), find))
-    args.show("The library's bits, over those of Algorithm 1", table(_COLUMNS, rows))
-    args.say("the last two columns: over the same bits everywhere")
+                place = ("rows", {"model": name, "way": way, "bits": bits})
+                level = LEVELS_BY_NAME[way]
+                rows.append(kept.once(place, study, subject, task, level, bits, args))
+    args.show("The variance with the library's bits, relative to others", by_way(rows))
     args.say(f"{args.points} points of {args.epochs} epochs, {args.draws} draws at each")
 
 

@@ -8,14 +8,12 @@ and glibc's malloc alone.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from typing import Any
 
 from experiments.helpers import command
-from experiments.helpers.comparison import medians
+from experiments.helpers.comparison import Place, medians_in, trials
 from experiments.helpers.process import ALLOCATORS
-from experiments.helpers.runner import run
 from experiments.helpers.strategies import STRATEGIES, Case
 from experiments.helpers.subjects import LAYERS, ON_EDGES
 from experiments.helpers.tables import Table
@@ -42,17 +40,6 @@ def by_allocator(results: dict[str, dict[str, dict[str, dict[str, Any]]]]) -> Ta
     return Table(("", "", *ALLOCATORS.values()), rows)
 
 
-def _medians(content: dict[str, Any]) -> dict[str, Any]:
-    by_model = {
-        model: {
-            strategy: {name: medians(each) for name, each in results.items() if each}
-            for strategy, results in strategies.items()
-        }
-        for model, strategies in content.get("rounds", {}).items()
-    }
-    return {"medians": by_model}
-
-
 @command.main(
     command.DATASET,
     command.DATA_ROOT,
@@ -63,20 +50,17 @@ def _medians(content: dict[str, Any]) -> dict[str, Any]:
     command.OUT_FILE,
 )
 def main(args: command.Args) -> None:
-    kept = args.keep(None, "steps", derive=_medians)
-    results: dict[str, Any] = {}
-    trials = itertools.product(range(args.rounds), args.models, args.variants, ALLOCATORS)
-    for number, model, strategy, allocator in trials:
-        args.say(f"round {number + 1}, {model}, {strategy}, {allocator}")
-        more = {"model": ON_EDGES[model], "strategy": strategy, "allocator": allocator}
-        case = Case.of(args, **more, adaptive=True)
-        result = kept.once(
-            ("rounds", model, strategy, allocator, number), functools.partial(run, case)
+    kept = args.keep(None, "steps", derive=lambda content: {"medians": medians_in(content)})
+    cases: dict[Place, Case] = {
+        (model, name, allocator): Case.of(
+            args, model=ON_EDGES[model], strategy=name, allocator=allocator, adaptive=True
         )
-        of_strategy = results.setdefault(model, {}).setdefault(strategy, {})
-        of_strategy.setdefault(allocator, []).append(result)
-    table = by_allocator(_medians({"rounds": results})["medians"])
-    args.show(f"{kept.content['dataset']}, {args.steps} steps", table)
+        for model, name, allocator in itertools.product(args.models, args.variants, ALLOCATORS)
+    }
+    results: dict[str, Any] = {}
+    for (model, strategy, allocator), row in trials(args, kept, cases, args.rounds).items():
+        results.setdefault(model, {}).setdefault(strategy, {})[allocator] = row
+    args.show(f"{kept.content['dataset']}, {args.steps} steps", by_allocator(results))
 
 
 if __name__ == "__main__":

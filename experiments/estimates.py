@@ -9,7 +9,6 @@ process each and after a step of a copy, and compares the peaks. ``--budgets`` a
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,7 +52,7 @@ def predictions(pairs: Sequence[Row]) -> Table:
     return Table(("model", "graph", *ways), lines)
 
 
-BUDGETS: tuple[Column, ...] = (
+_BUDGETS: tuple[Column, ...] = (
     ("model", "{model}"),
     ("graph", "{dataset}"),
     ("budget, MB", "{memory:MB}"),
@@ -63,9 +62,12 @@ BUDGETS: tuple[Column, ...] = (
 )
 
 
-def is_kept(budget: Row) -> bool:
-    """Return whether the steps took no more than the budget."""
-    return budget["peak"] is not None and budget["peak"] <= budget["memory"]
+def budgets(rows: Sequence[Row]) -> tuple[Table, str]:
+    """Return one row a budget, and how many were kept."""
+    kept = sum(row["peak"] is not None and row["peak"] <= row["memory"] for row in rows)
+    refused = sum(row["chosen"] == REFUSED for row in rows)
+    text = f"Budgets kept: {kept} of {len(rows)}; refused although a strategy fits: {refused}."
+    return table(_BUDGETS, rows), text
 
 
 def verdict(pairs: Sequence[Row]) -> str:
@@ -99,11 +101,11 @@ def _compare(kept: Kept, task: tuple[str, ...], ways: list[str], budgets: list[s
         return {"chosen": answer["way"], "peak": answer["peak_bytes"]}
 
     for way in ways:
-        kept.once(("pairs", key | {"way": way}), functools.partial(measure, way))
+        kept.once(("pairs", key | {"way": way}), measure, way)
     for way in budgets:
         memory = int(rows[way]["peak_bytes"] * 1.05) + (5 << 20)
         place = ("budgets", key | {"for": way, "memory": memory})
-        kept.once(place, functools.partial(give, memory))
+        kept.once(place, give, memory)
 
 
 def _apart(function: str, task: tuple[str, ...], *more: Any) -> Any:
@@ -202,7 +204,9 @@ def main(args: command.Args) -> None:
     pairs = kept.content["pairs"]
     args.show("predicted / measured peaks, MB", predictions(pairs))
     args.say(verdict(pairs))
-    args.show("budgets", table(BUDGETS, kept.content["budgets"]))
+    shown, text = budgets(kept.content["budgets"])
+    args.show("budgets", shown)
+    args.say(text)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ derivative, and the energy over a short simulation.
 from __future__ import annotations
 
 import copy
-import functools
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -223,8 +222,8 @@ def main(args: command.Args) -> None:
     for name in args.models:
         for way in args.levels:
             args.say(f"{name}, {way}")
-            train = functools.partial(call, "experiments.forces:measure", name, way, *asked)
-            result = kept.once(("models", name, way), train)
+            case = ("experiments.forces:measure", name, way, *asked)
+            result = kept.once(("models", name, way), call, *case)
             if "reason" in result:
                 args.say(f"  {result['reason']}")
             else:

@@ -6,7 +6,6 @@ prints score, loss, rate, peak and time.
 
 from __future__ import annotations
 
-import functools
 import statistics
 from typing import Any
 
@@ -78,19 +77,17 @@ _COLUMNS: tuple[Column, ...] = (
     ("last loss", "{loss:.4f}"),
     ("rate", "{rate}"),
     ("peak, MB", "{peak:MB|unknown}"),
-    ("step / fp32", "{time:.2f}x"),
+    ("step / fp32", "{time}"),
 )
 
 
 def by_width(runs: list[dict[str, Any]]) -> Table:
-    """Return one row a width; the time only where every run has it."""
+    """Return one row a width."""
     widths = sorted({run["bits"] for run in runs}, reverse=True)
-    timed = FP32_BITS in widths and all("step_process_seconds" in run for run in runs)
-    rows = [_row(runs, bits, timed) for bits in widths]
-    return table(_COLUMNS if timed else _COLUMNS[:-1], rows)
+    return table(_COLUMNS, [_row(runs, bits) for bits in widths])
 
 
-def _row(runs: list[dict[str, Any]], bits: int, timed: bool) -> dict[str, Any]:
+def _row(runs: list[dict[str, Any]], bits: int) -> dict[str, Any]:
     these, exact = ([run for run in runs if run["bits"] == b] for b in (bits, FP32_BITS))
     scores, others = ({run["seed"]: run["score"] for run in part} for part in (these, exact))
     peaks = [run["peak_bytes"] for run in these if run["peak_bytes"] is not None]
@@ -105,20 +102,12 @@ def _row(runs: list[dict[str, Any]], bits: int, timed: bool) -> dict[str, Any]:
         "loss": statistics.fmean(run["loss"][-1] for run in these),
         "rate": summary.factor([run["rate"] for run in these]),
         "peak": statistics.median(peaks) if peaks else None,
-        "time": _time(these) / _time(exact) if timed else None,
+        "time": f"{_time(these) / _time(exact):.2f}x" if exact else "",
     }
 
 
 def _time(runs: list[dict[str, Any]]) -> float:
     return statistics.median(run["step_process_seconds"] for run in runs)
-
-
-def _train_apart(args: command.Args, bits: int, seed: int) -> dict[str, Any]:
-    function = "experiments.generality:train"
-    run: dict[str, Any] = call(function, args.model, bits, seed, args.steps, args.batch)
-    if args.no_times:
-        run.pop("step_process_seconds", None)
-    return run
 
 
 @command.main(
@@ -132,7 +121,6 @@ def _train_apart(args: command.Args, bits: int, seed: int) -> dict[str, Any]:
     command.flag("--seeds", parse_seeds, "0-2"),
     command.number("--steps", 300),
     command.number("--batch", 32),
-    command.NO_TIMES,
     command.OUT_NEEDED,
 )
 def main(args: command.Args) -> None:
@@ -141,8 +129,9 @@ def main(args: command.Args) -> None:
     for seed in args.seeds:
         for bits in args.bits:
             args.say(f"seed {seed}, {bits} bit")
+            asked = (args.model, bits, seed, args.steps, args.batch)
             place = ("runs", {"bits": bits, "seed": seed})
-            run = kept.once(place, functools.partial(_train_apart, args, bits, seed))
+            run = kept.once(place, call, "experiments.generality:train", *asked)
             if "reason" in run:
                 raise ExperimentError(f"seed {seed}, {bits} bit: {run['reason']}")
     args.show(f"{network}, {args.steps} steps", by_width(kept.content["runs"]))

@@ -5,26 +5,22 @@
 There are three calls of at most nine minutes each, the most important first. Each part is a process
 of its own, so that a kernel that breaks the device's context breaks one part alone, and has a limit
 of time, at which it is interrupted and, some seconds later, killed. ``DIR/gpu_check.json`` is
-written after each; while a part runs, its output lies in ``DIR/PART.json`` or ``DIR/PART``, and the
-lines of tests in ``DIR/PART.log``.
+written after each; ``DIR/PART`` has the output of a part, and ``DIR/PART.log`` its lines.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
-import shutil
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,114 +36,86 @@ FILE_NAME = "gpu_check.json"
 _GRACE_SECONDS = 10
 """To write a report after an interrupt."""
 
-_DATA = "DATA"
-"""Stands for the folder of generated graphs in the flags of a part."""
-
-_REDDIT = f"{_DATA}/reddit.npz"
-
-_ARXIV = "synthetic:ogbn-arxiv"
-
-_MODELS = ("gcn", "gat", "gcnii")
+_REDDIT, _ARXIV = "{data}/reddit.npz", "synthetic:ogbn-arxiv"
 
 # Compiling may take all the time that is left.
 _WAYS = "stock,checkpoint,lossless+blocks,L1-4+blocks,CB2,compiled"
 
 
-@dataclass(frozen=True)
-class Part:
-    """A module to run.
+class Part(NamedTuple):
+    """A command to run.
 
     Attributes:
-        module: Its full name; without it the part is left out, which counts as a failure.
-        flags: Its flags but for that of its output.
+        line: Its command line; ``{out}`` is its output, ``{data}`` the folder of generated graphs.
         seconds: After which it is ended.
-        folder: Whether its output is a folder or a file that stays, or a JSON file whose content
-            moves into :data:`FILE_NAME`.
-        under: A program, with its flags, that runs it; without it the part is left out.
-        out: The flag of its output; empty where it is among the flags.
         environment: Further variables.
     """
 
-    module: str
-    flags: tuple[str, ...] = ()
+    line: str
     seconds: int = 60
-    folder: bool = False
-    under: tuple[str, ...] = ()
-    out: str = "--out"
-    environment: tuple[tuple[str, str], ...] = ()
+    environment: Mapping[str, str] = {}
 
-    def command(self, target: Path, data: Path) -> list[str]:
-        """Return the command line, with its output and the folder of generated graphs."""
-        flags = [flag.replace(_DATA, str(data)) for flag in self.flags]
-        output = [self.out, str(target)] if self.out else []
-        return [*self.under, sys.executable, "-m", self.module, *flags, *output]
-
-    def is_there(self) -> bool:
-        """Return whether its module and the program that it runs under can be found."""
-        has_module = importlib.util.find_spec(self.module) is not None
-        return has_module and (not self.under or shutil.which(self.under[0]) is not None)
+    def command(self, out: Path, data: Path) -> list[str]:
+        """Return the words of the command line."""
+        known = {"python": sys.executable, "out": out, "data": data}
+        return [word.format_map(known) for word in shlex.split(self.line)]
 
 
-def _run(command: str, seconds: int, folder: bool = True, **options: Any) -> Part:
-    """A command of the experiments and its flags."""
-    name, *flags = command.split()
-    return Part(f"experiments.{name}", tuple(flags), seconds, folder, **options)
+def _run(flags: str, seconds: int) -> Part:
+    """A command of the experiments."""
+    return Part(f"{{python}} -m experiments.{flags}", seconds)
 
 
 def _steps(dataset: str, seconds: int) -> dict[str, Part]:
     """Saved bytes, peak and time of a step, stock's and its peers' beside the library's."""
-    line = "peers --device cuda --rounds 1 --model {} --dataset {} --variants {}"
     name = Path(dataset.partition(":")[2] or dataset).stem
+    flags = f"--dataset {dataset} --rounds 1 --variants {_WAYS} --device cuda --out {{out}}"
     return {
-        f"steps-{model}-{name}": _run(line.format(model, dataset, _WAYS), seconds)
-        for model in _MODELS
+        f"steps-{model}-{name}": _run(f"peers --model {model} {flags}", seconds)
+        for model in ("gcn", "gat", "gcnii")
     }
 
 
-def _tests(seconds: int, *flags: str, **options: Any) -> Part:
-    # A warning of another version of a package says nothing of a GPU.
-    flags = ("-v", "-W", "default", "-m", "gpu and not long", *flags)
-    return Part("pytest", flags, seconds, folder=True, out="--junitxml", **options)
+# A warning of another version of a package says nothing of a GPU.
+_TESTS = "{python} -m pytest -v -W default -m 'gpu and not long' --junitxml {out}"
 
 
-def _sanitized(tool: str, seconds: int, *files: str) -> Part:
+def _sanitized(tool: str, seconds: int, files: str) -> Part:
     """Small tensors. torch's own cache of memory would hide accesses beyond a tensor's end."""
-    return _tests(
+    return Part(
+        f"compute-sanitizer --tool {tool} --error-exitcode 1 {_TESTS} "
+        f"-k 'not 32_bits and not 100003' {files}",
         seconds,
-        *("-k", "not 32_bits and not 100003", *files),
-        under=("compute-sanitizer", "--tool", tool, "--error-exitcode", "1"),
-        environment=(("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),),
+        {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
     )
 
 
 _ON_DEVICE = "tests/ops/test_on_device.py"
-_EDGES = ("tests/ops/test_weighted_sum.py", "tests/ops/test_attention.py")
+_EDGES = "tests/ops/test_weighted_sum.py tests/ops/test_attention.py"
 
 CALLS: tuple[dict[str, Part], ...] = (
     {
-        "kernels": _tests(120, "tests/ops"),
-        "table": _run("kernels --device cuda --bits 1-8,16 --rounds 15", 90, folder=False),
+        "kernels": Part(f"{_TESTS} tests/ops", 120),
+        "table": _run("kernels --device cuda --bits 1-8,16 --rounds 15 --out {out}", 90),
         **_steps(_ARXIV, 110),
     },
     {
-        "graph": _run(
-            f"save_graph --dataset synthetic:reddit --out {_REDDIT}", 120, folder=False, out=""
-        ),
+        "graph": _run(f"save_graph --dataset synthetic:reddit --out {_REDDIT}", 120),
         **_steps(_REDDIT, 140),
     },
     {
         # The zoo of convs among them, `lossless` beside stock.
-        "tests": _tests(180, "--ignore=tests/ops", "tests"),
-        "swap": _run(f"swap --device cuda --model gat --dataset {_ARXIV}", 70),
+        "tests": Part(f"{_TESTS} --ignore=tests/ops tests", 180),
+        "swap": _run(f"swap --device cuda --model gat --dataset {_ARXIV} --out {{out}}", 70),
         # Few searches, by the share of time that is lent: the paper's deepest GCN in 16 GB.
         "scaling": _run(
             f"scaling --device cuda --memory 16GB --vary depth --model gcn --dataset {_ARXIV} "
-            "--variants stock,L1,CB2",
+            "--variants stock,L1,CB2 --out {out}",
             120,
         ),
         "memcheck": _sanitized("memcheck", 60, _ON_DEVICE),
         "synccheck": _sanitized("synccheck", 60, _ON_DEVICE),
-        "memcheck-edges": _sanitized("memcheck", 50, *_EDGES),
+        "memcheck-edges": _sanitized("memcheck", 50, _EDGES),
     },
 )
 """The parts of each call."""
@@ -158,9 +126,8 @@ PARTS = {name: part for call in CALLS for name, part in call.items()}
 def run_parts(parts: Mapping[str, Part], out: Path, data: Path) -> dict[str, Any]:
     """Run each part, write :data:`FILE_NAME` after each, and return its content by part.
 
-    Of each ``state`` (``done``, ``failed``, ``out of time`` or ``not there``), ``seconds``,
-    ``error`` (the last line of standard error) where it failed, and ``found``, its output, also
-    where it failed.
+    Of each ``state`` (``done``, ``failed``, ``out of time`` or ``not there``, where its program is
+    missing), ``seconds``, and ``error``, the last line of standard error, where it is not done.
 
     Args:
         parts: By name.
@@ -170,32 +137,30 @@ def run_parts(parts: Mapping[str, Part], out: Path, data: Path) -> dict[str, Any
     about = {"gpus": gpus(), "cuda": torch.version.cuda, "versions": current_versions()}
     outcomes: dict[str, Any] = {}
     console = make_console()
+    out.mkdir(parents=True, exist_ok=True)
     for name, part in parts.items():
-        target = out / (name if part.folder else f"{name}.json")
-        say(console, f"{name}: {' '.join(part.command(target, data))}")
-        outcomes[name] = _outcome(part, target, data, out / f"{name}.log")
+        line = part.command(out / name, data)
+        say(console, f"{name}: {' '.join(line)}")
+        outcomes[name] = _outcome(line, part, out / f"{name}.log")
         write_json(out / FILE_NAME, about | {"parts": outcomes})
-        if not part.folder:
-            # Only now: until then it was the one copy.
-            target.unlink(missing_ok=True)
         say(console, f"  {outcomes[name]['state']} {outcomes[name].get('error', '')}")
     return outcomes
 
 
-def _outcome(part: Part, target: Path, data: Path, log: Path) -> dict[str, Any]:
-    if not part.is_there():
-        return {"state": "not there"}
+def _outcome(line: list[str], part: Part, log: Path) -> dict[str, Any]:
     start = time.perf_counter()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") if part.module == "pytest" else nullcontext() as printed:
-        process = subprocess.Popen(
-            part.command(target, data),
-            stdout=printed,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | dict(part.environment),
-            start_new_session=True,  # a group of its own, so that its children end with it
-        )
+    with log.open("w") as printed:
+        try:
+            process = subprocess.Popen(
+                line,
+                stdout=printed,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=os.environ | dict(part.environment),
+                start_new_session=True,  # a group of its own, so that its children end with it
+            )
+        except FileNotFoundError:
+            return {"state": "not there"}
         try:
             _, errors = process.communicate(timeout=part.seconds)
             state = "failed" if process.returncode else "done"
@@ -205,12 +170,6 @@ def _outcome(part: Part, target: Path, data: Path, log: Path) -> dict[str, Any]:
     if state != "done":
         lines = errors.strip().splitlines()
         outcome["error"] = lines[-1] if lines else f"ended with code {process.returncode}"
-    if not part.folder and target.is_file():
-        text = target.read_text(errors="replace")
-        try:
-            outcome["found"] = json.loads(text)
-        except json.JSONDecodeError:  # cut off
-            outcome["found"] = text
     return outcome
 
 

@@ -30,7 +30,6 @@ from experiments.helpers.timing import launch_seconds, time_on
 from experiments.helpers.values import parse_count, parse_device, parse_seeds
 from gact_graph.info import facts
 from gact_graph.ops import attention, cpu, dot_attention, leaky_attention, weighted_sum
-from gact_graph.ops.checks import TILE
 from gact_graph.ops.quantize import DTYPES, pack
 from gact_graph.ops.reference import attention as attention_reference
 from gact_graph.ops.reference import dot_attention as dot_reference
@@ -45,8 +44,6 @@ _NODES_ON_CUDA = 200_000
 _MOST_BITS = 16
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
-_WORD = 8  # bytes of one bit plane of a tile
-_STATS = 4  # bytes of a group's lo and step
 _LAUNCH_ELEMENTS, _LAUNCH_BITS = 4096, 4
 _LAUNCHES = 200  # fewer than a device queues before the host has to wait
 
@@ -70,11 +67,6 @@ class Job(NamedTuple):
     moved: int
 
 
-def packed_bytes(elements: int, bits: int, group_size: int = GROUP_SIZE) -> int:
-    """Return the bytes of codes and stats of a packed tensor."""
-    return -(-elements // TILE) * bits * _WORD + -(-elements // group_size) * _STATS
-
-
 def quantizer_jobs(
     elements: int, widths: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Job]:
@@ -88,10 +80,11 @@ def quantizer_jobs(
         "clone": Job(source.clone, 2 * source.nbytes),
     }
     for bits in widths:
-        moved = source.nbytes + packed_bytes(elements, bits)
         packing = functools.partial(pack, source, bits, group_size=GROUP_SIZE)
+        packed = packing()
+        moved = source.nbytes + packed.nbytes
         jobs[f"pack {bits}"] = Job(packing, moved)
-        jobs[f"unpack {bits}"] = Job(packing().unpack, moved)
+        jobs[f"unpack {bits}"] = Job(packed.unpack, moved)
     return jobs
 
 
@@ -149,22 +142,20 @@ def edge_jobs(nodes: int, device: torch.device) -> dict[str, Job]:
 
 
 def measure(jobs: Mapping[str, Job], rounds: int, device: torch.device) -> dict[str, Any]:
-    """Time jobs in turn; see :func:`summary`."""
-    seconds = time_on(device, {name: job.run for name, job in jobs.items()}, rounds)
-    milliseconds = {name: [1e3 * second for second in times] for name, times in seconds.items()}
-    return summary(milliseconds, {name: job.moved for name, job in jobs.items()})
+    """Time jobs in turn.
 
-
-def summary(
-    milliseconds: Mapping[str, Sequence[float]], moved: Mapping[str, int]
-) -> dict[str, Any]:
-    """Return ``milliseconds`` of each round, their median, ``bytes`` and GB/s of each job."""
+    Returns:
+        ``milliseconds`` of each round, their median, ``bytes`` and GB/s of each job.
+    """
     measured = {}
-    for name, times in milliseconds.items():
-        median = statistics.median(times)
-        speed = moved[name] / median / 1e6
-        measured[name] = {"milliseconds": list(times), "median_milliseconds": median}
-        measured[name] |= {"bytes": moved[name], "gb_per_s": speed}
+    for name, seconds in time_on(device, {n: job.run for n, job in jobs.items()}, rounds).items():
+        median, moved = statistics.median(seconds), jobs[name].moved
+        measured[name] = {
+            "milliseconds": [1e3 * second for second in seconds],
+            "median_milliseconds": 1e3 * median,
+            "bytes": moved,
+            "gb_per_s": moved / median / 1e9,
+        }
     return measured
 
 

@@ -7,13 +7,15 @@ each in a process of its own, prints a table and keeps it as JSON.
 from __future__ import annotations
 
 from experiments.helpers import command
-from experiments.helpers.comparison import ratio, side_by_side
+from experiments.helpers.comparison import ratio, strategies, table
 from experiments.helpers.strategies import STRATEGIES
 from experiments.helpers.subjects import SUBJECTS
+from experiments.helpers.summary import dataset_name
 
 _VARIANTS = "stock,checkpoint,lossless,L1,lossless+blocks,L1+blocks,CB1,CB2"
 
 _COLUMNS = (
+    ("", "{strategy}"),
     ("saved, MB", "{saved_bytes:MB}"),
     ("peak, MB", "{peak_bytes:MB}"),
     ratio("reduction", "peak_bytes", inverse=True, digits=1),
@@ -33,8 +35,9 @@ _COLUMNS = (
 )
 def main(args: command.Args) -> None:
     settings = ("model", "bits", "steps", "adaptive")
-    meters = ("saved", "device")
-    side_by_side(args, "memory.json", "variants", args.variants, _COLUMNS, settings, meters)
+    found = strategies(args, "memory.json", args.variants, *settings)
+    title = f"{args.model} on {dataset_name(args.dataset)}, {args.bits} bit, {args.steps} steps"
+    args.show(title, table(_COLUMNS, found))
 
 
 if __name__ == "__main__":

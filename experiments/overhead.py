@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,8 +27,8 @@ from datasets.synthetic import block_model
 from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.levels import EXACT_LEVELS, LEVELS, label
-from experiments.helpers.subjects import SUBJECTS, make
-from experiments.helpers.tables import Column, table
+from experiments.helpers.subjects import LAYERS, SUBJECTS, make
+from experiments.helpers.tables import Column, Table, table
 from experiments.helpers.timing import STOCK, time_models
 from experiments.helpers.values import FP32_BITS, parse_count
 
@@ -39,11 +38,20 @@ _BEFORE = 4
 """Steps before the first that is timed, in which the wrapped model finds its bits."""
 
 
-def columns_of(levels: Sequence[str], bits: int) -> list[Column]:
-    """Return the columns of the time of a step and of its ratio at each level."""
-    ratios = [(label(level, bits), f"{{ratio[{level}]:.2f}}x") for level in levels]
-    seconds = "{median_seconds[fp32]:.2f} s"
-    return [("", "{row}"), ("edges", "{edges:,.0f}"), ("stock PyG", seconds), *ratios]
+def by_graph(content: Mapping[str, Any]) -> Table:
+    """Return one row for each model and size: the time of a step and its ratio at each level."""
+    levels, bits = content["levels"], content["bits"]
+    spec: tuple[Column, ...] = (
+        *(("", "{model}"), ("", "{row}"), ("edges", "{edges:,.0f}")),
+        ("stock PyG", "{median_seconds[fp32]:.2f} s"),
+        *((label(level, bits), f"{{ratio[{level}]:.2f}}x") for level in levels),
+    )
+    rows = (
+        {"model": LAYERS.get(model, model), "row": row, **timing}
+        for model, timings in content["models"].items()
+        for row, timing in timings.items()
+    )
+    return table(spec, rows)
 
 
 def batches_of(task: NodeTask, nodes: int, count: int) -> list[NodeTask]:
@@ -96,7 +104,6 @@ def time_steps(args: command.Args, name: str, graphs: Sequence[NodeTask]) -> dic
 )
 def main(args: command.Args) -> None:
     kept = args.keep(None, "levels", "bits", "degree", "hidden", "rounds")
-    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in args.models}
     for nodes in sorted(args.nodes):
         size = Size(nodes, args.degree * nodes, _FEATURES, _CLASSES)
         task = prepare(block_model(size), "edge_index", device=args.device)
@@ -105,11 +112,8 @@ def main(args: command.Args) -> None:
             batch = min(args.batch, nodes)
             graphs[f"mini-batches of {batch:,} nodes"] = batches_of(task, batch, args.rounds)
         for name, row in itertools.product(args.models, graphs):
-            find = functools.partial(time_steps, args, name, graphs[row])
-            rows[name].append({"row": row, **kept.once(("models", name, row), find)})
-    columns = columns_of(args.levels, args.bits)
-    for name in args.models:
-        args.show(f"{name}: a training step, median", table(columns, rows[name]))
+            kept.once(("models", name, row), time_steps, args, name, graphs[row])
+    args.show("A training step, median", by_graph(kept.content))
     args.say(f"{args.rounds} rounds in turn, {kept.content['threads']} threads, {args.device}")
 
 

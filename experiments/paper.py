@@ -107,19 +107,19 @@ def _table3(args: command.Args) -> None:
     content |= args.origin | {"threads": torch.get_num_threads()}
     rows: list[dict[str, Any]] = []
     for memory in args.memory.split(","):
-        for vary in ("depth", "width"):
-            # A folder for each search: a finished one is not made again.
-            for variant in args.variants:
-                out = args.out / "table3" / memory / vary / variant
-                _call(
-                    scaling.main,
-                    *("--model", model, "--dataset", dataset, "--vary", vary),
-                    *("--memory", memory, "--variants", variant, "--device", args.device),
-                    *("--out", out),
-                )
-                largest = json.loads((out / "scaling.json").read_text())["largest"][vary][variant]
-                rows.append({"memory": memory, "vary": vary, "variant": variant, **largest})
-                write_json(args.out / "table3.json", content | {"rows": rows})
+        out = args.out / "table3" / memory
+        _call(
+            scaling.main,
+            *("--model", model, "--dataset", dataset, "--memory", memory, "--out", out),
+            *("--variants", ",".join(args.variants), "--device", args.device),
+        )
+        largest = json.loads((out / "scaling.json").read_text())["largest"]
+        rows += [
+            {"memory": memory, "vary": vary, "variant": variant, **largest[vary][variant]}
+            for vary in ("depth", "width")
+            for variant in args.variants
+        ]
+        write_json(args.out / "table3.json", content | {"rows": rows})
     _show(args, "Table 3: the largest model that trains", table3(rows))
 
 

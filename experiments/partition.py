@@ -89,7 +89,7 @@ def counted(content: Row) -> Table:
             if runs:
                 run = max(runs, key=lambda run: run["parts"])
                 cost = modelled(size, run["ranks"], _alone(content, run["way"]))
-                rows.append({**size, "bits": bits, **cost._asdict()})
+                rows.append({**size, "bits": bits, **cost})
     return table(_COUNTED, rows)
 
 
@@ -101,7 +101,7 @@ def _alone(content: Row, way: str) -> Any:
 
 def _train(args: command.Args, parts: int, way: str, bits: int) -> dict[str, Any]:
     case = Case.of(args, model=MODELS[args.model], strategy=way, parts=parts, halo_bits=bits)
-    ranks = run_parts(case, ("halo",))
+    ranks = run_parts(case)
     for rank in ranks:
         if "reason" in rank:
             raise ExperimentError(f"{way} in {parts} processes: {rank['reason']}")
@@ -159,10 +159,10 @@ def main(args: command.Args) -> None:
             for bits in args.halo_bits if parts > 1 else [32]:
                 args.say(f"{parts} processes, {way}, {bits} bits")
                 key = {"parts": parts, "way": way, "halo_bits": bits}
-                kept.once(("runs", key), functools.partial(_train, args, parts, way, bits))
+                kept.once(("runs", key), _train, args, parts, way, bits)
     for parts in args.count:
         args.say(f"{parts} parts, counted")
-        kept.once(("counted", {"parts": parts}), functools.partial(_count, args, parts))
+        kept.once(("counted", {"parts": parts}), _count, args, parts)
     title = f"{args.model} on {kept.content['dataset']}, {args.steps} steps"
     args.show(title, measured(kept.content))
     args.show("more parts: counted bytes, times by a model of the network", counted(kept.content))

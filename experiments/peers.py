@@ -7,22 +7,11 @@ for backward, peak over the start, time of a step, and the loss after the same s
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 from experiments.helpers import command, comparison
 from experiments.helpers.kept import write_atomically
-from experiments.helpers.runner import run
-from experiments.helpers.strategies import PEERS, STRATEGIES, Case
+from experiments.helpers.strategies import PEERS, STRATEGIES
 from experiments.helpers.subjects import ON_EDGES
-
-
-def _medians(content: dict[str, Any]) -> dict[str, Any]:
-    """In the order of the table, whatever the order in which strategies were asked for."""
-    measured = content.get("rounds", {})
-    rounds = {name: measured[name] for name in STRATEGIES if measured.get(name)}
-    variants = {name: comparison.medians(each) for name, each in rounds.items()}
-    return {"variants": variants, "rounds": rounds}
+from experiments.helpers.summary import dataset_name
 
 
 @command.main(
@@ -36,23 +25,12 @@ def _medians(content: dict[str, Any]) -> dict[str, Any]:
     command.OUT_NEEDED,
 )
 def main(args: command.Args) -> None:
-    settings, times = ("model", "steps", "hidden", "layers"), not args.no_times
-    kept = args.keep("peers.json", *settings, derive=_medians, times=times)
-
-    def trial(name: str) -> dict[str, Any]:
-        result = run(Case.of(args, model=ON_EDGES[args.model], strategy=name, adaptive=True))
-        dropped = () if times else comparison.TIMES
-        return {key: value for key, value in result.items() if key not in dropped}
-
-    rounds: dict[str, list[Any]] = {name: [] for name in args.variants}
-    for number in range(args.rounds):
-        for name in args.variants:
-            args.say(f"round {number + 1}, {name}")
-            place = ("rounds", name, number)
-            rounds[name].append(kept.once(place, functools.partial(trial, name)))
-    medians = {name: comparison.medians(each) for name, each in rounds.items()}
+    medians = comparison.strategies(
+        *(args, "peers.json", args.variants, "model", "steps", "hidden", "layers"),
+        **{"rounds": args.rounds, "model": ON_EDGES[args.model], "adaptive": True},
+    )
     table = comparison.peers(medians)
-    args.show(f"{args.model} on {kept.content['dataset']}, {args.steps} steps", table)
+    args.show(f"{args.model} on {dataset_name(args.dataset)}, {args.steps} steps", table)
     lines = comparison.remarks(medians)
     lines += [f"{name} begins with another loss." for name in comparison.strangers(medians)]
     for line in lines:

@@ -19,7 +19,8 @@ from experiments.helpers.comparison import ratio, table
 from experiments.helpers.errors import UsageError
 from experiments.helpers.process import checked
 from experiments.helpers.runner import run
-from experiments.helpers.strategies import STRATEGIES, Case
+from experiments.helpers.strategies import LABELS, STRATEGIES, Case
+from experiments.helpers.tables import Table
 from experiments.helpers.values import parse_memory
 
 _STEPS = 2
@@ -89,21 +90,25 @@ def expected_size(memory: int, fitted: list[tuple[int, dict[str, Any]]]) -> int:
     return int(size + (memory - peak) * (size - less) / max(1, peak - before))
 
 
-_COLUMNS = (
-    ("largest", "{largest}"),
-    ratio("to stock", "largest", digits=1),
-    ("nodes", "{nodes:,}"),
-    ("edges", "{edges:,}"),
-    ("s/step", "{step_seconds:,.2f}"),
-    ratio("throughput to stock", "throughput"),
-)
-
-
-def _row(result: dict[str, Any]) -> dict[str, Any]:
-    if not result["largest"]:
-        return {"reason": "none fits"}
-    throughput = result["largest"] / result["step_seconds"]
-    return {"nodes": None, "edges": None, **result, "throughput": throughput}
+def by_size(results: dict[str, dict[str, Any]]) -> Table:
+    """Return one row for each strategy, the smallest size first."""
+    of_graphs = any("nodes" in result for result in results.values())
+    sizes = (("nodes", "{nodes:,}"), ("edges", "{edges:,}"))
+    spec = (
+        ("", lambda row: LABELS[row["strategy"]]),
+        *(sizes if of_graphs else (("largest", "{largest}"),)),
+        ratio("relative", "largest", digits=1),
+        ("s/step", "{step_seconds:,.2f}"),
+        ratio("size per second, relative", "throughput"),
+    )
+    rows = {}
+    for name, result in sorted(results.items(), key=lambda item: item[1]["largest"]):
+        if result["largest"]:
+            throughput = result["largest"] / result["step_seconds"]
+            rows[name] = {**result, "throughput": throughput}
+        else:
+            rows[name] = {"reason": "none fits"}
+    return table(spec, rows)
 
 
 def _search(args: command.Args, vary: str, variant: str) -> dict[str, Any]:
@@ -117,7 +122,7 @@ def _search(args: command.Args, vary: str, variant: str) -> dict[str, Any]:
             layers=size if vary == "depth" else None,
             cap_bytes=args.memory,
         )
-        result: dict[str, Any] | None = checked(run(case, ()), f"a trial of {variant} failed")
+        result: dict[str, Any] | None = checked(run(case), f"a trial of {variant} failed")
         fit = "does not fit" if result is None else "fits"
         args.say(f"  {variant}, {vary} {size}: {fit}")
         return result
@@ -156,11 +161,10 @@ def main(args: command.Args) -> None:
     for vary in args.vary:
         results = {}
         for variant in args.variants:
-            search = functools.partial(_search, args, vary, variant)
-            results[variant] = kept.once(("largest", vary, variant), search)
+            place = ("largest", vary, variant)
+            results[variant] = kept.once(place, _search, args, vary, variant)
             args.say(f"{vary}, {variant}: {results[variant]['largest']}")
-        rows = {name: _row(result) for name, result in results.items()}
-        args.show(f"Largest {vary}, {args.model}", table(_COLUMNS, rows))
+        args.show(f"Largest {vary}, {args.model}", by_size(results))
     cap = f"cap {args.memory / 1e9:g} GB"
     args.say(f"{args.dataset}, {kept.content['threads']} threads, {args.device}, {cap}")
 

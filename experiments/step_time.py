@@ -10,15 +10,15 @@ its steps beside N processes that never rest.
 from __future__ import annotations
 
 import copy
-import functools
+from collections.abc import Mapping
 from typing import Any
 
 from datasets import Graph, load
 from experiments.helpers import command
 from experiments.helpers.data import prepare
 from experiments.helpers.levels import LEVELS, Level, label
-from experiments.helpers.subjects import SUBJECTS, make
-from experiments.helpers.tables import Column, table
+from experiments.helpers.subjects import LAYERS, SUBJECTS, make
+from experiments.helpers.tables import Column, Table, table
 from experiments.helpers.timing import STOCK, time_models
 from experiments.helpers.values import parse_blocks
 
@@ -33,9 +33,27 @@ def time_model(args: command.Args, name: str, graph: Graph) -> dict[str, Any]:
     return time_models(models, lambda _: task, subject.lr, args.rounds, busy=args.busy)
 
 
-def _row(name: str, numbers: dict[str, float]) -> dict[str, Any]:
-    ratios = {level: number / numbers[STOCK] for level, number in numbers.items()}
-    return {"model": name, **numbers, "ratio": ratios}
+def by_level(content: Mapping[str, Any]) -> Table:
+    """Return one row for each model and level, beside busy processes too where there are any."""
+    spec: list[Column] = [("", "{model}"), ("", "{level}"), ("s/step", "{seconds:.3f}")]
+    spec.append(("relative", "{ratio:.2f}x"))
+    if content["busy"]:
+        beside = f"beside {content['busy']} busy processes"
+        spec += [(beside, "{busy:.3f}"), ("times as long", "{slowdown:.2f}x")]
+    blocks = ", blocks" if content["blocks"] else ""
+    labels = {STOCK: "stock PyG"}
+    labels |= {name: f"`{label(name, content['bits'])}`{blocks}" for name in content["levels"]}
+    rows = [
+        {
+            **{"model": LAYERS.get(model, model), "level": text},
+            **{"seconds": timing["median_seconds"][level], "ratio": timing["ratio"].get(level, 1)},
+            "busy": timing["median_seconds"].get(f"{level}, busy"),
+            "slowdown": timing.get("slowdown", {}).get(level),
+        }
+        for model, timing in content["models"].items()
+        for level, text in labels.items()
+    ]
+    return table(spec, rows)
 
 
 @command.main(
@@ -51,17 +69,9 @@ def _row(name: str, numbers: dict[str, float]) -> dict[str, Any]:
 def main(args: command.Args) -> None:
     graph = load(args.dataset, args.data_root)
     kept = args.keep(None, "levels", "bits", "rounds", "blocks", "busy")
-    columns: list[Column] = [("model", "{model}"), (f"{STOCK}, s", f"{{{STOCK}:.3f}}")]
-    for level in args.levels:
-        columns.append((f"{label(level, args.bits)}, s", f"{{{level}:.3f}}"))
-        columns.append(("ratio", f"{{ratio[{level}]:.2f}}"))
-    rows = []
     for name in args.models:
-        timing = kept.once(("models", name), functools.partial(time_model, args, name, graph))
-        rows.append(_row(name, timing["median_seconds"]))
-        if args.busy:
-            rows.append(_row(f"{name}, busy: times as long", timing["slowdown"]))
-    args.show("A training step, median", table(columns, rows))
+        kept.once(("models", name), time_model, args, name, graph)
+    args.show("A training step, median", by_level(kept.content))
     about = f"{args.rounds} rounds in turn, {kept.content['threads']} threads, {args.device}"
     args.say(f"{args.dataset}, {about}")
 

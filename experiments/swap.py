@@ -7,13 +7,15 @@ as JSON. It needs a CUDA device. Memory that the device holds is counted from fo
 from __future__ import annotations
 
 from experiments.helpers import command
-from experiments.helpers.comparison import ratio, side_by_side
+from experiments.helpers.comparison import ratio, strategies, table
 from experiments.helpers.errors import ExperimentError
 from experiments.helpers.subjects import SUBJECTS
+from experiments.helpers.summary import dataset_name
 
 STRATEGIES = ("stock", "save_on_cpu", "L1", "L2-no-prefetch", "L2")
 
 _COLUMNS = (
+    ("", "{strategy}"),
     ("held, MB", "{held_bytes:MB}"),
     ("in host memory, MB", "{host_bytes:MB}"),
     ("peak, MB", "{peak_bytes:MB}"),
@@ -35,10 +37,10 @@ def main(args: command.Args) -> None:
             f"Expected a CUDA device, which saved tensors could leave (got {args.device}): "
             "elsewhere L2 equals L1, which experiments.memory measures"
         )
-    settings, steps = ("model", "bits", "steps"), args.steps + 1
-    side_by_side(
-        args, "swap.json", "ways", STRATEGIES, _COLUMNS, settings, ("device",), steps=steps
-    )
+    settings = ("model", "bits", "steps")
+    found = strategies(args, "swap.json", STRATEGIES, *settings, steps=args.steps + 1)
+    title = f"{args.model} on {dataset_name(args.dataset)}, {args.bits} bit, {args.steps} steps"
+    args.show(title, table(_COLUMNS, found))
 
 
 if __name__ == "__main__":

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.helpers import tables
 from experiments.helpers.command import Args
+from experiments.helpers.kept import Kept
 from experiments.helpers.runner import run
 from experiments.helpers.strategies import STRATEGIES, Case
-from experiments.helpers.tables import Column, Row, Table, cell
+from experiments.helpers.tables import Column, Row, Table
 
 MEASURES = {
     "saved_bytes": "saved for backward",
@@ -21,11 +22,10 @@ MEASURES = {
 
 TIMES = ("step_seconds", "step_process_seconds", "compile_seconds")
 
-_NUMBERS = ("saved_bytes", "peak_bytes", *TIMES, "first_loss", "loss")
-
 _SAME_LOSS = 1e-4  # sums come in another order
 
 Rows = Mapping[str, Row]
+Place = tuple[str, ...]
 
 
 def ratio(
@@ -43,7 +43,14 @@ def ratio(
     return head, text
 
 
+def _label(row: Row) -> str:
+    label, compiling = STRATEGIES[row["strategy"]].label, row.get("compile_seconds")
+    # A difference of two times: noise may take it below 0.
+    return label if compiling is None else f"{label}, compiled in {max(compiling, 0):.0f} s"
+
+
 PEERS: tuple[Column, ...] = (
+    ("", _label),
     ("saved, MB", "{saved_bytes:MB|unknown}"),
     ratio("of stock's", "saved_bytes"),
     ratio("of best peer's", "saved_bytes", "peer"),
@@ -57,56 +64,60 @@ PEERS: tuple[Column, ...] = (
 )
 
 
-def side_by_side(
-    args: Args,
-    file: str,
-    key: str,
-    strategies: Sequence[str],
-    spec: Sequence[Column],
-    settings: Sequence[str],
-    meters: Sequence[str],
-    **case: Any,
-) -> None:
-    """Measure a model with each strategy, and show the results.
+def trials(
+    args: Args, kept: Kept, cases: Mapping[Place, Case], rounds: int = 1
+) -> dict[Place, dict[str, Any]]:
+    """Measure each case once a round, and return the medians.
+
+    Args:
+        args: Of the command; its ``no_times`` drops the times.
+        kept: Takes the results, in its ``rounds``.
+        cases: By their place there.
+        rounds: Each goes over all cases.
+    """
+    dropped = TIMES if getattr(args, "no_times", False) else ()
+
+    def trial(case: Case) -> dict[str, Any]:
+        return {key: value for key, value in run(case).items() if key not in dropped}
+
+    taken: dict[Place, list[Any]] = {place: [] for place in cases}
+    for number in range(rounds):
+        for place, case in cases.items():
+            args.say(f"round {number + 1}, {', '.join(place)}" if rounds > 1 else ", ".join(place))
+            taken[place].append(kept.once(("rounds", *place, number), trial, case))
+    return {place: medians(results) for place, results in taken.items()}
+
+
+def strategies(
+    args: Args, file: str, names: Sequence[str], *settings: str, rounds: int = 1, **case: Any
+) -> dict[str, dict[str, Any]]:
+    """Measure a model with each strategy, and return the medians.
 
     Args:
         args: Of the command.
         file: See :meth:`experiments.helpers.command.Args.keep`, as ``settings``.
-        key: Of the results in the file.
-        strategies: Names of :data:`experiments.helpers.strategies.STRATEGIES`.
-        spec: The columns of the table.
-        settings: Flags on which the results depend.
-        meters: Of :func:`experiments.helpers.runner.run`.
-        **case: Attributes of the case that no flag sets.
+        names: Of :data:`experiments.helpers.strategies.STRATEGIES`.
+        *settings: Flags on which the results depend.
+        rounds: See :func:`trials`.
+        **case: Attributes of the cases that no flag sets.
     """
-    kept = args.keep(file, *settings)
-    results = {}
-    for name in strategies:
-        args.say(name)
-        trial = functools.partial(run, Case.of(args, strategy=name, **case), meters)
-        results[name] = kept.once((key, name), trial)
-    title = f"{args.model} on {kept.content['dataset']}, {args.bits} bit"
-    args.show(title, table(spec, results))
-    args.say(f"{args.steps} steps, {kept.content['threads']} threads, {args.device}")
+    times = {} if not hasattr(args, "no_times") else {"times": not args.no_times}
+    kept = args.keep(file, *settings, derive=lambda c: {"variants": medians_in(c)}, **times)
+    cases: dict[Place, Case] = {(name,): Case.of(args, strategy=name, **case) for name in names}
+    return {name: row for (name,), row in trials(args, kept, cases, rounds).items()}
 
 
 def table(spec: Sequence[Column], by_strategy: Rows) -> Table:
     """Return a table: one row a strategy, or the reason for its absence.
 
     Args:
-        spec: The columns after the first one; see :func:`experiments.helpers.tables.table`.
+        spec: See :func:`experiments.helpers.tables.table`.
         by_strategy: Results; ratios are to those of ``stock``.
     """
     peers = {m: by_strategy[p] for m in MEASURES if (p := best(by_strategy, m, ours=False))}
     others = {"stock": by_strategy.get("stock", {}), "peers": peers}
-    rows = []
-    for name, result in by_strategy.items():
-        if "reason" in result:
-            rows.append((name, result["reason"], *[""] * (len(spec) - 1)))
-        else:
-            row = {**result, **others}
-            rows.append((name, *(cell(t, row) if isinstance(t, str) else t(row) for _, t in spec)))
-    return Table(["", *(head for head, _ in spec)], rows)
+    rows = ({"strategy": name, **row, **others} for name, row in by_strategy.items())
+    return tables.table(spec, rows)
 
 
 def peers(by_strategy: Rows) -> Table:
@@ -114,17 +125,9 @@ def peers(by_strategy: Rows) -> Table:
 
     Times have columns only where they were taken.
     """
-    ran = {name: row for name, row in by_strategy.items() if "reason" not in row}
+    ran = {n: by_strategy[n] for n in STRATEGIES if "reason" not in by_strategy.get(n, {"reason"})}
     timed = any(row.get("step_seconds") is not None for row in ran.values())
-    head, rows = table(PEERS if timed else [*PEERS[:6], PEERS[-1]], ran)
-    lines = []
-    for name, line in zip(ran, rows, strict=True):
-        label, compiling = STRATEGIES[name].label, ran[name]["compile_seconds"]
-        if compiling is not None and timed:
-            # A difference of two times: noise may take it below 0.
-            label += f", compiled in {max(compiling, 0):.0f} s"
-        lines.append((label, *line[1:]))
-    return Table(head, lines)
+    return table(PEERS if timed else [*PEERS[:7], PEERS[-1]], ran)
 
 
 def medians(rounds: Sequence[Row]) -> dict[str, Any]:
@@ -132,11 +135,20 @@ def medians(rounds: Sequence[Row]) -> dict[str, Any]:
     good = [each for each in rounds if "reason" not in each]
     if not good:
         return {"reason": rounds[-1]["reason"]}
-    numbers: dict[str, Any] = {}
-    for name in _NUMBERS:
-        values = [each[name] for each in good if each.get(name) is not None]
-        numbers[name] = statistics.median(values) if values else None
+    values = {name: [each[name] for each in good if each[name] is not None] for name in good[0]}
+    numbers = {name: statistics.median(of) if of else None for name, of in values.items()}
     return numbers | {"rounds": len(good)}
+
+
+def medians_in(content: Row) -> dict[str, Any]:
+    """Return the medians of all ``rounds`` of a file."""
+
+    def of(rounds: Any) -> dict[str, Any]:
+        if isinstance(rounds, list):
+            return medians(rounds)
+        return {name: of(each) for name, each in rounds.items() if each}
+
+    return of(content.get("rounds", {}))
 
 
 def best(by_strategy: Rows, measure: str, ours: bool) -> str | None:

@@ -43,12 +43,12 @@ def show(console: Console, title: str, table: Table) -> None:
     console.print(shown)
 
 
-class SeedProgress:
+class SeedProgress(progress.Progress):
     """One bar a seed, with loss, validation score and the peak of memory so far."""
 
     def __init__(self, console: Console, epochs: int) -> None:
         self._epochs = epochs
-        self._bars = progress.Progress(
+        super().__init__(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(bar_width=20),
             progress.MofNCompleteColumn(),
@@ -57,21 +57,14 @@ class SeedProgress:
             console=console,
         )
 
-    def __enter__(self) -> SeedProgress:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
     def follow(self, seed: int) -> Callable[[int, float, float, int | None], None]:
         """Start a seed's bar; return the function that moves it."""
-        bar = self._bars.add_task(f"seed {seed}", total=self._epochs, state="")
+        bar = self.add_task(f"seed {seed}", total=self._epochs, state="")
 
         def show(epoch: int, loss: float, val_score: float, peak_bytes: int | None) -> None:
             state = f"loss {loss:.4f}  val {100 * val_score:.2f} %"
             if peak_bytes is not None:
                 state += f"  memory {format_bytes(peak_bytes)}"
-            self._bars.update(bar, completed=epoch, state=state)
+            self.update(bar, completed=epoch, state=state)
 
         return show

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,7 +94,7 @@ def run(job: Job, console: Console) -> tuple[Results, Any]:
     with SeedProgress(console, job.setup.recipe.epochs) as progress:
         for seed in missing:
             record, report = train(job.task, job.setup, seed, progress.follow(seed))
-            kept.once(("runs", {"seed": seed}), functools.partial(dict, record))
+            kept.once(("runs", {"seed": seed}), dict, record)
             runs.sort(key=lambda record: record["seed"])
             if job.out is not None:
                 write_report(results, job.out)

@@ -54,7 +54,7 @@ class Kept:
         # The head first, also where a file is taken up.
         self.content = head | {n: v for n, v in self.content.items() if n not in head}
 
-    def once(self, place: Place, find: Callable[[], Any]) -> Any:
+    def once(self, place: Place, find: Callable[..., Any], *arguments: Any) -> Any:
         """Return the result at a place of the content; find it unless it is there.
 
         A result whose ``reason`` begins with "failed" is not kept: the next run tries again.
@@ -63,6 +63,7 @@ class Kept:
             place: Keys of dicts; at its end a key, the place in a list (the next one at most), or
                 entries by which a dict in a list differs from the others.
             find: Gives the result; in a list of dicts, the further entries of one.
+            *arguments: Of ``find``.
         """
         here: Any = self.content
         for name, following in itertools.pairwise(place):
@@ -74,7 +75,7 @@ class Kept:
                     return row
         elif last in here if isinstance(last, str) else last < len(here):
             return here[last]
-        result = jsonable(find())
+        result = jsonable(find(*arguments))
         if isinstance(result, dict) and str(result.get("reason")).startswith("failed"):
             return result
         if isinstance(last, Mapping):

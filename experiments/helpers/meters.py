@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -48,19 +49,23 @@ class Trainee:
 class Steps:
     """Each step's loss and seconds, by the clock and of this process; and the peak over the start.
 
-    The medians leave out the first step, in which kernels load and caches fill.
+    The medians leave out the first step, in which kernels load and caches fill. A CUDA device holds
+    ``held_bytes`` from forward to backward. A part of a graph sends ``forward_bytes`` in forward,
+    and takes both times of each of its ``exchanges`` in a step.
     """
 
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     process_seconds: list[float] = field(default_factory=list)
     peak_bytes: int | None = None
+    held_bytes: int | None = None
+    forward_bytes: int = 0
+    exchanges: list[list[tuple[float, float]]] = field(default_factory=list)
 
     @property
     def medians(self) -> dict[str, float]:
         """``step_seconds`` and ``step_process_seconds``."""
-        clocks = {"step_seconds": self.seconds, "step_process_seconds": self.process_seconds}
-        return {name: statistics.median(clock[1:] or clock) for name, clock in clocks.items()}
+        return _medians("step", zip(self.seconds, self.process_seconds, strict=True))
 
 
 def train(
@@ -71,42 +76,52 @@ def train(
     cap_bytes: int | None = None,
     compiles: bool = False,
 ) -> Steps:
-    """Train with Adam, with meters around each step.
+    """Train with Adam, and measure each step, with further meters around it.
 
     ``cap_bytes`` limits the memory, see :func:`experiments.helpers.process.set_cap`. If the first
     step ``compiles``, its peak is the compiler's and does not count.
     """
-    trainee.model.train()
-    optimizer = torch.optim.Adam(trainee.model.parameters(), lr=lr)
+    model, device, is_part = trainee.model.train(), trainee.device, trainee.part is not None
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     taken = Steps()
 
-    def after_forward() -> None:
-        for meter in meters:
-            meter.after_forward()
+    def count_sent() -> None:
+        if is_part:
+            taken.forward_bytes = gact_graph.report(model).halo_bytes or 0
+
+    def count_held() -> None:
+        synchronize(device)
+        # Only when it is asked for memory does the allocator look which copies are done.
+        torch.empty(1, device=device)
+        taken.held_bytes = _allocated(device) - before
 
     def step() -> None:
         with ExitStack() as stack:
             for meter in meters:
                 stack.enter_context(meter.step())
             start = _clocks()
-            is_part = trainee.part is not None
-            loss = take_step(trainee.model, optimizer, trainee.loss, after_forward, is_part)
-            synchronize(trainee.device)
-            wall, process = _clocks()
-            taken.seconds.append(wall - start[0])
-            taken.process_seconds.append(process - start[1])
+            with _timed_exchanges() as exchanges:
+                loss = take_step(model, optimizer, trainee.loss, count_sent, is_part)
+            synchronize(device)
+            wall, process = _since(start)
+        taken.seconds.append(wall)
+        taken.process_seconds.append(process)
+        taken.exchanges.append(exchanges)
         taken.losses.append((summed(loss) if is_part else loss).item())
 
     if compiles:
         step()
-    before = _allocated(trainee.device)  # the meter counts the graph and the model too
-    with PeakMeter(trainee.device) as meter:
+    before = _allocated(device)  # the meter counts the graph and the model too
+    with PeakMeter(device) as meter:
         if cap_bytes is not None:
-            set_cap(trainee.device, cap_bytes)
+            set_cap(device, cap_bytes)
         for _ in range(steps - compiles):
             step()
         peak = meter.peak_bytes
     taken.peak_bytes = None if peak is None else peak - before
+    if device.type == "cuda":
+        before = _allocated(device)
+        take_step(model, optimizer, trainee.loss, count_held, is_part)  # it waits: it is not timed
     return taken
 
 
@@ -141,7 +156,7 @@ def load_kernels(device: torch.device) -> None:
 
 
 class Meter:
-    """A measurement of steps beside their time; the base class measures nothing."""
+    """A further measurement of steps."""
 
     def __init__(self, trainee: Trainee) -> None:
         self.trainee = trainee
@@ -151,107 +166,77 @@ class Meter:
         """Surround a step."""
         yield
 
-    def after_forward(self) -> None:
-        """Measure between forward and backward."""
 
-    def result(self) -> dict[str, Any]:
-        """Return the measurements, by name."""
-        return {}
+@contextmanager
+def _timed_exchanges() -> Iterator[list[tuple[float, float]]]:
+    """Time the exchanges with other processes, waiting for them included."""
+    times: list[tuple[float, float]] = []
+    exchange = dist.all_to_all_single
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = _clocks()
+        result = exchange(*args, **kwargs)
+        times.append(_since(start))
+        return result
+
+    with mock.patch.object(dist, "all_to_all_single", timed):
+        yield times
 
 
-class Saved(Meter):
-    """``saved_bytes`` for backward on the device and, of the library's, ``raw_bytes``."""
+def memory_of(trainee: Trainee, steps: Steps) -> dict[str, Any]:
+    """Return the bytes of a step.
 
-    def result(self) -> dict[str, Any]:
-        trainee = self.trainee
-        raw = gact_graph.report(trainee.model).raw_bytes if trainee.wrapped else None
-        return {"saved_bytes": trainee.saved_bytes(), "raw_bytes": raw}
-
-
-class OnDevice(Meter):
-    """``held_bytes`` from forward to backward, ``host_bytes`` in host memory, ``reserved_bytes``.
-
-    On a CPU those of the device are None; without the library those of host memory are.
+    Returns:
+        ``saved_bytes`` for backward on the device; ``held_bytes`` and ``reserved_bytes`` of a CUDA
+        device; of the library's strategies ``raw_bytes`` and ``host_bytes``. Others are None.
     """
-
-    held: int | None = None
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        self._before = _allocated(self.trainee.device)
-        yield
-
-    def after_forward(self) -> None:
-        device = self.trainee.device
-        if device.type == "cuda":
-            synchronize(device)
-            # Only when it is asked for memory does the allocator look which copies are done.
-            torch.empty(1, device=device)
-            self.held = _allocated(device) - self._before
-
-    def result(self) -> dict[str, Any]:
-        model, device = self.trainee.model, self.trainee.device
-        host = gact_graph.report(model).host_bytes if self.trainee.wrapped else None
-        reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
-        return {"held_bytes": self.held, "host_bytes": host, "reserved_bytes": reserved}
+    cuda = trainee.device.type == "cuda"
+    report = gact_graph.report(trainee.model) if trainee.wrapped else None
+    return {
+        "saved_bytes": trainee.saved_bytes(),
+        "raw_bytes": report and report.raw_bytes,
+        "held_bytes": steps.held_bytes,
+        "host_bytes": report and report.host_bytes,
+        "reserved_bytes": torch.cuda.max_memory_reserved(trainee.device) if cuda else None,
+    }
 
 
-class Halo(Meter):
-    """The size of a part of the graph, and the bytes that it sends to others in a step.
+def halo_of(trainee: Trainee, steps: Steps) -> dict[str, Any]:
+    """Return the size of a part of the graph, and the bytes that it sends to others in a step.
 
-    ``nodes``, ``edges`` and ``halo`` of the part; ``sends``, the rows that it sends to each layer;
-    ``forward_bytes`` and ``sent_bytes`` of a forward and of a whole step; ``exchanges`` of a step
-    and the seconds in them, waiting for others included.
+    Returns:
+        ``nodes``, ``edges`` and ``halo`` of the part; ``sends``, the rows that it sends to each
+        layer; ``forward_bytes`` and ``sent_bytes`` of a forward and of a whole step; ``exchanges``
+        of a step and the seconds in them.
     """
-
-    def __init__(self, trainee: Trainee) -> None:
-        super().__init__(trainee)
-        self._seconds: list[tuple[float, float]] = []
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        waits = []
-        exchange = dist.all_to_all_single
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start = _clocks()
-            result = exchange(*args, **kwargs)
-            end = _clocks()
-            waits.append((end[0] - start[0], end[1] - start[1]))
-            return result
-
-        dist.all_to_all_single = timed
-        try:
-            yield
-        finally:
-            dist.all_to_all_single = exchange
-        self._exchanges = len(waits)
-        self._seconds.append((sum(wait[0] for wait in waits), sum(wait[1] for wait in waits)))
-
-    def after_forward(self) -> None:
-        self._forward = gact_graph.report(self.trainee.model).halo_bytes or 0
-
-    def result(self) -> dict[str, Any]:
-        part: Any = self.trainee.part
-        wall, process = zip(*(self._seconds[1:] or self._seconds), strict=True)
-        return {
-            "nodes": len(part.nodes),
-            "edges": part.edge_index.size(1),
-            "halo": len(part.halo),
-            "sends": len(part.send),
-            "forward_bytes": self._forward,
-            "sent_bytes": gact_graph.report(self.trainee.model).halo_bytes or 0,
-            "exchanges": self._exchanges,
-            "exchange_seconds": statistics.median(wall),
-            "exchange_process_seconds": statistics.median(process),
-        }
+    part: Any = trainee.part
+    sums = ([sum(t) for t in zip((0.0, 0.0), *e, strict=True)] for e in steps.exchanges)
+    return {
+        "nodes": len(part.nodes),
+        "edges": part.edge_index.size(1),
+        "halo": len(part.halo),
+        "sends": len(part.send),
+        "forward_bytes": steps.forward_bytes,
+        "sent_bytes": gact_graph.report(trainee.model).halo_bytes or 0,
+        "exchanges": len(steps.exchanges[-1]),
+        **_medians("exchange", sums),
+    }
 
 
-METERS: dict[str, Callable[[Trainee], Meter]] = {"saved": Saved, "device": OnDevice, "halo": Halo}
+def _medians(name: str, clocks: Iterable[Sequence[float]]) -> dict[str, float]:
+    """By the clock and of this process, without the first step."""
+    walls, processes = zip(*clocks, strict=True)
+    medians = (statistics.median(clock[1:] or clock) for clock in (walls, processes))
+    return dict(zip((f"{name}_seconds", f"{name}_process_seconds"), medians, strict=True))
 
 
 def _clocks() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
+
+
+def _since(start: tuple[float, float]) -> tuple[float, float]:
+    wall, process = _clocks()
+    return wall - start[0], process - start[1]
 
 
 def _allocated(device: torch.device) -> int:

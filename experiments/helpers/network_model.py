@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 BANDWIDTH = 10e9 / 8
 """Bytes a second of the model's network, each way and in each process: 10 Gbit/s."""
@@ -14,21 +14,6 @@ LATENCY = 50e-6
 Rank = Mapping[str, Any]
 
 
-class Modelled(NamedTuple):
-    """A step, by the model.
-
-    Attributes:
-        sent_bytes: Of the process that sends most.
-        network_seconds: By :data:`BANDWIDTH` and :data:`LATENCY`.
-        step_seconds: These, and the time of one process times the share of the edges that the
-            largest part has; None where that time is unknown.
-    """
-
-    sent_bytes: float
-    network_seconds: float
-    step_seconds: float | None
-
-
 def bytes_of_row(ranks: Sequence[Rank]) -> tuple[float, float]:
     """Return the bytes of a sent row in forward, and of a halo row's gradient in backward."""
     forward = sum(rank["forward_bytes"] for rank in ranks)
@@ -37,7 +22,9 @@ def bytes_of_row(ranks: Sequence[Rank]) -> tuple[float, float]:
     return forward / max(1, rows[0]), backward / max(1, rows[1])
 
 
-def modelled(size: Mapping[str, Any], measured: Sequence[Rank], alone: Rank | None) -> Modelled:
+def modelled(
+    size: Mapping[str, Any], measured: Sequence[Rank], alone: Rank | None
+) -> dict[str, Any]:
     """Return the cost of a step with more parts.
 
     Args:
@@ -45,6 +32,11 @@ def modelled(size: Mapping[str, Any], measured: Sequence[Rank], alone: Rank | No
         measured: The processes of a run with several parts, which gives the bytes of a row and the
             number of exchanges.
         alone: The process of a run with one part, which gives the time of the work; None: unknown.
+
+    Returns:
+        ``sent_bytes`` of the process that sends most; ``network_seconds`` by :data:`BANDWIDTH` and
+        :data:`LATENCY`; and ``step_seconds``, these and the time of one process times the share of
+        the edges that the largest part has, None where that time is unknown.
     """
     forward, backward = bytes_of_row(measured)
     rows = zip(size["sends"], size["halo"], strict=True)
@@ -53,4 +45,4 @@ def modelled(size: Mapping[str, Any], measured: Sequence[Rank], alone: Rank | No
     step = None
     if alone is not None and alone.get("step_seconds") is not None:
         step = alone["step_seconds"] * max(size["edges"]) / sum(size["edges"]) + network
-    return Modelled(max(sent), network, step)
+    return {"sent_bytes": max(sent), "network_seconds": network, "step_seconds": step}

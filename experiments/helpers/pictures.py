@@ -120,7 +120,7 @@ def _counted(content: Mapping[str, Any], way: str, bits: int) -> Points:
         return []
     ranks = max(several, key=lambda run: run["parts"])["ranks"]
     sizes = content["counted"]
-    return [(size["parts"], modelled(size, ranks, None).sent_bytes / 1e6) for size in sizes]
+    return [(size["parts"], modelled(size, ranks, None)["sent_bytes"] / 1e6) for size in sizes]
 
 
 def _panel(

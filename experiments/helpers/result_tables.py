@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from experiments.allocation import ratios
+from experiments import allocation, overhead, scaling, step_time
 from experiments.allocators import by_allocator
-from experiments.estimates import BUDGETS, REFUSED, is_kept, predictions, verdict
+from experiments.estimates import budgets, predictions, verdict
 from experiments.forces import COSTS, PHYSICS, by_way
 from experiments.generality import by_width
 from experiments.gradient_error import error_of
 from experiments.helpers import comparison, summary
 from experiments.helpers.errors import ResultsError
-from experiments.helpers.levels import label
 from experiments.helpers.network_model import BANDWIDTH, LATENCY
 from experiments.helpers.paper import (
     COMPRESSED,
@@ -37,7 +36,6 @@ from experiments.helpers.recipes import MODELS
 from experiments.helpers.strategies import LABELS, STRATEGIES
 from experiments.helpers.subjects import LAYERS
 from experiments.helpers.tables import Column, Row, Table, table
-from experiments.overhead import columns_of
 from experiments.partition import counted, measured
 
 Page = Callable[[], str]
@@ -91,18 +89,22 @@ def tables(results: Path) -> dict[str, Page]:
     pages["headline-accuracy"] = functools.partial(_headline_accuracy, results)
     add("networks", _networks, *(f"peers/{model}.json" for model in _NETWORKS))
     add("levels", _levels, "peers/gat.json")
-    add("overhead", _overhead, "overhead.json")
+    add("overhead", overhead.by_graph, "overhead.json")
     add("overhead-of-default", _overhead_of_default, "overhead.json")
-    add("busy", _busy, "busy.json")
+    add("busy", step_time.by_level, "busy.json")
     add("allocators", lambda content: by_allocator(content["medians"]), "allocators.json")
     add("saved", _saved, *(f"memory/{model}.json" for model in _SAVED))
-    add("largest-graph", _largest_graph, "scaling/gat-graph.json")
+    add("largest-graph", lambda c: scaling.by_size(c["largest"]["graph"]), "scaling/gat-graph.json")
     add("scores", _scores, "table2/*.json")
     add("rates", _rates, "table2/*.json")
     add("gcnii-amazon", _trainings, "gcnii_amazon.json")
     add("low-bits", _trainings, "low_bits.json")
     add("gradient-variance", _gradient_variance, "sensitivity/*.json")
-    add("allocation", _allocation, "allocation/*.json")
+    add(
+        "allocation",
+        lambda files: allocation.by_way([row for content in files for row in content["rows"]]),
+        "allocation/*.json",
+    )
     add("gradient-error", _gradient_error, "gradient_error/*.json", "gradient_error/*/*.json")
     add("bias", _bias, "bias/*.json")
     add("agreement", _agreement, "variance/digits.json")
@@ -129,7 +131,7 @@ def _page(make: Callable[[Any], str | Table], paths: Iterable[Path], several: bo
     made = make(files if several else files[0])
     text = made.markdown() if isinstance(made, Table) else made
     if "command" in files[0]:
-        return f"{text}\n\n{sources(files) if several else source(files[0])}"
+        return f"{text}\n\n{sources(files)}"
     # Files of several results, each with its own origin, by name.
     return f"{text}\n\n{sources(_studies(files) if several else files[0].values())}"
 
@@ -157,20 +159,16 @@ def check_commits(name: str, text: str) -> None:
         )
 
 
-def source(content: Row) -> str:
-    """Return a caption with command, commit, versions and machine of one file's numbers."""
-    return f"<small>`{content['command']}`; {_circumstances(content)}.</small>"
-
-
 def sources(files: Iterable[Row]) -> str:
     """Return a caption with every command, grouped by commit, versions and machine."""
     commands: dict[str, dict[str, None]] = {}
     for content in files:
         commands.setdefault(_circumstances(content), {})[f"`{content['command']}`"] = None
-    return "\n\n".join(
-        f"<small>{'<br>'.join(group)}<br>{circumstances}.</small>"
-        for circumstances, group in commands.items()
-    )
+    captions = []
+    for circumstances, group in commands.items():
+        about = f"{'; ' if len(commands) == len(group) == 1 else '<br>'}{circumstances}"
+        captions.append(f"<small>{'<br>'.join(group)}{about}.</small>")
+    return "\n\n".join(captions)
 
 
 def _circumstances(content: Row) -> str:
@@ -217,7 +215,7 @@ def _headline_accuracy(results: Path) -> str:
         f"{'one run' if runs == 1 else f'{runs} runs'} each: {stock} % with stock PyG, "
         f"{compressed} % with gact_graph's `bits=4`."
     )
-    return f"{text}\n\n{source(study)}"
+    return f"{text}\n\n{sources([study])}"
 
 
 def _is(study: Row, graph: str, model: str) -> bool:
@@ -249,15 +247,6 @@ def _levels(content: Row) -> Table:
     return table(spec, ({"label": STRATEGIES[name].label, **row} for name, row in rows))
 
 
-def _overhead(content: Row) -> Table:
-    rows = (
-        {"model": LAYERS[model], "row": row, **timing}
-        for model, timings in content["models"].items()
-        for row, timing in timings.items()
-    )
-    return table([("", "{model}"), *columns_of(content["levels"], content["bits"])], rows)
-
-
 def _overhead_of_default(content: Row) -> Table:
     models = content["models"]
     rows = [
@@ -265,26 +254,6 @@ def _overhead_of_default(content: Row) -> Table:
         for model, timings in models.items()
     ]
     return Table(("relative to stock", *next(iter(models.values()))), rows)
-
-
-def _busy(content: Row) -> Table:
-    ways = {"fp32": "stock PyG"}
-    ways |= {level: f"`{label(level, content['bits'])}`, blocks" for level in content["levels"]}
-    rows = []
-    for model, timing in content["models"].items():
-        for way, text in ways.items():
-            seconds = timing["median_seconds"]
-            times = {"alone": seconds[way], "beside": seconds[f"{way}, busy"]}
-            longer = {"times": timing["slowdown"][way]}
-            rows.append({"model": LAYERS[model], "way": text} | times | longer)
-    spec = (
-        ("", "{model}"),
-        ("", "{way}"),
-        ("alone", "{alone:.2f} s"),
-        (f"beside {content['busy']} busy processes", "{beside:.2f} s"),
-        ("times as long", "{times:.2f}x"),
-    )
-    return table(spec, rows)
 
 
 def _saved(files: Files) -> Table:
@@ -303,25 +272,6 @@ def _saved(files: Files) -> Table:
         _COMMITS,
     )
     return table(spec, files)
-
-
-def _largest_graph(content: Row) -> Table:
-    largest = content["largest"]["graph"]
-    stock = largest["stock"]
-    rows = []
-    for name, row in sorted(largest.items(), key=lambda item: item[1]["edges"]):
-        relative = row["edges"] / stock["edges"]
-        speed = relative * stock["step_seconds"] / row["step_seconds"]
-        rows.append({"label": LABELS[name], "relative": relative, "speed": speed, **row})
-    spec = (
-        ("", "{label}"),
-        ("nodes", "{nodes:,}"),
-        ("edges", "{edges:,}"),
-        ("relative", "{relative:.1f}x"),
-        ("s/step", "{step_seconds:.1f}"),
-        ("edges per second, relative", "{speed:.2f}x"),
-    )
-    return table(spec, rows)
 
 
 def _peers(content: Row) -> str:
@@ -352,11 +302,8 @@ def _estimates(content: Row) -> str:
 
 
 def _budgets(content: Row) -> str:
-    budgets = content["budgets"]
-    kept = sum(map(is_kept, budgets))
-    refused = sum(budget["chosen"] == REFUSED for budget in budgets)
-    text = f"Budgets kept: {kept} of {len(budgets)}; refused although a strategy fits: {refused}."
-    return f"{table(BUDGETS, budgets).markdown()}\n\n{text}"
+    shown, text = budgets(content["budgets"])
+    return f"{shown.markdown()}\n\n{text}"
 
 
 def _studies(files: Files) -> list[dict[str, Any]]:
@@ -456,25 +403,6 @@ def _gradient_variance(files: Files) -> Table:
         ("ratio", "{ratio:.2f}"),
         ("uniform 8 bit", "{double:.2g}"),
         ("bound for any 4 bits", "{bound:.2g}"),
-    )
-    return table(spec, rows)
-
-
-def _allocation(files: Files) -> Table:
-    rows = []
-    for row in (row for content in files for row in content["rows"]):
-        points = row["points"]
-        apart = [p["library"]["variance"] / p["algorithm 1"]["variance"] for p in points]
-        sweep, uniform = ratios(points, "variance")
-        ends = {"least": min(apart), "most": max(apart)}
-        rows.append({**row, **ends, "sweep": sweep, "uniform": uniform})
-    spec = (
-        ("", lambda row: LAYERS[row["model"]]),
-        ("", lambda row: LABELS[row["way"]]),
-        ("bits", "{bits}"),
-        ("to Algorithm 1", "{sweep:.2f}"),
-        ("range over the points", "{least:.2f} to {most:.2f}"),
-        ("to uniform bits", "{uniform:.2f}"),
     )
     return table(spec, rows)
 

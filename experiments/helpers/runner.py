@@ -1,13 +1,11 @@
-"""Measurement of a training: a few steps of a case in a process of its own, under meters.
+"""Measurement of a training: a few steps of a case in a process of its own.
 
-:class:`experiments.helpers.strategies.Case` describes the training, and
-:data:`experiments.helpers.meters.METERS` the measurements beside time, peak and loss.
+:class:`experiments.helpers.strategies.Case` describes the training.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ import torch
 
 from datasets import load
 from experiments.helpers.errors import ExperimentError
-from experiments.helpers.meters import METERS, load_kernels, train
+from experiments.helpers.meters import halo_of, load_kernels, memory_of, train
 from experiments.helpers.process import HEAP, call_together, environment
 from experiments.helpers.ranks import process_group
 from experiments.helpers.strategies import STRATEGIES, Case
@@ -24,12 +22,12 @@ from experiments.helpers.subjects import SUBJECTS
 from experiments.helpers.values import parse_device
 
 
-def run(case: Case, meters: Sequence[str] = ("saved",)) -> dict[str, Any]:
+def run(case: Case) -> dict[str, Any]:
     """Return the result of :func:`measure`, or the ``reason`` for its absence."""
-    return run_parts(case, meters)[0]
+    return run_parts(case)[0]
 
 
-def run_parts(case: Case, meters: Sequence[str] = ()) -> list[dict[str, Any]]:
+def run_parts(case: Case) -> list[dict[str, Any]]:
     """As :func:`run`, for each process of a case with several parts."""
     missing = STRATEGIES[case.strategy].missing(parse_device(case.device))
     if missing is not None:
@@ -45,48 +43,44 @@ def run_parts(case: Case, meters: Sequence[str] = ()) -> list[dict[str, Any]]:
     variables["WORLD_SIZE"] = str(max(1, case.parts))
     with tempfile.TemporaryDirectory() as folder:
         calls = [
-            (asdict(case) | {"rank": rank}, list(meters), str(Path(folder) / "store"))
+            (asdict(case) | {"rank": rank}, str(Path(folder) / "store"))
             for rank in range(max(1, case.parts))
         ]
         return call_together("experiments.helpers.runner:measure_apart", calls, variables)
 
 
-def measure_apart(case: dict[str, Any], meters: Sequence[str], store: str) -> dict[str, Any]:
+def measure_apart(case: dict[str, Any], store: str) -> dict[str, Any]:
     """In a process of its own: join the processes of the other parts, and measure."""
     more = {"init_method": f"file://{store}", "rank": case["rank"], "world_size": case["parts"]}
     with process_group(torch.device("cpu"), **more):
-        return measure(Case(**case), meters)
+        return measure(Case(**case))
 
 
-def measure(case: Case, meters: Sequence[str] = ("saved",)) -> dict[str, Any]:
+def measure(case: Case) -> dict[str, Any]:
     """Train, and return the time, the memory and the losses.
-
-    Args:
-        case: The training.
-        meters: Names of :data:`experiments.helpers.meters.METERS`.
 
     Returns:
         ``peak_bytes``, ``step_seconds`` and ``step_process_seconds`` (see
         :class:`experiments.helpers.meters.Steps`); ``compile_seconds``, by how much the first step
         was longer than the others (None where nothing compiles); ``first_loss`` and ``loss``, of
-        the first and the last step; and the results of the meters.
+        the first and the last step; of a part of a graph the results of
+        :func:`experiments.helpers.meters.halo_of`; and without a cap those of
+        :func:`experiments.helpers.meters.memory_of`, for which it runs forward once more.
     """
     device = parse_device(case.device)
     strategy = STRATEGIES[case.strategy]
     if strategy.ours:
         load_kernels(device)
     trainee = strategy.start(case, load(case.dataset, case.data_root), device)
-    chosen = [METERS[name](trainee) for name in meters]
     lr = SUBJECTS[case.model].lr
-    steps = train(trainee, case.steps, lr, chosen, case.cap_bytes, strategy.compiles)
+    steps = train(trainee, case.steps, lr, cap_bytes=case.cap_bytes, compiles=strategy.compiles)
     compile_seconds = steps.seconds[0] - steps.medians["step_seconds"]
-    results = {
+    return {
         "peak_bytes": steps.peak_bytes,
         **steps.medians,
         "compile_seconds": compile_seconds if strategy.compiles else None,
         "first_loss": steps.losses[0],
         "loss": steps.losses[-1],
+        **(halo_of(trainee, steps) if trainee.part is not None else {}),
+        **(memory_of(trainee, steps) if case.cap_bytes is None else {}),
     }
-    for meter in chosen:
-        results |= meter.result()
-    return results

@@ -53,10 +53,15 @@ def table(spec: Iterable[Column], rows: Iterable[Row]) -> Table:
     Args:
         spec: The columns. A format string takes ``:MB`` for bytes in megabytes (``:1MB`` with a
             digit), and after a bar the text of an entry that is None.
-        rows: The entries.
+        rows: The entries; those with a ``reason`` for their absence show it.
     """
     spec = [*spec]
-    lines = [
-        tuple(cell(of, row) if isinstance(of, str) else of(row) for _, of in spec) for row in rows
-    ]
-    return Table([head for head, _ in spec], lines)
+
+    def line(row: Row) -> tuple[str, ...]:
+        shown = spec[:1] if "reason" in row else spec
+        cells = [cell(of, row) if isinstance(of, str) else of(row) for _, of in shown]
+        if "reason" in row:
+            cells += [row["reason"], *[""] * (len(spec) - 2)]
+        return tuple(cells)
+
+    return Table([head for head, _ in spec], [line(row) for row in rows])

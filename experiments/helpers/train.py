@@ -73,21 +73,17 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def score(logits: Tensor, y: Tensor) -> float:
-    """Accuracy, or micro-F1 where ``y`` is [n, C] of 0 and 1; both in [0, 1].
-
-    Shapes:
-        - **input**: logits [n, C] float; y [n] int64 or [n, C] float
-    """
-    return _ratio(*counts(logits, y).tolist())
-
-
 def _ratio(hits: int, total: int) -> float:
     return hits / total if total else 0.0
 
 
 def counts(logits: Tensor, y: Tensor) -> Tensor:
-    """Hits and total of :func:`score`: two int64, which add up over parts of the nodes."""
+    """Hits and total of accuracy, or of micro-F1 where ``y`` is [n, C] of 0 and 1.
+
+    Shapes:
+        - **input**: logits [n, C] float; y [n] int64 or [n, C] float
+        - **output**: [2] int64, which add up over parts of the nodes
+    """
     if y.dim() == 1:
         return torch.stack([(logits.argmax(dim=-1) == y).sum(), torch.tensor(len(y)).to(y.device)])
     predicted, actual = logits > 0, y > 0

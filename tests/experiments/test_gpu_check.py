@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import sys
@@ -23,15 +22,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize("name", gpu_check.PARTS)
 def test_each_part_has_flags_that_its_command_takes(name: str, tmp_path: Path) -> None:
-    part = gpu_check.PARTS[name]
-    if part.module == "pytest":
-        for path in part.flags:
+    words = gpu_check.PARTS[name].command(tmp_path, tmp_path)
+    _, _, program, *flags = words[words.index(sys.executable) :][:3] + words[3:]
+    if program == "pytest":
+        for path in flags:
             assert not path.endswith("tests") or (ROOT / path.removeprefix("--ignore=")).exists()
             assert not path.startswith("tests/") or (ROOT / path).exists()
         return
-    command = part.command(tmp_path, tmp_path)
-    module = importlib.import_module(part.module)
-    args = module.main.parse([flag.replace("cuda", "cpu") for flag in command[3:]])
+    args = importlib.import_module(program).main.parse([f.replace("cuda", "cpu") for f in flags])
     assert getattr(args, "device", torch.device("cpu")).type == "cpu"
 
 
@@ -47,35 +45,22 @@ def test_a_part_ends_in_time_and_its_children_with_it(tmp_path: Path, monkeypatc
     child = f"import time; time.sleep(3); open({str(late)!r}, 'w')"
     fake.write_text(
         "import subprocess, sys, time\n"
-        "open(sys.argv[2], 'w').write('half a ')\n"
+        "print('half a ', flush=True)\n"
         f"subprocess.Popen([sys.executable, '-c', {child!r}])\n"
         "time.sleep(60)\n"
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    part = Part("slow", (), seconds=2)
+    part = Part(f"{{python}} {fake}", seconds=2)
     [found] = run_parts({"slow": part}, tmp_path / "out", tmp_path).values()
-    assert (found["state"], found["found"]) == ("out of time", "half a ")
+    assert found["state"] == "out of time"
+    assert (tmp_path / "out" / "slow.log").read_text() == "half a \n"
     time.sleep(3)
     assert not late.exists()
 
 
-def test_a_program_that_is_missing_leaves_its_part_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    sanitizer = gpu_check.PARTS["memcheck"]
-    assert sanitizer.command(Path("out"), Path("data"))[:3] == [
-        "compute-sanitizer",
-        "--tool",
-        "memcheck",
-    ]
-    monkeypatch.setattr(gpu_check.shutil, "which", lambda name: None)
-    assert not sanitizer.is_there() and gpu_check.PARTS["kernels"].is_there()
-
-
-def test_the_tests_of_a_gpu_are_found() -> None:
+def test_the_tests_of_a_gpu_are_found(tmp_path: Path) -> None:
     """The part of the kernels picks tests that are there, none of them of the simulated GPU."""
     flags = ["--co", "-qq", "-p", "no:cacheprovider"]
-    part = dataclasses.replace(gpu_check.PARTS["kernels"], out="")
-    command = [*part.command(Path("out"), Path("data")), *flags]
+    command = [*gpu_check.PARTS["kernels"].command(tmp_path / "out", tmp_path), *flags]
     assert command[:3] == [sys.executable, "-m", "pytest"]
     printed = run(module("pytest"), *command[3:])
     assert "test_on_device.py::test_quantizer" in printed
@@ -97,7 +82,7 @@ def test_the_report_of_tests_that_run_too_long_is_kept(tmp_path: Path) -> None:
     )
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\nmarkers = gpu long\n")
     test.write_text(f"import pytest\npytestmark = pytest.mark.gpu\n{test.read_text()}")
-    part = gpu_check._tests(4, "-c", str(tmp_path / "pytest.ini"), str(test))
+    part = Part(f"{gpu_check._TESTS} -c {tmp_path / 'pytest.ini'} {test}", 4)
     [found] = run_parts({"tests": part}, tmp_path / "out", tmp_path).values()
     assert found["state"] == "out of time"
     assert 'name="test_one"' in (tmp_path / "out" / "tests").read_text()
@@ -108,43 +93,25 @@ def test_the_slow_peer_comes_last() -> None:
     assert gpu_check._WAYS.endswith(",compiled")
 
 
-def test_a_report_of_pytest_stays_a_file(tmp_path: Path) -> None:
-    test = tmp_path / "test_one.py"
-    test.write_text("def test_one():\n    pass\n")
-    flags = ("-q", "-c", "/dev/null", "-p", "no:cacheprovider", str(test))
-    part = Part("pytest", flags, folder=True, out="--junitxml")
-    found = run_parts({"tests": part}, tmp_path / "out", tmp_path)
-    assert found["tests"]["state"] == "done" and "found" not in found["tests"]
-    assert "test_one" in (tmp_path / "out" / "tests").read_text()
-
-
-def test_each_part_runs_and_what_it_had_is_kept(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_each_part_runs_and_its_output_is_kept(tmp_path: Path, capsys) -> None:
     scripts = {
-        "good": "print('{\"a\": 1}', file=open(sys.argv[2], 'w'))",
-        "bad": "print('{\"a\": 2}', file=open(sys.argv[2], 'w')); raise ValueError('half way')",
-        "folder": "import os; os.mkdir(sys.argv[2])",
+        "bad": "print('{}', file=open(sys.argv[1], 'w')); raise ValueError('half way')",
+        "good": "import os; os.mkdir(sys.argv[1]); print(os.environ['IT'])",
     }
-    fake = tmp_path / "experiments"
-    fake.mkdir()
     for name, text in scripts.items():
-        (fake / f"{name}.py").write_text(f"import sys\n{text}\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    monkeypatch.setattr(
-        gpu_check.importlib.util, "find_spec", lambda name: None if "none" in name else name
-    )
-    names = ("bad", "none", "good")
-    parts = {name: Part(f"experiments.{name}", ()) for name in names}
-    parts["folder"] = Part("experiments.folder", (), folder=True)
+        (tmp_path / f"{name}.py").write_text(f"import sys\n{text}\n")
+    parts = {name: Part(f"{{python}} {{data}}/{name}.py {{out}}") for name in scripts}
+    parts["good"] = parts["good"]._replace(environment={"IT": "yes"})
+    parts["none"] = Part("no-such-program {out}")
     out = tmp_path / "out"
     found = run_parts(parts, out, tmp_path)
     content = json.loads((out / gpu_check.FILE_NAME).read_text())
     assert content["parts"] == found and content["versions"]["torch"] == torch.__version__
     states = {name: outcome["state"] for name, outcome in found.items()}
-    assert states == {"bad": "failed", "none": "not there", "good": "done", "folder": "done"}
-    assert found["bad"]["error"] == "ValueError: half way" and found["bad"]["found"] == {"a": 2}
-    assert found["good"]["found"] == {"a": 1} and "error" not in found["good"]
-    assert sorted(path.name for path in out.iterdir()) == ["folder", gpu_check.FILE_NAME]
+    assert states == {"bad": "failed", "good": "done", "none": "not there"}
+    assert found["bad"]["error"] == "ValueError: half way" and "error" not in found["good"]
+    assert (out / "bad").is_file() and (out / "good").is_dir()
+    assert (out / "good.log").read_text() == "yes\n"
     assert "failed ValueError: half way" in capsys.readouterr().out
 
 

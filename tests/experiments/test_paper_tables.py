@@ -86,7 +86,7 @@ def test_table_3(
     small_graph(tmp_path)
     seen: list[Case] = []
 
-    def trial(case: Case, meters: object) -> dict[str, object]:
+    def trial(case: Case) -> dict[str, object]:
         """Fits up to 10 layers or 100 channels; three times that with L1, twice in 2 GB."""
         seen.append(case)
         times = 3 if case.strategy == "L1" else 1

@@ -344,7 +344,7 @@ def test_rounds_go_over_all_ways_and_are_taken_up_again(
             return {"reason": "needs CUDA"}
         return row(1_000_000 * len(asked), 2_000_000, 0.5)
 
-    monkeypatch.setattr(peers, "run", trial)
+    monkeypatch.setattr(comparison, "run", trial)
     flags = ["--model", "gat", "--dataset", dataset, "--variants", "stock,save_on_cpu,CB2"]
     flags += ["--out", str(tmp_path / "out")]
     assert peers.main([*flags, "--rounds", "2"]) == 0

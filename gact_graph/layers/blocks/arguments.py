@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from gact_graph.layers.blocks.inputs import Input, Leaf
 from gact_graph.layers.blocks.order import Block, Order
-from gact_graph.layers.blocks.rows import CodedRows, rows_of
+from gact_graph.layers.blocks.rows import rows_of
 from gact_graph.layers.recompute.structure import Structure, taken_apart
 
 Level = Literal["source", "destination", "node", "edge", "whole"]
@@ -39,20 +40,6 @@ class Use:
     parameter: str
     level: Level
     index: int
-
-
-class Part(NamedTuple):
-    """The part of a tensor that a block uses.
-
-    Attributes:
-        leaf: The part, as a leaf that requires grad.
-        number: Index of the tensor in :attr:`Arguments.tensors`.
-        rows: Index of the rows of the tensor; None for the whole tensor.
-    """
-
-    leaf: Tensor
-    number: int
-    rows: Tensor | slice | None
 
 
 def constant_name(number: int) -> str:
@@ -113,56 +100,48 @@ class Arguments:
         return {use.level for use in self.uses if use.index == index}
 
     def inputs(
-        self,
-        tensors: Sequence[Tensor | CodedRows],
-        names: Collection[str],
-        order: Order,
-        block: Block | None,
-        requires_grad: Sequence[bool] = (),
-    ) -> tuple[dict[str, Any], list[Part]]:
+        self, inputs: Sequence[Input], names: Collection[str], order: Order, block: Block | None
+    ) -> tuple[dict[str, Any], list[Leaf]]:
         """Return the inputs of a graph for a block.
 
         Args:
-            tensors: The tensors in place of :attr:`tensors`.
+            inputs: The tensors in place of :attr:`tensors`.
             names: The names of the inputs that the graph needs.
             order: The order of the edges.
             block: The block; None for all edges in the order of edge_index, which only a graph of
                 tensors of edges takes.
-            requires_grad: Whether the gradient of each tensor is needed; by default of none.
 
         Returns:
-            The inputs by name, and the parts whose gradient is needed.
+            The inputs by name, and the leaves whose gradients are needed.
         """
         rows: dict[Level, Tensor | slice] = {}
         if block is None:
             zero = torch.zeros((), dtype=torch.int64, device=order.neighbors.device)
-            inputs: dict[str, Any] = {"index": zero.expand(order.num_edges)}  # only its length
+            values: dict[str, Any] = {"index": zero.expand(order.num_edges)}  # only its length
         else:
             sources, destinations = order.neighbors[block.edges].long(), order.destinations(block)
             rows = {"source": sources, "edge": order.positions(block)}
             rows |= {"destination": block.nodes, "node": block.nodes}
-            inputs = {
+            values = {
                 "index": destinations,
                 "edge_index_j": sources,
                 "dim_size": block.num_nodes,
                 "size_j": self.num_sources,
             }
-        parts: list[Part] = []
+        leaves: list[Leaf] = []
         for use in self.uses:
             if use.parameter not in names:
                 continue
-            tensor, index = tensors[use.index], rows.get(use.level)
-            if index is not None:
-                # CodedRows that share memory (an expanded tensor) must be leaves of their own.
-                tensor = rows_of(tensor, index).contiguous()
-            assert isinstance(tensor, Tensor)  # only tensors of nodes stay quantized
-            tensor = tensor.detach()
-            if requires_grad and requires_grad[use.index]:
-                parts.append(Part(tensor.requires_grad_(), use.index, index))
+            entry, index = inputs[use.index], rows.get(use.level)
+            # Rows that share memory (of an expanded tensor) must be leaves of their own.
+            part = entry.tensor if index is None else rows_of(entry.value, index).contiguous()
+            part = part.detach()
+            if entry.requires_grad:
+                leaves.append(Leaf(part.requires_grad_(), entry, index))
             if use.level == "destination":
-                tensor = rows_of(tensor, destinations)
-            inputs[use.parameter] = tensor
-        return inputs, parts
+                part = rows_of(part, destinations)
+            values[use.parameter] = part
+        return values, leaves
 
 
 class Collector:

@@ -7,17 +7,15 @@ alive for more than a block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gact_graph.layers.blocks.attention import Attention
 from gact_graph.layers.blocks.call import BlockedCall
-from gact_graph.layers.blocks.graph import EdgeGraph
 from gact_graph.layers.blocks.inputs import BlockGraph, Input, Leaf
 from gact_graph.layers.blocks.order import Block
-from gact_graph.layers.blocks.rows import CodedRows, rows_of, whole, write_rows
+from gact_graph.layers.blocks.rows import rows_of, whole, write_rows
 from gact_graph.layers.blocks.weighted_sum import (
     WeightedSum,
     sum_edges,
@@ -70,21 +68,28 @@ def double_backward(
     if attention is not None and attention.dropout:
         _double_backward_of_attention(call, attention, inputs, gradients)
         return
-    values = [None if gradient is None else gradient.tensor for gradient in gradients]
     with call.run_state.restored(), without_autocast(inputs[0].value.device):
         for block in call.blocks:
-            # Contiguous: rows that share memory would share their gradient.
-            parts = [
-                None if part is None else part.detach().contiguous().requires_grad_()
-                for part in _parts_of(call, block, values)
-            ]
-            _run_again(call, inputs, block, parts).double_backward(
-                [
-                    Leaf(part, gradient, output.rows(call.order, block))
-                    for part, gradient, output in zip(parts, gradients, call.outputs, strict=True)
-                    if part is not None and gradient is not None
-                ]
-            )
+            rows = [output.rows(call.order, block) for output in call.outputs]
+            parts, leaves = _as_leaves(gradients, rows)
+            _run_again(call, inputs, block, parts).double_backward(leaves)
+
+
+def _as_leaves(
+    gradients: Sequence[Input | None], rows: Sequence[Tensor | slice | None]
+) -> tuple[list[Tensor | None], list[Leaf]]:
+    """Return rows of the gradients of the outputs, and the same as leaves."""
+    parts, leaves = list[Tensor | None](), list[Leaf]()
+    for gradient, index in zip(gradients, rows, strict=True):
+        if gradient is None:
+            parts.append(None)
+            continue
+        part = gradient.tensor if index is None else rows_of(gradient.tensor, index)
+        # Contiguous: rows that share memory would share their gradient.
+        part = part.detach().contiguous().requires_grad_()
+        parts.append(part)
+        leaves.append(Leaf(part, gradient, index))
+    return parts, leaves
 
 
 def _parts_of(
@@ -101,25 +106,13 @@ def _run_again(
     call: BlockedCall, inputs: Sequence[Input], block: Block, gradients: Sequence[Tensor | None]
 ) -> BlockGraph:
     """Run the traced graph for a block, with the gradients of its outputs."""
-    values, leaves = _block_inputs(call, call.analysis.backward, inputs, block)
-    results = call.analysis.backward(values)
+    graph = call.analysis.backward
+    values, leaves = call.arguments.inputs(inputs, graph.inputs, call.order, block)
+    results = graph(values)
     of_result, *of_kept = gradients
     if of_result is not None and call.analysis.sums:
         of_result = rows_of(of_result, values["index"]).expand_as(results[0])
     return BlockGraph(results, [of_result, *of_kept], leaves)
-
-
-def _block_inputs(
-    call: BlockedCall, graph: EdgeGraph, inputs: Sequence[Input], block: Block | None
-) -> tuple[dict[str, Any], list[Leaf]]:
-    """Return the inputs of a graph for a block, and those whose gradient is needed as leaves."""
-    tensors, requires_grad = _split(inputs)
-    values, parts = call.arguments.inputs(tensors, graph.inputs, call.order, block, requires_grad)
-    return values, [Leaf(part.leaf, inputs[part.number], part.rows) for part in parts]
-
-
-def _split(inputs: Sequence[Input]) -> tuple[list[Tensor | CodedRows], list[bool]]:
-    return [entry.value for entry in inputs], [entry.requires_grad for entry in inputs]
 
 
 def _backward_of_sum(
@@ -133,7 +126,7 @@ def _backward_of_sum(
     order, graph = call.order, weighted_sum.weights
     weights: Tensor | None = None  # of all edges
     for block in [None] if weighted_sum.of_edges else call.blocks:
-        values, leaves = _block_inputs(call, graph, inputs, block)
+        values, leaves = call.arguments.inputs(inputs, graph.inputs, order, block)
         weight, *kept = graph(values)
         of_weight, of_kept = None, list[Tensor | None]()
         if block is None:
@@ -169,7 +162,9 @@ def _backward_of_attention(
         return
     inputs = [inputs[index] for index in attention.inputs]
     with call.run_state.restored(), torch.no_grad():
-        of_inputs = attention.gradients(*_split(inputs), gradients, call.order)
+        values = [entry.value for entry in inputs]
+        requires_grad = [entry.requires_grad for entry in inputs]
+        of_inputs = attention.gradients(values, requires_grad, gradients, call.order)
     for entry, gradient in zip(inputs, of_inputs, strict=True):
         if entry.requires_grad and gradient is not None:
             entry.add(gradient)
@@ -184,18 +179,9 @@ def _double_backward_of_attention(
     """Differentiate the reference implementation twice, for all edges at once."""
     inputs = [inputs[index] for index in attention.inputs]
     values = [whole(entry.value).detach().requires_grad_(entry.requires_grad) for entry in inputs]
-    incoming = [
-        None if entry is None else entry.tensor.detach().contiguous().requires_grad_()
-        for entry in gradients
-    ]
     with call.run_state.restored():
         outputs = attention.reference(values, call.order)
     pairs = zip(values, inputs, strict=True)
     leaves = [Leaf(value, entry) for value, entry in pairs if entry.requires_grad]
-    BlockGraph(outputs, incoming, leaves).double_backward(
-        [
-            Leaf(value, entry)
-            for value, entry in zip(incoming, gradients, strict=True)
-            if value is not None and entry is not None
-        ]
-    )
+    incoming, of_incoming = _as_leaves(gradients, [None] * len(gradients))
+    BlockGraph(outputs, incoming, leaves).double_backward(of_incoming)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gact_graph.layers.blocks.analysis import LayerAnalysis
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock
+from gact_graph.layers.blocks.inputs import Input
 from gact_graph.layers.blocks.order import Block, Order
 from gact_graph.layers.blocks.rows import write_rows
 from gact_graph.layers.blocks.weighted_sum import WeightedSum, sum_block, sum_edges
@@ -78,24 +79,26 @@ class BlockedCall:
             if weighted_sum is not None and not shape_only:
                 return self._sum(weighted_sum, tensors)
             graph, results = self.analysis.forward, list[Tensor]()
+            inputs = [*map(Input, tensors)]
             for block in self.blocks[:1] if shape_only else self.blocks:
                 with _errors_as_reasons():
-                    inputs, _ = self.arguments.inputs(tensors, graph.inputs, self.order, block)
-                    parts = graph(inputs)
+                    values, _ = self.arguments.inputs(inputs, graph.inputs, self.order, block)
+                    parts = graph(values)
                 self._write(results, self.outputs, block, parts, shape_only)
             return results
 
     def _sum(self, weighted_sum: WeightedSum, tensors: Sequence[Tensor]) -> list[Tensor]:
         order, graph, x = self.order, weighted_sum.weights, tensors[weighted_sum.index]
         result, kept = x.new_empty(order.num_nodes, *x.shape[1:]), list[Tensor]()
+        inputs = [*map(Input, tensors)]
         for block in [None] if weighted_sum.of_edges else self.blocks:
             with _errors_as_reasons():
-                inputs, _ = self.arguments.inputs(tensors, graph.inputs, order, block)
-                weight, *parts = graph(inputs)
+                values, _ = self.arguments.inputs(inputs, graph.inputs, order, block)
+                weight, *parts = graph(values)
             if block is None:
                 sum_edges(result, x, weight, order, self.size)
                 continue
-            sources, starts = inputs["edge_index_j"], order.starts_of(block)
+            sources, starts = values["edge_index_j"], order.starts_of(block)
             sum_block(result[block.nodes], x, weight, sources, starts)
             self._write(kept, self.outputs[1:], block, parts)
         return [result, *kept]

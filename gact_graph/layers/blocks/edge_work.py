@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,16 +29,8 @@ _NEW_STATES = 16
 _known: OrderedDict[Hashable, LayerAnalysis | str] = OrderedDict()
 
 
-class BlockedResult(NamedTuple):
-    """The result of edge work in blocks.
-
-    Attributes:
-        result: The result.
-        blocks: The number of blocks.
-    """
-
-    result: Tensor
-    blocks: int
+Report = Callable[[str, "int | None", "str | None"], None]
+"""Takes the way in which a call ran, its number of blocks, and the reason to run as in PyG."""
 
 
 class EdgeWork:
@@ -63,8 +55,8 @@ class EdgeWork:
         arguments: Arguments,
         cutting: Cutting,
         session: current.Capture | None,
-    ) -> BlockedResult:
-        """Run a call in blocks.
+    ) -> tuple[Tensor, int]:
+        """Run a call in blocks, and return its result and their number.
 
         Args:
             module: The layer or function of the user. A layer gets the tensors that the call leaves
@@ -119,7 +111,7 @@ class EdgeWork:
         except CannotBlock:
             call.run_state.restore_random_state()
             raise
-        return BlockedResult(out, len(call.blocks))
+        return out, len(call.blocks)
 
     def _analysis(
         self, module: Any, arguments: Arguments
@@ -215,18 +207,18 @@ def _properties(arguments: Arguments) -> Hashable:
     )
 
 
-def in_blocks(name: str, run: Callable[[bool], BlockedResult]) -> BlockedResult | str | None:
-    """Run edge work in blocks, if possible.
+def in_blocks(
+    name: str, run: Callable[[bool], tuple[Tensor, int]], report: Report
+) -> Tensor | None:
+    """Run edge work in blocks, if possible; return None where it must run as in PyG.
 
     Where a layer is computed again in backward, its edge work runs as it did in forward.
 
     Args:
         name: The name of the edge work.
-        run: Runs the edge work, or raises CannotBlock. Its argument is True in the first run.
-
-    Returns:
-        The result of ``run``; or the reason why it cannot run in blocks; or None where it did not
-        run in blocks in forward.
+        run: Returns the result and the number of blocks, or raises CannotBlock. Its argument is
+            True in the first run.
+        report: Is called unless the edge work runs again as in PyG.
 
     Raises:
         RuntimeError: The edge work ran in blocks in forward, and cannot in backward.
@@ -236,12 +228,14 @@ def in_blocks(name: str, run: Callable[[bool], BlockedResult]) -> BlockedResult 
     if before is False:
         return None
     try:
-        return run(before is None)
+        result, blocks = run(before is None)
     except CannotBlock as reason:
         if before:
             raise RuntimeError(
                 f"Expected {name} to do in backward what it did in forward (got: it {reason}); "
                 "leave the layer as it is until backward has run"
             ) from reason
-        # Not the exception, which would keep the frames and tensors of this call alive.
-        return str(reason)
+        report("stock", None, str(reason))
+        return None
+    report("blocks", blocks, None)
+    return result

@@ -17,7 +17,7 @@ from torch_geometric.utils import scatter
 from gact_graph.layers.blocks.arguments import Collector, nested
 from gact_graph.layers.blocks.cutting import LEAST_EDGES, Cutting
 from gact_graph.layers.blocks.edge_functions import EdgeFunction
-from gact_graph.layers.blocks.edge_work import BlockedResult, EdgeWork, in_blocks
+from gact_graph.layers.blocks.edge_work import EdgeWork, in_blocks
 from gact_graph.layers.blocks.order import Orders
 from gact_graph.layers.blocks.sort_arguments import check_edge_index
 from gact_graph.layers.recompute.reuse import ended_as_stock
@@ -64,21 +64,24 @@ class Messages:
             return self._all_at_once()
         # Not before: a compiler would guard the weak keys of all states, which may die meanwhile.
         state, session = _state_of(self.message), current.current()
-        outcome = in_blocks(_NAME, lambda first: self._in_blocks(state, session, size))
-        if isinstance(outcome, BlockedResult):
+        reasons: list[str] = []
+
+        def report(way: str, blocks: int | None, reason: str | None) -> None:
             if session is not None:
-                session.add_layer_row(_NAME, "blocks", outcome.blocks, None)
-            return outcome.result
-        result = self._all_at_once()
-        if outcome is not None:
-            if session is not None:
-                session.add_layer_row(_NAME, "stock", None, outcome)
-            state.warn_once(outcome)
+                session.add_layer_row(_NAME, way, blocks, reason)
+            if reason is not None:
+                reasons.append(reason)
+
+        result = in_blocks(_NAME, lambda first: self._in_blocks(state, session, size), report)
+        if result is None:
+            result = self._all_at_once()  # which may raise the user's own error
+        for reason in reasons:
+            state.warn_once(reason)
         return result
 
     def _in_blocks(
         self, state: _State, session: current.Capture | None, size: int | str
-    ) -> BlockedResult:
+    ) -> tuple[Tensor, int]:
         edges = check_edge_index(self.edge_index)
         collector = Collector()
         collector.add_nested("x_i", "destination", self.destination, "x_i")

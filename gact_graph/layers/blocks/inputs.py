@@ -23,7 +23,7 @@ class Input:
     """
 
     value: Tensor | CodedRows
-    requires_grad: bool
+    requires_grad: bool = False
     of_gradient: Tensor | None = None
     gradient: Tensor | None = None
     _owned: bool = field(default=False, init=False)  # whether no other tensor shares its memory

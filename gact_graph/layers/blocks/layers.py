@@ -17,7 +17,7 @@ from gact_graph.layers.blocks.edge_functions import (
     edge_update,
     propagate,
 )
-from gact_graph.layers.blocks.edge_work import BlockedResult, EdgeWork, in_blocks
+from gact_graph.layers.blocks.edge_work import EdgeWork, in_blocks
 from gact_graph.layers.blocks.order import Orders
 from gact_graph.layers.blocks.sort_arguments import (
     check_layer,
@@ -135,7 +135,7 @@ class Blocked(Patch):
             kwargs: The keyword arguments of the method.
         """
 
-        def run(first: bool) -> BlockedResult:
+        def run(first: bool) -> tuple[Tensor, int]:
             if torch.compiler.is_compiling() or is_transformed():
                 raise CannotBlock("is compiled, traced or transformed")
             if first and self._blocks.size == "auto":
@@ -144,13 +144,10 @@ class Blocked(Patch):
             session = self._blocks.session
             return self._work.run(worker, edge_index, target, arguments, self._blocks, session)
 
-        outcome, report = in_blocks(self._name, run), self._blocks.report
-        if isinstance(outcome, BlockedResult):
-            report[self._name] = LayerRow(self._name, "blocks", outcome.blocks, None)
-            return outcome.result
-        if outcome is not None:
-            report[self._name] = LayerRow(self._name, "stock", None, outcome)
-        return None
+        def report(way: str, blocks: int | None, reason: str | None) -> None:
+            self._blocks.report[self._name] = LayerRow(self._name, way, blocks, reason)
+
+        return in_blocks(self._name, run, report)
 
     def _check_worthwhile(self, module: nn.Module, arguments: Any) -> None:
         if message_bytes(module, arguments) < self._blocks.min_bytes // _WORTHWHILE:

@@ -58,7 +58,7 @@ def match_attention(
     layer = _Layer(traced, dependencies, arguments, reach)
     if not layer.has(aten.exp.default):
         return None
-    return layer.edge_attention() if messages is None else layer.dot_attention()
+    return layer.attention(of_edges=messages is None)
 
 
 @dataclass(frozen=True)
@@ -90,88 +90,59 @@ class _Layer:
         """Return whether the graph has an operation."""
         return any(node.target is function for node in self._nodes)
 
-    def edge_attention(self) -> Attention | None:
-        """Return the attention of an ``edge_update``."""
-        arguments = self._arguments
-        uses = {use.level: use for use in arguments.uses}
-        if len(uses) != len(arguments.uses) or uses.keys() - {"edge"} != {"source", "destination"}:
+    def attention(self, of_edges: bool) -> Attention | None:
+        """Return the attention of an ``edge_update``, or of a ``propagate`` that sums messages."""
+        uses, kept, settings = self._arguments.uses, self._traced.kept, self._settings
+        sources, destinations, edges = (
+            [use for use in uses if use.level == level]
+            for level in ("source", "destination", "edge")
+        )
+        others = len(uses) - len(sources) - len(destinations) - len(edges)
+        if len(destinations) != 1 or len(edges) > 1 or others:
             return None
-        if not self.has(aten.leaky_relu.default) or self._traced.kept:
+        if len(kept) > 1 or (of_edges and (kept or not self.has(aten.leaky_relu.default))):
             return None
-        ends, edge = (uses["source"], uses["destination"]), uses.get("edge")
-        x = arguments.tensors[ends[0].index]
-        settings = self._settings.dropout, self._settings.slope
-        if x.dim() == 2:
-            for parameters in self._edge_score_parameters(edge, x):
-                if self._is(_sum_attention, ends, edge, parameters):
-                    return SumAttention(self._inputs((*ends, edge), parameters), *settings)
-        if x.dim() == 3 and edge is None:
-            for number, vector in enumerate(self._constants):
-                fits = vector.shape == (1, *x.shape[1:]) and vector.dtype == x.dtype
-                if fits and self._is(_leaky_attention, ends, None, (number,)):
-                    return LeakyAttention(self._inputs(ends, (number,)), *settings)
+        x = self._arguments.tensors[destinations[0].index]
+        kind = _KINDS.get((of_edges, len(sources), x.dim()))
+        if kind is None:
+            return None
+        compute, make = kind
+        for source, *values in permutations(sources):
+            inputs = [source, *destinations, *values, *edges]
+            for parameters in self._parameters(of_edges, x, edges):
+                if self._is(compute, inputs, parameters, bool(kept)):
+                    first = len(self._arguments.tensors)
+                    indices = [use.index for use in inputs] + [first + n for n in parameters]
+                    numbers = (settings.slope,) if of_edges else (1 / settings.divisor, bool(kept))
+                    return make(tuple(indices), settings.dropout, *numbers)
         return None
 
-    def dot_attention(self) -> Attention | None:
-        """Return the attention of a ``propagate`` that sums messages."""
-        uses = self._arguments.uses
-        levels = sorted(use.level for use in uses if use.level != "edge")
-        edges = [use for use in uses if use.level == "edge"]
-        keeps = bool(self._traced.kept)
-        if (
-            levels != ["destination", "source", "source"]
-            or len(edges) > 1
-            or len(self._traced.kept) > 1
-        ):
-            return None
-        (query,) = (use for use in uses if use.level == "destination")
-        x = self._arguments.tensors[query.index]
-        if x.dim() != 3:
-            return None
-        edge = edges[0] if edges else None
-        settings = self._settings.dropout, 1 / self._settings.divisor, keeps
-        for key, value in permutations(use for use in uses if use.level == "source"):
-            for parameters in self._edge_row_parameters(edge, x):
-                ends = key, query, value
-                if self._is(_dot_attention, ends, edge, parameters, keeps):
-                    return DotAttention(self._inputs((*ends, edge), parameters), *settings)
-        return None
-
-    def _edge_score_parameters(self, edge: Use | None, x: Tensor) -> Iterator[tuple[int, ...]]:
-        """Yield parameters whose shapes fit scores of edges beside those of nodes x [N, H]."""
-        if edge is None:
+    def _parameters(
+        self, of_edges: bool, x: Tensor, edges: Sequence[Use]
+    ) -> Iterator[tuple[int, ...]]:
+        """Yield constants whose shapes fit nodes like x [N, H] or [N, H, C] and edge features."""
+        shapes = {n: c.shape for n, c in enumerate(self._constants) if c.dtype == x.dtype}
+        if of_edges and x.dim() == 3:
+            if not edges:
+                yield from ((n,) for n, shape in shapes.items() if shape == (1, *x.shape[1:]))
+            return
+        if not edges:
             yield ()
             return
-        features = self._arguments.tensors[edge.index]
+        features = self._arguments.tensors[edges[0].index]
         # Autocast would round the rows of edges, which the operator does not make.
         if features.dim() > 2 or torch.is_autocast_enabled(x.device.type):
             return
         width = features[0].numel()
-        for vector, matrix in permutations(range(len(self._constants)), 2):
-            left, right = self._constants[vector], self._constants[matrix]
-            if not left.dtype == right.dtype == x.dtype or left.dim() != 3:
-                continue
-            if left.shape[:2] == (1, x.size(1)) and right.shape == (left.numel(), width):
-                yield matrix, vector
-
-    def _edge_row_parameters(self, edge: Use | None, x: Tensor) -> Iterator[tuple[int, ...]]:
-        """Yield parameters whose shapes fit rows of edges added to keys like x [N, H, C]."""
-        if edge is None:
-            yield ()
-            return
-        features = self._arguments.tensors[edge.index]
-        if features.dim() != 2 or torch.is_autocast_enabled(x.device.type):
-            return
-        shape = x.shape[1:].numel(), features.size(1)
-        for number, matrix in enumerate(self._constants):
-            if matrix.shape == shape and matrix.dtype == x.dtype:
-                yield (number,)
-
-    def _inputs(self, uses: Sequence[Use | None], constants: Sequence[int]) -> tuple[int, ...]:
-        """Return the indices of tensors and constants in ``Arguments.tensors``."""
-        first = len(self._arguments.tensors)
-        indices = (use.index for use in uses if use is not None)
-        return *indices, *(first + number for number in constants)
+        if of_edges:
+            for vector, matrix in permutations(shapes, 2):
+                shape = shapes[vector]
+                fits = len(shape) == 3 and shape[:2] == (1, x.size(1))
+                if fits and shapes[matrix] == (shape.numel(), width):
+                    yield matrix, vector
+        elif features.dim() == 2:
+            rows = x.shape[1:].numel(), width
+            yield from ((n,) for n, shape in shapes.items() if shape == rows)
 
     def _number(self, function: Any, default: float) -> float:
         """Return the second argument of the first operation of a kind, if it is a number."""
@@ -185,14 +156,13 @@ class _Layer:
     def _is(
         self,
         compute: Callable[[_Reference, dict[str, Any]], Tensor],
-        uses: Sequence[Use],
-        edge: Use | None,
+        inputs: Sequence[Use],
         parameters: Sequence[int],
-        keeps: bool = False,
+        keeps: bool,
     ) -> bool:
         """Return whether the layer's graph is the graph of a reference."""
         constants = [self._constants[number] for number in parameters]
-        names = [use.parameter for use in (*uses, edge) if use is not None]
+        names = [use.parameter for use in inputs]
         reference = _Reference(self._settings, names, constants, keeps)
         function = EdgeFunction("reference", compute, of_edges=compute is not _dot_attention)
         reach = Reach([None])
@@ -319,3 +289,12 @@ def _dot_attention(reference: _Reference, inputs: dict[str, Any]) -> Tensor:
         value = value + rows
     out = value * weight.view(-1, weight.size(1), 1)
     return scatter(out, inputs["index"], 0, inputs["dim_size"], "sum")
+
+
+_KINDS: dict[tuple[bool, int, int], tuple[Callable[..., Tensor], Callable[..., Attention]]] = {
+    (True, 1, 2): (_sum_attention, SumAttention),
+    (True, 1, 3): (_leaky_attention, LeakyAttention),
+    (False, 2, 3): (_dot_attention, DotAttention),
+}
+"""References and their operators, by whether the result is of edges, the number of tensors that are
+read at sources, and the dimensions of tensors of nodes."""

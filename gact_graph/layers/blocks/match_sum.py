@@ -114,7 +114,7 @@ def match_weights(
         if rows in dependencies.closure([weight, *kept]):
             continue
         graph = EdgeGraph(traced, dependencies, [weight, *kept])
-        return WeightedSum(use.parameter, use.index, graph, _is_of_edges(graph, arguments, kept))
+        return WeightedSum(use.index, graph, _is_of_edges(graph, arguments, kept))
     return None
 
 

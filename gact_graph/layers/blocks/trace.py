@@ -56,11 +56,10 @@ _one_at_a_time = threading.RLock()
 
 
 class Symbols(NamedTuple):
-    """The symbols of a trace."""
+    """The symbols of a trace that rules know."""
 
     edges: Any
     destinations: Any
-    sources: Any
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ def _trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach
         raise CannotBlock("draws random numbers outside of torch")
     graph = graph_module.graph
     constants = _lift(graph, graph_module, reach, len(fakes), mode)
-    sizes: list[Any] = [fakes[name].shape[0] for name in ("_edges", "_destinations", "_sources")]
+    sizes: list[Any] = [fakes[name].shape[0] for name in ("_edges", "_destinations")]
     symbols = Symbols(*(size.node.expr for size in sizes))
     inputs = _name_inputs(graph, [*fakes])
     _use_numbers(graph, symbols)

@@ -29,14 +29,12 @@ class WeightedSum:
     """The weighted sum that is a layer's result.
 
     Attributes:
-        parameter: The parameter of ``message`` that gets the source rows, such as ``x_j``.
-        index: Index of the tensor x of these rows in ``Arguments.tensors``.
+        index: Index of the tensor x of source nodes in ``Arguments.tensors``.
         weights: The graph of the weights [E, ..., 1] and of the tensors that the layer keeps.
         of_edges: Whether the weights depend on tensors of edges alone, so that all are computed at
             once.
     """
 
-    parameter: str
     index: int
     weights: EdgeGraph
     of_edges: bool
