@@ -23,6 +23,8 @@ from gact_graph.codecs.base import Saved
 from gact_graph.codecs.mask import Joint
 from gact_graph.codecs.recipe import Constant, Leaf, Operand, Recipe, Source, View
 from gact_graph.support.storage import (
+    ALIGNMENT,
+    copy_of,
     is_plain,
     key_of,
     plain_of,
@@ -42,6 +44,12 @@ _MULTIPLICATIONS = 1280
 """The most multiplications of a matrix product for each byte that is saved: 320 for an element of
 2 bits. On two cores of a CPU, a product with 256 takes as long as to encode the result and to
 decode it."""
+
+
+EXPOSING = frozenset(
+    {Tensor.data.__get__, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}  # type: ignore[attr-defined]
+)
+"""Functions through whose results a tensor can change without a new version."""
 
 
 class _Record(NamedTuple):
@@ -74,6 +82,24 @@ class Recipes:
         self._keep, self._saved, self._is_input, self.bits = keep, saved, is_input, bits
         # By the places of the results; an expired key shows that a result is gone.
         self._records: dict[int, _Record] = {}
+        self._exposed: dict[int, StorageWeakRef] = {}
+
+    def expose(self, tensor: Tensor) -> None:
+        """Forget a tensor that may change from now on without a new version."""
+        if not is_plain(tensor):
+            return
+        key = key_of(tensor)
+        self._exposed[key.cdata] = key
+        self._records = {
+            place: record
+            for place, record in self._records.items()
+            if place != key.cdata
+            and all(storage_id(t) != key.cdata for t in record.recipe.references())
+        }
+
+    def is_exposed(self, tensor: Tensor) -> bool:
+        """Return whether a tensor may change without a new version."""
+        return bool(self._exposed) and storage_id(tensor) in self._exposed
 
     def see(self, call: Call, result: Any) -> None:
         """Record the recipe of an operation's result, if it has one."""
@@ -81,7 +107,7 @@ class Recipes:
         if write is None or not isinstance(result, Tensor) or not is_plain(result):
             return
         whole = result.untyped_storage().nbytes() == result.nbytes and result.is_contiguous()
-        if not whole or result.is_conj() or result.is_neg():
+        if not whole or result.is_conj() or result.is_neg() or self.is_exposed(result):
             return
         if result.nbytes <= SMALL and call.name not in GATHERING:
             return  # as an operand it is copied
@@ -113,6 +139,7 @@ class Recipes:
     def clear(self) -> None:
         """Remove all records."""
         self._records.clear()
+        self._exposed.clear()
 
     # Operands.
 
@@ -147,9 +174,11 @@ class Recipes:
         """Return a tensor that is small, an input or saved already; None for another."""
         is_parameter = value.is_leaf and value.requires_grad
         if value.untyped_storage().nbytes() <= max(SMALL, copied * is_parameter):
-            return Constant(value.detach().clone())
+            return Constant(copy_of(value))
         if is_parameter:
             return None  # an optimizer may change it before backward
+        if self.is_exposed(value) and not self.may_change(value):
+            return None
         saved = self._saved(value.detach())
         return None if saved is None else Leaf(saved, self.may_change(value))
 
@@ -187,6 +216,8 @@ def _gather(
     if not (is_plain(source) and is_plain(index)):
         return None
     if storage_id(source) == storage_id(result) or source.numel() > result.numel():
+        return None
+    if recipes.is_exposed(source) and not recipes.may_change(source):
         return None
     operands = recipes.source(source), recipes.index(call, index)
     return Recipe(lambda x, i: run(x.value(), i.value()), operands, _any, gathers=True)
@@ -295,6 +326,12 @@ def _again(linear: _Linear, copied: int = 0) -> _Writer:
     return write
 
 
+def _quotient(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
+    """Linear in the dividend, unless it is rounded."""
+    rounded = call.kwargs.get("rounding_mode") is not None
+    return _again(_none if rounded else _first)(recipes, call, result)
+
+
 def _flat(value: Any) -> Iterator[Any]:
     if not _is_nested(value):
         yield value
@@ -332,7 +369,8 @@ def _relu(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
         if x.exact:
             return value.relu()
         if isinstance(mask.context.encoded, Joint):
-            return value  # only a dropout reads it, whose noise has the zeros of both
+            # Only a dropout reads it, whose noise has the zeros of both: but 0 times -inf is NaN.
+            return value.clamp_(min=torch.finfo(value.dtype).min)
         # With noise, the sign of x is that of forward.
         return torch.where(mask.tensor() > 0, value, 0)
 
@@ -380,6 +418,10 @@ def _product(x: Operand, y: Operand) -> Tensor:
     return value.mul_(y.value()) if isinstance(x, Recipe) else value * y.value()
 
 
+# The argument that is the weight, followed by the bias.
+_WEIGHTS_OF_BATCH_NORM = {F.batch_norm: 3, torch.batch_norm: 1}
+
+
 def _batch_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
     """The statistics are recorded; on exact values the operation computes the same ones again."""
     x = saved_as(result, "NativeBatchNorm", "input")
@@ -389,9 +431,10 @@ def _batch_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
         return None
     node: Any = result.grad_fn
     training, eps = node._saved_training, node._saved_eps
-    arguments = [call.argument(i, n) for i, n in ((3, "weight"), (4, "bias"))]
-    if not training:
+    first = _WEIGHTS_OF_BATCH_NORM.get(call.func)
+    if not training or first is None:
         return None
+    arguments = [call.argument(first + i, name) for i, name in enumerate(("weight", "bias"))]
     weight, bias = (None if a is None else a.detach().clone() for a in arguments)
 
     def run(operand: Operand) -> Tensor:
@@ -404,7 +447,7 @@ def _batch_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
         shift = -mean.tensor() * scale if bias is None else bias - mean.tensor() * scale
         shape = [-1 if d == 1 else 1 for d in range(value.dim())]
         scaled: Tensor = torch.addcmul(shift.view(shape), value, scale.view(shape))
-        return scaled
+        return scaled.to(value.dtype)  # weights may be of another dtype
 
     return Recipe(run, (Leaf(x, recipes.may_change(call.argument(0, "input", "self"))),), _any)
 
@@ -426,9 +469,19 @@ def _layer_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
             return torch.layer_norm(value, shape, weight, bias, eps, torch.backends.cudnn.enabled)
         normalized = (value - mean.tensor()).mul_(deviation.tensor())
         scaled = normalized if weight is None else normalized.mul_(weight)
-        return scaled if bias is None else scaled.add_(bias)
+        return (scaled if bias is None else scaled.add_(bias)).to(value.dtype)
 
     return Recipe(run, (Leaf(x, recipes.may_change(call.argument(0, "input", "self"))),), _any)
+
+
+def _is_plain_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) and is_plain(value)
+
+
+def _has_its_alignment(operand: Operand, value: Tensor) -> bool:
+    """Return whether a product with the operand has the bits of forward; see :func:`copy_of`."""
+    decoded = isinstance(operand, Leaf) and operand.exact and not operand.kept
+    return not decoded or value.data_ptr() % ALIGNMENT == 0
 
 
 def _matrix_product(first: int) -> _Writer:
@@ -438,17 +491,20 @@ def _matrix_product(first: int) -> _Writer:
         return not (inexact[first] and inexact[first + 1])
 
     def write(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
-        factors = call.args[first : first + 2]
+        arguments = call.args[: first + 2]
         # Keywords may come in any order.
-        if len(factors) < 2 or not all(isinstance(f, Tensor) and is_plain(f) for f in factors):
+        if len(arguments) < first + 2 or not all(map(_is_plain_tensor, arguments)):
             return None
+        factors = arguments[first:]
         copies = sum(f.nbytes for f in factors if f.is_leaf and f.requires_grad)
         bits = min(recipes.bits, 8 * result.element_size())
         bytes_saved = result.numel() * bits / 8 - copies
         if result.numel() * factors[0].size(-1) > _MULTIPLICATIONS * bytes_saved:
             return None
         recipe = _again(linear, copied=copies)(recipes, call, result)
-        return None if recipe is None else dataclasses.replace(recipe, multiplies=True)
+        if recipe is None or not all(map(_has_its_alignment, recipe.operands[first:], factors)):
+            return None
+        return dataclasses.replace(recipe, multiplies=True)
 
     return write
 
@@ -473,7 +529,7 @@ WRITERS: dict[str, _Writer] = {
     **GATHERING,
     **dict.fromkeys(_SUMS, _again(_any)),
     **dict.fromkeys(_PRODUCTS, _again(_at_most_one)),
-    **dict.fromkeys(_QUOTIENTS, _again(_first)),
+    **dict.fromkeys(_QUOTIENTS, _quotient),
     # The mean of a curved function of noisy values is not its value: exact operands only.
     **dict.fromkeys(_CURVED, _again(_none)),
     **dict.fromkeys(_MATRIX_PRODUCTS, _matrix_product(0)),

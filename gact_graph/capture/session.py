@@ -26,7 +26,7 @@ from gact_graph.capture.nodes import Attribute, attributes_of
 from gact_graph.capture.noise import Noise
 from gact_graph.capture.operations import reads_of, reads_of_source
 from gact_graph.capture.owned import Allowance, ExternallyOwned, owned_storages, storages_in
-from gact_graph.capture.recipes import WRITERS, Recipes
+from gact_graph.capture.recipes import EXPOSING, WRITERS, Recipes
 from gact_graph.capture.trace import Call, Save, Trace
 from gact_graph.capture.variance import POSITION as VARIANCE_POSITION
 from gact_graph.capture.variance import Variance, variance_of
@@ -344,6 +344,8 @@ class Session:
         if call.name in WRITERS and self._config.exact and torch.is_grad_enabled():
             self._recipes.see(call, result)
             self._joint_masks.see(call, result)
+        elif call.func in EXPOSING:
+            self._recipes.expose(call.args[0])
 
     def _keep_index(self, call: Call, index: Tensor) -> Saved:
         """Save the index of an operation that gathers."""

@@ -47,13 +47,14 @@ _METHODS = (
 # Functions that save nothing and return nothing that could be saved, as a function mode gets them:
 # methods, and getters of attributes. There are about ten of them for each operation of a layer. A
 # view that is read as an attribute, such as ``x.T``, is included: autograd saves nothing for it.
+# Through ``x.data`` the tensor may change, so it is followed.
 _QUERIES = frozenset(
     [
         *(
             attribute.__get__
             for part in Tensor.__mro__
-            for attribute in vars(part).values()
-            if isinstance(attribute, (GetSetDescriptorType, property))
+            for name, attribute in vars(part).items()
+            if isinstance(attribute, (GetSetDescriptorType, property)) and name != "data"
         ),
         *(getattr(Tensor, name) for name in _METHODS),
         *(getattr(torch, name) for name in _METHODS if hasattr(torch, name)),

@@ -37,6 +37,7 @@ class Encoded(ABC):
             operations that save the same tensor, whatever their backward reads of it.
         lossy: Whether backward gets inexact values from it. :func:`encode` sets it.
         sources: The saved tensors that decoding reads.
+        operations: The number of operations that decoding runs on them.
     """
 
     codec: str
@@ -44,6 +45,7 @@ class Encoded(ABC):
     exact: bool = False
     lossy: bool = False
     sources: tuple[Saved, ...] = ()
+    operations: int = 0
 
     @property
     @abstractmethod

@@ -46,6 +46,7 @@ class Rebuilt(Encoded):
         self.lossy = not recipe.exact
         self.products = 0 if recipe.exact else recipe.products
         self.sources = (*recipe.leaves(),)
+        self.operations = recipe.operations
         if recipe.gathers or self.products:
             for source in self.sources:
                 source.context.gather()

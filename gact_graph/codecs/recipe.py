@@ -59,6 +59,10 @@ class Operand(ABC):
         """Yield the saved tensors below."""
         yield from ()
 
+    def references(self) -> Iterator[Tensor]:
+        """Yield the tensors below that are read from the memory that they had in forward."""
+        yield from ()
+
     def saved(self, keep: Keep) -> Operand:
         """Return the operand with saved tensors in place of live ones.
 
@@ -86,12 +90,21 @@ class Leaf(Operand):
     def __init__(self, saved: Saved, may_change: bool) -> None:
         self._saved = saved
         encoded = saved.context.encoded
-        kept = may_change and isinstance(encoded, Kept)
-        self._glimpse = Glimpse(encoded.decode()) if kept else None
+        glimpsed = may_change and isinstance(encoded, Kept)
+        self._glimpse = Glimpse(encoded.decode()) if glimpsed else None
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
         return 0 if self._glimpse is None else self._glimpse.nbytes
+
+    @property
+    def kept(self) -> bool:
+        """Whether the tensor is kept by reference."""
+        return isinstance(self._saved.context.encoded, Kept)
+
+    @property
+    def operations(self) -> int:  # type: ignore[override]
+        return self._saved.context.encoded.operations
 
     @property
     def exact(self) -> bool:
@@ -104,16 +117,22 @@ class Leaf(Operand):
     def leaves(self) -> Iterator[Saved]:
         yield self._saved
 
+    def references(self) -> Iterator[Tensor]:
+        encoded = self._saved.context.encoded
+        if isinstance(encoded, Kept):
+            yield encoded.tensor
+
     def plain(self) -> Leaf:
         leaf = copy.copy(self)
         leaf._plain = True
         return leaf
 
     def value(self) -> Tensor:
-        tensor = self._saved.source() if self._plain else self._saved.tensor()
         if self._glimpse is not None:
-            self._glimpse.check(tensor, "from which backward computes again", "level='L0'")
-        return tensor
+            # Of all elements in memory, of which the tensor may be a view.
+            memory = self._saved.context.encoded.decode()
+            self._glimpse.check(memory, "from which backward computes again", "level='L0'")
+        return self._saved.source() if self._plain else self._saved.tensor()
 
 
 @dataclass(frozen=True)
@@ -142,6 +161,9 @@ class Source(Operand):
 
     def is_current(self) -> bool:
         return version_of(self.tensor) == self.version
+
+    def references(self) -> Iterator[Tensor]:
+        yield self.tensor
 
     def saved(self, keep: Keep) -> Leaf:
         return Leaf(keep(self.tensor), self.may_change)
@@ -194,6 +216,9 @@ class View(Operand):
 
     def leaves(self) -> Iterator[Saved]:
         return self.base.leaves()
+
+    def references(self) -> Iterator[Tensor]:
+        return self.base.references()
 
     def saved(self, keep: Keep) -> View:
         return dataclasses.replace(self, base=self.base.saved(keep))
@@ -251,6 +276,9 @@ class Recipe(Operand):
 
     def leaves(self) -> Iterator[Saved]:
         return itertools.chain.from_iterable(operand.leaves() for operand in self.operands)
+
+    def references(self) -> Iterator[Tensor]:
+        return itertools.chain.from_iterable(operand.references() for operand in self.operands)
 
     def saved(self, keep: Keep) -> Recipe:
         operands = tuple(operand.saved(keep) for operand in self.operands)

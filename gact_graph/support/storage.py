@@ -202,6 +202,21 @@ def whole_of(tensor: Tensor) -> tuple[Tensor, Layout]:
     return physical_of(tensor).as_strided((numel,), (1,), 0), layout
 
 
+ALIGNMENT = 64
+"""The bytes at whose multiples torch allocates memory on a CPU."""
+
+
+def copy_of(tensor: Tensor) -> Tensor:
+    """Return a detached copy of a tensor with a small storage, with its strides and alignment.
+
+    Kernels take other paths for other strides. A matrix product of memory that is aligned
+    otherwise may even add in another order. So results of other copies may differ in the last bits.
+    """
+    flat, layout = whole_of(tensor.detach())
+    start = flat.data_ptr() % ALIGNMENT // flat.element_size()
+    return layout.restore(flat.new_empty(start + flat.numel())[start:].copy_(flat))
+
+
 def version_of(tensor: Tensor) -> int | None:
     """Return autograd's counter of in-place changes; None for inference tensors."""
     return None if tensor.is_inference() else tensor._version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -427,3 +427,147 @@ class TestJointMasks:
         )
         assert abs(squared_bias(model, 50)) < 1e-3
         assert gradients(model)
+
+
+class TestOutsideOfForward:
+    """Programs that an outsider wrote to find recipes that compute something else."""
+
+    @staticmethod
+    def beside(*between: Callable[[Tensor], Tensor] | nn.Module) -> nn.Module:
+        stock = make(lambda: Net(*between))
+        model = gact_graph.wrap(copy.deepcopy(stock), **LOSSLESS)
+        assert equal(train_step(model, X), train_step(stock, X))
+        return model
+
+    @pytest.mark.parametrize("function", [torch.batch_norm, torch.ops.aten.batch_norm])
+    def test_batch_norm_with_arguments_in_the_order_of_c(self, function: Any) -> None:
+        weight, bias = torch.linspace(1, 2, 64), torch.linspace(-1, 0, 64)
+
+        def norm(h: Tensor) -> Tensor:
+            mean, variance = torch.zeros(64), torch.ones(64)
+            return F.relu(function(h, weight, bias, mean, variance, True, 0.1, 1e-5, True))
+
+        self.beside(norm)
+
+    @pytest.mark.parametrize("norm", [nn.BatchNorm1d(64), nn.LayerNorm(64)], ids=["batch", "layer"])
+    def test_norms_of_bfloat16_with_weights_of_float32(self, norm: nn.Module) -> None:
+        weight = nn.Parameter(torch.randn(64, 64, dtype=torch.bfloat16, generator=seeded(1)))
+
+        def half(h: Tensor) -> Tensor:
+            return (norm(h.bfloat16()) @ weight).float()
+
+        self.beside(half)
+        model = gact_graph.wrap(make(lambda: Net(half)), **TWO_BITS)
+        assert train_step(model, X)
+
+    def test_a_quotient_that_is_rounded_is_no_function_of_noise(self) -> None:
+        def rounded(h: Tensor) -> Tensor:
+            return torch.div(h, 3.0, rounding_mode="floor") * 2
+
+        between = nn.BatchNorm1d(64), rounded
+        self.beside(*between)
+        model = gact_graph.wrap(make(lambda: Net(*between)), **TWO_BITS)
+        train_step(model, X)
+        assert codec_of_input(model) == "quantize"
+
+    @pytest.mark.parametrize("step", ["scaled", "residual", "product", "dropout"])
+    def test_depth_costs_no_more_than_the_operations_of_one_recipe(self, step: str) -> None:
+        """Each result was computed again from the last one, so 40 layers took 2^40 operations."""
+        square = torch.randn(64, 64, generator=seeded(1)) / 30
+        scale = torch.linspace(0.9, 1.1, 64, requires_grad=True).tanh
+        steps = {
+            "scaled": lambda h: h * scale(),
+            "residual": lambda h: (h + F.layer_norm(h, (64,)).relu()) * scale(),
+            "product": lambda h: h + F.layer_norm(h, (64,)).relu() @ square,
+            "dropout": lambda h: h + dropout(F.layer_norm(h, (64,)).relu()),
+        }
+        count = 400 if step == "scaled" else 40
+        model = self.beside(nn.LayerNorm(64), *[steps[step]] * count)
+        assert "rebuild" in {row.codec for row in gact_graph.report(model).contexts}
+
+    @pytest.mark.parametrize("alter", ["data", "numpy", "data before"])
+    def test_a_result_that_changes_without_a_new_version(self, alter: str) -> None:
+        def change(h: Tensor) -> Tensor:
+            if alter == "data before":
+                memory = h.data
+                h = h.relu_()
+                memory.mul_(2)
+                return h
+            h = h * 2
+            if alter == "data":
+                h.data.mul_(2)
+            else:
+                h.detach().numpy()[:] = 1
+            return h
+
+        self.beside(nn.BatchNorm1d(64), change)
+
+    def test_a_source_that_changes_without_a_new_version(self) -> None:
+        places = torch.arange(2 * len(X)) % len(X)
+
+        def change(h: Tensor) -> Tensor:
+            rows = h[places]
+            h.data.mul_(2)
+            return rows.view(2, -1, 64)[1]
+
+        self.beside(change)
+
+    @pytest.mark.parametrize(
+        "view", [lambda c: c[:1].expand(300, 64), lambda c: c.t().contiguous().t()]
+    )
+    def test_views_of_memory_that_may_change(self, view: Callable[[Tensor], Tensor]) -> None:
+        """The user may hold results without a graph, so some elements are compared."""
+        constant = torch.randn(300, 64, generator=seeded(1))
+
+        def between(h: Tensor) -> Tensor:
+            return view(constant * 2) * h * 2
+
+        self.beside(nn.BatchNorm1d(64), between)
+
+    def test_joint_zeros_of_infinite_elements(self) -> None:
+        """Zero times infinity is not zero, but ReLU and dropout make zero of minus infinity."""
+        factor = nn.Parameter(torch.randn(len(X), 64, generator=seeded(1)))
+
+        def between(h: Tensor) -> Tensor:
+            h = h.index_fill(0, torch.arange(3), -torch.inf)
+            between.read = h * factor  # type: ignore[attr-defined]
+            return nn.Sequential(nn.ReLU(), nn.Dropout(0.5))(h)
+
+        model = gact_graph.wrap(make(lambda: Net(between)), **TWO_BITS)
+        assert all(gradient.isfinite().all() for gradient in train_step(model, X))
+        assert codec_of_input(model) == "rebuild"
+
+    @pytest.mark.parametrize("function", [F.silu, F.mish])
+    def test_a_copied_operand_has_its_strides(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Vectorized kernels and those for other strides differ in the last bits."""
+        weight = nn.Parameter(torch.randn(1, 2 * 64, generator=seeded(1)))
+
+        def forward(module: nn.Module, x: Tensor) -> Tensor:
+            small = (weight * 2)[:, ::2]
+            return (function(small.expand(len(x), 64)) * module.weight[:1]).sin() * x[:, :1]
+
+        def run(model: nn.Module) -> list[Tensor]:
+            weight.grad = None
+            model(X).sum().backward()
+            return [weight.grad, model.weight.grad]
+
+        assert equal(run(gact_graph.wrap(Lambda(forward), **LOSSLESS)), run(Lambda(forward)))
+
+    def test_a_copied_operand_has_its_alignment(self) -> None:
+        """Matrix products add in an order that depends on addresses."""
+        for offset in range(1, 8):
+            memory = torch.randn(offset + 300 * 6, generator=seeded(offset))
+            table = nn.Parameter(memory[offset:].view(300, 6))
+
+            def forward(module: nn.Module, table: Tensor = table) -> Tensor:
+                return F.linear(table, module.weight[:7, :6]).sin()
+
+            def run(model: nn.Module, table: nn.Parameter = table) -> list[Tensor]:
+                table.grad = None
+                model().square().sum().backward()
+                assert table.grad is not None
+                return [table.grad, *gradients(model)]
+
+            model = gact_graph.wrap(Lambda(forward), **LOSSLESS)
+            assert equal(run(model), run(Lambda(forward)))
+            assert "rebuild" in {row.codec for row in gact_graph.report(model).contexts}
