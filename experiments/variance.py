@@ -19,23 +19,21 @@ fresh noise at each step, and with the dither of training on one graph.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from datasets import Graph, load
+from datasets import load
 from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.errors import UsageError
+from experiments.helpers.gradients import State, bias_in, bias_of, total, trained
 from experiments.helpers.levels import LEVELS_BY_NAME
-from experiments.helpers.meters import Trainee, train
-from experiments.helpers.noise import Draws, Moments, Probe, moments
+from experiments.helpers.noise import Draws, Probe, moments
 from experiments.helpers.plot import plot_agreement, require_matplotlib
 from experiments.helpers.strategies import STRATEGIES, Case
 from experiments.helpers.subjects import BASIC, MODELS, make
@@ -43,9 +41,6 @@ from experiments.helpers.tables import Column, table
 from experiments.helpers.train import seed_everything, training_loss
 from experiments.helpers.values import FP32_BITS, parse_bits, parse_share
 from gact_graph.adaptive.allocator import noise
-from gact_graph.codecs import registered, unregister
-
-State = Mapping[str, Tensor]
 
 _DECAY = 0.9
 """Of the average of gradients, as the momentum of SGD and Adam's first moment have it."""
@@ -55,49 +50,6 @@ _BEFORE = 20
 
 _SWEEPS = 10
 """Sweeps of Algorithm 1 whose mean is compared: a single one is one draw of a random number."""
-
-
-def trained(case: Case, graph: Graph, epochs: int) -> tuple[State, Tensor]:
-    """Return the weights after some epochs of exact training, and the gradient [P] there."""
-    stock = _start(dataclasses.replace(case, strategy="stock"), graph)
-    train(stock, epochs, MODELS[case.model].lr)
-    return stock.model.state_dict(), _gradients(stock)(0)
-
-
-def total(case: Case, graph: Graph, state: State, exact: Tensor, draws: int) -> dict[str, float]:
-    """Return the saved bytes, and the moments of all noise together over ||g||^2.
-
-    The bias is over ||g||; its square may be estimated below 0, and counts as 0 then.
-    """
-    before = registered()
-    try:
-        trainee = _start(case, graph)
-        trainee.model.load_state_dict(state)
-        noisy = moments(_gradients(trainee), draws, exact)
-        return {"saved_bytes": trainee.saved_bytes(), "variance": noisy.variance, **_bias(noisy)}
-    finally:
-        for codec in {*registered()} - {*before}:  # a peer's
-            unregister(codec)
-
-
-def _start(case: Case, graph: Graph) -> Trainee:
-    return STRATEGIES[case.strategy].start(case, graph, torch.device(case.device))
-
-
-def _gradients(trainee: Trainee) -> Callable[[int], Tensor]:
-    """Return the function from the number of a draw to a gradient [P], with equal dropout."""
-    model = trainee.model.train()
-
-    def loss() -> Tensor:
-        seed_everything(0)
-        return trainee.loss()
-
-    def gradient(number: int) -> Tensor:
-        model.zero_grad()
-        loss().backward()
-        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
-    return Draws(model, loss).gradient if trainee.wrapped else gradient
 
 
 def singles(
@@ -115,7 +67,7 @@ def singles(
         predicted = sum(sweep[slot] for sweep in sweeps) / _SWEEPS * noise(width)
         noisy = moments(alone.gradient, draws, exact)
         row = {"slot": slot, "bits": width, "predicted": predicted, "true": noisy.variance}
-        slots.append(row | _bias(noisy))
+        slots.append(row | bias_in(noisy))
     return slots
 
 
@@ -151,11 +103,6 @@ def averaged(case: Case, task: NodeTask, steps: int) -> dict[str, float]:
     return errors
 
 
-def _bias(noisy: Moments) -> dict[str, float]:
-    own = {"bias": noisy.bias, "bias_squared": noisy.bias_squared}
-    return own | {"bias_squared_error": noisy.error, "floor": noisy.floor}
-
-
 def _wrapped(
     case: Case, task: NodeTask, pin: Mapping[str, int] | None = None, state: State | None = None
 ) -> nn.Module:
@@ -163,12 +110,6 @@ def _wrapped(
     if state is not None:
         model.load_state_dict(state)
     return LEVELS_BY_NAME["L1"].wrap(model, case.bits, pin=pin or {})
-
-
-def bias_of(row: Mapping[str, Any]) -> str:
-    """Return the text of a bias, with the bound at two standard errors of its square."""
-    highest = max(0.0, row["bias_squared"] + 2 * row["bias_squared_error"])
-    return f"{row['bias']:.2%} (below {math.sqrt(highest):.2%})"
 
 
 _TOTAL: tuple[Column, ...] = (
