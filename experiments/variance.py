@@ -1,15 +1,16 @@
-"""Measured sensitivities beside the variance over many draws of the noise.
+"""The variance and the bias of compressed gradients, and the bytes that they take.
 
-``python -m experiments.variance --dataset digits --draws 2000 --out DIR``
-``python -m experiments.variance --model gat --norm BatchNorm --bits 2 --total --out DIR``
+``python -m experiments.variance --total --model gcn --bits 1,2,3,4 --epochs 40 --out DIR``
+``python -m experiments.variance --total --model pyg-gat --norm none,BatchNorm --act elu --out DIR``
+``python -m experiments.variance --model gat --hidden 8 --layers 2 --draws 2000 --out DIR``
 
-For each slot of a small model, the variance that Algorithm 1 of the GACT paper predicts from two
-draws beside that over many draws with the slot alone quantized; and for all slots together, the
-variance over many draws beside the sum of the single ones. Beside each variance, the bias: how far
-the mean gradient is from the exact one, over its length. It is estimated from products of
-independent means, as the length of a mean has a floor of sqrt(variance / draws).
+``--total`` draws the gradient with all slots quantized again and again, for each width and each of
+``--variants``, at the first weights or after ``--epochs`` of exact training. Beside the variance,
+the bias: how far the mean gradient is from the exact one, over its length. It is estimated from
+products of independent means, as the length of a mean has a floor of sqrt(variance / draws).
 
-``--total`` measures all slots together alone, which takes as many steps as there are draws.
+Otherwise, each slot follows alone: the variance that Algorithm 1 of the GACT paper predicts from
+two draws, beside that over many draws.
 
 ``--averaged`` trains some steps with exact gradients, and compares the average of the last
 gradients, each weighted by 0.9 of the next, with that of compressed gradients along the way: with
@@ -19,26 +20,27 @@ fresh noise at each step, and with the dither of training on one graph.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import models
 
 from datasets import load
 from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
+from experiments.helpers.errors import UsageError
+from experiments.helpers.gradients import State, bias_in, bias_of, total, trained
 from experiments.helpers.levels import LEVELS_BY_NAME
-from experiments.helpers.noise import Draws, Moments, Probe, moments
+from experiments.helpers.noise import Draws, Probe, moments
 from experiments.helpers.plot import plot_agreement, require_matplotlib
-from experiments.helpers.recipes import Recipe
-from experiments.helpers.tables import table
+from experiments.helpers.strategies import STRATEGIES, Case
+from experiments.helpers.subjects import BASIC, MODELS, make
+from experiments.helpers.tables import Column, table
 from experiments.helpers.train import seed_everything, training_loss
-from experiments.models.nets import attention
+from experiments.helpers.values import FP32_BITS, parse_bits, parse_share
 from gact_graph.adaptive.allocator import noise
-
-Subject = Callable[[int, int], nn.Module]
 
 _DECAY = 0.9
 """Of the average of gradients, as the momentum of SGD and Adam's first moment have it."""
@@ -50,45 +52,29 @@ _SWEEPS = 10
 """Sweeps of Algorithm 1 whose mean is compared: a single one is one draw of a random number."""
 
 
-def check(
-    subject: Subject, task: NodeTask, bits: int, draws: int, total: bool = False
-) -> dict[str, Any]:
-    """Return predicted and true variances by slot, and those of all slots, over ||g||^2.
-
-    Beside each is the bias over ||g||; its square may be estimated below 0, and counts as 0 then.
-    With ``total`` no slot is measured alone.
-    """
-    exact = Probe(_model(subject, task, {"*": 32}, bits), task).gradient(0)
-    together = Probe(_model(subject, task, {}, bits), task)
-    singles = {} if total else _singles(subject, task, bits, draws, exact, together)
-    noisy = moments(together.gradient, draws, exact)
-    stored = sum(row.stored_bytes for row in together.report.contexts)
-    return {**singles, "together": noisy.variance, "stored_bytes": stored} | _bias(noisy)
-
-
-def _singles(
-    subject: Subject, task: NodeTask, bits: int, draws: int, exact: Tensor, together: Probe
-) -> dict[str, Any]:
-    """The noise of each slot, with the others exact."""
+def singles(
+    case: Case, task: NodeTask, state: State, exact: Tensor, draws: int
+) -> list[dict[str, Any]]:
+    """Return predicted and true variances by slot, each over ||g||^2, with the others exact."""
+    together = Probe(_wrapped(case, task, state=state), task)
     sweeps = [together.sensitivities(number) for number in range(_SWEEPS)]
     widths = {row.slot: row.bits for row in together.report.contexts if row.bits is not None}
     slots: list[dict[str, Any]] = []
     for slot, width in widths.items():
         # Tensors that are computed again from this slot get its noise, so they are not pinned.
         pin = {slot: width} | {f"{other.rpartition('.')[0]}.*": 32 for other in widths}
-        alone = Probe(_model(subject, task, pin, bits), task)
+        alone = Probe(_wrapped(case, task, pin, state), task)
         predicted = sum(sweep[slot] for sweep in sweeps) / _SWEEPS * noise(width)
         noisy = moments(alone.gradient, draws, exact)
         row = {"slot": slot, "bits": width, "predicted": predicted, "true": noisy.variance}
-        slots.append(row | _bias(noisy))
-    return {"slots": slots, "sum_of_single": sum(s["true"] for s in slots)}
+        slots.append(row | bias_in(noisy))
+    return slots
 
 
-def averaged(subject: Subject, task: NodeTask, bits: int, steps: int) -> dict[str, float]:
+def averaged(case: Case, task: NodeTask, steps: int) -> dict[str, float]:
     """Return the mean over the steps of the squared error of averaged gradients over ||average||^2,
     by kind of noise."""
-    exact = _model(subject, task, {"*": 32}, bits)
-    model = _model(subject, task, {}, bits)
+    exact, model = _wrapped(case, task, {"*": 32}), _wrapped(case, task)
     optimizer = torch.optim.Adam(exact.parameters(), 0.01)
     step = 0
 
@@ -117,45 +103,63 @@ def averaged(subject: Subject, task: NodeTask, bits: int, steps: int) -> dict[st
     return errors
 
 
-def _bias(noisy: Moments) -> dict[str, float]:
-    own = {"bias": noisy.bias, "bias_squared": noisy.bias_squared}
-    return own | {"bias_squared_error": noisy.error, "floor": noisy.floor}
+def _wrapped(
+    case: Case, task: NodeTask, pin: Mapping[str, int] | None = None, state: State | None = None
+) -> nn.Module:
+    model = make(MODELS[case.model], task, **case.changes)
+    if state is not None:
+        model.load_state_dict(state)
+    return LEVELS_BY_NAME["L1"].wrap(model, case.bits, pin=pin or {})
 
 
-def _small_gat(i: int, o: int) -> nn.Module:
-    # Batch norm and ReLU are its own.
-    return attention(Recipe(2, 8, 0.5, 0.01, 1, heads=2), i, o)
+_TOTAL: tuple[Column, ...] = (
+    ("norm", "{norm:|none}"),
+    ("activation", "{act:|own}"),
+    ("variant", "{variant}"),
+    ("bits", "{bits}"),
+    ("saved, MB", "{saved_bytes:2MB}"),
+    ("variance", "{variance:.3g}"),
+    ("bias", bias_of),
+)
+_AVERAGED: tuple[Column, ...] = (
+    *_TOTAL[:2],
+    ("bits", "{bits}"),
+    ("fresh noise", "{fresh:.2e}"),
+    ("dither", "{dithered:.2e}"),
+)
+_SINGLE: tuple[Column, ...] = (
+    ("slot", "{slot}"),
+    ("bits", "{bits}"),
+    ("by Algorithm 1", "{predicted:.3e}"),
+    ("variance", "{true:.3e}"),
+    ("bias", bias_of),
+)
 
 
-def _basic(cls: Callable[..., nn.Module], **own: Any) -> Callable[..., nn.Module]:
-    """Three layers of 64 of PyG's models."""
-    return lambda i, o, **options: cls(i, 64, 3, o, **own, **options)
+def _text(name: str) -> str | None:
+    return None if name == "none" else name
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "small-gat": _small_gat,
-    "gcn": _basic(models.GCN),
-    "sage": _basic(models.GraphSAGE),
-    "sage-max": _basic(models.GraphSAGE, aggr="max"),
-    "gat": _basic(models.GAT, heads=4),
-    "gatv2": _basic(models.GAT, heads=4, v2=True),
-}
-
-
-def _model(subject: Subject, task: NodeTask, pin: dict[str, int], bits: int) -> nn.Module:
-    seed_everything(0)
-    model = subject(task.x.size(1), task.num_classes).to(task.x.device)
-    return LEVELS_BY_NAME["L1"].wrap(model, bits, pin=pin)
+def _cases(args: command.Args) -> Iterator[tuple[dict[str, Any], Case]]:
+    """Each case, and the entries by which its results differ from the others."""
+    for norm, act, variant in itertools.product(args.norm, args.act, args.variants):
+        own = STRATEGIES[variant].bits
+        for bits in [own] if own else args.bits:
+            key = {"norm": norm, "act": act, "bits": bits}
+            yield key | {"variant": variant}, Case.of(args, strategy=variant, **key)
 
 
 @command.main(
     *command.GRAPH,
-    command.choice("--model", MODELS, "small-gat"),
-    command.flag("--norm", text="of PyG's models: BatchNorm, LayerNorm, GraphNorm ..."),
-    command.flag("--act", default="relu", text="of PyG's models: relu, gelu, elu ..."),
-    command.BITS,
+    command.choice("--model", MODELS, "gat"),
+    *command.SIZES,
+    command.several("--norm", _text, "none", "of PyG's models: BatchNorm, LayerNorm ..."),
+    command.several("--act", _text, "none", "of PyG's models: relu, gelu, elu ..."),
+    command.flag("--dropout", parse_share, text="the same", metavar="P"),
+    command.several("--bits", parse_bits, "4", "of an element"),
+    command.names("--variants", STRATEGIES, "L1"),
+    command.number("--epochs", text="of exact training before"),
     command.number("--draws", 2000, "of the noise"),
-    command.flag("--dropout", float, 0.5, text="of PyG's models"),
     command.switch("--total", "measure no slot alone: much faster, without a plot"),
     command.number("--averaged", text="steps of a training whose averaged gradients are compared"),
     command.OUT_NEEDED,
@@ -163,40 +167,49 @@ def _model(subject: Subject, task: NodeTask, pin: dict[str, int], bits: int) -> 
 def main(args: command.Args) -> None:
     if not (args.total or args.averaged):
         require_matplotlib()
-    task = prepare(load(args.dataset, args.data_root), "edge_index", device=args.device)
-    of_pyg = {"norm": args.norm, "act": args.act, "dropout": args.dropout}
-    subject = functools.partial(MODELS[args.model], **({} if args.model == "small-gat" else of_pyg))
-    if args.averaged:
-        kept = args.keep("averaged.json", "model", "norm", "act", "bits", "dropout", "averaged")
-        steps = args.averaged + _BEFORE
-        found = kept.once(("errors",), functools.partial(averaged, subject, task, args.bits, steps))
-        rows = [{"noise": name, "error": error} for name, error in found.items()]
-        shown = table((("noise", "{noise}"), ("squared error of the average", "{error:.2e}")), rows)
-        args.show(f"{args.model} on {args.dataset}, {args.bits} bit", shown)
-        return
-    kept = args.keep("variance.json", "model", "norm", "act", "bits", "draws", "dropout")
-    if ("together" if args.total else "slots") not in kept.content:
-        kept.content |= check(subject, task, args.bits, args.draws, args.total)
-        kept.write()
-    results = kept.content
-    if not args.total:
-        plot_agreement(results["slots"], args.out / "agreement.png")
-        columns = (
-            ("slot", "{slot}"),
-            ("bits", "{bits}"),
-            ("by Algorithm 1", "{predicted:.3e}"),
-            (f"over {args.draws} draws", "{true:.3e}"),
-            ("bias", "{bias:.2%}"),
+    if (args.norm, args.act, args.dropout) != ([None], [None], None) and args.model not in BASIC:
+        raise UsageError(
+            f"Expected --norm, --act and --dropout with {', '.join(BASIC)} (got {args.model})"
         )
-        args.show("Variance over the squared gradient", table(columns, results["slots"]))
-        args.say(f"sum of the variances of single slots {results['sum_of_single']:.3e}")
-    args.say(f"variance of all slots together {results['together']:.3e}")
-    args.say(
-        f"bias {results['bias']:.2%} of the gradient (squared {results['bias_squared']:.1e}, "
-        f"standard error {results['bias_squared_error']:.1e}); "
-        f"a mean of {args.draws} draws without bias is {results['floor']:.2%} off"
-    )
-    args.say(f"{args.dataset}, {results['threads']} threads, {args.device}")
+    if args.variants != ["L1"] and not args.total:
+        raise UsageError(f"Expected --variants with --total (got {', '.join(args.variants)})")
+    graph = load(args.dataset, args.data_root)
+    task = prepare(graph, MODELS[args.model].layout, device=args.device)
+    settings = ("model", "hidden", "layers", "dropout")
+    title = f"{args.model} on {args.dataset}"
+    if args.averaged:
+        kept, rows = args.keep("averaged.json", *settings, "averaged"), []
+        for key, case in _cases(args):
+            find = functools.partial(averaged, case, task, args.averaged + _BEFORE)
+            rows.append(kept.once(("rows", key), find))
+        args.show(f"{title}: squared error of the average", table(_AVERAGED, rows))
+        return
+
+    @functools.cache
+    def start(norm: str | None, act: str | None) -> tuple[State, Tensor]:
+        case = Case.of(args, strategy="stock", norm=norm, act=act, bits=FP32_BITS)
+        return trained(case, graph, args.epochs or 0)
+
+    def find_total(case: Case) -> dict[str, Any]:
+        return total(case, graph, *start(case.norm, case.act), args.draws)
+
+    def find_singles(case: Case) -> dict[str, Any]:
+        return {"slots": singles(case, task, *start(case.norm, case.act), args.draws)}
+
+    kept, rows, slots = args.keep("variance.json", *settings, "epochs", "draws"), [], []
+    for key, case in _cases(args):
+        rows.append(kept.once(("rows", key), functools.partial(find_total, case)))
+        if not args.total:
+            found = kept.once(("singles", key), functools.partial(find_singles, case))
+            slots += found["slots"]
+    if slots:
+        plot_agreement(slots, args.out / "agreement.png")
+        args.show(f"{title}: each slot alone", table(_SINGLE, slots))
+        args.say(f"sum of the variances of single slots {sum(s['true'] for s in slots):.3e}")
+    args.show(f"{title}: all slots together", table(_TOTAL, rows))
+    floor = max(row["floor"] for row in rows)
+    args.say(f"a mean of {args.draws} draws without bias is up to {floor:.2%} off")
+    args.say(f"{kept.content['threads']} threads, {args.device}")
 
 
 if __name__ == "__main__":

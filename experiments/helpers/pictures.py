@@ -11,7 +11,9 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
+from experiments.helpers import codes
 from experiments.helpers.errors import ResultsError
 from experiments.helpers.network_model import modelled
 
@@ -37,23 +39,27 @@ _STYLE: Any = {
     **{"axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": "medium"},
 }
 _COLORS = ("#8c959f", "#d55e00")
+_VERSIONS = ("0.7.0", "now")
 
 Points = Sequence[tuple[int, float]]
 
 
 def pictures(root: Path) -> dict[Path, str]:
     """Return each picture's text by its path: those from results/, and the dark ones."""
-    folder = root / "docs" / "images"
+    folder, results = root / "docs" / "images", root / "results"
     light = {path: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*-light.svg"))}
     drawn: dict[Path, str] = {}
-    partition = root / "results" / "partition" / "gat.json"
+    partition = results / "partition" / "gat.json"
     if partition.exists():
         content = json.loads(partition.read_text(encoding="utf-8"))
-        path, text = folder / "partition-light.svg", draw_partition(content)
+        drawn[folder / "partition-light.svg"] = draw_partition(content)
+    with_peers = codes.with_peers(codes.pairs(results / "codes"))
+    if with_peers:
+        drawn[folder / "codes-light.svg"] = draw_codes(with_peers)
+    for path, text in drawn.items():
         # Its title has the numbers; the rest differs between versions of matplotlib.
         if path in light and _TITLE.findall(light[path]) == _TITLE.findall(text):
-            text = light[path]
-        drawn[path] = text
+            drawn[path] = light[path]
     dark = {
         path.with_name(path.name.replace("-light", "-dark")): _darkened(text)
         for path, text in (light | drawn).items()
@@ -98,9 +104,50 @@ def draw_partition(content: Mapping[str, Any]) -> str:
         panels = figure.subplots(1, 2)
         _panel(panels[0], "peak of a process, MB", peaks, {})
         _panel(panels[1], "sent by a process in a step, MB (dashed: counted)", sent, counted)
-        svg = io.StringIO()
-        about = {"Title": "; ".join(title), "Date": None, "Creator": None}
-        figure.savefig(svg, format="svg", transparent=True, metadata=about)
+        return _svg(figure, title)
+
+
+def draw_codes(pairs: Sequence[codes.Pair]) -> str:
+    """Draw saved bytes and the gradient's error: codes of now and of 0.7.0 as lines by bits, peers
+    as points; one panel a network."""
+    title = []
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(3.8 * len(pairs), 3.6), layout="constrained")
+        for axes, pair in zip(figure.subplots(1, len(pairs), squeeze=False)[0], pairs, strict=True):
+            for color, name, content in zip(_COLORS, _VERSIONS, reversed(pair), strict=True):
+                rows = codes.rows_of(content)
+                line = [(row["saved_bytes"] / 1e6, codes.error(row)) for row in rows.values()]
+                axes.plot(*zip(*line, strict=True), "o-", color=color, markersize=4, label=name)
+                for bits, point in zip(rows, line, strict=True):
+                    beside = {"xytext": (5, 2), "color": color}
+                    axes.annotate(str(bits), point, textcoords="offset points", **beside)
+            for row in codes.peer_rows(pair.now):
+                point = row["saved_bytes"] / 1e6, codes.error(row)
+                axes.plot(*point, "D", color="#57606a", markersize=4, fillstyle="none")
+                beside = {"xytext": (-6, 0), "ha": "right", "va": "center", "color": "#57606a"}
+                name = f"{codes.NAMES[row['variant']]}, {row['bits']} bit"
+                axes.annotate(name, point, textcoords="offset points", **beside)
+                title.append(f"{name}: {point[0]:.2f} MB, {point[1]:.2g}")
+            title += [
+                f"{name} at 2 bits: {codes.error(codes.rows_of(content)[2]):.2g}"
+                for name, content in zip(_VERSIONS, reversed(pair), strict=True)
+            ]
+            axes.set(xscale="log", yscale="log", title=f"{pair.network}, {pair.graph}")
+            # Beyond it there is no gradient to see: GACT's of GAT at 1 bit has an error of 10^22.
+            axes.set(xlabel="saved for backward, MB", ylim=(None, min(axes.get_ylim()[1], 100)))
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.minorticks_off()
+            axes.grid()
+        figure.axes[0].set_ylabel("squared error of the gradient")
+        figure.axes[0].legend(frameon=False, title="by bits an element", loc="lower left")
+        return _svg(figure, title)
+
+
+def _svg(figure: Figure, title: Sequence[str]) -> str:
+    svg = io.StringIO()
+    about = {"Title": "; ".join(title), "Date": None, "Creator": None}
+    figure.savefig(svg, format="svg", transparent=True, metadata=about)
     return svg.getvalue()
 
 

@@ -9,7 +9,7 @@ import functools
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from experiments.estimates import budgets, predictions, verdict
 from experiments.forces import COSTS, PHYSICS, by_way
 from experiments.generality import by_width
 from experiments.gradient_error import error_of
-from experiments.helpers import comparison, summary
+from experiments.helpers import codes, comparison, summary
 from experiments.helpers.errors import ResultsError
+from experiments.helpers.gradients import bias_of
 from experiments.helpers.network_model import BANDWIDTH, LATENCY
 from experiments.helpers.paper import (
     COMPRESSED,
@@ -45,7 +46,7 @@ _COMMIT = re.compile(r", commit ([0-9a-f]{7,40}(?:\+changes)?)[,.]")
 
 _COMMITS: Column = ("commit", "{commit}")
 
-_ARXIV, _FLICKR = "arxiv_graph", "flickr_graph"
+_ARXIV, _FLICKR, _AMAZON = "arxiv_graph", "flickr_graph", "amazon_computers"
 
 _NETWORKS = {
     "gat": f"GAT, {_ARXIV}",
@@ -107,6 +108,7 @@ def tables(results: Path) -> dict[str, Page]:
     )
     add("gradient-error", _gradient_error, "gradient_error/*.json", "gradient_error/*/*.json")
     add("bias", _bias, "bias/*.json")
+    add("bias-activations", _bias_by_activation, "activations/*.json")
     add("agreement", _agreement, "variance/digits.json")
     add("forces", lambda content: by_way(COSTS, content["models"]), "forces.json")
     add("forces-physics", lambda content: by_way(PHYSICS, content["models"]), "forces.json")
@@ -122,6 +124,17 @@ def tables(results: Path) -> dict[str, Page]:
     for kind, make in kinds.items():
         for path in sorted((results / kind).glob("*.json")):
             add(f"{kind}-{path.stem}", make, f"{kind}/{path.name}")
+    found = codes.pairs(results / "codes")
+    on_amazon = [pair for pair in found if pair.graph == _AMAZON]
+    on_all = [pair for pair in found if pair.now["model"] != "gcnii"]
+    one_width = codes.pairs(results / "codes", "one-width")
+    with_peers = codes.with_peers(found)
+    pages |= {
+        "codes-bits": functools.partial(_codes_page, codes.by_bits, on_amazon),
+        "codes-equal": functools.partial(_codes_page, codes.equal_bytes, on_all),
+        "codes-widths": functools.partial(_codes_page, codes.widths, one_width),
+        "codes-peers": functools.partial(_codes_page, codes.peers, with_peers, sides=1),
+    }
     return pages | {"paper-scores": _paper_scores, "paper-rates": _paper_rates}
 
 
@@ -134,6 +147,13 @@ def _page(make: Callable[[Any], str | Table], paths: Iterable[Path], several: bo
         return f"{text}\n\n{sources(files)}"
     # Files of several results, each with its own origin, by name.
     return f"{text}\n\n{sources(_studies(files) if several else files[0].values())}"
+
+
+def _codes_page(
+    make: Callable[[Sequence[codes.Pair]], Table], found: Sequence[codes.Pair], sides: int = 2
+) -> str:
+    files = (content for pair in found for content in pair[:sides])
+    return f"{make(found).markdown()}\n\n{sources(files)}"
 
 
 def check_commits(name: str, text: str) -> None:
@@ -431,17 +451,29 @@ def _gradient_error(files: Files) -> Table:
 def _bias(files: Files) -> Table:
     shown: dict[tuple[str, str], dict[int, str]] = {}
     for content in files:
-        highest = max(0.0, content["bias_squared"] + 2 * content["bias_squared_error"]) ** 0.5
-        row = shown.setdefault((content["model"], content["norm"] or "none"), {})
-        row[content["bits"]] = f"{content['bias']:.2%} (below {highest:.2%})"
+        for row in content["rows"]:
+            cells = shown.setdefault((content["model"], row["norm"] or "none"), {})
+            cells[row["bits"]] = bias_of(row)
     rows = [(*key, *(row.get(b, "not run") for b in (4, 2))) for key, row in shown.items()]
     return Table(("", "norm", "4 bits", "2 bits"), rows)
 
 
+def _bias_by_activation(files: Files) -> Table:
+    shown: dict[tuple[str, str], dict[str, str]] = {}
+    for content in files:
+        for row in content["rows"]:
+            key = (content["model"].removeprefix("pyg-").upper(), row["norm"] or "none")
+            shown.setdefault(key, {})[row["act"]] = bias_of(row)
+    acts = list(next(iter(shown.values())))
+    rows = [(*key, *(row[act] for act in acts)) for key, row in shown.items()]
+    return Table(("", "norm", *acts), rows)
+
+
 def _agreement(content: Row) -> Table:
-    total = {"slot": "all together", "bits": None, "true": content["together"], "note": " (sum)"}
-    slots = [slot | {"slot": f"`{slot['slot']}`", "note": ""} for slot in content["slots"]]
-    rows = [*slots, total | {"predicted": content["sum_of_single"]}]
+    alone, together = content["singles"][0]["slots"], content["rows"][0]["variance"]
+    slots = [slot | {"slot": f"`{slot['slot']}`", "note": ""} for slot in alone]
+    total = {"slot": "all together", "bits": None, "true": together, "note": " (sum)"}
+    rows = [*slots, total | {"predicted": sum(slot["true"] for slot in alone)}]
     spec = (
         ("slot", "{slot}"),
         ("bits", "{bits:}"),

@@ -27,9 +27,9 @@ from experiments.helpers.levels import LEVELS_BY_NAME, Level
 from experiments.helpers.meters import Trainee, saved_bytes
 from experiments.helpers.peers import dgl_layers
 from experiments.helpers.peers.codecs import RunningRange, WithoutGraphs
-from experiments.helpers.peers.exact import Exact
+from experiments.helpers.peers.exact import SHARE, Exact
 from experiments.helpers.sampling import share_of
-from experiments.helpers.subjects import SUBJECTS, make
+from experiments.helpers.subjects import MODELS, make
 from experiments.helpers.train import training_loss
 from gact_graph.codecs import Drop, register
 from gact_graph.ops import cpu
@@ -42,7 +42,7 @@ class Case:
     """A model on a graph, and the way to train it.
 
     Attributes:
-        model: A name of :data:`experiments.helpers.subjects.SUBJECTS`.
+        model: A name of :data:`experiments.helpers.subjects.MODELS`.
         strategy: A name of :data:`STRATEGIES`.
         dataset: As ``--dataset`` takes it.
         data_root: Where named data sets lie.
@@ -51,6 +51,7 @@ class Case:
         bits: Of the levels that quantize, where the strategy names none.
         adaptive: Whether bits are spent by sensitivity.
         hidden, layers: In place of the model's own (the width of a head, for attention).
+        norm, act, dropout: The same, of a model of :data:`experiments.helpers.subjects.BASIC`.
         cap_bytes: Memory beyond what the process has before the first step, as
             :func:`experiments.helpers.process.set_cap` counts it.
         allocator: A name of :data:`experiments.helpers.process.ALLOCATORS`.
@@ -71,6 +72,9 @@ class Case:
     adaptive: bool = False
     hidden: int | None = None
     layers: int | None = None
+    norm: str | None = None
+    act: str | None = None
+    dropout: float | None = None
     cap_bytes: int | None = None
     allocator: str = "kept"
     parts: int = 0
@@ -89,10 +93,11 @@ class Case:
         return cls(**flags)
 
     @property
-    def sizes(self) -> dict[str, int]:
-        """Sizes in place of the model's own."""
-        asked = {"hidden": self.hidden, "layers": self.layers}
-        return {name: size for name, size in asked.items() if size is not None}
+    def changes(self) -> dict[str, Any]:
+        """Arguments of the model in place of its own."""
+        names = ("hidden", "layers", "norm", "act", "dropout")
+        asked = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in asked.items() if value is not None}
 
 
 _WITHOUT_MESSAGES = {"gcn-edge_index": "gcn"}
@@ -110,6 +115,7 @@ class Strategy:
         missing: Says why it cannot run on a device, or nothing.
         compiles: Whether its first step compiles, which is then no part of its peak.
         rounds_forward: Whether its forward differs from stock's by more than the order of sums.
+        bits: Of an element, where the case does not choose them.
     """
 
     label: str
@@ -118,6 +124,7 @@ class Strategy:
     missing: Callable[[torch.device], str | None] = lambda device: None
     compiles: bool = False
     rounds_forward: bool = False
+    bits: int | None = None
 
 
 def _trainee(model: nn.Module, task: NodeTask, context: Callable[[], Any] = nullcontext) -> Trainee:
@@ -147,9 +154,9 @@ def _of_forward(
 def _make(
     case: Case, graph: Graph, device: torch.device, name: str | None = None
 ) -> tuple[nn.Module, NodeTask]:
-    subject = SUBJECTS[name or case.model]
+    subject = MODELS[name or case.model]
     task = prepare(graph, subject.layout, device=device)
-    return make(subject, task, **case.sizes), task
+    return make(subject, task, **case.changes), task
 
 
 def _stock(*start: Any) -> Trainee:
@@ -197,10 +204,12 @@ def _autocast(*start: Any) -> Trainee:
     return _trainee(model, task, lambda: torch.autocast(task.x.device.type, torch.bfloat16))
 
 
-def _exact(block: int, case: Case, graph: Graph, device: torch.device) -> Trainee:
+def _exact(
+    case: Case, graph: Graph, device: torch.device, block: int = 1, share: int = SHARE
+) -> Trainee:
     name = _WITHOUT_MESSAGES.get(case.model, case.model)
     model, task = _make(case, graph, device, name)
-    mode = Exact(task.x.device, block)
+    mode = Exact(task.x.device, block, share=share)
     trainee = _trainee(model, task, lambda: mode)
     others = trainee.saved_bytes
 
@@ -276,15 +285,17 @@ STRATEGIES = {
     "save_on_cpu": Strategy("torch's save_on_cpu", _save_on_cpu, missing=_needs_cuda),
     "bf16": Strategy("bfloat16 autocast", _autocast, rounds_forward=True),
     "dgl": Strategy(f"DGL {dgl_layers.VERSION}", _dgl, missing=_needs_dgl),
-    "exact": Strategy("EXACT, 1/8 and 2 bit", functools.partial(_exact, 1)),
-    "exact-blocks": Strategy("EXACT, blocks of 64 rows", functools.partial(_exact, 64)),
+    "exact": Strategy("EXACT, 1/8 and 2 bit", _exact, bits=2),
+    "exact-wide": Strategy("EXACT, 2 bit", functools.partial(_exact, share=1), bits=2),
+    "exact-blocks": Strategy(
+        "EXACT, blocks of 64 rows", functools.partial(_exact, block=64), bits=2
+    ),
     "mesa": Strategy(
         "Mesa, 8 bit",
         functools.partial(_wrapped, Level("L1", bits=8, adaptive=False), RunningRange),
+        bits=8,
     ),
-    "gact": Strategy(
-        "GACT, 4 bit", functools.partial(_wrapped, Level("L1", bits=4), WithoutGraphs)
-    ),
+    "gact": Strategy("GACT, 4 bit", functools.partial(_wrapped, Level("L1"), WithoutGraphs)),
     **{
         name: Strategy(
             f"{level.label} 4 bit" if name == "CB2" else level.label,

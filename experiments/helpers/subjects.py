@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from torch_geometric.nn import GATConv, GATv2Conv, GraphSAGE, TransformerConv
+from torch_geometric.nn import GATConv, GATv2Conv, GraphSAGE, TransformerConv, models
 
 from experiments.helpers.data import Layout, NodeTask
 from experiments.helpers.recipes import Recipe, recipe_for
@@ -23,7 +23,7 @@ class Subject:
     Attributes:
         layout: Of its graph.
         make: Makes it from the numbers of features and of classes; ``hidden`` and ``layers``
-            replace its own.
+            replace its own, and in :data:`BASIC` ``norm``, ``act`` and ``dropout``.
         lr: Adam's learning rate.
     """
 
@@ -67,6 +67,25 @@ SUBJECTS = {
     "gcnii-edge_index": _of("gcnii", _GCNII, "edge_index"),
 }
 
+
+def _basic(cls: Callable[..., nn.Module], **own: Any) -> Subject:
+    def make(i: int, o: int, hidden: int = 64, layers: int = 3, **options: Any) -> nn.Module:
+        return cls(i, hidden, layers, o, **{"dropout": 0.5, **own, **options})
+
+    return Subject("edge_index", make)
+
+
+BASIC = {
+    "pyg-gcn": _basic(models.GCN),
+    "pyg-sage": _basic(models.GraphSAGE),
+    "pyg-sage-max": _basic(models.GraphSAGE, aggr="max"),
+    "pyg-gat": _basic(models.GAT, heads=4),
+    "pyg-gatv2": _basic(models.GAT, heads=4, v2=True),
+}
+"""PyG's own models, which take any normalization and activation."""
+
+MODELS = SUBJECTS | BASIC
+
 ON_EDGES = {
     **{"gcn": "gcn-edge_index", "gat": "gat", "gatv2": "gatv2", "transformer": "transformer"},
     "gcnii": "gcnii",
@@ -84,7 +103,7 @@ LAYERS = {
 """The layers of these models, as tables name them."""
 
 
-def make(subject: Subject, task: NodeTask, **sizes: int) -> nn.Module:
+def make(subject: Subject, task: NodeTask, **changes: Any) -> nn.Module:
     """Return the model for this task, with the same weights and the same dropout at every call."""
     seed_everything(0)
-    return subject.make(task.x.size(1), task.num_classes, **sizes).to(task.x.device)
+    return subject.make(task.x.size(1), task.num_classes, **changes).to(task.x.device)

@@ -106,16 +106,19 @@ class Exact(TorchFunctionMode):
         device: Where the network is.
         block: Rows that share a range: 1 as EXACT has it; more is block-wise EXACT.
         seed: Of the noise and of the projections; torch's own generator is not drawn from.
+        share: The width of rows over that of projected rows; 1 projects nothing.
 
     Attributes:
         nbytes: Bytes of all tensors saved so far by these operations, without their inputs.
     """
 
-    def __init__(self, device: torch.device, block: int = 1, seed: int = 0) -> None:
+    def __init__(
+        self, device: torch.device, block: int = 1, seed: int = 0, share: int = SHARE
+    ) -> None:
         super().__init__()
         self.generator = torch.Generator(device).manual_seed(seed)
         self.nbytes = 0
-        self._block = block
+        self._block, self._share = block, share
 
     def __torch_function__(
         self,
@@ -129,7 +132,7 @@ class Exact(TorchFunctionMode):
         values = _TWO_VALUES.get(func)
         if not torch.is_grad_enabled() or (place is None and values is None):
             return func(*args, **kwargs)
-        keep = self.keep if func is F.batch_norm else self.project
+        keep = self.keep if func is F.batch_norm or self._share == 1 else self.project
 
         def pack(saved: Tensor) -> Tensor | Kept:
             if values is not None:
@@ -170,7 +173,7 @@ class Exact(TorchFunctionMode):
 
     def project(self, x: Tensor) -> Kept:
         """Keep its rows, made narrower by a random matrix."""
-        matrix = projection(x.size(1), SHARE, self.generator, x.device)
+        matrix = projection(x.size(1), self._share, self.generator, x.device)
         tensors, restore = self.keep(x @ matrix)
         return (*tensors, matrix), lambda *kept: restore(*kept[:-1]) @ kept[-1].T
 
