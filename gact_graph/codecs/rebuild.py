@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor
@@ -59,17 +60,25 @@ class Rebuilt(Encoded):
         # Codes may be read in another width or decoding next time.
         in_backward = torch._C._current_graph_task_id() != -1
         if self.readers == 1 or not in_backward or not self._recipe.exact:
-            recipe = self._recipe.plain() if self._plain else self._recipe
-            return recipe.value().reshape(-1)
+            return self._compute(self._recipe.plain() if self._plain else self._recipe)
         value = self._value
         if value is None:
-            value = self._value = self._recipe.value().reshape(-1)
+            value = self._value = self._compute(self._recipe)
             self._left = self.readers
             Variable._execution_engine.queue_callback(self._release)
         self._left -= 1
         if not self._left:
             self._release()
         return value
+
+    @staticmethod
+    def _compute(recipe: Recipe) -> Tensor:
+        # Forward ran without autocast, but backward may run inside.
+        active = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        with ExitStack() as stack:
+            for kind in active:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            return recipe.value().reshape(-1)
 
     def decorrelated(self) -> Rebuilt:
         if self.exact or self._recipe.gathers:

@@ -502,6 +502,21 @@ class TestOutsideOfForward:
 
         self.beside(nn.BatchNorm1d(64), change)
 
+    def test_backward_inside_autocast(self) -> None:
+        """Stock read the product of forward, in float32."""
+
+        def run(model: nn.Module) -> list[Tensor]:
+            loss = model(NODES).square().sum()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss.backward()
+            return gradients(model)
+
+        stock = make(lambda: nn.Sequential(nn.Linear(FEATURES, 64), nn.GELU(), nn.Linear(64, 5)))
+        model = gact_graph.wrap(copy.deepcopy(stock), **LOSSLESS)
+        assert equal(run(model), run(stock))
+        codecs = {row.slot: row.codec for row in gact_graph.report(model).contexts}
+        assert codecs["1/gelu.input"] == "rebuild"
+
     def test_a_source_that_changes_without_a_new_version(self) -> None:
         places = torch.arange(2 * len(X)) % len(X)
 
