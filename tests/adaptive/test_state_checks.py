@@ -178,7 +178,9 @@ def test_slots_have_the_names_of_version_0_6_0(name):
     rows = {row.slot: row for row in gact_graph.report(model).contexts if row.slot in slots}
     coded = {slot: row.bits for slot, row in rows.items() if row.codec != "rebuild"}
     assert coded
-    assert coded == {slot: slots[slot][1] for slot in coded}
+    # Exponentials have 4 bits at least, since version 0.8.
+    least = {slot: 4 if slot.endswith("exp.result") else 1 for slot in coded}
+    assert coded == {slot: max(slots[slot][1], least[slot]) for slot in coded}
     assert gact_graph.state_dict(model)["scheme"]["sizes"].keys() == slots.keys()
 
 
@@ -193,7 +195,7 @@ def test_slots_of_version_0_7_0_that_have_other_names_now():
             scores = torch.einsum("ij,kj->ik", h * 2, h.exp())
             return (scores @ (h * 3)).mul_(h.exp())
 
-    slots = {"exp.result": 2, "einsum.operands": 3, "matmul#2.input": 5, "matmul#2.other": 6}
+    slots = {"exp.result": 9, "einsum.operands": 3, "matmul#2.input": 5, "matmul#2.other": 6}
     slots |= {"exp#2.result": 7, "mul.result": 8}
     model = gact_graph.wrap(Net(), bits=4, level="L1", min_bytes=0)
     state = gact_graph.state_dict(model)
@@ -207,7 +209,7 @@ def test_slots_of_version_0_7_0_that_have_other_names_now():
     gact_graph.load_state_dict(model, state)
     model(torch.randn(300, 64)).square().mean().backward()
     rows = {row.slot: row.bits for row in gact_graph.report(model).contexts}
-    now = {"exp.result": 2, "einsum.input": 3, "matmul#2.input": 5, "matmul#2.mat2": 6}
+    now = {"exp.result": 9, "einsum.input": 3, "matmul#2.input": 5, "matmul#2.mat2": 6}
     now |= {"exp#2.result": 7, "mul.input": 8}
     assert rows == now
     new = gact_graph.state_dict(model)

@@ -241,7 +241,7 @@ class TestDivisors:
         backward(model)
         widths = {row.slot: row.bits for row in gact_graph.report(model).contexts}
         assert widths["div.other"] == 16
-        assert widths["exp.result"] == 2
+        assert widths["exp.result"] == 4
 
 
 class TestPrelu:
