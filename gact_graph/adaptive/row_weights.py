@@ -21,7 +21,7 @@ from torch import Tensor
 from gact_graph.adaptive.state_checks import check_by_slot
 
 LEAST_ROWS = 1000
-"""Rows of smaller tensors have no weights: their groups have one width."""
+"""Tensors of fewer rows have no weights: most of them have too few groups for several widths."""
 
 _NEW = 0.5
 """The weight of a new measurement."""
