@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 import gact_graph
 
-STEPS, TRACED = 2000, 450
+STEPS, TRACED, PARTS = 2000, 450, 5
 
 WAYS: dict[str, dict[str, Any]] = {
     "L0": {"level": "L0"},
@@ -72,11 +73,15 @@ def test_nothing_grows(name: str) -> None:
         tracemalloc.start()  # which takes time
         try:
             # Traced objects first take the place of older ones, which were not traced.
-            steps(STEPS - TRACED, STEPS - 2 * TRACED // 3)
-            _, traced, _ = steps(STEPS - 2 * TRACED // 3, STEPS - TRACED // 3)
-            _, traced_after, _ = steps(STEPS - TRACED // 3, STEPS)
+            start = STEPS - TRACED
+            traced = [
+                steps(begin, begin + TRACED // PARTS)[1]
+                for begin in range(start, STEPS, TRACED // PARTS)
+            ]
         finally:
             tracemalloc.stop()
     assert after - objects < 0.1 * STEPS
-    assert traced_after - traced < 120 * TRACED // 3  # bytes
+    # What every step leaves behind grows in each part, and what fills a cache once in one.
+    growths = [after - before for before, after in itertools.pairwise(traced)]
+    assert min(growths) < 60 * TRACED // PARTS  # bytes
     assert resident_after - resident < 8 << 20
