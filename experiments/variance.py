@@ -5,7 +5,8 @@
 ``python -m experiments.variance --model gat --hidden 8 --layers 2 --draws 2000 --out DIR``
 
 ``--total`` draws the gradient with all slots quantized again and again, for each width and each of
-``--variants``, at the first weights or after ``--epochs`` of exact training. Beside the variance,
+``--variants``, at the first weights or after ``--epochs`` of exact training; with ``--adaptive``,
+after training with adaptive bits, and with the bits of its last measurement. Beside the variance,
 the bias: how far the mean gradient is from the exact one, over its length. It is estimated from
 products of independent means, as the length of a mean has a floor of sqrt(variance / draws).
 
@@ -31,7 +32,7 @@ from datasets import load
 from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.errors import UsageError
-from experiments.helpers.gradients import State, bias_in, bias_of, total, trained
+from experiments.helpers.gradients import State, adapted, bias_in, bias_of, total, trained
 from experiments.helpers.levels import LEVELS_BY_NAME
 from experiments.helpers.noise import Draws, Probe, moments
 from experiments.helpers.plot import plot_agreement, require_matplotlib
@@ -62,7 +63,7 @@ def singles(
     slots: list[dict[str, Any]] = []
     for slot, width in widths.items():
         # Tensors that are computed again from this slot get its noise, so they are not pinned.
-        pin = {slot: width} | {f"{other.rpartition('.')[0]}.*": 32 for other in widths}
+        pin = {slot: int(width)} | {f"{other.rpartition('.')[0]}.*": 32 for other in widths}
         alone = Probe(_wrapped(case, task, pin, state), task)
         predicted = sum(sweep[slot] for sweep in sweeps) / _SWEEPS * noise(width)
         noisy = moments(alone.gradient, draws, exact)
@@ -161,6 +162,7 @@ def _cases(args: command.Args) -> Iterator[tuple[dict[str, Any], Case]]:
     command.number("--epochs", text="of exact training before"),
     command.number("--draws", 2000, "of the noise"),
     command.switch("--total", "measure no slot alone: much faster, without a plot"),
+    command.switch("--adaptive", "with --total: bits by sensitivity, and training with them"),
     command.number("--averaged", text="steps of a training whose averaged gradients are compared"),
     command.OUT_NEEDED,
 )
@@ -173,6 +175,8 @@ def main(args: command.Args) -> None:
         )
     if args.variants != ["L1"] and not args.total:
         raise UsageError(f"Expected --variants with --total (got {', '.join(args.variants)})")
+    if args.adaptive and not args.total:
+        raise UsageError("Expected --total with --adaptive (got no --total)")
     graph = load(args.dataset, args.data_root)
     task = prepare(graph, MODELS[args.model].layout, device=args.device)
     settings = ("model", "hidden", "layers", "dropout")
@@ -191,12 +195,14 @@ def main(args: command.Args) -> None:
         return trained(case, graph, args.epochs or 0)
 
     def find_total(case: Case) -> dict[str, Any]:
+        if args.adaptive:
+            return adapted(case, graph, args.epochs or 0, args.draws)
         return total(case, graph, *start(case.norm, case.act), args.draws)
 
     def find_singles(case: Case) -> dict[str, Any]:
         return {"slots": singles(case, task, *start(case.norm, case.act), args.draws)}
 
-    kept, rows, slots = args.keep("variance.json", *settings, "epochs", "draws"), [], []
+    kept, rows, slots = args.keep("variance.json", *settings, "epochs", "draws", "adaptive"), [], []
     for key, case in _cases(args):
         rows.append(kept.once(("rows", key), functools.partial(find_total, case)))
         if not args.total:

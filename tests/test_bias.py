@@ -123,7 +123,7 @@ def test_readers_of_each_tensor() -> None:
     x = torch.randn(1000, generator=seeded(1))
     for leave in (lambda encoded: encoded, Swap(Swapping(Simulated(), least=0)).leave):
         packed = pack(x, 2, seed=5)
-        saved = Saved(Context(leave(Quantized(packed))))
+        saved = Saved(Context(leave(Quantized(packed, packed.bits))))
         assert torch.equal(saved.tensor(), packed.unpack())
         saved.context.gathered = True
         assert torch.equal(saved.tensor(), packed.decorrelated().unpack())

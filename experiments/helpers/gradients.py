@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from datasets import Graph
 from experiments.helpers.meters import Trainee, train
-from experiments.helpers.noise import Draws, Moments, moments
+from experiments.helpers.noise import Draws, Moments, moments, plain
 from experiments.helpers.strategies import STRATEGIES, Case
 from experiments.helpers.subjects import MODELS
 from experiments.helpers.train import seed_everything
@@ -40,6 +41,23 @@ def total(case: Case, graph: Graph, state: State, exact: Tensor, draws: int) -> 
     finally:
         for codec in {*registered()} - {*before}:  # a peer's
             unregister(codec)
+
+
+def adapted(case: Case, graph: Graph, epochs: int, draws: int) -> dict[str, float]:
+    """Return the same after some epochs of training with adaptive bits, with the bits and the
+    weights of rows that these epochs have left."""
+    trainee = _start(dataclasses.replace(case, adaptive=True), graph)
+    train(trainee, epochs, MODELS[case.model].lr)
+    stock = _start(dataclasses.replace(case, strategy="stock"), graph)
+    stock.model.load_state_dict(plain(trainee.model).state_dict())
+    state, gradients = copy.deepcopy(trainee.model.state_dict()), _gradients(trainee)
+
+    def draw(number: int) -> Tensor:
+        trainee.model.load_state_dict(state)  # so that no draw measures
+        return gradients(number)
+
+    noisy = moments(draw, draws, _gradients(stock)(0))
+    return {"saved_bytes": trainee.saved_bytes(), "variance": noisy.variance, **bias_in(noisy)}
 
 
 def _start(case: Case, graph: Graph) -> Trainee:

@@ -95,7 +95,7 @@ def _between(products: Tensor, batches: list[int]) -> float:
 
 def algorithm_1(
     slots: Iterable[str],
-    bits_of: Callable[[str], int],
+    bits_of: Callable[[str], float],
     draw: Callable[[str | None], Mapping[int, Tensor]],
 ) -> dict[str, float]:
     r"""Return c_l of each slot by Algorithm 1 of GACT, over the squared length of the gradient.

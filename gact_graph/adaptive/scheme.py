@@ -12,9 +12,11 @@ from gact_graph.adaptive.state_checks import (
     check_by_slot,
     check_count,
     check_keys,
+    check_mean_width,
     check_measured,
     check_width,
 )
+from gact_graph.codecs.group_widths import is_divided
 from gact_graph.support.rows import Row
 
 _NEW = 0.5
@@ -41,23 +43,25 @@ class Scheme:
             Contexts that are pinned, or whose operation requires more bits, are not included.
         pin: Bits for the slots whose names match a pattern, as in ``{"*.lin*": 8}``. The first
             matching pattern is used.
+        group_size: Elements per group of the quantizer.
 
     Attributes:
         gradient_error: The relative error of the gradient in the last measurement; None before.
     """
 
-    def __init__(self, average: float, pin: Mapping[str, int]) -> None:
+    def __init__(self, average: float, pin: Mapping[str, int], group_size: int) -> None:
         self._average = average
+        self._group_size = group_size
         self._pin = dict(pin)
         self._sizes: dict[str, int] = {}
         self._sensitivities: dict[str, float] = {}
-        self._bits: dict[str, int] = {}
-        self._least: dict[str, int] = {}
+        self._bits: dict[str, float] = {}
+        self._least: dict[str, float] = {}
         self._times: dict[str, int] = {}
         self._excess = 1.0
         self.gradient_error: float | None = None
 
-    def bits_of(self, slot: str) -> int:
+    def bits_of(self, slot: str) -> float:
         """Return the width of a slot: the average, rounded down, if it was never measured."""
         pinned = self.pinned(slot)
         if pinned is not None:
@@ -134,13 +138,13 @@ class Scheme:
                 return halves / 2
         return None
 
-    def _ratio(self, bits: Mapping[str, int]) -> float:
+    def _ratio(self, bits: Mapping[str, float]) -> float:
         # A new slot has no allocated bits until all new slots are measured.
         return self._excess * sum(
             c * noise(bits.get(slot, self.bits_of(slot))) for slot, c in self._sensitivities.items()
         )
 
-    def _allocated(self, average: float) -> dict[str, int]:
+    def _allocated(self, average: float) -> dict[str, float]:
         fixed = {slot: self._fixed(slot) for slot in self._sizes}
         least = max(1, math.floor(average))
         cautious = max(min(2, least), least - 1)
@@ -149,6 +153,7 @@ class Scheme:
             {slot: size for slot, size in self._sizes.items() if fixed[slot] is None},
             average,
             {s: cautious for s in self._sizes if self._times.get(s, 0) < _TRUSTED},
+            {s for s, size in self._sizes.items() if is_divided(size, self._group_size)},
         )
         return {slot: bits or free[slot] for slot, bits in fixed.items()}
 
@@ -176,7 +181,7 @@ class Scheme:
         # Version 0.6.0 did not save the others.
         check_keys(path, state, keys, ("times", "excess", "gradient_error"))
         assert isinstance(state, Mapping)
-        checks = (check_count, check_measured, check_width, check_width, check_count)
+        checks = (check_count, check_measured, check_mean_width, check_width, check_count)
         for key, check in zip((*keys, "times"), checks, strict=True):
             check_by_slot(f"{path}[{key!r}]", state.get(key, {}), check)
         check_measured(f"{path}['excess']", state.get("excess", 1.0))
@@ -200,7 +205,7 @@ class Scheme:
         self._excess = state.get("excess", 1.0)
         self.gradient_error = state.get("gradient_error")
 
-    def _fixed(self, slot: str) -> int | None:
+    def _fixed(self, slot: str) -> float | None:
         pinned = self.pinned(slot)
         least = self._least.get(slot)
         return least if pinned is None or (least is not None and least > pinned) else pinned

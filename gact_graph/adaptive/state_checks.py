@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from gact_graph.adaptive.allocator import MEANS
 from gact_graph.ops.quantize import WIDTHS
 
 Check = Callable[[str, object], None]
@@ -62,6 +63,13 @@ def check_width(path: str, value: object) -> None:
     check_count(path, value)
     if value not in WIDTHS:
         raise ValueError(f"Expected {path} to be 1 to 16, or 32 (got {value})")
+
+
+def check_mean_width(path: str, value: object) -> None:
+    """Raise TypeError or ValueError unless ``value`` is a width, or a mean of widths."""
+    check_measured(path, value)
+    if value not in WIDTHS and value not in MEANS:
+        raise ValueError(f"Expected {path} to be 1 to 16, or 32, in quarters below 8 (got {value})")
 
 
 def check_flag(path: str, value: object) -> None:

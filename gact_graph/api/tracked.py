@@ -45,7 +45,7 @@ class TrackedMethod:
     @classmethod
     def under(cls, config: Config) -> TrackedMethod:
         """Return the state before the first call, under these settings."""
-        scheme = Scheme(config.bits, config.pin)
+        scheme = Scheme(config.bits, config.pin, config.group_size)
         adaptive = config.adaptive and config.quantize
         return cls(scheme, Adaptation(scheme, config.adapt_interval) if adaptive else None)
 

@@ -19,7 +19,7 @@ class Form(NamedTuple):
     """The attributes of an encoded tensor in the report; see :class:`Encoded`."""
 
     codec: str
-    bits: int | None
+    bits: float | None
     nbytes: int
     host_bytes: int
 
@@ -41,7 +41,7 @@ class Encoded(ABC):
     """
 
     codec: str
-    bits: int | None = None
+    bits: float | None = None
     exact: bool = False
     lossy: bool = False
     sources: tuple[Saved, ...] = ()

@@ -27,7 +27,8 @@ class Request:
         recipe: The computation of the tensor from saved tensors, if it is known.
         keep: A function that saves a tensor to which the encoded form refers, such as the source of
             a gather. Each tensor is encoded once, even if other operations save it too.
-        bits: Bits per element of the slot in the scheme; 32 for no loss of precision.
+        bits: Bits per element of the slot in the scheme, on average over groups that have widths of
+            their own; 32 for no loss of precision.
         group_size: Elements that share a minimum and a step in quantization.
         seed: The seed of this tensor's quantization noise.
         row_weights: The effect of each row's noise on the gradient, positive, in any unit: float32
@@ -40,7 +41,7 @@ class Request:
     reads: Reads
     recipe: Recipe | None
     keep: Callable[[Tensor], Saved]
-    bits: int
+    bits: float
     group_size: int
     seed: int
     row_weights: Tensor | None = None

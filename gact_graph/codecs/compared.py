@@ -32,7 +32,7 @@ class Widths:
 
     narrow: frozenset[str] = frozenset()
     read: set[str] = field(default_factory=set)
-    slots: dict[str, int] = field(default_factory=dict)
+    slots: dict[str, float] = field(default_factory=dict)
 
 
 class Compared(Context):

@@ -31,8 +31,13 @@ _LEAST_GROUPS = 1000
 """Groups of a smaller tensor have one width: to choose widths would take longer than to encode."""
 
 
+def is_divided(numel: int, group_size: int) -> bool:
+    """Return whether the groups of a tensor may have widths of their own."""
+    return numel // group_size >= _LEAST_GROUPS
+
+
 def widths_of_groups(
-    x: Tensor, bits: int, group_size: int, row_weights: Tensor | None = None
+    x: Tensor, bits: float, group_size: int, row_weights: Tensor | None = None
 ) -> Widths | None:
     """Return widths of groups, with a mean of at most ``bits``.
 
@@ -40,7 +45,7 @@ def widths_of_groups(
 
     Args:
         x: A contiguous floating-point tensor.
-        bits: 1 to 16.
+        bits: From 1 to 16.
         group_size: Elements per group.
         row_weights: The weight of each row, positive, float32 [rows]; None for equal ones.
 
@@ -48,7 +53,7 @@ def widths_of_groups(
         None for one width: of a small tensor, and of one or many bits.
     """
     whole = x.numel() // group_size
-    if not 1 < bits < _MOST or whole < _LEAST_GROUPS:
+    if not 1 < bits < _MOST or not is_divided(x.numel(), group_size):
         return None
     groups = x.view(-1)[: whole * group_size].view(whole, group_size)
     ranges = groups.amax(1).float() - groups.amin(1).float()  # aminmax takes ten times as long
@@ -62,7 +67,7 @@ def widths_of_groups(
     totals = table @ bins.bincount(minlength=_BINS).double()
     chosen = (totals <= bits * whole).sum() - 1  # thresholds descend
     count = -(-x.numel() // group_size)
-    widths = torch.full((count,), bits, dtype=torch.uint8, device=x.device)
+    widths = torch.full((count,), int(bits), dtype=torch.uint8, device=x.device)
     widths[:whole] = table[chosen].to(torch.uint8)[bins]
     return Widths.of(widths, x.numel(), group_size)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,10 +22,8 @@ class Quantized(Movable):
     """The codes of a tensor and the statistics of its groups."""
 
     packed: Packed
+    bits: float = dataclasses.field()  # without the default of the base class
     codec = "quantize"
-
-    def __post_init__(self) -> None:
-        self.bits = self.packed.bits
 
     def decode(self) -> Tensor:
         return self.packed.unpack()
@@ -37,7 +36,7 @@ class Quantized(Movable):
 
     def moved(self, *tensors: Tensor) -> Encoded:
         count = len(self.packed.tensors)
-        parts = dict(zip(self.parts, tensors[count:], strict=True))
+        parts: dict[str, Any] = dict(zip(self.parts, tensors[count:], strict=True))
         return dataclasses.replace(self, packed=self.packed.moved(*tensors[:count]), **parts)
 
 
@@ -68,9 +67,20 @@ class Quantize(Codec):
         bits = max(request.bits, reads.least_bits)
         if bits >= min(32, 8 * x.element_size()):
             return None
-        size = request.group_size
-        widths = widths_of_groups(x, bits, size, request.row_weights)
-        packed = pack(x, bits, group_size=size, seed=request.seed, widths=widths)
+        packed, bits = packed_of(x, bits, request)
         if packed.groups is not None and packed.nbytes >= x.nbytes:
             return None  # the elements of groups with NaN or Inf take more memory than is saved
-        return QuantizedWithSign(packed, pack_bits(x, "above")) if reads.sign else Quantized(packed)
+        if reads.sign:
+            return QuantizedWithSign(packed, bits, pack_bits(x, "above"))
+        return Quantized(packed, bits)
+
+
+def packed_of(x: Tensor, bits: float, request: Request) -> tuple[Packed, float]:
+    """Return a tensor in some bits per element, and these bits.
+
+    Where groups cannot have widths of their own, the bits are rounded down.
+    """
+    size = request.group_size
+    widths = widths_of_groups(x, bits, size, request.row_weights)
+    packed = pack(x, int(bits), group_size=size, seed=request.seed, widths=widths)
+    return packed, packed.bits if widths is None else bits

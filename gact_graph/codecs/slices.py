@@ -17,10 +17,9 @@ from torch import Tensor
 
 from gact_graph.codecs.base import Encoded
 from gact_graph.codecs.codec import Codec, Request
-from gact_graph.codecs.group_widths import widths_of_groups
-from gact_graph.codecs.quantize import Quantized
+from gact_graph.codecs.quantize import Quantized, packed_of
 from gact_graph.codecs.reads import Values
-from gact_graph.ops.quantize import DTYPES, pack
+from gact_graph.ops.quantize import DTYPES
 
 _FEW = 8
 """The least elements of a slice: the statistics of smaller ones take more memory than codes."""
@@ -32,6 +31,7 @@ class QuantizedBySlice(Quantized):
 
     Args:
         packed: The codes.
+        bits: Bits per element.
         mean: The mean of each slice, float32, in the shape of the tensor with 1 for the dimensions
             of a slice.
         deviation: The standard deviation of each slice, bfloat16, in the same shape.
@@ -85,11 +85,9 @@ class QuantizeBySlice(Codec):
         # A slice of equal elements has deviation 0 and decodes to its mean.
         deviation = _root_mean_square(centered, dims).bfloat16()
         scaled = centered.div_(deviation.masked_fill(deviation == 0, 1))
-        size = request.group_size
-        widths = widths_of_groups(scaled, bits, size, request.row_weights)
-        packed = pack(scaled, bits, group_size=size, seed=request.seed, widths=widths)
+        packed, bits = packed_of(scaled, bits, request)
         weight = packed.min_variance_weight(scaled)
-        return QuantizedBySlice(packed, mean, deviation, rows.shape, x.dtype, weight)
+        return QuantizedBySlice(packed, bits, mean, deviation, rows.shape, x.dtype, weight)
 
 
 def _root_mean_square(x: Tensor, dims: tuple[int, ...]) -> Tensor:

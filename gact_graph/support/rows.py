@@ -20,7 +20,7 @@ class Row:
     codec: str
     shape: tuple[int, ...]
     numel: int
-    bits: int | None
+    bits: float | None
     raw_bytes: int
     stored_bytes: int
     sensitivity: float | None = None

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gact_graph.adaptive.allocator import WIDTHS, allocate, allocate_by_name, noise, variance
+from gact_graph.adaptive.allocator import (
+    MEANS,
+    WIDTHS,
+    allocate,
+    allocate_by_name,
+    noise,
+    variance,
+)
 
 
 @st.composite
@@ -38,6 +45,23 @@ def test_is_within_one_per_cent_of_brute_force(program):
     bits = allocate(sensitivities, sizes, budget)
     assert taken(bits, sizes) <= budget
     assert variance(sensitivities, bits) <= best * 1.01
+
+
+@settings(deadline=None, max_examples=60)
+@given(programs(most=3), st.sets(st.integers(0, 2), min_size=1))
+def test_with_divided_slots_too(program, divided):
+    sensitivities, sizes, budget = program
+    choices = [MEANS if slot in divided else WIDTHS for slot in range(len(sizes))]
+    best = min(
+        variance(sensitivities, bits)
+        for bits in itertools.product(*choices)
+        if taken(bits, sizes) <= budget
+    )
+    bits = allocate(sensitivities, sizes, budget, divided)
+    assert taken(bits, sizes) <= budget
+    assert all(width in choice for width, choice in zip(bits, choices, strict=True))
+    # Steps above 8 bits are as large as for other slots, and no slot is fixed to a mean in turn.
+    assert variance(sensitivities, bits) <= best * 2
 
 
 @settings(deadline=None, max_examples=100)
@@ -97,6 +121,16 @@ def test_takes_the_steps_in_order_of_worth():
 def test_nothing_to_lose_and_nothing_to_code():
     assert allocate([0.0, 1.0], [10, 10], 40) == [1, 3]
     assert allocate([1.0, 1.0], [0, 10], 40)[1] == 4
+
+
+def test_divided_slots_share_the_budget_in_quarters():
+    bits = allocate([3.0, 1.0], [1000, 1000], 4000, {0, 1})
+    assert bits == [2.25, 1.75]
+    assert allocate([3.0, 1.0], [1000, 1000], 4000) == [2, 2]
+    assert allocate_by_name({"a": 3.0, "b": 1.0}, {"a": 9, "b": 9}, 2, {}, {"a"}) == {
+        "a": 2.0,
+        "b": 2,
+    }
 
 
 def test_noise():

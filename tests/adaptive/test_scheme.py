@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from gact_graph.adaptive.allocator import WIDTHS
 from gact_graph.adaptive.scheme import Scheme
 from gact_graph.support.rows import Row
 
@@ -15,13 +16,13 @@ def row(slot, numel=1000, bits=2):
 
 
 def test_before_anything_is_measured_the_average_holds():
-    assert Scheme(4, {}).bits_of("a") == 4
-    assert Scheme(2.9, {}).bits_of("a") == 2
-    assert Scheme(1, {}).bits_of("a") == 1
+    assert Scheme(4, {}, 256).bits_of("a") == 4
+    assert Scheme(2.9, {}, 256).bits_of("a") == 2
+    assert Scheme(1, {}, 256).bits_of("a") == 1
 
 
 def test_measured_slots_share_the_budget():
-    scheme = Scheme(3, {})
+    scheme = Scheme(3, {}, 256)
     scheme.see([row("a"), row("b"), row("mask", bits=None)])
     assert scheme.free == ["a", "b"] and not scheme.measured
     scheme.measure({"a": 1.0}, error=0.0, explained=0.0)
@@ -33,7 +34,7 @@ def test_measured_slots_share_the_budget():
 
 
 def test_smaller_measurements_are_smoothed_and_larger_ones_count_at_once():
-    scheme = Scheme(2, {})
+    scheme = Scheme(2, {}, 256)
     scheme.see([row("a")])
     for _ in range(2):
         scheme.measure({"a": 3.0}, error=0.0, explained=0.0)
@@ -45,7 +46,7 @@ def test_smaller_measurements_are_smoothed_and_larger_ones_count_at_once():
 
 
 def test_first_measurements_keep_no_bits_after_the_second():
-    scheme = Scheme(2, {})
+    scheme = Scheme(2, {}, 256)
     scheme.see([row("early"), row("late")])
     scheme.measure({"early": 1.0, "late": 0.01}, error=0.0, explained=0.0)
     scheme.measure({"early": 0.01, "late": 0.1}, error=0.0, explained=0.0)
@@ -54,7 +55,7 @@ def test_first_measurements_keep_no_bits_after_the_second():
 
 
 def test_a_slot_gets_few_bits_only_after_two_measurements():
-    scheme = Scheme(4, {})
+    scheme = Scheme(4, {}, 256)
     scheme.see([row("a"), row("b")])
     scheme.measure({"a": 1.0, "b": 1e-6}, error=0.0, explained=0.0)
     assert [scheme.bits_of(slot) for slot in "ab"] == [5, 3]
@@ -63,7 +64,7 @@ def test_a_slot_gets_few_bits_only_after_two_measurements():
 
 
 def test_an_error_larger_than_the_slots_explain_counts():
-    scheme = Scheme(2, {})
+    scheme = Scheme(2, {}, 256)
     scheme.see([row("a")])
     scheme.measure({"a": 0.9}, error=0.2, explained=0.3)  # 0.9 * S(2) = 0.1
     assert scheme.variance_ratio == pytest.approx(0.1)
@@ -74,7 +75,7 @@ def test_an_error_larger_than_the_slots_explain_counts():
 
 @pytest.mark.parametrize(("sensitivity", "average"), [(1.0, 2), (20.0, 2.5), (1e6, 3)])
 def test_an_error_too_large_gets_bits_on_top_of_the_average(sensitivity, average):
-    scheme = Scheme(2, {})
+    scheme = Scheme(2, {}, 256)
     scheme.see([row("a"), row("b")])
     for _ in range(2):
         scheme.measure({"a": sensitivity, "b": 1e-9}, error=0.5, explained=0.5)
@@ -82,7 +83,7 @@ def test_an_error_too_large_gets_bits_on_top_of_the_average(sensitivity, average
 
 
 def test_pins_hold_and_come_on_top():
-    scheme = Scheme(4, {"*.lin*": 8, "convs.1*": 2})
+    scheme = Scheme(4, {"*.lin*": 8, "convs.1*": 2}, 256)
     assert scheme.bits_of("convs.1/x.linear") == 8  # the first pattern that matches
     scheme.see([row("convs.0/x.linear", bits=8), row("a"), row("b")])
     assert scheme.free == ["a", "b"]
@@ -91,26 +92,40 @@ def test_pins_hold_and_come_on_top():
 
 
 def test_bits_that_an_operation_needs_come_on_top():
-    scheme = Scheme(4, {})
+    scheme = Scheme(4, {}, 256)
     scheme.see([row("sum", bits=16), row("a"), row("b")])
     assert scheme.free == ["a", "b"]
     scheme.measure({"a": 1.0, "b": 1.0}, error=0.0, explained=0.0)
     assert [scheme.bits_of(slot) for slot in ("sum", "a", "b")] == [16, 4, 4]
 
 
+def test_slots_with_widths_by_group_share_the_budget_in_quarters():
+    scheme = Scheme(2, {}, 256)
+    scheme.see([row("a", numel=256_000), row("b", numel=256_000), row("small", numel=1000)])
+    for _ in range(3):  # until few bits are trusted
+        scheme.measure({"a": 0.03, "b": 0.01, "small": 1e-4}, error=0.0, explained=0.0)
+    assert [scheme.bits_of(slot) for slot in "ab"] == [2.25, 1.75]
+    assert scheme.bits_of("small") in WIDTHS
+    state = json.loads(json.dumps(scheme.state_dict()))
+    Scheme.check_state("state", state)
+    other = Scheme(2, {}, 256)
+    other.load_state_dict(state)
+    assert other.state_dict() == scheme.state_dict()
+
+
 def test_state():
-    scheme = Scheme(3, {})
+    scheme = Scheme(3, {}, 256)
     scheme.see([row("a"), row("b"), row("sum", bits=16)])
     scheme.measure({"a": 1.0, "b": 100.0}, error=0.0, explained=0.0)
     state = json.loads(json.dumps(scheme.state_dict()))
-    other = Scheme(3, {})
+    other = Scheme(3, {}, 256)
     other.load_state_dict(state)
     assert other.state_dict() == scheme.state_dict()
     assert [other.bits_of(s) for s in "ab"] == [scheme.bits_of(s) for s in "ab"]
 
 
 def test_a_slot_that_could_not_be_measured_yet_does_not_stop_the_others():
-    scheme = Scheme(2, {})
+    scheme = Scheme(2, {}, 256)
     scheme.see([row("a")])
     scheme.measure({"a": 1.0}, error=0.0, explained=0.0)
     scheme.see([row("b"), row("c")])

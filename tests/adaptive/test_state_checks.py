@@ -66,9 +66,11 @@ def changed(state, path, value):
 SLOT = "1/gelu.input"
 WRONG = [
     (("scheme", "bits", SLOT), 99, ValueError, r"Expected state\['scheme'\]\['bits'\]\['1/gelu"),
-    (("scheme", "bits", SLOT), 0, ValueError, r"to be 1 to 16, or 32 \(got 0\)"),
-    (("scheme", "bits", SLOT), 4.0, TypeError, r"to be an int \(got float\)"),
-    (("scheme", "bits", SLOT), True, TypeError, r"to be an int \(got bool\)"),
+    (("scheme", "bits", SLOT), 0, ValueError, r"to be 1 to 16, or 32, in quarters.* \(got 0\)"),
+    (("scheme", "bits", SLOT), 2.1, ValueError, r"in quarters below 8 \(got 2.1\)"),
+    (("scheme", "bits", SLOT), 8.5, ValueError, r"in quarters below 8 \(got 8.5\)"),
+    (("scheme", "bits", SLOT), True, TypeError, r"to be a number \(got bool\)"),
+    (("scheme", "least", SLOT), 4.0, TypeError, r"to be an int \(got float\)"),
     (("scheme", "bits", 7), 4, TypeError, r"Expected state\['scheme'\]\['bits'\] to have str keys"),
     (("scheme", "bits", "new"), 4, ValueError, r"\['sizes'\] to have each slot .*for 'new'\)"),
     (("scheme", "bits"), [4], TypeError, r"to map names of slots to values \(got list\)"),

@@ -55,7 +55,7 @@ def values(seed, numel=3000):
 
 
 def quantized(seed, numel=3000):
-    return Quantized(pack(values(seed, numel), 4))
+    return Quantized(pack(values(seed, numel), 4), 4)
 
 
 def filled(streams, count, **options):
@@ -77,8 +77,8 @@ class TestMovable:
     @pytest.mark.parametrize(
         "encoded",
         [
-            Quantized(pack(X, 3)),
-            QuantizedWithSign(pack(X, 2), pack_bits(X, "above")),
+            Quantized(pack(X, 3), 3),
+            QuantizedWithSign(pack(X, 2), 2, pack_bits(X, "above")),
             Masked(pack_bits(X > 0), X.numel(), X.dtype, -1.0, 2.0, exact=True),
             Signs(pack_bits(X, "above"), pack_bits(X < 0), X.numel(), X.dtype),
         ],

@@ -166,8 +166,8 @@ def test_the_capacity_on_cuda_is_a_thousandth() -> None:
 def test_a_context_that_moves_takes_them_along() -> None:
     x = _sample(3000, torch.float32, {100: -math.inf, 2999: math.inf})
     for encoded in (
-        Quantized(pack(x, 2)),
-        QuantizedWithSign(pack(x, 2), _OPS.pack_bits(x, 1, 0.0)),
+        Quantized(pack(x, 2), 2),
+        QuantizedWithSign(pack(x, 2), 2, _OPS.pack_bits(x, 1, 0.0)),
     ):
         other = encoded.moved(*(tensor.clone() for tensor in encoded.movable()))
         assert same_bytes(other.decode(), encoded.decode())

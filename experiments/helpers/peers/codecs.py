@@ -32,7 +32,8 @@ class WithoutGraphs(Codec):
             return mask
         if not x.dtype.is_floating_point or request.bits >= 8 * x.element_size():
             return Kept(x, request.slot)
-        return Quantized(pack(x, request.bits, group_size=request.group_size, seed=request.seed))
+        bits = round(request.bits)  # one width for all groups
+        return Quantized(pack(x, bits, group_size=request.group_size, seed=request.seed), bits)
 
 
 class EightBits(Encoded):

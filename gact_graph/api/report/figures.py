@@ -183,7 +183,7 @@ def _areas(report: Report, field: str) -> Iterator[_Area]:
             label = wrap(shorten(row.slot[len(layer.name) :].lstrip("/."), _LABEL), 12)
             hover = f"{wrap(row.slot)}<br>{row.role} [{' x '.join(map(str, row.shape))}]"
             if field == "stored_bytes":
-                hover += f", {row.codec}" + ("" if row.bits is None else f", {row.bits} bits")
+                hover += f", {row.codec}" + ("" if row.bits is None else f", {row.bits:g} bits")
             key = f"layer {layer.name}"
             yield area(f"{key}, {place}", key, label, hover, count, f"--{row.role}")
 

@@ -83,7 +83,7 @@ def _by_slot(report: Report) -> Iterator[Line]:
                 "role": row.role,
                 "codec": row.codec,
                 "sensitivity": "" if row.sensitivity is None else f"{row.sensitivity:.2g}",
-                "bits": "" if row.bits is None else str(row.bits),
+                "bits": "" if row.bits is None else f"{row.bits:g}",
             }
             yield Line(row.slot, cells, level=int(grouped))
     if rows[SHOWN:]:

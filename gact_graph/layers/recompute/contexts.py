@@ -68,7 +68,7 @@ class Waiting:
             flat, layout = span
             bits, group_size, seed = self._coding
             packed = pack(flat, bits, group_size=group_size, seed=seed + len(self._packed))
-            self._packed[identity] = Saved(Context(Quantized(packed)), layout)
+            self._packed[identity] = Saved(Context(Quantized(packed, bits)), layout)
         return self._packed[identity]
 
 
