@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import allocation, overhead, scaling, step_time
+from experiments import allocation, memory, overhead, scaling, step_time
 from experiments.allocators import by_allocator
 from experiments.estimates import budgets, predictions, verdict
 from experiments.forces import COSTS, PHYSICS, by_way
@@ -117,6 +117,7 @@ def tables(results: Path) -> dict[str, Page]:
         add("budgets", _budgets, "estimates.json")
     kinds: dict[str, Callable[[Any], str | Table]] = {
         "peers": _peers,
+        "timeline": lambda content: memory.alive(content["variants"]),
         "generality": lambda content: by_width(content["runs"]),
         "partition": _partition,
         "table3": lambda content: table3(content["rows"]),

@@ -1,0 +1,126 @@
+"""The tensors that are alive at the peak of a step, and what made them."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from experiments.helpers.meters import Meter, Trainee
+from gact_graph.support.storage import is_plain
+
+_SMALL = 1 << 20
+"""Storages below a mebibyte are counted together."""
+
+
+class Made(NamedTuple):
+    """The origin of a storage.
+
+    Attributes:
+        phase: ``forward`` or ``backward``.
+        place: The path of the module in forward, the name of the autograd node in backward.
+        operation: The name of the operator.
+    """
+
+    phase: str
+    place: str
+    operation: str
+
+
+_OTHERS = Made("", "", "smaller tensors")
+
+
+class AtPeak(Meter):
+    """Records the storages that are alive at the peak of the last step.
+
+    Storages from before the first step, such as weights and inputs, do not count.
+    """
+
+    def __init__(self, trainee: Trainee) -> None:
+        super().__init__(trainee)
+        self._mode = _Storages(trainee.model)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        self._mode.peak = 0
+        with self._mode:
+            yield
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the storages by origin, the largest first: ``bytes``, ``count``, and the entries
+        of :class:`Made`."""
+        sizes, counts = Counter[Made](), Counter[Made]()
+        for nbytes, made in self._mode.at_peak:
+            by = made if nbytes >= _SMALL else _OTHERS
+            sizes[by] += nbytes
+            counts[by] += 1
+        return [
+            {"bytes": nbytes, "count": counts[made], **made._asdict()}
+            for made, nbytes in sizes.most_common()
+        ]
+
+
+class _Storages(TorchDispatchMode):
+    """Follows each storage from the operation that makes it until it is freed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.peak = 0
+        self.at_peak: list[tuple[int, Made]] = []
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._alive: dict[int, tuple[int, Made]] = {}
+        self._total = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        before = {storage._cdata for storage in _storages_of((args, kwargs))}
+        for storage in _storages_of(result):
+            if storage._cdata not in before:  # a view
+                self._add(storage, func)
+        if self._total > self.peak:
+            self.peak, self.at_peak = self._total, [*self._alive.values()]
+        return result
+
+    def _add(self, storage: torch.UntypedStorage, func: Any) -> None:
+        key = storage._cdata
+        if key not in self._alive:
+            self._alive[key] = storage.nbytes(), self._made(func)
+            self._total += storage.nbytes()
+            # The Python object of a storage lives as long as the storage.
+            weakref.finalize(storage, self._remove, key)
+
+    def _remove(self, key: int) -> None:
+        self._total -= self._alive.pop(key)[0]
+
+    def _made(self, func: Any) -> Made:
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            return Made("backward", node.name(), str(func))
+        return Made("forward", self._module(), str(func))
+
+    def _module(self) -> str:
+        """Return the path of the innermost module on the stack."""
+        frame = sys._getframe()
+        while frame.f_back is not None:
+            frame = frame.f_back
+            if frame.f_code is nn.Module._call_impl.__code__:
+                name = self._names.get(id(frame.f_locals["self"]))
+                if name:
+                    return name
+        return ""
+
+
+def _storages_of(values: Any) -> Iterator[torch.UntypedStorage]:
+    for value in tree_leaves(values):
+        if isinstance(value, Tensor) and is_plain(value):
+            yield value.untyped_storage()
