@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from torch.autograd import Variable
 
 from gact_graph.codecs.base import Encoded, Saved
 from gact_graph.codecs.codec import Codec, Request
+from gact_graph.codecs.compared import Compared
 from gact_graph.codecs.reads import VALUES, Side, Sign, Values
 from gact_graph.codecs.recipe import Recipe
 
@@ -32,16 +34,16 @@ class Rebuilt(Encoded):
     """A recipe from saved tensors.
 
     Attributes:
-        readers: The number of operations that saved the tensor. An exact tensor stays from the
-            first to the last one that reads it in a backward.
+        readers: The number of operations that saved the tensor. An exact tensor, and one that a
+            product of matrices makes, stays from the first to the last one that reads it in a
+            backward.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._plain = True
         self.readers = 1
-        self._value: Tensor | None = None
-        self._left = 0
+        self._shared = _Shared()
         self.codec = "gather" if recipe.gathers else "rebuild"
         self.exact = recipe.exact
         self.lossy = not recipe.exact
@@ -57,19 +59,29 @@ class Rebuilt(Encoded):
         return self._recipe.nbytes
 
     def decode(self) -> Tensor:
-        # Codes may be read in another width or decoding next time.
+        recipe = self._recipe.plain() if self._plain else self._recipe
         in_backward = torch._C._current_graph_task_id() != -1
-        if self.readers == 1 or not in_backward or not self._recipe.exact:
-            return self._compute(self._recipe.plain() if self._plain else self._recipe)
-        value = self._value
-        if value is None:
-            value = self._value = self._compute(self._recipe)
-            self._left = self.readers
-            Variable._execution_engine.queue_callback(self._release)
-        self._left -= 1
-        if not self._left:
-            self._release()
+        if self.readers == 1 or not in_backward or not self._is_shared():
+            return self._compute(recipe)
+        shared = self._shared
+        value = shared.value
+        if value is None or shared.plain != self._plain:
+            value = self._compute(recipe)
+            if shared.value is None:
+                shared.left = self.readers
+                Variable._execution_engine.queue_callback(shared.release)
+            shared.value, shared.plain = value, self._plain
+        shared.left -= 1
+        if not shared.left:
+            shared.release()
         return value
+
+    def _is_shared(self) -> bool:
+        """Return whether the next decoding in this backward has the same values."""
+        if self.exact:
+            return True
+        # A measuring step reads codes in one of two widths.
+        return self.products > 0 and not any(map(_is_compared, self.sources))
 
     @staticmethod
     def _compute(recipe: Recipe) -> Tensor:
@@ -90,8 +102,28 @@ class Rebuilt(Encoded):
     def min_variance(self) -> Rebuilt:
         return self if self.products else self.decorrelated()
 
-    def _release(self) -> None:
-        self._value = None
+
+@dataclass
+class _Shared:
+    """A rebuilt tensor between the first and the last operation that reads it.
+
+    Attributes:
+        value: The tensor; None outside of that time.
+        plain: Whether it was computed from plain decodings.
+        left: The number of operations that have not read it.
+    """
+
+    value: Tensor | None = None
+    plain: bool = True
+    left: int = 0
+
+    def release(self) -> None:
+        self.value = None
+
+
+def _is_compared(saved: Saved) -> bool:
+    context = saved.context
+    return isinstance(context, Compared) or any(map(_is_compared, context.encoded.sources))
 
 
 class Rebuild(Codec):

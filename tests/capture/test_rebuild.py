@@ -22,6 +22,7 @@ from samples import (  # noqa: F401
     train_step,
 )
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn import (
     DeepGCNLayer,
     GATConv,
@@ -300,6 +301,39 @@ def test_residual_networks_compute_a_few_layers_again_at_most() -> None:
         assert equal(train_step(model, X), train_step(net, X))
         rows = {row.slot: row.codec for row in gact_graph.report(model).contexts}
         assert rows.get("second/linear.input", "rebuild") == codec
+
+
+class _Products(TorchDispatchMode):
+    """Counts products of matrices."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.addmm.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_product_with_several_readers_is_computed_once() -> None:
+    class Scores(nn.Module):
+        def __init__(self, readers: int) -> None:
+            super().__init__()
+            self.first, self.norm = nn.Linear(FEATURES, 64), nn.BatchNorm1d(64)
+            self.second = nn.Linear(64, 64)
+            self.scales = nn.ParameterList(torch.ones(64) for _ in range(readers))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.second(F.relu(self.norm(self.first(x).cumsum(0))))
+            return sum(h * scale for scale in self.scales)
+
+    counts = []
+    for readers in 1, 3:
+        model = gact_graph.wrap(make(lambda readers=readers: Scores(readers)), **TWO_BITS)
+        out = model(X.repeat(50, 1))  # so many rows that codes would take more than the weight
+        with _Products() as products:
+            out.square().sum().backward()
+        assert "rebuild" in {row.codec for row in gact_graph.report(model).contexts}
+        counts.append(products.count)
+    assert counts == [1, 1]
 
 
 def test_an_optimizer_that_steps_between_forward_and_backward() -> None:
