@@ -99,7 +99,7 @@ def tables(results: Path) -> dict[str, Page]:
     add("scores", _scores, "table2/*.json")
     add("rates", _rates, "table2/*.json")
     add("gcnii-amazon", _trainings, "gcnii_amazon.json")
-    add("low-bits", _trainings, "low_bits.json")
+    add("low-bits", _beside_fp32, "low_bits.json")
     add("gradient-variance", _gradient_variance, "sensitivity/*.json")
     add(
         "allocation",
@@ -375,16 +375,49 @@ def _rates(files: Files) -> Table:
     return Table(("", *(variant.label for variant in COMPRESSED), "commit"), rows)
 
 
-def _trainings(content: Row) -> Table:
+def _trainings(content: Row, *more: Column) -> Table:
     """The runs of one file, each entry a row."""
-    spec = (
+    spec: tuple[Column, ...] = (
         ("", "{name}"),
         ("seeds", lambda row: str(len(row["runs"]))),
         ("test accuracy, %", lambda row: summary.percent([r["test_score"] for r in row["runs"]])),
         ("rate", lambda row: summary.factor([run["rate"] for run in row["runs"]])),
+        *more,
         _COMMITS,
     )
     return table(spec, ({"name": name, **entry} for name, entry in content.items()))
+
+
+def _beside_fp32(content: Row) -> Table:
+    """The same, with differences to the run in fp32 of each seed."""
+
+    def less(key: str, text: Callable[[tuple[float, float | None]], str]) -> Column:
+        def cell(row: Row) -> str:
+            name = row["name"].rpartition(", ")[0] + ", fp32"
+            own, stock = (
+                {run["seed"]: run[key] for run in content[of]["runs"] if key in run}
+                for of in (row["name"], name)
+            )
+            if name == row["name"] or not own or not stock:
+                return ""
+            return text(summary.paired_difference(own, stock))
+
+        return _OF_RUNS[key], cell
+
+    def loss(difference: tuple[float, float | None]) -> str:
+        mean, half = difference
+        return f"{mean:+.4f}" if half is None else f"{mean:+.4f} ± {half:.4f}"
+
+    points = less("test_score", summary.signed_percent)
+    return _trainings(content, points, less("first_losses", loss), less("last_losses", loss))
+
+
+# The heads of columns.
+_OF_RUNS = {
+    "test_score": "less fp32's",
+    "first_losses": "loss of the first 20 epochs, less fp32's",
+    "last_losses": "of the last 20",
+}
 
 
 def _paper_scores() -> str:
