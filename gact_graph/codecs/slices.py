@@ -86,6 +86,8 @@ class QuantizeBySlice(Codec):
         deviation = _root_mean_square(centered, dims).bfloat16()
         scaled = centered.div_(deviation.masked_fill(deviation == 0, 1))
         packed, bits = packed_of(scaled, bits, request)
+        if packed.groups is not None:
+            return None  # a slice with NaN or Inf has no statistics, and would decode to NaN
         weight = packed.min_variance_weight(scaled)
         return QuantizedBySlice(packed, bits, mean, deviation, rows.shape, x.dtype, weight)
 
