@@ -84,6 +84,14 @@ def test_training_comes_first(tmp_path: Path) -> None:
     assert rows[1]["variance"] > 1.5 * rows[0]["variance"]
 
 
+def test_after_training_with_adaptive_bits(tmp_path: Path) -> None:
+    flags = ("--total", "--adaptive", "--model", "gcn", "--hidden", "16", "--draws", "4")
+    found = measure(tmp_path, *flags, "--epochs", "5", "--bits", "2,8")["rows"]
+    assert [row["bits"] for row in found] == [2, 8]
+    assert 0 < found[1]["variance"] < 0.1 * found[0]["variance"]
+    assert found[0]["saved_bytes"] < found[1]["saved_bytes"]
+
+
 def test_averages(tmp_path: Path) -> None:
     found = measure(tmp_path, "--averaged", "3", "--hidden", "8", "--layers", "2", "--bits", "2,4")
     assert [row["bits"] for row in found["rows"]] == [2, 4]
@@ -94,6 +102,7 @@ def test_averages(tmp_path: Path) -> None:
     ("flags", "message"),
     [
         (("--norm", "BatchNorm"), "Expected --norm, --act and --dropout with pyg-gcn"),
+        (("--adaptive", "--averaged", "3"), "Expected --total with --adaptive (got no --total)"),
         (("--variants", "L1,exact"), "Expected --variants with --total (got L1, exact)"),
     ],
 )
