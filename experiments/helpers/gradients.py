@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,31 +33,43 @@ def trained(case: Case, graph: Graph, epochs: int) -> tuple[State, Tensor]:
 
 def total(case: Case, graph: Graph, state: State, exact: Tensor, draws: int) -> dict[str, float]:
     """Return the saved bytes, and the moments of all noise together, relative to ``exact``."""
-    before = registered()
-    try:
+    with _registry_restored():
         trainee = _start(case, graph)
         trainee.model.load_state_dict(state)
-        noisy = moments(_gradients(trainee), draws, exact)
-        return {"saved_bytes": trainee.saved_bytes(), "variance": noisy.variance, **bias_in(noisy)}
-    finally:
-        for codec in {*registered()} - {*before}:  # a peer's
-            unregister(codec)
+        return _found(trainee, moments(_gradients(trainee), draws, exact))
 
 
 def adapted(case: Case, graph: Graph, epochs: int, draws: int) -> dict[str, float]:
-    """Return the same after some epochs of training with adaptive bits, with the bits and the
-    weights of rows that these epochs have left."""
-    trainee = _start(dataclasses.replace(case, adaptive=True), graph)
-    train(trainee, epochs, MODELS[case.model].lr)
-    stock = _start(dataclasses.replace(case, strategy="stock"), graph)
-    stock.model.load_state_dict(plain(trainee.model).state_dict())
-    state, gradients = copy.deepcopy(trainee.model.state_dict()), _gradients(trainee)
+    """Return the saved bytes, and the moments of all noise after training with adaptive bits.
 
-    def draw(number: int) -> Tensor:
-        trainee.model.load_state_dict(state)  # so that no draw measures
-        return gradients(number)
+    The bits and the weights of rows are those of the last measurement in these epochs.
+    """
+    with _registry_restored():
+        trainee = _start(dataclasses.replace(case, adaptive=True), graph)
+        train(trainee, epochs, MODELS[case.model].lr)
+        stock = _start(dataclasses.replace(case, strategy="stock"), graph)
+        stock.model.load_state_dict(plain(trainee.model).state_dict())
+        state, gradients = copy.deepcopy(trainee.model.state_dict()), _gradients(trainee)
 
-    noisy = moments(draw, draws, _gradients(stock)(0))
+        def draw(number: int) -> Tensor:
+            trainee.model.load_state_dict(state)  # so that no draw measures
+            return gradients(number)
+
+        return _found(trainee, moments(draw, draws, _gradients(stock)(0)))
+
+
+@contextmanager
+def _registry_restored() -> Iterator[None]:
+    """Unregister the codecs of a peer in the end."""
+    before = registered()
+    try:
+        yield
+    finally:
+        for codec in {*registered()} - {*before}:
+            unregister(codec)
+
+
+def _found(trainee: Trainee, noisy: Moments) -> dict[str, float]:
     return {"saved_bytes": trainee.saved_bytes(), "variance": noisy.variance, **bias_in(noisy)}
 
 

@@ -56,7 +56,7 @@ class Scheme:
         self._sizes: dict[str, int] = {}
         self._sensitivities: dict[str, float] = {}
         self._bits: dict[str, float] = {}
-        self._least: dict[str, float] = {}
+        self._least: dict[str, int] = {}
         self._times: dict[str, int] = {}
         self._excess = 1.0
         self.gradient_error: float | None = None
@@ -84,7 +84,7 @@ class Scheme:
                 self._sizes[row.slot] = row.numel
                 # An operation may require more bits than its slot has.
                 if row.bits > self.bits_of(row.slot):
-                    self._least[row.slot] = row.bits
+                    self._least[row.slot] = math.ceil(row.bits)
 
     @property
     def free(self) -> list[str]:

@@ -59,18 +59,16 @@ class Rebuilt(Encoded):
         return self._recipe.nbytes
 
     def decode(self) -> Tensor:
-        recipe = self._recipe.plain() if self._plain else self._recipe
         in_backward = torch._C._current_graph_task_id() != -1
         if self.readers == 1 or not in_backward or not self._is_shared():
-            return self._compute(recipe)
+            return self._compute()
         shared = self._shared
+        if shared.value is None:
+            shared.left = self.readers
+            Variable._execution_engine.queue_callback(shared.release)
+        if shared.value is None or shared.plain != self._plain:
+            shared.value, shared.plain = self._compute(), self._plain
         value = shared.value
-        if value is None or shared.plain != self._plain:
-            value = self._compute(recipe)
-            if shared.value is None:
-                shared.left = self.readers
-                Variable._execution_engine.queue_callback(shared.release)
-            shared.value, shared.plain = value, self._plain
         shared.left -= 1
         if not shared.left:
             shared.release()
@@ -83,8 +81,8 @@ class Rebuilt(Encoded):
         # A measuring step reads codes in one of two widths.
         return self.products > 0 and not any(map(_is_compared, self.sources))
 
-    @staticmethod
-    def _compute(recipe: Recipe) -> Tensor:
+    def _compute(self) -> Tensor:
+        recipe = self._recipe.plain() if self._plain else self._recipe
         # Forward ran without autocast, but backward may run inside.
         active = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
         with ExitStack() as stack:

@@ -113,6 +113,15 @@ def test_slots_with_widths_by_group_share_the_budget_in_quarters():
     assert other.state_dict() == scheme.state_dict()
 
 
+def test_a_least_width_is_a_whole_number():
+    """A backward inside a forward may allocate bits that the forward does not have yet."""
+    scheme = Scheme(2, {}, 256)
+    scheme.see([row("a", bits=2.25)])
+    state = json.loads(json.dumps(scheme.state_dict()))
+    Scheme.check_state("state", state)
+    assert scheme.bits_of("a") == 2 and state["least"] == {"a": 3}
+
+
 def test_state():
     scheme = Scheme(3, {}, 256)
     scheme.see([row("a"), row("b"), row("sum", bits=16)])

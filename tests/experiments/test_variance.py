@@ -90,6 +90,9 @@ def test_after_training_with_adaptive_bits(tmp_path: Path) -> None:
     assert [row["bits"] for row in found] == [2, 8]
     assert 0 < found[1]["variance"] < 0.1 * found[0]["variance"]
     assert found[0]["saved_bytes"] < found[1]["saved_bytes"]
+    before = registered()
+    [row] = measure(tmp_path / "peer", *flags, "--epochs", "2", "--variants", "gact")["rows"]
+    assert row["variance"] > 0 and registered() == before
 
 
 def test_averages(tmp_path: Path) -> None:
