@@ -19,6 +19,7 @@ from gact_graph.capture import recipes
 from gact_graph.capture.cache import ContextCache
 from gact_graph.capture.config import Config
 from gact_graph.capture.derivatives import pointwise
+from gact_graph.capture.dropout import dropout
 from gact_graph.capture.elements import Elements, elements_of
 from gact_graph.capture.joint_masks import JointMasks
 from gact_graph.capture.ledger import Ledger, Sizes
@@ -304,7 +305,8 @@ class Session:
         self._look_for_leaf(call.args)
         if self._restore_point is not None and self._model is not None and call.name == "backward":
             self._restore_point.add_gradients(self._model)
-        return self._replacement(call) if self._quantize else None
+        replacement = self._replacement(call) if self._quantize else None
+        return dropout(call) if replacement is None else replacement
 
     def _replacement(self, call: Call) -> Callable[[], Any] | None:
         """Return a function to run in place of an operation whose argument is harmed by noise."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gact_graph.ops import cpu
 from gact_graph.ops.reference import attention as attention_reference
+from gact_graph.ops.reference import bernoulli as bernoulli_reference
 from gact_graph.ops.reference import bitmask as bitmask_reference
 from gact_graph.ops.reference import dot_attention as dot_reference
 from gact_graph.ops.reference import leaky_attention as leaky_reference
@@ -126,6 +127,7 @@ def _calls() -> dict[str, tuple[Any, ...]]:
         ),
         "dot_attention_backward": (_normal(50, 2), weight, weight_places, starts, 0.5),
         "drop_weights": (_normal(50, 2), 0.5, 7),
+        "draw_bits": (seeded(1).get_state(), words.clone(), 601, 0.3),
     }
 
 
@@ -153,7 +155,8 @@ def _others(value: Any) -> list[Any]:
             other += [value[:, :0], value[:, :-1].contiguous(), value.new_empty(0, 0)]
         if value.dtype == torch.uint8:
             other += [torch.full_like(value, number) for number in (0, 1, 16, 17, 255)]
-            other += [value.flip(0), None]
+            other.append(value.flip(0))
+            other += [None] if len(value) == 3 else []  # widths may be None
         if value.dtype == torch.int64:
             numbers = (-1, 12, 2**31, 2**32 + 3, INT_MAX, -(2**63))
             for number, place in itertools.product(numbers, (0, -1, len(value) // 2)):
@@ -174,8 +177,10 @@ def _others(value: Any) -> list[Any]:
 def _backends() -> dict[str, Any]:
     class Reference:
         def __getattr__(self, name: str) -> Any:
-            attentions = attention_reference, leaky_reference, dot_reference
-            modules = reference, bitmask_reference, weighted_reference, *attentions
+            modules = (
+                *(reference, bitmask_reference, bernoulli_reference, weighted_reference),
+                *(attention_reference, leaky_reference, dot_reference),
+            )
             return next(getattr(m, name) for m in modules if hasattr(m, name))
 
     assert cpu.load() is not None

@@ -1,0 +1,112 @@
+"""Dropout of a wrapped model: the results, gradients and random numbers of stock PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from samples import seeded
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gact_graph
+from gact_graph.ops.bernoulli import draws_as_torch
+
+
+class _Operators(TorchDispatchMode):
+    """Record the names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+class _Net(nn.Module):
+    def __init__(self, dropout: Callable[[Tensor], Tensor], before: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 48), nn.Linear(48, 7)
+        self.dropout, self.before = dropout, before
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.dropout(self.before(self.first(x))))
+
+
+_SAME = {
+    "function": lambda x: F.dropout(x, 0.3),
+    "keywords": lambda x: F.dropout(input=x, training=True, p=0.6),
+    "in place": lambda x: F.dropout(x, 0.4, True, True),
+    "in place by keyword": lambda x: F.dropout(x, 0.4, inplace=True),
+    "module": nn.Dropout(0.5),
+    "torch.dropout": lambda x: torch.dropout(x, 0.2, True),
+    "bfloat16": lambda x: F.dropout(x.bfloat16(), 0.3).float(),
+    "double": lambda x: F.dropout(x.double(), 0.3).float(),
+}
+_AS_BEFORE = {
+    "few elements": lambda x: F.dropout(x[:40], 0.3),
+    "transposed": lambda x: F.dropout(x.t(), 0.3).t(),
+    "p of 0": lambda x: F.dropout(x, 0.0),
+    "p of 1": lambda x: F.dropout(x, 1.0),
+    "evaluation": lambda x: F.dropout(x, 0.5, training=False),
+    "alpha dropout": lambda x: F.alpha_dropout(x, 0.3),
+}
+
+
+def _step(net: _Net, x: Tensor) -> list[Tensor]:
+    torch.manual_seed(3)
+    out = net(x)
+    state = torch.get_rng_state()
+    out.square().sum().backward()
+    gradients = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+    net.zero_grad()
+    return [out.detach(), state, *gradients]
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [
+        (name, before)
+        for name in (*_SAME, *_AS_BEFORE)
+        for before in (torch.relu, torch.tanh, torch.neg)
+        # Backward of the others needs their results unchanged.
+        if before is torch.neg or not name.startswith("in place")
+    ],
+)
+def test_equals_stock(name: str, before: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    net = _Net((_SAME | _AS_BEFORE)[name], before)
+    x = torch.randn(200, 32, generator=seeded(1))
+    expected = _step(net, x)
+    gact_graph.wrap(net, level="lossless", min_bytes=0)
+    with _Operators() as operators:
+        actual = _step(net, x)
+    assert all(map(torch.equal, actual, expected))
+    drawn = "gact_graph::draw_bits" in operators.names
+    assert drawn == (name in _SAME and draws_as_torch())
+
+
+def test_mask_is_one_bit_for_each_element() -> None:
+    net = _Net(nn.Dropout(0.5), torch.tanh)
+    gact_graph.wrap(net, bits=4, min_bytes=0)
+    net(torch.randn(1_000, 32, generator=seeded(1))).sum().backward()
+    masks = [row for row in gact_graph.report(net).contexts if "dropout" in row.slot]
+    assert [row.stored_bytes for row in masks] == [1_000 * 48 // 8]
+
+
+def test_second_derivatives() -> None:
+    net = _Net(lambda x: F.dropout(x, 0.3), torch.tanh)
+    found = []
+    for wrapped in (False, True):
+        if wrapped:
+            gact_graph.wrap(net, level="lossless", min_bytes=0)
+        torch.manual_seed(3)
+        x = torch.randn(200, 32, generator=seeded(1), requires_grad=True)
+        (gradient,) = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)
+        found.append([gradient, *torch.autograd.grad(gradient.square().sum(), net.parameters())])
+    assert all(map(torch.equal, *found))
