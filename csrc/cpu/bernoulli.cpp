@@ -109,7 +109,8 @@ inline uint64_t below(const uint32_t* drawn, uint64_t bound) {
   }
 #else
   for (int i = 0; i < kTile; ++i) {
-    const uint64_t number = (static_cast<uint64_t>(drawn[2 * i]) << 32 | drawn[2 * i + 1]) & kNumber;
+    const uint64_t number =
+        (static_cast<uint64_t>(drawn[2 * i]) << 32 | drawn[2 * i + 1]) & kNumber;
     result |= static_cast<uint64_t>(number < bound) << i;
   }
 #endif
