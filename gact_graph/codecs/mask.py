@@ -99,8 +99,10 @@ def _of_two_values(request: Request) -> Masked | None:
         return None
     if on_cpu and len({*x[:: -(-x.numel() // 8)].tolist()}) > 2:  # eight are mostly enough
         return None
-    if len({*spread_of(x, 64).tolist()}) > 2:
+    values = sorted({*spread_of(x, 64).tolist()})
+    if len(values) > 2:
         return None
-    low, high = torch.stack(x.aminmax()).tolist()  # waits for the device once
+    # Waits for the device once more where the others are equal.
+    low, high = values if len(values) == 2 else torch.stack(x.aminmax()).tolist()
     words, matched = pack_pair(x, low, high)
     return Masked(words, x.numel(), x.dtype, low, high, exact=True) if matched else None
