@@ -1,25 +1,33 @@
-"""Dropout on a CPU, whose draws take PyTorch most of the time of the operation."""
+"""Dropout on a CPU: noise that is drawn in a fraction of the time, and exists as bits alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gact_graph.capture.nodes import saved_as
 from gact_graph.capture.trace import Call
-from gact_graph.ops.bernoulli import dropout_noise
+from gact_graph.codecs import Saved
+from gact_graph.ops.bernoulli import DropoutNoise, dropout_noise
 from gact_graph.support.storage import is_plain
 
 _LEAST = 1 << 12
 """The least number of elements: fewer are drawn sooner than the generator's state is copied."""
 
 
-def dropout(call: Call) -> Callable[[], Tensor] | None:
+def dropout(call: Call, saves_noise: bool) -> Callable[[], Tensor] | None:
     """Return a function to run in place of a dropout on a CPU; None for another operation.
 
-    The result, the autograd node, the tensor that it saves and the generator's state are PyTorch's.
+    The result, its gradient and the generator's state are PyTorch's.
+
+    Args:
+        call: The operation.
+        saves_noise: Whether the noise that the operation saves is that of :attr:`Call.noise`, so
+            that a placeholder on the meta device can stand for it.
     """
     if call.func is not F.dropout and call.func is not torch.dropout:
         return None
@@ -36,6 +44,33 @@ def dropout(call: Call) -> Callable[[], Tensor] | None:
         if noise is None:
             result: Tensor = call.func(*call.args, **call.kwargs)
             return result
-        return x.mul_(noise) if call.argument(3, "inplace") else x * noise
+        if saves_noise and not call.argument(3, "inplace"):
+            call.noise = noise
+            result = _Dropout.apply(x, noise)
+            return result
+        factor = noise.tensor(x.shape, x.dtype)
+        return x.mul_(factor) if call.argument(3, "inplace") else x * factor
 
     return run
+
+
+def noise_of(result: Tensor) -> Saved | None:
+    """Return the saved noise of which a tensor is the product with another; None for no product."""
+    return saved_as(result, "Mul", "other") or saved_as(result, "Dropout", "other")
+
+
+class _Dropout(torch.autograd.Function):
+    """The product with noise, of which no more than the bits exist outside of backward."""
+
+    differentiates = "dropout", ("other",)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, noise: DropoutNoise) -> Tensor:
+        ctx.save_for_backward(torch.empty(x.shape, dtype=x.dtype, device="meta"))
+        return noise.tensor(x.shape, x.dtype).mul_(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (noise,) = ctx.saved_tensors
+        # New memory, unless the product is differentiated again.
+        return gradient * noise if torch.is_grad_enabled() else noise.mul_(gradient), None

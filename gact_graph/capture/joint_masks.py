@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._C._autograd import _get_sequence_nr
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from gact_graph.capture.dropout import noise_of
 from gact_graph.capture.nodes import saved_as
 from gact_graph.capture.trace import Call
 from gact_graph.codecs import Saved
@@ -47,7 +48,7 @@ class JointMasks:
         x = call.argument(0, "input", "self")
         if call.name != "dropout" or not isinstance(result, Tensor) or not isinstance(x, Tensor):
             return
-        side, noise = saved_as(x, "Relu", "result"), saved_as(result, "Mul", "other")
+        side, noise = saved_as(x, "Relu", "result"), noise_of(result)
         if side is None or noise is None or x._backward_hooks or x.retains_grad:
             return
         first, second = x.grad_fn, result.grad_fn

@@ -68,10 +68,18 @@ def saved_as(result: Tensor, operation: str, name: str) -> Saved | None:
         operation: The kind of the node, without ``Backward0``.
         name: The name.
     """
-    node = result.grad_fn
-    if node is None or node.name().partition("Backward")[0] != operation:
+    node: Any = result.grad_fn
+    if node is None:
         return None
-    saved = getattr(getattr(node, _RAW + name, None), "data", None)
+    function, tensors = _names(node.__class__, node.name())[::2]
+    if function != _snake(operation):
+        return None
+    raw = (
+        node._raw_saved_tensors[tensors.index(name)]
+        if tensors
+        else getattr(node, _RAW + name, None)
+    )
+    saved = getattr(raw, "data", None)
     return saved if type(saved) is Saved else None
 
 

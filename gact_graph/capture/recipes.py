@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gact_graph.capture.derivatives import BOUNDED, UNBOUNDED, is_opaque
+from gact_graph.capture.dropout import noise_of
 from gact_graph.capture.nodes import saved_as
 from gact_graph.capture.trace import Call
 from gact_graph.codecs.base import Saved
@@ -398,7 +399,7 @@ def _dropout(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
     operand = recipes.operand(call.argument(0, "input", "self"), result)
     if operand is None or not _is_differentiated(call, result):
         return None
-    noise = saved_as(result, "Mul", "other")
+    noise = noise_of(result)
     if noise is not None:
         return Recipe(_product, (operand, Leaf(noise, may_change=False)), _at_most_one)
     mask = saved_as(result, "NativeDropout", "result1")

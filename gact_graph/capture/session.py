@@ -33,11 +33,13 @@ from gact_graph.capture.variance import POSITION as VARIANCE_POSITION
 from gact_graph.capture.variance import Variance, variance_of
 from gact_graph.codecs import Context, Encoded, Kept, Request, Saved, encode
 from gact_graph.codecs.compared import Widths, in_two_widths
+from gact_graph.codecs.mask import Masked
 from gact_graph.codecs.offload.swap import Swap
 from gact_graph.codecs.reads import EXACT, VALUES, Side
 from gact_graph.codecs.rebuild import Rebuilt
 from gact_graph.codecs.recipe import Recipe
 from gact_graph.layers.recompute.contexts import BITS
+from gact_graph.ops.bernoulli import DropoutNoise
 from gact_graph.support import current
 from gact_graph.support.exact import ExactSlots, Reading, RestorePoint, needs_a_gradient
 from gact_graph.support.memory.policy import memory_policy
@@ -306,7 +308,10 @@ class Session:
         if self._restore_point is not None and self._model is not None and call.name == "backward":
             self._restore_point.add_gradients(self._model)
         replacement = self._replacement(call) if self._quantize else None
-        return dropout(call) if replacement is None else replacement
+        if replacement is not None or not self._config.exact:
+            return replacement
+        # Inside a checkpoint other hooks pack.
+        return dropout(call, saves_noise=current.packs_with(self.pack))
 
     def _replacement(self, call: Call) -> Callable[[], Any] | None:
         """Return a function to run in place of an operation whose argument is harmed by noise."""
@@ -414,7 +419,8 @@ class Session:
             return Saved(context)
         save.reads = reads_of(save.call, position, save.tensor, attribute)
         save.by_autograd = position not in save.call.extra_saved
-        return self._save(save)
+        noise = save.call.noise
+        return self._save(save) if noise is None else self._save_noise(save, noise)
 
     def _save(self, save: Save) -> Saved:
         """Save a dense tensor with a name: in a cached context of its elements, or a new one."""
@@ -487,6 +493,18 @@ class Session:
             context.gather()
         entry = self._ledger.add(save, context, elements, is_shared=shared is not None)
         self._cache.add(elements, save.reads, context, entry)
+        return Saved(context, elements.layout, save.slot)
+
+    def _save_noise(self, save: Save, noise: DropoutNoise) -> Saved:
+        """Save the bits of a dropout's noise, for which the tensor is a placeholder."""
+        elements = elements_of(save.tensor, whole_storage=False)
+        assert elements is not None
+        like = elements.flat.numel(), elements.flat.dtype
+        context = Context(Masked(noise.words, *like, 0.0, noise.scale, exact=True))
+        self._watch(context, save.slot, lossy=False)
+        if self._swap is not None:
+            context.move(self._swap.leave)
+        self._ledger.add(save, context, elements)
         return Saved(context, elements.layout, save.slot)
 
     def _row_weights_of(self, save: Save) -> Tensor | None:

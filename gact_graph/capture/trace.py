@@ -33,6 +33,7 @@ from gact_graph.capture.call_site import call_site
 from gact_graph.capture.nodes import Attribute
 from gact_graph.codecs import Saved
 from gact_graph.codecs.reads import EXACT, Reads
+from gact_graph.ops.bernoulli import DropoutNoise
 from gact_graph.support.storage import is_plain, storage_id
 
 SAVED = "saved"
@@ -77,6 +78,7 @@ class Call:
         tensors: Tensors that it saves under its own names, which no autograd node knows.
         extra_saved: The names of those that stock autograd would not save.
         gathered: The names of those of which messages gather rows.
+        noise: The noise of a dropout, of which it saves a placeholder.
     """
 
     # Defaults on the class: most operations save nothing, and set none of these.
@@ -90,6 +92,7 @@ class Call:
     tensors: Mapping[str, Tensor] = {}
     extra_saved: Collection[str] = ()
     gathered: Collection[str] = ()
+    noise: DropoutNoise | None = None
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
         self.func = func

@@ -60,7 +60,9 @@ class QuantizedBySlice(Quantized):
         # Normalized slices have mean 0, so gradients that backward passes on sum to 0 in each slice
         # and large means of earlier tensors cancel. So does the noise without its mean.
         deviation, count = self.deviation.float(), x.numel() // self.mean.numel()
-        shift = torch.addcmul(self.mean, x.sum_to_size(self.mean.shape), deviation, value=-1 / count)
+        shift = torch.addcmul(
+            self.mean, x.sum_to_size(self.mean.shape), deviation, value=-1 / count
+        )
         return torch.addcmul(shift, x, deviation, out=x).view(-1).to(self.dtype)
 
     def min_variance(self) -> Encoded:

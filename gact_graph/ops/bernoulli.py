@@ -6,6 +6,9 @@ generator, in vectors, and leaves the generator in the same state.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -22,17 +25,34 @@ _TRIAL = 1_001
 """Draws that are compared with PyTorch's: they begin a second state, and end in an odd word."""
 
 
-def dropout_noise(x: Tensor, p: float) -> Tensor | None:
-    """Return the noise by which dropout multiplies a tensor: 0, or 1 / (1 - p).
+class DropoutNoise(NamedTuple):
+    """The noise by which dropout multiplies a tensor.
+
+    Args:
+        words: Which elements remain [ceil(numel / 64)], int64, as of
+            :mod:`gact_graph.ops.bitmask`.
+        scale: The factor of elements that remain, 1 / (1 - p).
+    """
+
+    words: Tensor
+    scale: float
+
+    def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return the noise as a tensor, new and contiguous."""
+        return unpack_bits(self.words, shape, 0.0, self.scale, dtype)
+
+
+def dropout_noise(x: Tensor, p: float) -> DropoutNoise | None:
+    """Draw the noise of a dropout.
 
     Args:
         x: A contiguous floating-point tensor on the CPU.
         p: The probability of 0, above 0 and below 1.
 
     Returns:
-        A tensor like ``x``, equal to ``torch.empty_like(x).bernoulli_(1 - p).div_(1 - p)``. None,
-        without a draw, if there is no kernel that draws as PyTorch does: PyTorch with MKL has
-        another generator on processors of Intel.
+        The noise, equal to ``torch.empty_like(x).bernoulli_(1 - p).div_(1 - p)``. None, without a
+        draw, if there is no kernel that draws as PyTorch does: PyTorch with MKL has another
+        generator on processors of Intel.
     """
     if not draws_as_torch():
         return None
@@ -40,8 +60,8 @@ def dropout_noise(x: Tensor, p: float) -> Tensor | None:
     words = torch.empty(-(-x.numel() // TILE), dtype=torch.int64, device="cpu")
     _draw_bits(state, words, x.numel(), 1 - p)
     torch.set_rng_state(state)
-    kept = torch.ones((), dtype=x.dtype, device="cpu").div_(1 - p).item()
-    return unpack_bits(words, x.shape, 0.0, kept, x.dtype)
+    scale = torch.ones((), dtype=x.dtype, device="cpu").div_(1 - p).item()
+    return DropoutNoise(words, scale)
 
 
 @once

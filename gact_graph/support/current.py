@@ -177,6 +177,12 @@ def are_innermost() -> bool:
     return hooks is None or hooks[1] is unpack
 
 
+def packs_with(pack: Callable[[Tensor], Any]) -> bool:
+    """Return whether the innermost saved-tensor hooks, if any are set, pack with this function."""
+    hooks = _innermost_hooks()
+    return hooks is not None and hooks[0] == pack
+
+
 def _innermost_hooks() -> Any:
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
 

@@ -10,9 +10,12 @@ import torch
 import torch.nn.functional as F
 from samples import seeded
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import gact_graph
+from gact_graph.ops.allocations import watching_allocations
 from gact_graph.ops.bernoulli import draws_as_torch
 
 
@@ -97,6 +100,45 @@ def test_mask_is_one_bit_for_each_element() -> None:
     net(torch.randn(1_000, 32, generator=seeded(1))).sum().backward()
     masks = [row for row in gact_graph.report(net).contexts if "dropout" in row.slot]
     assert [row.stored_bytes for row in masks] == [1_000 * 48 // 8]
+
+
+def test_no_tensor_of_noise_exists() -> None:
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(1_000, 1))
+    gact_graph.wrap(net, level="lossless", min_bytes=0)
+    x = torch.randn(1_000, 1_000, generator=seeded(1)).requires_grad_()
+    net(x)
+    with watching_allocations() as peak:
+        assert peak is not None
+        net(x)
+        forward = peak()
+    assert forward < 1.2 * x.nbytes  # the result of dropout, and a bit for each element
+
+
+def _on_cpu(x: Tensor) -> Tensor:
+    with save_on_cpu():
+        return F.dropout(x, 0.4)
+
+
+@pytest.mark.parametrize(
+    "dropout",
+    [
+        lambda x: checkpoint(F.dropout, x, 0.4, use_reentrant=False),
+        lambda x: checkpoint(F.dropout, x, 0.4, use_reentrant=True),
+        _on_cpu,
+    ],
+    ids=["checkpoint", "reentrant checkpoint", "save_on_cpu"],
+)
+@pytest.mark.parametrize("level", ["L0", "lossless", "L2", "CB2"])
+def test_under_hooks_of_others(level: str, dropout: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    net = _Net(dropout, torch.tanh)
+    x = torch.randn(200, 32, generator=seeded(1))
+    out, state, *gradients = _step(net, x)
+    gact_graph.wrap(net, level=level, bits=32, min_bytes=0)
+    again = _step(net, x)
+    assert torch.equal(again[0], out)
+    assert torch.equal(again[1], state)
+    assert all(map(torch.allclose, again[2:], gradients))
 
 
 def test_second_derivatives() -> None:
