@@ -32,7 +32,7 @@ from datasets import load
 from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.errors import UsageError
-from experiments.helpers.gradients import State, adapted, bias_in, bias_of, total, trained
+from experiments.helpers.gradients import State, adapted, bias_of, total, trained
 from experiments.helpers.levels import LEVELS_BY_NAME
 from experiments.helpers.noise import Draws, Probe, moments
 from experiments.helpers.plot import plot_agreement, require_matplotlib
@@ -67,8 +67,8 @@ def singles(
         alone = Probe(_wrapped(case, task, pin, state), task)
         predicted = sum(sweep[slot] for sweep in sweeps) / _SWEEPS * noise(width)
         noisy = moments(alone.gradient, draws, exact)
-        row = {"slot": slot, "bits": width, "predicted": predicted, "true": noisy.variance}
-        slots.append(row | bias_in(noisy))
+        row = {"slot": slot, "bits": width, "predicted": predicted, "true": noisy.pop("variance")}
+        slots.append(row | noisy)
     return slots
 
 
