@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import gact_graph
 from experiments.helpers import command
 from experiments.helpers.levels import Level
-from experiments.helpers.meters import Meter, Trainee, train
+from experiments.helpers.meters import Trainee, train
 from experiments.helpers.process import call
 from experiments.helpers.tables import Column, table
 from experiments.helpers.train import cost_of_measuring, seed_everything
@@ -118,19 +118,6 @@ def measure(
     }
 
 
-class _Passes(Meter):
-    """The number of measurements after each step."""
-
-    def __init__(self, trainee: Trainee) -> None:
-        super().__init__(trainee)
-        self.after: list[int] = []
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        yield
-        self.after.append(gact_graph.report(self.trainee.model).measurements)
-
-
 def _train(model: nn.Module, small: Small, steps: int, seed: int) -> dict[str, Any]:
     seeds = iter(range(steps * seed, steps * (seed + 1)))
 
@@ -138,9 +125,15 @@ def _train(model: nn.Module, small: Small, steps: int, seed: int) -> dict[str, A
         seed_everything(next(seeds))
         return small.loss(model)
 
-    passes = _Passes(Trainee(model, loss))
-    taken = train(passes.trainee, steps, small.lr, [passes])
-    return {"loss": taken.losses, **cost_of_measuring(taken.process_seconds, passes.after)}
+    passes: list[int] = []
+
+    @contextmanager
+    def counted() -> Iterator[None]:
+        yield
+        passes.append(gact_graph.report(model).measurements)
+
+    taken = train(Trainee(model, loss), steps, small.lr, [counted])
+    return {"loss": taken.losses, **cost_of_measuring(taken.process_seconds, passes)}
 
 
 def _standard_error(values: Sequence[float]) -> float:

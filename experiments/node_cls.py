@@ -9,6 +9,7 @@ on a part of the graph each; the first one writes and prints.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from datasets import load
 from experiments.helpers import command
@@ -23,7 +24,7 @@ from experiments.helpers.ranks import process_group, world_size
 from experiments.helpers.recipes import MODELS, recipe_for
 from experiments.helpers.report import FILE_NAME
 from experiments.helpers.sampling import PARTITIONS, SAMPLERS
-from experiments.helpers.summary import Results, dataset_name, notes, table, title
+from experiments.helpers.summary import dataset_name, notes, table, title
 from experiments.helpers.train import Setup
 from experiments.helpers.values import (
     FP32_BITS,
@@ -84,7 +85,7 @@ def _compare(args: command.Args) -> None:
     if args.bits is not None:
         args.say(f"--compare runs widths of its own: --bits {args.bits} is not used.")
     base = _job(args)
-    results: dict[str, Results] = {}
+    results: dict[str, dict[str, Any]] = {}
     report = None
     for variant in VARIANTS:
         setup = variant.of(base.setup)
@@ -168,12 +169,12 @@ def main(args: command.Args) -> None:
             _compare(args)
             return
         results, report = run(_job(args), args.console)
-        args.show(title(results.config), table(results))
+        args.show(title(results["config"]), table(results))
         if report is None:
             args.say("Nothing was trained now; where the memory went is in report.md.")
         else:
             args.console.print(report)
-        for note in notes(results.config):
+        for note in notes(results["config"]):
             args.say(note)
 
 

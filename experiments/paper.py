@@ -90,10 +90,10 @@ def _study(args: command.Args, graph: str, dataset: str, model: str) -> dict[str
         setup = variant.of(Setup(model, recipe, 4, "L1"))
         out = args.out / f"{graph}-{model}" / variant.name
         results, _ = run(Job(setup, dataset, loaded, task, args.seeds, out), args.console)
-        config = config or results.config
+        config = config or results["config"]
         runs[variant.name] = [
             {key: record[key] for key in _RECORDED}
-            for record in results.runs
+            for record in results["runs"]
             if record["seed"] in args.seeds
         ]
     shown = {key: value for key, value in config.items() if key not in _VARIED}

@@ -16,7 +16,6 @@ from experiments.helpers.kept import Kept
 from experiments.helpers.origin import current_versions
 from experiments.helpers.ranks import of_first, world_size
 from experiments.helpers.report import RESULT, write_report
-from experiments.helpers.summary import Results
 from experiments.helpers.train import Setup, train
 
 if TYPE_CHECKING:
@@ -68,29 +67,29 @@ def configuration(job: Job) -> dict[str, Any]:
     }
 
 
-def run(job: Job, console: Console) -> tuple[Results, Any]:
+def run(job: Job, console: Console) -> tuple[dict[str, Any], Any]:
     """Train the seeds that are not there yet, and write everything after each.
 
     Returns:
-        The results, and the library's memory report of the last seed trained (``None`` where
-        every seed was there already).
+        The results: ``config`` and ``versions``, which change a run's numbers, and ``runs``, one
+        record a seed (see :func:`experiments.helpers.train.train`), by seed. And the library's
+        memory report of the last seed trained (``None`` where every seed was there already).
 
     Raises:
         ExperimentError: If the folder holds other results, or matplotlib is missing.
     """
-    config, versions = configuration(job), current_versions()
     path = None
     if job.out is not None:
         plot.require_matplotlib()
         path = job.out / RESULT
-    kept = Kept(path, {"config": config, "versions": versions})
-    runs = kept.content.setdefault("runs", [])
+    kept = Kept(path, {"config": configuration(job), "versions": current_versions()})
+    results, report = kept.content, None
+    runs = results.setdefault("runs", [])
     done = {record["seed"] for record in runs}
     missing = of_first([seed for seed in job.seeds if seed not in done])
     if len(missing) < len(job.seeds):
         there = len(job.seeds) - len(missing)
         say(console, f"{there} of {len(job.seeds)} seeds are in {job.out} already.")
-    report, results = None, Results(config, versions, runs)
     with SeedProgress(console, job.setup.recipe.epochs) as progress:
         for seed in missing:
             record, report = train(job.task, job.setup, seed, progress.follow(seed))
