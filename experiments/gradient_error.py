@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 import gact_graph
@@ -30,7 +29,7 @@ from experiments.helpers.levels import Level
 from experiments.helpers.meters import Trainee, train
 from experiments.helpers.process import call
 from experiments.helpers.tables import Column, table
-from experiments.helpers.train import cost_of_measuring, seed_everything
+from experiments.helpers.train import cost_of_measuring, gradient_of, seed_everything
 from experiments.helpers.values import parse_bits
 from experiments.models.small import SMALL, Small, make_small
 
@@ -72,7 +71,7 @@ def gradient(model: nn.Module, small: Small, seed: int) -> Tensor:
     model.zero_grad(set_to_none=True)
     seed_everything(seed)
     small.loss(model).backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    return gradient_of(model)
 
 
 def errors(model: nn.Module, small: Small) -> list[float]:

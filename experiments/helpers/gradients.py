@@ -17,7 +17,7 @@ from experiments.helpers.meters import Trainee, train
 from experiments.helpers.noise import Draws, moments, plain
 from experiments.helpers.strategies import STRATEGIES, Case
 from experiments.helpers.subjects import MODELS
-from experiments.helpers.train import seed_everything
+from experiments.helpers.train import gradient_of, seed_everything
 from gact_graph.codecs import registered, unregister
 
 State = Mapping[str, Tensor]
@@ -86,7 +86,7 @@ def _gradients(trainee: Trainee) -> Callable[[int], Tensor]:
     def gradient(number: int) -> Tensor:
         model.zero_grad()
         loss().backward()
-        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        return gradient_of(model)
 
     return Draws(model, loss).gradient if trainee.wrapped else gradient
 

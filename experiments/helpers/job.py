@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from experiments.helpers.data import NodeTask
 from experiments.helpers.display import SeedProgress, say
 from experiments.helpers.kept import Kept
 from experiments.helpers.origin import current_versions
+from experiments.helpers.paper import VARIANTS
 from experiments.helpers.ranks import of_first, world_size
 from experiments.helpers.report import RESULT, write_report
 from experiments.helpers.train import Setup, train
@@ -101,4 +102,24 @@ def run(job: Job, console: Console) -> tuple[dict[str, Any], Any]:
         # The last start may have ended between result.json and the report.
         write_report(results, job.out)
     kept.write()
+    return results, report
+
+
+def run_variants(base: Job, console: Console, about: str = "") -> tuple[dict[str, Any], Any]:
+    """Run each of :data:`experiments.helpers.paper.VARIANTS`, in a folder of its name.
+
+    Args:
+        base: Its setup gives all that the variants share.
+        console: Shows which one runs.
+        about: Shown before that.
+
+    Returns:
+        The results by variant, and the memory report of the last; see :func:`run`.
+    """
+    results, report = {}, None
+    for variant in VARIANTS:
+        say(console, f"{about}{variant.label}")
+        out = None if base.out is None else base.out / variant.name
+        one = replace(base, setup=variant.of(base.setup), out=out)
+        results[variant.name], report = run(one, console)
     return results, report

@@ -163,8 +163,7 @@ class Draws:
     def gradient(self, number: int) -> Tensor:
         """Return the gradient [P] under the noise of this number, as one vector."""
         self.number = number
-        gradients = self()
-        return torch.cat([gradients[place].flatten() for place in sorted(gradients)])
+        return torch.cat([gradient.flatten() for gradient in self().values()])
 
 
 class Probe(Draws):
