@@ -16,7 +16,7 @@ RESULT = "result.json"
 
 def _one(key: str, text: Any) -> Any:
     """A cell of one run: the text of a list of its value, or of none."""
-    return lambda run: text([] if run[key] is None else [run[key]])
+    return lambda run: text(summary.values([run], key))
 
 
 _SEEDS: tuple[Column, ...] = (
