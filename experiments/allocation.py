@@ -24,7 +24,7 @@ from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.errors import ExperimentError
 from experiments.helpers.levels import LEVELS_BY_NAME, Level
-from experiments.helpers.noise import Probe, algorithm_1, moments, plain
+from experiments.helpers.noise import Probe, algorithm_1, moments, plain, squared_error
 from experiments.helpers.strategies import LABELS
 from experiments.helpers.subjects import LAYERS, SUBJECTS, Subject, make
 from experiments.helpers.tables import Column, Table, table
@@ -97,7 +97,7 @@ def _compare(
     def errors(probe: Probe) -> dict[str, float]:
         # Far from the numbers of the noise that was measured with.
         of = moments(lambda number: probe.gradient(1_000_000 + number), draws, exact)
-        return {"variance": of.variance, "error": of.variance + max(0.0, of.bias_squared)}
+        return {"variance": of["variance"], "error": squared_error(of)}
 
     exact = probe(LEVELS_BY_NAME["lossless"]).gradient(0)
     uniform = probe(level)

@@ -24,7 +24,7 @@ from experiments.helpers.levels import Level
 from experiments.helpers.meters import Trainee, load_kernels, saved_bytes, train
 from experiments.helpers.process import call
 from experiments.helpers.tables import Column, Table, table
-from experiments.helpers.train import seed_everything
+from experiments.helpers.train import gradient_of, seed_everything
 from experiments.models.potentials import POTENTIALS, molecules, plain_neighbours
 
 WAYS = {
@@ -182,8 +182,7 @@ def _errors(model: nn.Module, way: str, inputs: tuple[Tensor, ...]) -> dict[str,
         net.zero_grad(set_to_none=True)
         energy, forces = net(*inputs)
         _loss((energy, forces)).backward()
-        gradient = [p.grad.flatten() for p in net.parameters() if p.grad is not None]
-        results.append((energy.detach(), forces.detach(), torch.cat(gradient)))
+        results.append((energy.detach(), forces.detach(), gradient_of(net)))
     keys = ("energy_error", "forces_error", "gradient_error")
     return {
         key: float((got - expected).norm() / expected.norm())

@@ -21,16 +21,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 import gact_graph
 from experiments.helpers import command
 from experiments.helpers.levels import Level
-from experiments.helpers.meters import Meter, Trainee, train
+from experiments.helpers.meters import Trainee, train
 from experiments.helpers.process import call
 from experiments.helpers.tables import Column, table
-from experiments.helpers.train import cost_of_measuring, seed_everything
+from experiments.helpers.train import cost_of_measuring, gradient_of, seed_everything
 from experiments.helpers.values import parse_bits
 from experiments.models.small import SMALL, Small, make_small
 
@@ -72,7 +71,7 @@ def gradient(model: nn.Module, small: Small, seed: int) -> Tensor:
     model.zero_grad(set_to_none=True)
     seed_everything(seed)
     small.loss(model).backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    return gradient_of(model)
 
 
 def errors(model: nn.Module, small: Small) -> list[float]:
@@ -118,19 +117,6 @@ def measure(
     }
 
 
-class _Passes(Meter):
-    """The number of measurements after each step."""
-
-    def __init__(self, trainee: Trainee) -> None:
-        super().__init__(trainee)
-        self.after: list[int] = []
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        yield
-        self.after.append(gact_graph.report(self.trainee.model).measurements)
-
-
 def _train(model: nn.Module, small: Small, steps: int, seed: int) -> dict[str, Any]:
     seeds = iter(range(steps * seed, steps * (seed + 1)))
 
@@ -138,9 +124,15 @@ def _train(model: nn.Module, small: Small, steps: int, seed: int) -> dict[str, A
         seed_everything(next(seeds))
         return small.loss(model)
 
-    passes = _Passes(Trainee(model, loss))
-    taken = train(passes.trainee, steps, small.lr, [passes])
-    return {"loss": taken.losses, **cost_of_measuring(taken.process_seconds, passes.after)}
+    passes: list[int] = []
+
+    @contextmanager
+    def counted() -> Iterator[None]:
+        yield
+        passes.append(gact_graph.report(model).measurements)
+
+    taken = train(Trainee(model, loss), steps, small.lr, [counted])
+    return {"loss": taken.losses, **cost_of_measuring(taken.process_seconds, passes)}
 
 
 def _standard_error(values: Sequence[float]) -> float:

@@ -54,9 +54,9 @@ def alive(variants: dict[str, Any]) -> tables.Table:
 
 def _at_peak(case: Case, graph: Graph, steps: int) -> dict[str, Any]:
     trainee = STRATEGIES[case.strategy].start(case, graph, torch.device(case.device))
-    meter = AtPeak(trainee)
-    train(trainee, steps, MODELS[case.model].lr, [meter])
-    rows = meter.rows()
+    at_peak = AtPeak(trainee.model)
+    train(trainee, steps, MODELS[case.model].lr, [lambda: at_peak])
+    rows = at_peak.rows()
     return {"peak_bytes": sum(row["bytes"] for row in rows), "rows": rows}
 
 

@@ -8,22 +8,20 @@ on a part of the graph each; the first one writes and prints.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from datasets import load
 from experiments.helpers import command
 from experiments.helpers.data import layout_of, prepare
 from experiments.helpers.errors import UsageError
 from experiments.helpers.fit import check_fits
-from experiments.helpers.job import Job, configuration, run
+from experiments.helpers.job import Job, configuration, run, run_variants
 from experiments.helpers.kept import write_atomically
 from experiments.helpers.levels import EXACT_LEVELS, LEVELS
-from experiments.helpers.paper import VARIANTS, compare_notes, compared
+from experiments.helpers.paper import compare_notes, compared
 from experiments.helpers.ranks import process_group, world_size
 from experiments.helpers.recipes import MODELS, recipe_for
 from experiments.helpers.report import FILE_NAME
 from experiments.helpers.sampling import PARTITIONS, SAMPLERS
-from experiments.helpers.summary import Results, dataset_name, notes, table, title
+from experiments.helpers.summary import dataset_name, notes, table, title
 from experiments.helpers.train import Setup
 from experiments.helpers.values import (
     FP32_BITS,
@@ -84,13 +82,7 @@ def _compare(args: command.Args) -> None:
     if args.bits is not None:
         args.say(f"--compare runs widths of its own: --bits {args.bits} is not used.")
     base = _job(args)
-    results: dict[str, Results] = {}
-    report = None
-    for variant in VARIANTS:
-        setup = variant.of(base.setup)
-        out = None if args.out is None else args.out / variant.name
-        args.say(variant.label)
-        results[variant.name], report = run(replace(base, setup=setup, out=out), args.console)
+    results, report = run_variants(base, args.console)
     if report is not None:
         args.console.print(report)  # of the last variant: the one with the fewest bits
     beside = compared(args.model, args.dataset, results)
@@ -168,12 +160,12 @@ def main(args: command.Args) -> None:
             _compare(args)
             return
         results, report = run(_job(args), args.console)
-        args.show(title(results.config), table(results))
+        args.show(title(results["config"]), table(results))
         if report is None:
             args.say("Nothing was trained now; where the memory went is in report.md.")
         else:
             args.console.print(report)
-        for note in notes(results.config):
+        for note in notes(results["config"]):
             args.say(note)
 
 

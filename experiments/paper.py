@@ -19,9 +19,9 @@ from experiments import scaling, sensitivity, swap
 from experiments.helpers import command
 from experiments.helpers.data import layout_of, prepare
 from experiments.helpers.errors import ExperimentError, UsageError
-from experiments.helpers.job import Job, run
+from experiments.helpers.job import Job, run_variants
 from experiments.helpers.kept import write_atomically, write_json
-from experiments.helpers.paper import VARIANTS, table2, table3
+from experiments.helpers.paper import table2, table3
 from experiments.helpers.recipes import MODELS, recipe_for
 from experiments.helpers.summary import dataset_name
 from experiments.helpers.tables import Table
@@ -83,19 +83,18 @@ def _study(args: command.Args, graph: str, dataset: str, model: str) -> dict[str
     sizes = {"epochs": args.epochs, "hidden": args.hidden, "layers": args.layers}
     recipe = recipe_for(model, dataset, **sizes)
     task = prepare(loaded, layout_of(model), standardize=recipe.standardize, device=args.device)
-    runs: dict[str, Any] = {}
-    config: dict[str, Any] = {}
-    for variant in VARIANTS:
-        args.say(f"{graph}, {model}, {variant.label}")
-        setup = variant.of(Setup(model, recipe, 4, "L1"))
-        out = args.out / f"{graph}-{model}" / variant.name
-        results, _ = run(Job(setup, dataset, loaded, task, args.seeds, out), args.console)
-        config = config or results.config
-        runs[variant.name] = [
+    setup, out = Setup(model, recipe, 4, "L1"), args.out / f"{graph}-{model}"
+    job = Job(setup, dataset, loaded, task, args.seeds, out)
+    results, _ = run_variants(job, args.console, f"{graph}, {model}, ")
+    runs = {
+        name: [
             {key: record[key] for key in _RECORDED}
-            for record in results.runs
+            for record in found["runs"]
             if record["seed"] in args.seeds
         ]
+        for name, found in results.items()
+    }
+    config = results["fp32"]["config"]
     shown = {key: value for key, value in config.items() if key not in _VARIED}
     head = {"graph": graph, "model": model, "config": shown | {"dataset": Path(dataset).name}}
     return head | args.origin | {"runs": runs}

@@ -97,7 +97,7 @@ def _variances(model: nn.Module, task: NodeTask, bits: int, draws: int) -> list[
     results = []
     for name, candidate in schemes.items():
         probe = Probe(candidate, task)
-        variance = moments(probe.gradient, draws, exact).variance
+        variance = moments(probe.gradient, draws, exact)["variance"]
         stored = sum(r.stored_bytes for r in probe.report.contexts if r.bits is not None)
         results.append({"scheme": name, "variance": variance, "quantized_bytes": stored})
     return results

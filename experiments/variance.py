@@ -32,14 +32,14 @@ from datasets import load
 from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.errors import UsageError
-from experiments.helpers.gradients import State, adapted, bias_in, bias_of, total, trained
+from experiments.helpers.gradients import State, adapted, bias_of, total, trained
 from experiments.helpers.levels import LEVELS_BY_NAME
 from experiments.helpers.noise import Draws, Probe, moments
 from experiments.helpers.plot import plot_agreement, require_matplotlib
 from experiments.helpers.strategies import STRATEGIES, Case
 from experiments.helpers.subjects import BASIC, MODELS, make
 from experiments.helpers.tables import Column, table
-from experiments.helpers.train import seed_everything, training_loss
+from experiments.helpers.train import gradient_of, seed_everything, training_loss
 from experiments.helpers.values import FP32_BITS, parse_bits, parse_share
 from gact_graph.adaptive.allocator import noise
 
@@ -67,8 +67,8 @@ def singles(
         alone = Probe(_wrapped(case, task, pin, state), task)
         predicted = sum(sweep[slot] for sweep in sweeps) / _SWEEPS * noise(width)
         noisy = moments(alone.gradient, draws, exact)
-        row = {"slot": slot, "bits": width, "predicted": predicted, "true": noisy.variance}
-        slots.append(row | bias_in(noisy))
+        row = {"slot": slot, "bits": width, "predicted": predicted, "true": noisy.pop("variance")}
+        slots.append(row | noisy)
     return slots
 
 
@@ -90,8 +90,7 @@ def averaged(case: Case, task: NodeTask, steps: int) -> dict[str, float]:
     for step in range(steps):
         optimizer.zero_grad()
         loss(exact).backward()
-        found = [p.grad.flatten() for p in exact.parameters() if p.grad is not None]
-        gradients = {"exact": torch.cat(found)}
+        gradients = {"exact": gradient_of(exact)}
         model.load_state_dict(exact.state_dict())
         gradients |= {name: draw.gradient(step) for name, draw in draws.items()}
         averages = {n: _DECAY * averages[n] + (1 - _DECAY) * g for n, g in gradients.items()}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
 import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from experiments.helpers.gradients import bias_of
 from experiments.helpers.strategies import STRATEGIES
@@ -72,11 +73,6 @@ def rows_of(content: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
     return {row["bits"]: row for row in sorted(rows, key=lambda row: row["bits"])}
 
 
-def error(row: Mapping[str, Any]) -> float:
-    """Return the expected square of the gradient's error over its squared length."""
-    return float(row["variance"] + max(0.0, row["bias_squared"]))
-
-
 def curve(content: Mapping[str, Any]) -> Curve:
     """Return saved bytes and the variance of the library itself, by bits."""
     return [(row["saved_bytes"], row["variance"]) for row in rows_of(content).values()]
@@ -88,12 +84,9 @@ def at(points: Curve, saved: float) -> float | None:
     >>> at([(1.0, 0.25), (3.0, 1.0)], 2.0), at([(1.0, 0.25), (3.0, 1.0)], 4.0)
     (0.5, None)
     """
-    place = bisect.bisect_left([size for size, _ in points], saved)
-    if place == len(points) or (place == 0 and points[0][0] != saved):
-        return None
-    (low, first), (high, second) = points[max(place - 1, 0)], points[place]
-    share = (saved - low) / (high - low) if high > low else 0.0
-    return math.exp((1 - share) * math.log(first) + share * math.log(second))
+    sizes, variances = zip(*points, strict=True)
+    found = np.exp(np.interp(saved, sizes, np.log(variances), math.nan, math.nan))
+    return None if math.isnan(found) else float(found)
 
 
 def equal_bytes(found: Sequence[Pair]) -> Table:

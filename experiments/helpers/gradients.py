@@ -14,10 +14,10 @@ from torch import Tensor
 
 from datasets import Graph
 from experiments.helpers.meters import Trainee, train
-from experiments.helpers.noise import Draws, Moments, moments, plain
+from experiments.helpers.noise import Draws, moments, plain
 from experiments.helpers.strategies import STRATEGIES, Case
 from experiments.helpers.subjects import MODELS
-from experiments.helpers.train import seed_everything
+from experiments.helpers.train import gradient_of, seed_everything
 from gact_graph.codecs import registered, unregister
 
 State = Mapping[str, Tensor]
@@ -36,7 +36,8 @@ def total(case: Case, graph: Graph, state: State, exact: Tensor, draws: int) -> 
     with _registry_restored():
         trainee = _start(case, graph)
         trainee.model.load_state_dict(state)
-        return _found(trainee, moments(_gradients(trainee), draws, exact))
+        found = moments(_gradients(trainee), draws, exact)
+        return {"saved_bytes": trainee.saved_bytes(), **found}
 
 
 def adapted(case: Case, graph: Graph, epochs: int, draws: int) -> dict[str, float]:
@@ -55,7 +56,8 @@ def adapted(case: Case, graph: Graph, epochs: int, draws: int) -> dict[str, floa
             trainee.model.load_state_dict(state)  # so that no draw measures
             return gradients(number)
 
-        return _found(trainee, moments(draw, draws, _gradients(stock)(0)))
+        found = moments(draw, draws, _gradients(stock)(0))
+        return {"saved_bytes": trainee.saved_bytes(), **found}
 
 
 @contextmanager
@@ -67,10 +69,6 @@ def _registry_restored() -> Iterator[None]:
     finally:
         for codec in {*registered()} - {*before}:
             unregister(codec)
-
-
-def _found(trainee: Trainee, noisy: Moments) -> dict[str, float]:
-    return {"saved_bytes": trainee.saved_bytes(), "variance": noisy.variance, **bias_in(noisy)}
 
 
 def _start(case: Case, graph: Graph) -> Trainee:
@@ -88,15 +86,9 @@ def _gradients(trainee: Trainee) -> Callable[[int], Tensor]:
     def gradient(number: int) -> Tensor:
         model.zero_grad()
         loss().backward()
-        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        return gradient_of(model)
 
     return Draws(model, loss).gradient if trainee.wrapped else gradient
-
-
-def bias_in(noisy: Moments) -> dict[str, float]:
-    """Return the bias among the moments; its square may be estimated below 0."""
-    own = {"bias": noisy.bias, "bias_squared": noisy.bias_squared}
-    return own | {"bias_squared_error": noisy.error, "floor": noisy.floor}
 
 
 def bias_of(row: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,9 @@ from experiments.helpers.data import NodeTask
 from experiments.helpers.display import SeedProgress, say
 from experiments.helpers.kept import Kept
 from experiments.helpers.origin import current_versions
+from experiments.helpers.paper import VARIANTS
 from experiments.helpers.ranks import of_first, world_size
 from experiments.helpers.report import RESULT, write_report
-from experiments.helpers.summary import Results
 from experiments.helpers.train import Setup, train
 
 if TYPE_CHECKING:
@@ -68,29 +68,29 @@ def configuration(job: Job) -> dict[str, Any]:
     }
 
 
-def run(job: Job, console: Console) -> tuple[Results, Any]:
+def run(job: Job, console: Console) -> tuple[dict[str, Any], Any]:
     """Train the seeds that are not there yet, and write everything after each.
 
     Returns:
-        The results, and the library's memory report of the last seed trained (``None`` where
-        every seed was there already).
+        The results: ``config`` and ``versions``, which change a run's numbers, and ``runs``, one
+        record a seed (see :func:`experiments.helpers.train.train`), by seed. And the library's
+        memory report of the last seed trained (``None`` where every seed was there already).
 
     Raises:
         ExperimentError: If the folder holds other results, or matplotlib is missing.
     """
-    config, versions = configuration(job), current_versions()
     path = None
     if job.out is not None:
         plot.require_matplotlib()
         path = job.out / RESULT
-    kept = Kept(path, {"config": config, "versions": versions})
-    runs = kept.content.setdefault("runs", [])
+    kept = Kept(path, {"config": configuration(job), "versions": current_versions()})
+    results, report = kept.content, None
+    runs = results.setdefault("runs", [])
     done = {record["seed"] for record in runs}
     missing = of_first([seed for seed in job.seeds if seed not in done])
     if len(missing) < len(job.seeds):
         there = len(job.seeds) - len(missing)
         say(console, f"{there} of {len(job.seeds)} seeds are in {job.out} already.")
-    report, results = None, Results(config, versions, runs)
     with SeedProgress(console, job.setup.recipe.epochs) as progress:
         for seed in missing:
             record, report = train(job.task, job.setup, seed, progress.follow(seed))
@@ -102,4 +102,24 @@ def run(job: Job, console: Console) -> tuple[Results, Any]:
         # The last start may have ended between result.json and the report.
         write_report(results, job.out)
     kept.write()
+    return results, report
+
+
+def run_variants(base: Job, console: Console, about: str = "") -> tuple[dict[str, Any], Any]:
+    """Run each of :data:`experiments.helpers.paper.VARIANTS`, in a folder of its name.
+
+    Args:
+        base: Its setup gives all that the variants share.
+        console: Shows which one runs.
+        about: Shown before that.
+
+    Returns:
+        The results by variant, and the memory report of the last; see :func:`run`.
+    """
+    results, report = {}, None
+    for variant in VARIANTS:
+        say(console, f"{about}{variant.label}")
+        out = None if base.out is None else base.out / variant.name
+        one = replace(base, setup=variant.of(base.setup), out=out)
+        results[variant.name], report = run(one, console)
     return results, report

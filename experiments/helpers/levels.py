@@ -38,7 +38,7 @@ class Level:
     """
 
     level: str
-    blocks: str | int | bool = False
+    blocks: str | int | None = False
     bits: int | None = None
     adaptive: bool | None = None
     prefetch: bool = True

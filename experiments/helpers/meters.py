@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -22,6 +22,9 @@ from experiments.helpers.ranks import summed
 from experiments.helpers.train import synchronize, take_step
 from gact_graph.support.peak import PeakMeter
 from gact_graph.support.storage import parts_of
+
+Meter = Callable[[], AbstractContextManager[Any]]
+"""Gives what surrounds a step."""
 
 
 @dataclass
@@ -98,7 +101,7 @@ def train(
     def step() -> None:
         with ExitStack() as stack:
             for meter in meters:
-                stack.enter_context(meter.step())
+                stack.enter_context(meter())
             start = _clocks()
             with _timed_exchanges() as exchanges:
                 loss = take_step(model, optimizer, trainee.loss, count_sent, is_part)
@@ -153,18 +156,6 @@ def load_kernels(device: torch.device) -> None:
     """Load what stays in a process after its first compressed step, whatever the graph."""
     model = gact_graph.wrap(nn.Linear(64, 64).to(device), bits=4, adaptive=False, min_bytes=0)
     model(torch.ones(1024, 64, device=device) * 1).square().sum().backward()
-
-
-class Meter:
-    """A further measurement of steps."""
-
-    def __init__(self, trainee: Trainee) -> None:
-        self.trainee = trainee
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Surround a step."""
-        yield
 
 
 @contextmanager

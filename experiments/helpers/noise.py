@@ -7,7 +7,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -24,29 +23,7 @@ _BATCHES = 10
 """Means over so many batches of draws are compared with each other."""
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Moments of noise in a gradient, over the squared length of the gradient without noise.
-
-    Attributes:
-        variance: The expected square of the noise less its mean.
-        bias_squared: The square of its mean, estimated without bias: it may come out below 0.
-        error: The standard error of ``bias_squared``.
-        floor: The average length of the mean over these draws if there were no bias.
-    """
-
-    variance: float
-    bias_squared: float
-    error: float
-    floor: float
-
-    @property
-    def bias(self) -> float:
-        """The length of the mean; 0 where none was found."""
-        return math.sqrt(max(0.0, self.bias_squared))
-
-
-def moments(draw: Callable[[int], Tensor], draws: int, exact: Tensor) -> Moments:
+def moments(draw: Callable[[int], Tensor], draws: int, exact: Tensor) -> dict[str, float]:
     r"""Draw a gradient again and again.
 
     The length of a mean over n draws is never 0: without any bias it is :math:`\sqrt{V / n}`. So
@@ -58,6 +35,12 @@ def moments(draw: Callable[[int], Tensor], draws: int, exact: Tensor) -> Moments
         draw: Gives the gradient [P] for the number of a draw.
         draws: How many, at least 3.
         exact: The gradient [P] without noise.
+
+    Returns:
+        Over the squared length of ``exact``: ``variance``, the expected square of the noise less
+        its mean; ``bias_squared``, the square of its mean, which may come out below 0, and
+        ``bias_squared_error``, its standard error. And ``bias``, the length of the mean, 0 where
+        none was found; ``floor``, the average length of the mean of so many draws without bias.
     """
     batches = min(_BATCHES, draws)
     sums = torch.zeros(batches, exact.numel(), dtype=torch.float64, device=exact.device)
@@ -78,12 +61,19 @@ def moments(draw: Callable[[int], Tensor], draws: int, exact: Tensor) -> Moments
     # The variance is about the mean of the draws.
     about = squares - float(sums.sum(0).square().sum()) / draws
     variance = about / (draws - 1) / length
-    return Moments(
-        variance=variance,
-        bias_squared=_between(products, every),
-        error=math.sqrt((batches - 1) / batches * spread),
-        floor=math.sqrt(max(variance, 0.0) / draws),
-    )
+    squared = _between(products, every)
+    return {
+        "variance": variance,
+        "bias": math.sqrt(max(0.0, squared)),
+        "bias_squared": squared,
+        "bias_squared_error": math.sqrt((batches - 1) / batches * spread),
+        "floor": math.sqrt(max(variance, 0.0) / draws),
+    }
+
+
+def squared_error(of: Mapping[str, Any]) -> float:
+    """Return the expected square of the error over that of the gradient, from :func:`moments`."""
+    return float(of["variance"] + max(0.0, of["bias_squared"]))
 
 
 def _between(products: Tensor, batches: list[int]) -> float:
@@ -173,8 +163,7 @@ class Draws:
     def gradient(self, number: int) -> Tensor:
         """Return the gradient [P] under the noise of this number, as one vector."""
         self.number = number
-        gradients = self()
-        return torch.cat([gradients[place].flatten() for place in sorted(gradients)])
+        return torch.cat([gradient.flatten() for gradient in self().values()])
 
 
 class Probe(Draws):

@@ -6,7 +6,6 @@ import os
 import platform
 import shlex
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -21,14 +20,13 @@ _MEASURED = ("gact_graph", "csrc", "experiments", "datasets")
 _QUERY = ("name", "driver_version", "memory.total")
 
 
-def origin(program: str, argv: Sequence[str] | None) -> dict[str, Any]:
+def origin(program: str, flags: Sequence[str]) -> dict[str, Any]:
     """Return ``command``, ``commit``, ``machine`` and ``versions``, written beside a run's numbers.
 
     Args:
         program: The command's name in :mod:`experiments`, as in ``memory``.
-        argv: Its flags; ``None`` takes those of this process.
+        flags: Its flags.
     """
-    flags = sys.argv[1:] if argv is None else argv
     return {
         "command": command(program, flags),
         "commit": commit(),

@@ -90,19 +90,21 @@ _SCORE: tuple[Column, ...] = (("score, %", "{score}"), ("paper", "{paper_score:.
 _RATE: tuple[Column, ...] = (("rate", "{rate}"), ("paper", "{paper_rate}"))
 
 
-def _beside(model: str, dataset: str, variant: Variant, results: Any) -> dict[str, Any]:
+def _beside(
+    model: str, dataset: str, variant: Variant, runs: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """Score and rate of a variant, and the paper's."""
     rates = paper_rates(model, variant.name)
     return {
         "label": variant.label,
-        "score": summary.percent(results.values("test_score")) if results else "not yet",
-        "rate": summary.factor(results.values("rate")) if results else "not yet",
+        "score": summary.percent(summary.values(runs, "test_score")) if runs else "not yet",
+        "rate": summary.factor(summary.values(runs, "rate")) if runs else "not yet",
         "paper_score": paper_score(model, dataset, variant.name),
         "paper_rate": "{}-{}x".format(*rates) if rates else "-",
     }
 
 
-def compared(model: str, dataset: str, results: Mapping[str, summary.Results]) -> Table:
+def compared(model: str, dataset: str, results: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return ours beside the paper's Table 2, one row a variant.
 
     Args:
@@ -112,11 +114,11 @@ def compared(model: str, dataset: str, results: Mapping[str, summary.Results]) -
     """
     rows = []
     for variant in VARIANTS:
-        of = results.get(variant.name)
-        row = _beside(model, dataset, variant, of)
-        row["saved"] = summary.mean_bytes(of.values("stored_bytes")) if of else ""
-        row["peak"] = summary.mean_bytes(of.values("peak_bytes")) if of else ""
-        row["seconds"] = summary.seconds(of.values("epoch_seconds")) if of else ""
+        runs = results.get(variant.name, {"runs": []})["runs"]
+        row = _beside(model, dataset, variant, runs)
+        row["saved"] = summary.mean_bytes(summary.values(runs, "stored_bytes")) if runs else ""
+        row["peak"] = summary.mean_bytes(summary.values(runs, "peak_bytes")) if runs else ""
+        row["seconds"] = summary.seconds(summary.values(runs, "epoch_seconds")) if runs else ""
         rows.append(row)
     own = (("saved", "{saved}"), ("peak", "{peak}"), ("s/epoch", "{seconds}"))
     return table((("", "{label}"), *_SCORE, *_RATE, *own), rows)
@@ -152,9 +154,9 @@ def table2(studies: Mapping[str, Mapping[str, Any]]) -> Table:
     rows = []
     for study in sorted(studies.values(), key=lambda study: [*_RATES].index(study["model"])):
         for variant in VARIANTS:
-            results = summary.Results({}, {}, study["runs"][variant.name])
-            row = _beside(study["model"], study["graph"], variant, results)
-            seeds, difference = len(results.values("test_score")), to_fp32(study, variant)
+            runs = study["runs"][variant.name]
+            row = _beside(study["model"], study["graph"], variant, runs)
+            seeds, difference = len(summary.values(runs, "test_score")), to_fp32(study, variant)
             row |= {"model": study["model"].upper(), "graph": study["graph"], "seeds": seeds}
             rows.append(row | {"to_fp32": difference})
     who = (("model", "{model}"), ("graph", "{graph}"), ("", "{label}"), ("seeds", "{seeds}"))

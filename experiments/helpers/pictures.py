@@ -16,6 +16,7 @@ from matplotlib.ticker import LogLocator
 from experiments.helpers import codes
 from experiments.helpers.errors import ResultsError
 from experiments.helpers.network_model import modelled
+from experiments.helpers.noise import squared_error
 
 # Colors of light pictures, and their twins on a dark page.
 _DARK = {
@@ -116,20 +117,20 @@ def draw_codes(pairs: Sequence[codes.Pair]) -> str:
         for axes, pair in zip(figure.subplots(1, len(pairs), squeeze=False)[0], pairs, strict=True):
             for color, name, content in zip(_COLORS, _VERSIONS, reversed(pair), strict=True):
                 rows = codes.rows_of(content)
-                line = [(row["saved_bytes"] / 1e6, codes.error(row)) for row in rows.values()]
+                line = [(row["saved_bytes"] / 1e6, squared_error(row)) for row in rows.values()]
                 axes.plot(*zip(*line, strict=True), "o-", color=color, markersize=4, label=name)
                 for bits, point in zip(rows, line, strict=True):
                     beside = {"xytext": (5, 2), "color": color}
                     axes.annotate(str(bits), point, textcoords="offset points", **beside)
             for row in codes.peer_rows(pair.now):
-                point = row["saved_bytes"] / 1e6, codes.error(row)
+                point = row["saved_bytes"] / 1e6, squared_error(row)
                 axes.plot(*point, "D", color="#57606a", markersize=4, fillstyle="none")
                 beside = {"xytext": (-6, 0), "ha": "right", "va": "center", "color": "#57606a"}
                 name = f"{codes.NAMES[row['variant']]}, {row['bits']} bit"
                 axes.annotate(name, point, textcoords="offset points", **beside)
                 title.append(f"{name}: {point[0]:.2f} MB, {point[1]:.2g}")
             title += [
-                f"{name} at 2 bits: {codes.error(codes.rows_of(content)[2]):.2g}"
+                f"{name} at 2 bits: {squared_error(codes.rows_of(content)[2]):.2g}"
                 for name, content in zip(_VERSIONS, reversed(pair), strict=True)
             ]
             axes.set(xscale="log", yscale="log", title=f"{pair.network}, {pair.graph}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.helpers.errors import ExperimentError
 from experiments.helpers.kept import write_atomically
-from experiments.helpers.summary import Results, metric_of, title
+from experiments.helpers.summary import metric_of, title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,11 +25,11 @@ def require_matplotlib() -> None:
     _figure()
 
 
-def plot_curves(results: Results, out: Path) -> None:
+def plot_curves(results: Mapping[str, Any], out: Path) -> None:
     """Draw loss and validation score over epochs, one line a seed, into ``out/curves.png``."""
     figure = _figure()
     left, right = figure.subplots(1, 2)
-    for run in results.runs:
+    for run in results["runs"]:
         epochs = range(1, len(run["loss"]) + 1)
         label = f"seed {run['seed']}"
         left.plot(epochs, _numbers(run["loss"]), linewidth=1, label=label)
@@ -37,7 +37,7 @@ def plot_curves(results: Results, out: Path) -> None:
         (line,) = right.plot(epochs, scores, linewidth=1, label=label)
         best = run["best_epoch"]
         right.plot(best, scores[best - 1], "o", markersize=4, color=line.get_color())
-    metric = metric_of(results.config)
+    metric = metric_of(results["config"])
     left.set(xlabel="epoch", ylabel="training loss")
     right.set(xlabel="epoch", ylabel=f"validation {metric}, % (dot: best epoch)")
     for axes in (left, right):
@@ -46,7 +46,7 @@ def plot_curves(results: Results, out: Path) -> None:
         axes.xaxis.get_major_locator().set_params(integer=True)
     # The loss falls, so this corner is free.
     left.legend(loc="upper right", frameon=False, fontsize="small", ncols=2)
-    figure.suptitle(title(results.config))
+    figure.suptitle(title(results["config"]))
     write_atomically(out / FILE_NAME, lambda file: figure.savefig(file, format="png", dpi=120))
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments.helpers import plot, summary
 from experiments.helpers.kept import write_atomically
-from experiments.helpers.summary import Results
 from experiments.helpers.tables import Column, Table, table
 
 FILE_NAME = "report.md"
@@ -16,7 +16,7 @@ RESULT = "result.json"
 
 def _one(key: str, text: Any) -> Any:
     """A cell of one run: the text of a list of its value, or of none."""
-    return lambda run: text([] if run[key] is None else [run[key]])
+    return lambda run: text(summary.values([run], key))
 
 
 _SEEDS: tuple[Column, ...] = (
@@ -39,7 +39,7 @@ _CONTEXTS: tuple[Column, ...] = (
 )
 
 
-def write_report(results: Results, out: Path) -> None:
+def write_report(results: Mapping[str, Any], out: Path) -> None:
     """Write ``out/report.md`` and its curves.
 
     Raises:
@@ -49,21 +49,21 @@ def write_report(results: Results, out: Path) -> None:
     plot.plot_curves(results, out)
 
 
-def render(results: Results) -> str:
+def render(results: Mapping[str, Any]) -> str:
     """Return the report: result, notes, curves, each seed, saved contexts, configuration."""
     parts = [
-        f"# {summary.title(results.config)}",
+        f"# {summary.title(results['config'])}",
         summary.table(results).markdown(),
-        "\n".join(f"- {note}" for note in summary.notes(results.config)),
+        "\n".join(f"- {note}" for note in summary.notes(results["config"])),
         f"![Curves]({plot.FILE_NAME})",
         "## Seeds",
-        table(_SEEDS, results.runs).markdown(),
+        table(_SEEDS, results["runs"]).markdown(),
     ]
-    if results.runs:
-        last = results.runs[-1]
+    if results["runs"]:
+        last = results["runs"][-1]
         parts.append(f"## Where the memory went (seed {last['seed']})")
         parts.append(table(_CONTEXTS, last["contexts"]).markdown())
-    settings = {**results.config, **{f"{name} version": v for name, v in results.versions.items()}}
-    rows = [(key, str(value)) for key, value in settings.items()]
+    versions = {f"{name} version": version for name, version in results["versions"].items()}
+    rows = [(key, str(value)) for key, value in {**results["config"], **versions}.items()]
     parts += ["## Configuration", Table(("key", "value"), rows).markdown()]
     return "\n\n".join([*parts, f"All numbers: `{RESULT}`."]) + "\n"

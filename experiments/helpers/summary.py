@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -14,29 +13,9 @@ from experiments.helpers.recipes import base_name, has_foreign_features
 from experiments.helpers.tables import Table
 
 
-@dataclass
-class Results:
-    """All seeds of one configuration.
-
-    Attributes:
-        config: All that changes a run's numbers, flat; without the seeds, so that more can be added
-            later.
-        versions: Of Python and the libraries behind a run.
-        runs: One record a seed, by seed; see :func:`experiments.helpers.train.train`.
-    """
-
-    config: dict[str, Any]
-    versions: dict[str, str]
-    runs: list[dict[str, Any]]
-
-    @property
-    def seeds(self) -> list[int]:
-        """The seeds that are done, ascending."""
-        return [run["seed"] for run in self.runs]
-
-    def values(self, key: str) -> list[float]:
-        """Return the value of each seed that has one."""
-        return [run[key] for run in self.runs if run[key] is not None]
+def values(runs: Iterable[Mapping[str, Any]], key: str) -> list[float]:
+    """Return an entry of the records of seeds, of those that have it."""
+    return [run[key] for run in runs if run[key] is not None]
 
 
 def percent(fractions: Sequence[float]) -> str:
@@ -110,23 +89,23 @@ def signed_percent(difference: tuple[float, float | None]) -> str:
     return shown if half is None else f"{shown} ± {100 * half:.2f}"
 
 
-def table(results: Results) -> Table:
+def table(results: Mapping[str, Any]) -> Table:
     """Return the result over all seeds: names of quantities, and their values."""
-    metric, values = metric_of(results.config), results.values
+    metric, runs = metric_of(results["config"]), results["runs"]
     rows = [
-        (f"test {metric}, %", percent(values("test_score"))),
-        (f"validation {metric}, %", percent(values("val_score"))),
-        ("compression rate", factor(values("rate"))),
-        ("saved for backward, raw", mean_bytes(values("raw_bytes"))),
-        ("saved for backward, stored", mean_bytes(values("stored_bytes"))),
-        ("peak memory", mean_bytes(values("peak_bytes"))),
-        ("seconds an epoch", seconds(values("epoch_seconds"))),
+        (f"test {metric}, %", percent(values(runs, "test_score"))),
+        (f"validation {metric}, %", percent(values(runs, "val_score"))),
+        ("compression rate", factor(values(runs, "rate"))),
+        ("saved for backward, raw", mean_bytes(values(runs, "raw_bytes"))),
+        ("saved for backward, stored", mean_bytes(values(runs, "stored_bytes"))),
+        ("peak memory", mean_bytes(values(runs, "peak_bytes"))),
+        ("seconds an epoch", seconds(values(runs, "epoch_seconds"))),
     ]
-    runs = [run for run in results.runs if run["passes"] and run["measuring_seconds"] is not None]
-    if runs:
-        share = sum(r["measuring_seconds"] for r in runs) / sum(r["train_seconds"] for r in runs)
+    timed = [run for run in runs if run["passes"] and run["measuring_seconds"] is not None]
+    if timed:
+        share = sum(r["measuring_seconds"] for r in timed) / sum(r["train_seconds"] for r in timed)
         rows.append(("of it measuring bits", f"{share:.1%}"))
-    rows.append(("seeds", ", ".join(map(str, results.seeds)) or "none"))
+    rows.append(("seeds", ", ".join(str(run["seed"]) for run in runs) or "none"))
     return Table(("", "over the seeds"), rows)
 
 

@@ -6,7 +6,6 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from experiments.helpers.meters import Meter, Trainee
 from gact_graph.support.storage import is_plain
 
 _SMALL = 1 << 20
@@ -38,27 +36,30 @@ class Made(NamedTuple):
 _OTHERS = Made("", "", "smaller tensors")
 
 
-class AtPeak(Meter):
-    """Records the storages that are alive at the peak of the last step.
+class AtPeak(TorchDispatchMode):
+    """Records the storages that are alive at the peak of the last step for which it was entered.
 
-    Storages from before the first step, such as weights and inputs, do not count.
+    Each storage is followed from the operation that makes it until it is freed. Those from before
+    the first step, such as weights and inputs, do not count.
     """
 
-    def __init__(self, trainee: Trainee) -> None:
-        super().__init__(trainee)
-        self._mode = _Storages(trainee.model)
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._peak = 0
+        self._at_peak: list[tuple[int, Made]] = []
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._alive: dict[int, tuple[int, Made]] = {}
+        self._total = 0
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        self._mode.peak = 0
-        with self._mode:
-            yield
+    def __enter__(self) -> AtPeak:
+        self._peak = 0
+        return super().__enter__()
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the storages by origin, the largest first: ``bytes``, ``count``, and the entries
         of :class:`Made`."""
         sizes, counts = Counter[Made](), Counter[Made]()
-        for nbytes, made in self._mode.at_peak:
+        for nbytes, made in self._at_peak:
             by = made if nbytes >= _SMALL else _OTHERS
             sizes[by] += nbytes
             counts[by] += 1
@@ -66,18 +67,6 @@ class AtPeak(Meter):
             {"bytes": nbytes, "count": counts[made], **made._asdict()}
             for made, nbytes in sizes.most_common()
         ]
-
-
-class _Storages(TorchDispatchMode):
-    """Follows each storage from the operation that makes it until it is freed."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.peak = 0
-        self.at_peak: list[tuple[int, Made]] = []
-        self._names = {id(module): name for name, module in model.named_modules()}
-        self._alive: dict[int, tuple[int, Made]] = {}
-        self._total = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -87,8 +76,8 @@ class _Storages(TorchDispatchMode):
         for storage in _storages_of(result):
             if storage._cdata not in before:  # a view
                 self._add(storage, func)
-        if self._total > self.peak:
-            self.peak, self.at_peak = self._total, [*self._alive.values()]
+        if self._total > self._peak:
+            self._peak, self._at_peak = self._total, [*self._alive.values()]
         return result
 
     def _add(self, storage: torch.UntypedStorage, func: Any) -> None:

@@ -7,7 +7,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,45 +21,39 @@ from gact_graph.support.memory.policy import memory_policy
 STOCK = "fp32"
 _BUSY = ", busy"
 
+Job = Callable[[], Any]
 
-class BusyLoops:
-    """Processes beside this one, which stand still unless a job of :meth:`beside` runs.
 
-    Args:
-        number: How many: one for each processor takes half of each from a job of as many threads.
+@contextmanager
+def busy_loops(number: int) -> Iterator[Callable[[Job], Job]]:
+    """Start processes that stand still, but inside a job that was passed to the function given.
+
+    ``number`` processes, one for each processor, take half of each from a job of as many threads.
     """
+    line = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(line) for _ in range(number)]
 
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._processes: list[subprocess.Popen[bytes]] = []
+    def send(which: signal.Signals) -> None:
+        for process in processes:
+            process.send_signal(which)
 
-    def __enter__(self) -> BusyLoops:
-        for _ in range(self._number):
-            self._processes.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
-        self._send(signal.SIGSTOP)
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._send(signal.SIGKILL)
-        for process in self._processes:
-            process.wait()
-        self._processes.clear()
-
-    def beside(self, job: Callable[[], Any]) -> Callable[[], Any]:
-        """The job, with all of them running meanwhile."""
-
+    def beside(job: Job) -> Job:
         def run() -> Any:
-            self._send(signal.SIGCONT)
+            send(signal.SIGCONT)
             try:
                 return job()
             finally:
-                self._send(signal.SIGSTOP)
+                send(signal.SIGSTOP)
 
         return run
 
-    def _send(self, number: signal.Signals) -> None:
-        for process in self._processes:
-            process.send_signal(number)
+    try:
+        send(signal.SIGSTOP)
+        yield beside
+    finally:
+        send(signal.SIGKILL)
+        for process in processes:
+            process.wait()
 
 
 def time_models(
@@ -103,8 +98,8 @@ def time_models(
     for run in runners.values():
         for _ in range(before):
             run()
-    with BusyLoops(busy) as loops:
-        beside = {f"{name}{_BUSY}": loops.beside(run) for name, run in runners.items() if busy}
+    with busy_loops(busy) as beside_them:
+        beside = {f"{name}{_BUSY}": beside_them(run) for name, run in runners.items() if busy}
         seconds = time_in_turn(runners | beside, rounds, untimed=1)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     slowdown = {name: medians[f"{name}{_BUSY}"] / medians[name] for name in runners if busy}
@@ -116,9 +111,7 @@ def time_models(
     }
 
 
-def time_in_turn(
-    jobs: Mapping[str, Callable[[], Any]], rounds: int, untimed: int = 0
-) -> dict[str, list[float]]:
+def time_in_turn(jobs: Mapping[str, Job], rounds: int, untimed: int = 0) -> dict[str, list[float]]:
     """Run the jobs in turn, ``rounds`` times after one warm-up; return each job's seconds.
 
     A job ends when it returns: one that works on a device waits for it. In each turn it runs
@@ -138,9 +131,7 @@ def time_in_turn(
     return times
 
 
-def time_on(
-    device: torch.device, jobs: Mapping[str, Callable[[], Any]], rounds: int
-) -> dict[str, list[float]]:
+def time_on(device: torch.device, jobs: Mapping[str, Job], rounds: int) -> dict[str, list[float]]:
     """As :func:`time_in_turn`, of jobs that only queue their work on the device.
 
     On CUDA the times are the device's own, from events between the jobs: no job waits for the host.
@@ -169,7 +160,7 @@ def time_on(
     return times
 
 
-def launch_seconds(device: torch.device, job: Callable[[], Any], calls: int, rounds: int) -> float:
+def launch_seconds(device: torch.device, job: Job, calls: int, rounds: int) -> float:
     """Return the seconds of the host in one call of ``job``, whose work the device does meanwhile.
 
     The median over ``rounds`` of ``calls`` calls in a row, after one warm-up. The device is waited

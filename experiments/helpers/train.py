@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gact_graph
 from experiments.helpers.data import NodeTask
+from experiments.helpers.levels import Level
 from experiments.helpers.ranks import mean, rank, summed, world_size
 from experiments.helpers.recipes import Recipe
 from experiments.helpers.sampling import make_sampler, share_of
@@ -51,15 +52,6 @@ class Setup:
     memory: int | None = None
     sampler: str | None = None
     partition: str | None = None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Arguments of :func:`gact_graph.wrap`."""
-        shared: dict[str, Any] = {"adaptive": self.adaptive}
-        if self.memory is not None:
-            return shared | {"memory": self.memory}
-        own = {"bits": self.bits, "level": self.level, "blocks": self.blocks, "min_bytes": 0}
-        return shared | own
 
 
 OnEpoch = Callable[[int, float, float, "int | None"], None]
@@ -115,8 +107,11 @@ def train(
     with PeakMeter(device) as meter:
         sizes = task.x.size(1), task.num_classes
         model = build(setup.model, setup.recipe, *sizes, normalize=is_part).to(device)
-        part: dict[str, Any] = {"partition": task.part} if is_part else {}
-        gact_graph.wrap(model, **setup.options, **part, seed=seed)
+        more: dict[str, Any] = {"seed": seed} | ({"partition": task.part} if is_part else {})
+        if setup.memory is not None:
+            gact_graph.wrap(model, memory=setup.memory, adaptive=setup.adaptive, **more)
+        else:
+            Level(setup.level, setup.blocks, setup.bits, setup.adaptive).wrap(model, **more)
         alone = is_part or world_size() == 1
         trained = model if alone else DistributedDataParallel(model)
         if is_part and rank() > 0:
@@ -241,6 +236,11 @@ def take_step(
         gact_graph.distributed.sum_gradients(model)
     optimizer.step()
     return loss.detach()
+
+
+def gradient_of(model: nn.Module) -> Tensor:
+    """Return the gradients of all parameters that have one, as one vector [P]."""
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
 def training_loss(output: Tensor, task: NodeTask) -> Tensor:

@@ -45,7 +45,7 @@ def test_configuration_holds_what_changes_numbers(tmp_path, monkeypatch) -> None
 
 def test_goes_on_with_the_missing_seeds(tmp_path: Path, monkeypatch) -> None:
     first, report = run(make_job(tmp_path, (0, 2)), quiet())
-    assert first.seeds == [0, 2]
+    assert [entry["seed"] for entry in first["runs"]] == [0, 2]
     assert report is not None
     trained = []
     real = job_module.train
@@ -59,7 +59,7 @@ def test_goes_on_with_the_missing_seeds(tmp_path: Path, monkeypatch) -> None:
     second, _ = run(make_job(tmp_path, (0, 1, 2)), console)
     assert trained == [1]
     assert "2 of 3 seeds are in" in console.file.getvalue()
-    assert [second.runs[0], second.runs[2]] == first.runs
+    assert [second["runs"][0], second["runs"][2]] == first["runs"]
     assert run(make_job(tmp_path, (0, 1, 2)), quiet())[1] is None
     assert trained == [1]
 

@@ -19,8 +19,8 @@ from experiments import peers
 from experiments.helpers import comparison
 from experiments.helpers.data import prepare
 from experiments.helpers.meters import saved_bytes
-from experiments.helpers.peers.codecs import RunningRange, WithoutGraphs, decode_8, encode_8
-from experiments.helpers.peers.exact import SHARE, Exact, pack_rows, projection
+from experiments.helpers.peers.codecs import EightBits, RunningRange, WithoutGraphs
+from experiments.helpers.peers.exact import SHARE, Exact, pack_rows, projection, unpack_rows
 from experiments.helpers.runner import measure, run
 from experiments.helpers.strategies import STRATEGIES, Case
 from experiments.helpers.subjects import ON_EDGES, SUBJECTS
@@ -49,20 +49,21 @@ class TestRows:
     def test_codes_are_those_of_the_formula(self) -> None:
         """floor((h - Z) / r * B + u) with B = 3, here with Z and r / B as they are stored."""
         x = torch.randn(50, 13, generator=generator())
-        rows = pack_rows(x, generator(7))
+        packed, lows, steps = pack_rows(x, generator(7))
         noise = torch.rand(x.shape, generator=generator(7)).double()
-        low, step = rows.low.double(), rows.step.double()
+        low, step = lows.double(), steps.double()
         codes = torch.floor((x.double() - low) / step + noise)
         assert codes.min() == 0 and codes.max() == 3
         expected = codes * step + low
         # float32 may fall on the other side of a whole number once in a while.
-        differing = (rows.unpack().double() - expected).abs() > 1e-4
+        differing = (unpack_rows(packed, lows, steps, 13).double() - expected).abs() > 1e-4
         assert differing.double().mean() < 0.005
-        assert rows.codes.nbytes == 50 * 4 and rows.low.dtype == rows.step.dtype == torch.bfloat16
+        assert packed.nbytes == 50 * 4 and lows.dtype == steps.dtype == torch.bfloat16
 
     def test_are_right_on_average(self) -> None:
         x = torch.randn(6, 9, generator=generator())
-        draws = pack_rows(x.repeat(3000, 1), generator()).unpack().view(3000, 6, 9)
+        packed = pack_rows(x.repeat(3000, 1), generator())
+        draws = unpack_rows(*packed, 9).view(3000, 6, 9)
         step = (x.amax(1, keepdim=True) - x.amin(1, keepdim=True)) / 3
         # The variance is at most step^2 / 4; five standard errors of 3,000 draws.
         assert ((draws.mean(0) - x).abs() <= 5 * 0.51 * step / 3000**0.5 + 1e-6).all()
@@ -70,7 +71,7 @@ class TestRows:
 
     def test_a_constant_row_is_exact(self) -> None:
         x = torch.tensor([[2.0] * 5, [0.0] * 5, [-0.5] * 5])
-        assert torch.equal(pack_rows(x, generator()).unpack(), x)
+        assert torch.equal(unpack_rows(*pack_rows(x, generator()), 5), x)
 
 
 class TestProjection:
@@ -135,7 +136,7 @@ class TestExact:
         grad = torch.randn(50, 8)
         with Exact(CPU, seed=3):
             norm(x).backward(grad)
-        kept = pack_rows(x.detach(), generator(3)).unpack()
+        kept = unpack_rows(*pack_rows(x.detach(), generator(3)), 8)
         centred = (kept - x.detach().mean(0)) / (x.detach().var(0, correction=0) + norm.eps).sqrt()
         torch.testing.assert_close(norm.weight.grad, (grad * centred).sum(0), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(norm.bias.grad, grad.sum(0))
@@ -179,11 +180,12 @@ class TestMesa:
         """Clipped to 8 bits, right on average inside the range."""
         x = torch.tensor([-1.0, 0.0, 0.1234, 1.0, 3.0])
         low, width = torch.tensor(0.0), torch.tensor(1.0)
-        draws = torch.stack([encode_8(x, low, width, generator(s)).float() for s in range(2000)])
+        coded = [EightBits(x, low, width, generator(seed)) for seed in range(2000)]
+        draws = torch.stack([each.codes.float() for each in coded])
         torch.testing.assert_close(draws.mean(0)[2], torch.tensor(255 * 0.1234), atol=0.06, rtol=0)
         assert draws[:, 0].eq(0).all() and draws[:, 3].eq(255).all() and draws[:, 4].eq(255).all()
-        values = decode_8(torch.tensor([0, 51, 255], dtype=torch.uint8), low, width)
-        torch.testing.assert_close(values, torch.tensor([0.0, 0.2, 1.0]))
+        coded[0].codes = torch.tensor([0, 51, 255], dtype=torch.uint8)
+        torch.testing.assert_close(coded[0].decode(), torch.tensor([0.0, 0.2, 1.0]))
 
     def test_the_range_follows_by_a_tenth(self) -> None:
         codec = RunningRange()

@@ -30,9 +30,9 @@ class Net(nn.Module):
 
 def test_tensors_at_the_peak_by_module_and_operation() -> None:
     model, x = Net(), torch.randn(N)
-    meter = AtPeak(Trainee(model, lambda: model(x)))
-    train(meter.trainee, 2, 0.01, [meter])
-    rows = {(row["place"], row["operation"]): row for row in meter.rows()}
+    at_peak = AtPeak(model)
+    train(Trainee(model, lambda: model(x)), 2, 0.01, [lambda: at_peak])
+    rows = {(row["place"], row["operation"]): row for row in at_peak.rows()}
     # The result of the product was freed after forward, and so were views and the inputs.
     assert rows["first", "aten.relu.default"]["bytes"] == 4 * N
     assert rows["second", "aten.sigmoid.default"] == {

@@ -6,8 +6,10 @@ import argparse
 import contextlib
 import json
 import statistics
+import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from experiments import kernels, overhead, step_time
 from experiments.helpers import timing
 from experiments.helpers.data import prepare
 from experiments.helpers.subjects import SUBJECTS, make
-from experiments.helpers.timing import BusyLoops
+from experiments.helpers.timing import busy_loops
 from experiments.kernels import (
     edge_jobs,
     measure,
@@ -131,23 +133,30 @@ class TestInTurn:
         assert timing.launch_seconds(CPU, lambda: seen.append("call"), 3, 3) == 2.0  # of 2, 1, 5
         assert seen == 4 * ["wait", "clock", "call", "call", "call", "clock"] + ["wait"]
 
-    def test_busy_processes_run_beside_their_own_jobs_only(self) -> None:
+    def test_busy_processes_run_beside_their_own_jobs_only(self, monkeypatch) -> None:
+        processes: list[subprocess.Popen[bytes]] = []
+
+        def start(line: list[str]) -> subprocess.Popen[bytes]:
+            processes.append(subprocess.Popen(line))
+            return processes[-1]
+
+        monkeypatch.setattr(timing, "subprocess", SimpleNamespace(Popen=start))
+
         def come_to(states: str) -> bool:
             for _ in range(1000):  # a signal takes a moment
-                stats = [Path(f"/proc/{p.pid}/stat").read_text() for p in loops._processes]
+                stats = [Path(f"/proc/{p.pid}/stat").read_text() for p in processes]
                 if {text.rpartition(")")[2].split()[0] for text in stats} <= {*states}:
                     return True
                 time.sleep(0.01)
             return False
 
-        with BusyLoops(2) as loops:
-            processes = [*loops._processes]
+        with busy_loops(2) as beside:
             assert len(processes) == 2
             assert come_to("T")
-            assert loops.beside(lambda: come_to("RS"))()
+            assert beside(lambda: come_to("RS"))()
             assert come_to("T")
             with pytest.raises(ZeroDivisionError):
-                loops.beside(lambda: 1 / 0)()
+                beside(lambda: 1 / 0)()
             assert come_to("T")
         assert all(process.returncode for process in processes)
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from datasets import Graph
-from experiments.helpers.summary import Results
 
 
 def small_graph(*, multi_label: bool = False) -> Graph:
@@ -80,6 +79,6 @@ def config(**changes: Any) -> dict[str, Any]:
     }
 
 
-def results(*records: dict[str, Any], **changes: Any) -> Results:
+def results(*records: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """Results of these records, of :func:`config`."""
-    return Results(config(**changes), {"torch": "2.13.0"}, [*records])
+    return {"config": config(**changes), "versions": {"torch": "2.13.0"}, "runs": [*records]}

@@ -37,12 +37,15 @@ class WithoutGraphs(Codec):
 
 
 class EightBits(Encoded):
-    """A tensor in 8 bits an element."""
+    """A tensor in 8 bits an element: ``codes``, uint8, of values in the range from ``low`` on."""
 
     codec = "8 bits"
 
     def __init__(self, x: Tensor, low: Tensor, width: Tensor, generator: torch.Generator) -> None:
-        self.codes = encode_8(x, low, width, generator)
+        scale = 255 / torch.where(width > 0, width, 1)
+        noise = torch.rand(x.shape, generator=generator, device=x.device)
+        codes = noise.add_((x.float() - low).mul_(scale)).floor_().clamp_(0, 255)
+        self.codes = codes.to(torch.uint8)
         self.low, self.width, self.dtype = low, width, x.dtype
 
     @property
@@ -50,7 +53,7 @@ class EightBits(Encoded):
         return self.codes.nbytes + self.low.nbytes + self.width.nbytes
 
     def decode(self) -> Tensor:
-        return decode_8(self.codes, self.low, self.width).to(self.dtype)
+        return self.codes.float().mul_(self.width / 255).add_(self.low).to(self.dtype)
 
 
 class RunningRange(Codec):
@@ -88,15 +91,3 @@ class RunningRange(Codec):
             width = before[1] - (1 - self.decay) * (before[1] - width)
         self._ranges[slot] = low, width
         return low, width
-
-
-def encode_8(x: Tensor, low: Tensor, width: Tensor, generator: torch.Generator) -> Tensor:
-    """Codes 0 to 255, uint8, of a tensor in the range from ``low`` on."""
-    scale = 255 / torch.where(width > 0, width, 1)
-    noise = torch.rand(x.shape, generator=generator, device=x.device)
-    return noise.add_((x.float() - low).mul_(scale)).floor_().clamp_(0, 255).to(torch.uint8)
-
-
-def decode_8(codes: Tensor, low: Tensor, width: Tensor) -> Tensor:
-    """The values of the codes, float32."""
-    return codes.float().mul_(width / 255).add_(low)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,36 +39,13 @@ _LEVELS = 3  # two bits: codes 0 to 3
 _A_BYTE = 4  # codes
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The codes of a matrix.
+def pack_rows(x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Keep a float32 matrix [R, W] in two bits an element; right on average over the noise.
 
-    Attributes:
-        codes: Four to a byte, uint8 [R, ceil(W / 4)].
-        low, step: Smallest value and distance of two codes of each row, bfloat16 [R, 1].
-        width: W.
+    Returns:
+        The codes, four to a byte, uint8 [R, ceil(W / 4)]; the smallest value and the distance of
+        two codes of each row, bfloat16 [R, 1].
     """
-
-    codes: Tensor
-    low: Tensor
-    step: Tensor
-    width: int
-
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All that it holds."""
-        return self.codes, self.low, self.step
-
-    def unpack(self) -> Tensor:
-        """The decoded matrix, float32 [R, W]."""
-        shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=self.codes.device)
-        codes = (self.codes.unsqueeze(-1) >> shifts) & _LEVELS
-        values = codes.flatten(1)[:, : self.width].float()
-        return values.mul_(self.step.float()).add_(self.low.float())
-
-
-def pack_rows(x: Tensor, generator: torch.Generator) -> Rows:
-    """Keep a float32 matrix [R, W] in two bits an element; right on average over the noise."""
     smallest, largest = x.aminmax(dim=1, keepdim=True)
     # Rounded away from the values, so that none of them needs a code beyond the last one.
     low = _rounded(smallest, -math.inf)
@@ -80,8 +56,14 @@ def pack_rows(x: Tensor, generator: torch.Generator) -> Rows:
     codes = torch.nn.functional.pad(codes, (0, -x.size(1) % _A_BYTE))
     codes = codes.view(x.size(0), -1, _A_BYTE)
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=x.device)
-    packed = (codes << shifts).sum(-1, dtype=torch.uint8)
-    return Rows(packed, low, step, x.size(1))
+    return (codes << shifts).sum(-1, dtype=torch.uint8), low, step
+
+
+def unpack_rows(codes: Tensor, low: Tensor, step: Tensor, width: int) -> Tensor:
+    """The matrix, float32 [R, W], from the results of :func:`pack_rows`."""
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=codes.device)
+    values = ((codes.unsqueeze(-1) >> shifts) & _LEVELS).flatten(1)[:, :width].float()
+    return values.mul_(step.float()).add_(low.float())
 
 
 def _rounded(x: Tensor, towards: float) -> Tensor:
@@ -162,14 +144,13 @@ class Exact(TorchFunctionMode):
             flat = x.reshape(-1)
             width = self._block * x.size(1)
             x = torch.cat([flat, flat[-1:].expand(-flat.numel() % width)]).view(-1, width)
-        packed = pack_rows(x.float(), self.generator)
-        width = packed.width
+        width = x.size(1)
 
         def restore(codes: Tensor, low: Tensor, step: Tensor) -> Tensor:
-            rows = Rows(codes, low, step, width).unpack()
+            rows = unpack_rows(codes, low, step, width)
             return rows.view(-1)[: shape.numel()].view(shape)
 
-        return packed.tensors, restore
+        return pack_rows(x.float(), self.generator), restore
 
     def project(self, x: Tensor) -> Kept:
         """Keep its rows, made narrower by a random matrix."""
