@@ -61,6 +61,21 @@ class GraphNet(nn.Module):
         return self.convs[1](h, edge_index)
 
 
+_EDGES = graph()[1]
+
+
+class ConvNet(nn.Module):
+    """One conv on the edges of :func:`graph` after a linear layer, with more arguments for it."""
+
+    def __init__(self, conv: nn.Module, *extra: Tensor) -> None:
+        super().__init__()
+        self.first, self.conv, self.extra = nn.Linear(FEATURES, FEATURES), conv, extra
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(torch.tanh(self.first(x)), _EDGES, *self.extra)
+        return out
+
+
 class Mlp(nn.Module):
     """tanh saves its result and linear its input: one storage, two savers."""
 

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from gact_graph.layers.blocks.arguments import Arguments
+from gact_graph.layers.blocks.arguments import Arguments, EdgeFunction
 from gact_graph.layers.blocks.attention import Attention
-from gact_graph.layers.blocks.edge_functions import EdgeFunction
 from gact_graph.layers.blocks.graph import Dependencies, EdgeGraph, storages_of
 from gact_graph.layers.blocks.locality import prove
 from gact_graph.layers.blocks.match_attention import match_attention
@@ -30,18 +29,15 @@ class BaselineSaves:
         by_node: Bytes for each destination node.
         fixed: Bytes for any graph.
         inputs: Indices of the saved tensors in ``Arguments.tensors``.
-        edge_index: Whether the ends of the edges are saved.
-        result: Whether the result of the call is saved.
-        attributes: The attributes in which the layer leaves a saved tensor.
+        others: ``edge_index`` if the ends of the edges are saved, ``result`` if the result of the
+            call is saved, and the attributes in which the layer leaves a saved tensor.
     """
 
     by_edge: float = 0.0
     by_node: float = 0.0
     fixed: float = 0.0
     inputs: frozenset[int] = frozenset()
-    edge_index: bool = False
-    result: bool = False
-    attributes: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset()
 
     def nbytes(self, num_edges: int, num_destinations: int) -> int:
         """Return the bytes of the tensors that the call makes, without arguments and result."""
@@ -153,23 +149,16 @@ def _baseline(traced: Trace, dependencies: Dependencies, arguments: Arguments) -
     }
     ends = [take(traced.placeholders[name]) for name in ("index", "edge_index_j")]
     result, *kept = traced.outputs
-    attributes = {name for name, node in zip(traced.kept, kept, strict=True) if take(node)}
-    is_result = take(result)
+    outputs = zip((*traced.kept, "result"), (*kept, result), strict=True)
+    others = {name for name, node in outputs if take(node)}
     by_edge, by_node, fixed = _linear(traced, saved, _float_masks(traced))
-    gathers = any(
+    if any(ends) or any(
         arguments.tensors[use.index].requires_grad
         for use in arguments.uses
         if use.level in ("source", "destination")
-    )
-    return BaselineSaves(
-        by_edge,
-        by_node,
-        fixed,
-        frozenset(inputs - parameters),
-        any(ends) or gathers,
-        is_result,
-        frozenset(attributes),
-    )
+    ):
+        others.add("edge_index")
+    return BaselineSaves(by_edge, by_node, fixed, frozenset(inputs - parameters), frozenset(others))
 
 
 def _float_masks(traced: Trace) -> dict[int, int]:
@@ -190,7 +179,7 @@ def _linear(
     traced: Trace, saved: Mapping[int, Tensor], wider: Mapping[int, int]
 ) -> tuple[float, float, float]:
     """Return the bytes of storages for each edge, for each destination, and for any graph."""
-    edges, destinations = traced.symbols.edges, traced.symbols.destinations
+    edges, destinations = traced.symbol("num_edges"), traced.symbol("dim_size")
     totals: list[float] = []
     for numbers in ({edges: 0, destinations: 0}, {edges: 1000}, {destinations: 1000}):
         total = 0

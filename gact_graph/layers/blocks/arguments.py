@@ -1,24 +1,40 @@
-"""The arguments of ``propagate`` or ``edge_updater``, and the inputs of a block."""
+"""The arguments of a call, the inputs of a block, and their gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from gact_graph.layers.blocks.inputs import Input, Leaf
 from gact_graph.layers.blocks.order import Block, Order
-from gact_graph.layers.blocks.rows import rows_of
-from gact_graph.layers.recompute.structure import Structure, taken_apart
+from gact_graph.layers.blocks.rows import CodedRows, add_rows, rows_of
 
 Level = Literal["source", "destination", "node", "edge", "whole"]
 
 
 class CannotBlock(Exception):
     """A layer must run as in PyG. The message gives the reason, as in the report, without "it"."""
+
+
+@dataclass(frozen=True)
+class EdgeFunction:
+    """A function that runs for the edges of a block, as PyG runs it for all edges.
+
+    Attributes:
+        name: The name of the operation in reports and in the slots of saved tensors.
+        run: Takes the module and the inputs of the block by name, and returns a row for each edge
+            or for each destination node.
+        of_edges: Whether the result has a row for each edge.
+        methods: The methods of the layer that the function calls.
+    """
+
+    name: str
+    run: Callable[[Any, dict[str, Any]], Tensor]
+    of_edges: bool
+    methods: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,72 @@ class Use:
     parameter: str
     level: Level
     index: int
+
+
+@dataclass
+class Input:
+    """An input of the call: a tensor among the arguments, or a constant of the layer.
+
+    Attributes:
+        value: The saved tensor, which may be quantized.
+        requires_grad: Whether its gradient is needed.
+        of_gradient: In a backward of backward, the incoming gradient of the input's gradient.
+        gradient: The gradient; None until a block has one.
+    """
+
+    value: Tensor | CodedRows
+    requires_grad: bool = False
+    of_gradient: Tensor | None = None
+    gradient: Tensor | None = None
+    _owned: bool = field(default=False, init=False)  # whether no other tensor shares its memory
+
+    @property
+    def tensor(self) -> Tensor:
+        """The value of an input that is never quantized."""
+        assert isinstance(self.value, Tensor)
+        return self.value
+
+    def add(self, gradient: Tensor | None, rows: Tensor | slice | None = None) -> None:
+        """Add a gradient of the whole input, or of the rows at an index, if it is needed."""
+        if gradient is None or not self.requires_grad:
+            return
+        if self.gradient is None and rows is None:
+            self.gradient = gradient
+            return
+        if self.gradient is None or not self._owned:
+            # Not in place: autograd may return one tensor as the gradient of several inputs.
+            value, total = self.value, self.gradient
+            self.gradient = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+            if total is not None:
+                self.gradient += total
+            self._owned = True
+        if rows is None:
+            self.gradient += gradient
+        else:
+            add_rows(self.gradient, rows, gradient)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A leaf of the graph of a block.
+
+    Attributes:
+        tensor: The leaf: an input, or some of its rows.
+        input: The input, which adds up the gradients of its leaves.
+        rows: Index of these rows; None for the whole input.
+    """
+
+    tensor: Tensor
+    input: Input
+    rows: Tensor | slice | None = None
+
+    @property
+    def of_gradient(self) -> Tensor | None:
+        """In a backward of backward, the incoming gradient of the leaf's gradient."""
+        of_gradient = self.input.of_gradient
+        if of_gradient is None or self.rows is None:
+            return of_gradient
+        return rows_of(of_gradient, self.rows)
 
 
 def constant_name(number: int) -> str:
@@ -99,6 +181,19 @@ class Arguments:
         """Return the levels of all uses of a tensor."""
         return {use.level for use in self.uses if use.index == index}
 
+    def row_bytes(self, summed: int | None) -> float:
+        """Return the bytes of the widest row of an edge.
+
+        Args:
+            summed: Index of a tensor whose rows an operator sums, so that no edge has a row; None
+                for no such tensor.
+        """
+        by_edge = {use.index for use in self.uses if use.level not in ("node", "whole")}
+        if summed is not None and by_edge == {summed} and self.levels_of(summed) == {"source"}:
+            return 1.0  # an edge has nothing else
+        tensors = [self.tensors[index] for index in by_edge] or self.tensors
+        return max(t.nbytes / max(1, t.size(0)) for t in tensors)
+
     def inputs(
         self, inputs: Sequence[Input], names: Collection[str], order: Order, block: Block | None
     ) -> tuple[dict[str, Any], list[Leaf]]:
@@ -116,13 +211,13 @@ class Arguments:
         """
         rows: dict[Level, Tensor | slice] = {}
         if block is None:
-            zero = torch.zeros((), dtype=torch.int64, device=order.neighbors.device)
-            values: dict[str, Any] = {"index": zero.expand(order.num_edges)}  # only its length
+            values: dict[str, Any] = {"num_edges": order.num_edges}
         else:
             sources, destinations = order.neighbors[block.edges].long(), order.destinations(block)
             rows = {"source": sources, "edge": order.positions(block)}
             rows |= {"destination": block.nodes, "node": block.nodes}
             values = {
+                "num_edges": block.num_edges,
                 "index": destinations,
                 "edge_index_j": sources,
                 "dim_size": block.num_nodes,
@@ -142,93 +237,3 @@ class Arguments:
                 part = rows_of(part, destinations)
             values[use.parameter] = part
         return values, leaves
-
-
-class Collector:
-    """Collects the arguments of one call.
-
-    Attributes:
-        others: Arguments that are no tensors, by parameter.
-    """
-
-    def __init__(self) -> None:
-        self.others: dict[str, Any] = {}
-        self._tensors: list[Tensor] = []
-        self._names: list[str] = []
-        self._uses: list[Use] = []
-
-    def add(self, parameter: str, level: Level, tensor: Tensor, name: str) -> None:
-        """Add a tensor.
-
-        Args:
-            parameter: The parameter of the edge function that gets the tensor.
-            level: The part of the tensor that a block reads.
-            tensor: The tensor.
-            name: The name of the tensor in the report.
-
-        Raises:
-            CannotBlock: The tensor is of a kind that cannot be cut.
-        """
-        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
-            raise CannotBlock(f"has a {type(tensor).__name__} in {name}")
-        index = next((i for i, t in enumerate(self._tensors) if t is tensor), None)
-        if index is None:
-            index = len(self._tensors)
-            self._tensors.append(tensor)
-            self._names.append(name)
-        self._uses.append(Use(parameter, level, index))
-
-    def add_nested(
-        self, parameter: str, level: Level, value: Any, name: str, rows: int | None = None
-    ) -> None:
-        """Add a tensor, None, or tuples, lists and dicts of tensors: :func:`nested` returns them.
-
-        Args:
-            parameter: A name for :func:`nested`.
-            level: The part of each tensor that a block reads.
-            value: The argument.
-            name: The name of the argument in the report.
-            rows: The number of rows that each tensor must have; None for any number.
-
-        Raises:
-            CannotBlock: A tensor has another number of rows, or is of a kind that cannot be cut.
-        """
-        tensors, structure = taken_apart(value)
-        self.others[parameter] = structure
-        self.others[f"{parameter} as text"] = str(structure.spec), structure.others
-        for number, tensor in enumerate(tensors):
-            inner = name if len(tensors) == 1 else f"{name}.{number}"
-            if rows is not None and (tensor.dim() == 0 or tensor.size(0) != rows):
-                raise CannotBlock(
-                    f"has a tensor of shape {[*tensor.shape]} in {inner} where {rows} rows are "
-                    "expected"
-                )
-            self.add(f"{parameter}.{number}", level, tensor, inner)
-
-    def arguments(self, num_destinations: int, num_sources: int) -> Arguments:
-        """Return the arguments.
-
-        Raises:
-            CannotBlock: There is no tensor.
-        """
-        if not self._uses:
-            raise CannotBlock("gets no tensor")
-        return Arguments(
-            tuple(self._tensors),
-            tuple(self._names),
-            tuple(self._uses),
-            self.others,
-            num_destinations,
-            num_sources,
-        )
-
-
-def nested(inputs: Mapping[str, Any], parameter: str) -> Any:
-    """Return an argument of :meth:`Collector.add_nested`, for a block.
-
-    Args:
-        inputs: The inputs of the edge function.
-        parameter: The name of the argument.
-    """
-    structure: Structure = inputs[parameter]
-    return structure.filled([inputs[f"{parameter}.{i}"] for i in range(structure.num_tensors)])

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from gact_graph.layers.blocks.arguments import Input
 from gact_graph.layers.blocks.edge_features import edge_score_gradients, edge_scores
 from gact_graph.layers.blocks.order import Order
 from gact_graph.layers.blocks.rows import CodedRows, rows_at_a_time, rows_of, whole
@@ -42,17 +43,12 @@ class Attention(ABC):
 
     @abstractmethod
     def gradients(
-        self,
-        inputs: Sequence[Tensor | CodedRows],
-        requires_grad: Sequence[bool],
-        gradients: Sequence[Tensor | None],
-        order: Order,
+        self, inputs: Sequence[Input], gradients: Sequence[Tensor | None], order: Order
     ) -> Sequence[Tensor | None]:
         """Return the gradients of the inputs; None for no gradient.
 
         Args:
             inputs: The inputs, of which tensors of nodes may be quantized.
-            requires_grad: Whether the gradient of each input is needed.
             gradients: The gradients of the outputs, of which at least one is not None.
             order: The order of the edges.
         """
@@ -107,13 +103,9 @@ class SumAttention(EdgeAttention):
     _reference = staticmethod(differentiable_attention)
 
     def gradients(
-        self,
-        inputs: Sequence[Tensor | CodedRows],
-        requires_grad: Sequence[bool],
-        gradients: Sequence[Tensor | None],
-        order: Order,
+        self, inputs: Sequence[Input], gradients: Sequence[Tensor | None], order: Order
     ) -> Sequence[Tensor | None]:
-        gradient, tensors = _only(gradients), [whole(tensor) for tensor in inputs]
+        gradient, tensors = _only(gradients), [whole(entry.value) for entry in inputs]
         source, destination, *linear = tensors
         of_score, of_destination = torch.empty_like(gradient), torch.empty_like(destination)
         sums.attention_backward(of_score, of_destination, gradient, *self._operands(tensors, order))
@@ -124,7 +116,9 @@ class SumAttention(EdgeAttention):
         if not linear:
             return of_source, of_destination
         features, matrix, vector = linear
-        of_linear = edge_score_gradients(of_score, features, matrix, vector, requires_grad[2])
+        of_linear = edge_score_gradients(
+            of_score, features, matrix, vector, inputs[2].requires_grad
+        )
         return of_source, of_destination, *of_linear
 
     def _tensors(self, inputs: Sequence[Tensor]) -> Sequence[Tensor | None]:
@@ -144,16 +138,11 @@ class LeakyAttention(EdgeAttention):
     _reference = staticmethod(differentiable_leaky_attention)
 
     def gradients(
-        self,
-        inputs: Sequence[Tensor | CodedRows],
-        requires_grad: Sequence[bool],
-        gradients: Sequence[Tensor | None],
-        order: Order,
+        self, inputs: Sequence[Input], gradients: Sequence[Tensor | None], order: Order
     ) -> Sequence[Tensor | None]:
         gradient = _only(gradients)
-        sources, destinations, vector = inputs
-        assert isinstance(vector, Tensor)  # only tensors of nodes stay quantized
-        vector = vector.detach()[0].contiguous()
+        sources, destinations = (entry.value for entry in inputs[:2])
+        vector = inputs[2].tensor.detach()[0].contiguous()
         of_score = torch.empty_like(gradient)
         # Only one quantized tensor is decoded as a whole at a time.
         of_destination, of_vector = self._of_destinations(

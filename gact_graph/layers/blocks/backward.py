@@ -7,13 +7,14 @@ alive for more than a block.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from gact_graph.layers.blocks.arguments import Input, Leaf
 from gact_graph.layers.blocks.attention import Attention
 from gact_graph.layers.blocks.call import BlockedCall
-from gact_graph.layers.blocks.inputs import BlockGraph, Input, Leaf
 from gact_graph.layers.blocks.order import Block
 from gact_graph.layers.blocks.rows import rows_of, whole, write_rows
 from gact_graph.layers.blocks.weighted_sum import (
@@ -133,8 +134,7 @@ def _backward_of_sum(
             weights = weight.detach()
             if of_sum is not None and weight.requires_grad:
                 of_x, of_weight = sum_gradients(of_sum, x.value, weight, order, call.size)
-                if x.requires_grad:
-                    x.add(of_x)
+                x.add(of_x)
                 weights = None
         else:
             part, *of_kept = _parts_of(call, block, gradients)
@@ -162,12 +162,9 @@ def _backward_of_attention(
         return
     inputs = [inputs[index] for index in attention.inputs]
     with call.run_state.restored(), torch.no_grad():
-        values = [entry.value for entry in inputs]
-        requires_grad = [entry.requires_grad for entry in inputs]
-        of_inputs = attention.gradients(values, requires_grad, gradients, call.order)
+        of_inputs = attention.gradients(inputs, gradients, call.order)
     for entry, gradient in zip(inputs, of_inputs, strict=True):
-        if entry.requires_grad and gradient is not None:
-            entry.add(gradient)
+        entry.add(gradient)
 
 
 def _double_backward_of_attention(
@@ -185,3 +182,63 @@ def _double_backward_of_attention(
     leaves = [Leaf(value, entry) for value, entry in pairs if entry.requires_grad]
     incoming, of_incoming = _as_leaves(gradients, [None] * len(gradients))
     BlockGraph(outputs, incoming, leaves).double_backward(of_incoming)
+
+
+@dataclass(frozen=True)
+class BlockGraph:
+    """The autograd graph of a block that has run again.
+
+    Attributes:
+        results: The results of the block.
+        gradients: Their gradients; None for no gradient.
+        leaves: The leaves whose gradients are needed.
+    """
+
+    results: Sequence[Tensor]
+    gradients: Sequence[Tensor | None]
+    leaves: Sequence[Leaf]
+
+    def backward(self) -> None:
+        """Add the gradients of the leaves to those of their inputs."""
+        _add(self.leaves, self._differentiated(create_graph=False))
+
+    def double_backward(self, gradients: Sequence[Leaf]) -> None:
+        """Add the second-order gradients of :meth:`backward`.
+
+        Args:
+            gradients: The incoming gradients of :meth:`backward`, as leaves.
+        """
+        first = self._differentiated(create_graph=True)
+        pairs = [
+            (gradient, leaf.of_gradient)
+            for leaf, gradient in zip(self.leaves, first, strict=True)
+            if gradient is not None
+            and gradient.requires_grad
+            and leaf.input.of_gradient is not None
+        ]
+        if not pairs:
+            return
+        outputs, of_outputs = zip(*pairs, strict=True)
+        leaves = [*self.leaves, *gradients]
+        inputs = [leaf.tensor for leaf in leaves]
+        _add(leaves, torch.autograd.grad(outputs, inputs, of_outputs, allow_unused=True))
+
+    def _differentiated(self, create_graph: bool) -> Sequence[Tensor | None]:
+        """Return the gradient of each leaf; None where none arrives."""
+        pairs = [
+            (result, gradient)
+            for result, gradient in zip(self.results, self.gradients, strict=True)
+            if gradient is not None and result.requires_grad
+        ]
+        if not pairs or not self.leaves:
+            return [None] * len(self.leaves)
+        results, gradients = zip(*pairs, strict=True)
+        inputs = [leaf.tensor for leaf in self.leaves]
+        return torch.autograd.grad(
+            results, inputs, gradients, create_graph=create_graph, allow_unused=True
+        )
+
+
+def _add(leaves: Sequence[Leaf], gradients: Sequence[Tensor | None]) -> None:
+    for leaf, gradient in zip(leaves, gradients, strict=True):
+        leaf.input.add(gradient, leaf.rows)

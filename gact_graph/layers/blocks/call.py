@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from gact_graph.layers.blocks.analysis import LayerAnalysis
-from gact_graph.layers.blocks.arguments import Arguments, CannotBlock
-from gact_graph.layers.blocks.inputs import Input
+from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, Input
 from gact_graph.layers.blocks.order import Block, Order
 from gact_graph.layers.blocks.rows import write_rows
 from gact_graph.layers.blocks.weighted_sum import WeightedSum, sum_block, sum_edges

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gact_graph.layers.blocks.arguments import Input
 from gact_graph.layers.blocks.attention import Attention
 from gact_graph.layers.blocks.edge_features import LinearEdgeFeatures
 from gact_graph.layers.blocks.order import Order
@@ -37,8 +38,8 @@ class DotAttention(Attention):
     keeps: bool
 
     def outputs(self, inputs: Sequence[Tensor], order: Order) -> list[Tensor]:
-        key, query, value = inputs[:3]
-        features = self._edge_features(inputs, order)
+        key, query, value, *linear = inputs
+        features = self._edge_features(linear, key.size(1), order)
         weight = self._weights(key, query, features, order)
         kept = [weight] if self.keeps else []
         out = value.new_empty(query.shape)
@@ -49,16 +50,13 @@ class DotAttention(Attention):
         return [out, *kept]
 
     def gradients(
-        self,
-        inputs: Sequence[Tensor | CodedRows],
-        requires_grad: Sequence[bool],
-        gradients: Sequence[Tensor | None],
-        order: Order,
+        self, inputs: Sequence[Input], gradients: Sequence[Tensor | None], order: Order
     ) -> Sequence[Tensor | None]:
         # Only one quantized tensor is decoded as a whole at a time.
-        key, query, value = inputs[:3]
+        key, query, value, *linear = (entry.value for entry in inputs)
         of_out, of_kept = gradients if self.keeps else (*gradients, None)
-        keys, features = whole(key), self._edge_features(inputs, order)
+        keys, features = whole(key), self._edge_features(linear, key.shape[1], order)
+        of_features = bool(linear) and inputs[3].requires_grad
         weight = self._weights(keys, query, features, order)
         of_value: Tensor | None = None
         if of_out is None:
@@ -69,7 +67,7 @@ class DotAttention(Attention):
             dropped = self._dropped(weight, seed)
             of_value, of_weight = sum_gradients(of_out, value, dropped, order, order.num_edges)
             if features is not None:
-                features.add_gradients(of_out, dropped, requires_grad[3])
+                features.add_gradients(of_out, dropped, of_features)
                 dots = features.dots(of_out)
                 if order.permutation is None:
                     of_weight += dots
@@ -90,7 +88,7 @@ class DotAttention(Attention):
         sum_edges(of_key, queries, of_weight, order.by_source, order.num_edges)
         if features is None:
             return of_key, of_query, of_value
-        sums = features.add_gradients(queries, of_weight, requires_grad[3])
+        sums = features.add_gradients(queries, of_weight, of_features)
         of_query += features.row_sums(sums)
         return of_key, of_query, of_value, features.of_features, features.of_matrix
 
@@ -107,12 +105,12 @@ class DotAttention(Attention):
         return (out, weight) if self.keeps else (out,)
 
     def _edge_features(
-        self, inputs: Sequence[Tensor | CodedRows], order: Order
+        self, linear: Sequence[Tensor | CodedRows], heads: int, order: Order
     ) -> LinearEdgeFeatures | None:
-        if len(inputs) == 3:
+        if not linear:
             return None
-        features, matrix = (whole(tensor) for tensor in inputs[3:])
-        return LinearEdgeFeatures(features, matrix, inputs[0].shape[1], order)
+        features, matrix = map(whole, linear)
+        return LinearEdgeFeatures(features, matrix, heads, order)
 
     def _weights(
         self,

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from gact_graph.layers.blocks.analysis import BaselineSaves, LayerAnalysis, analyze
-from gact_graph.layers.blocks.arguments import Arguments, CannotBlock
+from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, EdgeFunction
 from gact_graph.layers.blocks.call import BlockedCall, Output
-from gact_graph.layers.blocks.cutting import Cutting
-from gact_graph.layers.blocks.edge_functions import EdgeFunction
 from gact_graph.layers.blocks.function import run_in_blocks
-from gact_graph.layers.recompute import reuse
+from gact_graph.layers.blocks.order import Cutting
+from gact_graph.layers.recompute import runs
 from gact_graph.ops.weighted_sum import makes_messages
 from gact_graph.support import current
 from gact_graph.support.reach import Reach, Unknowable
@@ -43,7 +42,7 @@ class EdgeWork:
     """
 
     def __init__(self, edge_function: EdgeFunction) -> None:
-        self._edge_function = edge_function
+        self.edge_function = edge_function
         self._new_in_a_row = 0
         self._last: Hashable = None
 
@@ -85,13 +84,13 @@ class EdgeWork:
             x = arguments.tensors[analysis.weighted_sum.index]
             summed = None if makes_messages(x.device) else analysis.weighted_sum.index
             by_source = by_source or x.requires_grad
-        size = cutting.edges_per_block(arguments, summed)
+        size = cutting.edges_per_block(arguments.row_bytes(summed), order.neighbors.device)
         named = dict(constants) | dict(zip(arguments.names, arguments.tensors, strict=True))
         arguments = arguments.with_constants(constants)
         if by_source and arguments.needs_graph:
             # Now, because in backward there is less memory left to sort the edges.
             _ = order.by_source
-        result = Output(None, self._edge_function.of_edges)
+        result = Output(None, self.edge_function.of_edges)
         call = BlockedCall(
             analysis,
             arguments.without_tensors(),
@@ -122,10 +121,10 @@ class EdgeWork:
             CannotBlock: The call cannot run in blocks.
         """
         try:
-            reach = Reach([module, *arguments.others.values()], self._edge_function.methods)
+            reach = Reach([module, *arguments.others.values()], self.edge_function.methods)
         except Unknowable as reason:
             raise CannotBlock(str(reason)) from reason
-        key = self._edge_function, _properties(arguments), reach.key
+        key = self.edge_function, _properties(arguments), reach.key
         analysis = _known.get(key)
         if analysis is None:
             analysis = self._analyze(key, module, arguments, reach)
@@ -145,7 +144,7 @@ class EdgeWork:
             raise CannotBlock("has another state at each call")
         analysis: LayerAnalysis | str
         try:
-            analysis = analyze(self._edge_function, module, arguments, reach)
+            analysis = analyze(self.edge_function, module, arguments, reach)
         except CannotBlock as reason:
             analysis = str(reason)
         _known[key] = analysis
@@ -171,17 +170,15 @@ class EdgeWork:
         of_stock = {arguments.names[i]: arguments.tensors[i] for i in baseline.inputs}
         extra = named.keys() - of_stock.keys()
         gathered: set[str] = set()
-        if not self._edge_function.of_edges:
+        if not self.edge_function.of_edges:
             gathered |= {arguments.names[index] for index in arguments.rows_of_nodes}
-        name = self._edge_function.name
+        name = self.edge_function.name
         with session.trace.standing_for(name, named, extra, gathered) as operation:
             with current.capture_disabled():
                 result = run_in_blocks(call, arguments.tensors, module)
-            if baseline.edge_index:
-                of_stock["edge_index"] = edge_index
-            if baseline.result:
-                of_stock["result"] = result
-            of_stock |= {name: getattr(module, name) for name in baseline.attributes}
+            made = {"edge_index": edge_index, "result": result}
+            for other in baseline.others:
+                of_stock[other] = made[other] if other in made else getattr(module, other)
             nbytes = baseline.nbytes(edge_index.size(1), arguments.num_destinations)
             session.count_baseline(operation, nbytes, of_stock)
         return result
@@ -223,8 +220,8 @@ def in_blocks(
     Raises:
         RuntimeError: The edge work ran in blocks in forward, and cannot in backward.
     """
-    edge_calls = reuse.current()
-    before = None if edge_calls is None else edge_calls.next().in_blocks
+    layer_run = runs.current()
+    before = None if layer_run is None else layer_run.next().in_blocks
     if before is False:
         return None
     try:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gact_graph.layers.blocks.arguments import Input
 from gact_graph.layers.blocks.backward import backward, double_backward
 from gact_graph.layers.blocks.call import BlockedCall
-from gact_graph.layers.blocks.inputs import Input
 from gact_graph.layers.blocks.rows import saved_tensors
-from gact_graph.layers.recompute import reuse
+from gact_graph.layers.recompute import runs
 from gact_graph.support.current import capture_disabled_in_backward, with_advice
 from gact_graph.support.edits import glimpse_of
 
@@ -30,18 +30,16 @@ def run_in_blocks(call: BlockedCall, tensors: Sequence[Tensor], module: Any) -> 
     Raises:
         CannotBlock: See :meth:`BlockedCall.forward`.
     """
-    edge_calls = reuse.current()
-    reused = None if edge_calls is None else edge_calls.next()
-    shape_only = reused is not None and reused.shape_only
-    known = None if reused is None else reused.result
+    run = runs.current()
+    reused = runs.Reuse() if run is None else run.next()
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        with nullcontext() if edge_calls is None else edge_calls.saves():
-            results = _Blocked.apply(call, shape_only, known, *tensors)
+        with nullcontext() if run is None else run.saves():
+            results = _Blocked.apply(call, reused, *tensors)
     else:
-        results = call.forward(tensors, shape_only)
+        results = call.forward(tensors, reused.shape_only)
     result: Tensor = results[0]
-    if edge_calls is not None:
-        edge_calls.ended_in_blocks(result, call.outputs[0].of_edges and len(call.outputs) == 1)
+    if run is not None:
+        run.ended_in_blocks(result, call.outputs[0].of_edges and len(call.outputs) == 1)
     for output, tensor in zip(call.outputs[1:], results[1:], strict=True):
         assert output.attribute is not None
         setattr(module, output.attribute, tensor)
@@ -53,8 +51,7 @@ class _Blocked(torch.autograd.Function):
     def forward(
         ctx: Any,
         call: BlockedCall,
-        shape_only: bool,
-        known: Tensor | None,
+        reused: runs.Reuse,
         *inputs: Tensor,
     ) -> tuple[Tensor, ...]:
         never_read = call.analysis.never_read
@@ -68,15 +65,15 @@ class _Blocked(torch.autograd.Function):
         ctx.glimpses = [glimpse_of(inputs[i]) for i in ctx.saved]
         # Through the hooks that compress saved tensors.
         ctx.save_for_backward(*(inputs[i] for i in ctx.saved))
-        if known is not None:
-            return (known,)
-        return tuple(call.forward(inputs, shape_only))
+        if reused.result is not None:
+            return (reused.result.detach(),)
+        return tuple(call.forward(inputs, reused.shape_only))
 
     @staticmethod
     @with_advice
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         call: BlockedCall = ctx.call
-        requires_grad = ctx.needs_input_grad[3:]
+        requires_grad = ctx.needs_input_grad[2:]
         create_graph = torch.is_grad_enabled()
         if create_graph:
             saved = ctx.saved_tensors
@@ -95,12 +92,12 @@ class _Blocked(torch.autograd.Function):
         if create_graph:
             ordered = [values[i] for i in range(len(requires_grad))]
             results = _Gradient.apply(call, requires_grad, *ordered, *gradients)
-            return (None, None, None, *results)
+            return (None, None, *results)
         inputs = [Input(values[i], needed) for i, needed in enumerate(requires_grad)]
         del values
         with capture_disabled_in_backward():
             backward(call, inputs, gradients)
-        return (None, None, None, *(entry.gradient for entry in inputs))
+        return (None, None, *(entry.gradient for entry in inputs))
 
 
 class _Gradient(torch.autograd.Function):

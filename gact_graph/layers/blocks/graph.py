@@ -87,7 +87,6 @@ class EdgeGraph:
     Attributes:
         inputs: The names of the inputs of a block and of the constants that the part needs.
         is_random: Whether the part draws random numbers.
-        reads_index: Whether the part reads the destinations of edges.
     """
 
     def __init__(
@@ -103,10 +102,6 @@ class EdgeGraph:
         for copy in graph.nodes:  # fake tensors would live as long as the analysis
             copy.meta.clear()
         self.is_random = any(_is_random(node) for node in copies)
-        self.reads_index = any(
-            user in copies and user.target is not torch.ops.aten.sym_size.int
-            for user in trace.placeholders["index"].users
-        )
         owner = trace.graph.owning_module
         assert owner is not None
         self._run = fx.GraphModule(owner, graph)

@@ -9,23 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing, MetaLayer
 
-from gact_graph.layers.blocks.arguments import Arguments, CannotBlock
-from gact_graph.layers.blocks.cutting import Cutting
-from gact_graph.layers.blocks.edge_functions import (
-    EdgeFunction,
-    edge_model,
-    edge_update,
-    propagate,
-)
+from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, EdgeFunction
 from gact_graph.layers.blocks.edge_work import EdgeWork, in_blocks
-from gact_graph.layers.blocks.order import Orders
+from gact_graph.layers.blocks.order import Cutting, Orders
 from gact_graph.layers.blocks.sort_arguments import (
     check_layer,
+    nested,
     sort_arguments,
     sort_edge_model_arguments,
     target_of,
 )
-from gact_graph.layers.recompute import reuse
+from gact_graph.layers.recompute import runs
 from gact_graph.layers.recompute.saved_bytes import message_bytes, most_saved
 from gact_graph.support import current
 from gact_graph.support.current import is_transformed
@@ -36,6 +30,30 @@ _WORTHWHILE = 4
 """In a call that is compressed, a layer runs in blocks from this part of ``min_bytes`` on: coding
 its messages takes longer than cutting them into blocks. GAT with 1,000 nodes and 7,000 edges, 6 MB
 of messages: 2.2 times stock's time with coded messages, 1.7 times in blocks."""
+
+
+def _propagate(module: MessagePassing, inputs: dict[str, Any]) -> Tensor:
+    collect = module.inspector.collect_param_data
+    out = module.message(**collect("message", inputs))
+    out = module.aggregate(out, **collect("aggregate", inputs))
+    return module.update(out, **collect("update", inputs))
+
+
+def _edge_update(module: MessagePassing, inputs: dict[str, Any]) -> Tensor:
+    return module.edge_update(**module.inspector.collect_param_data("edge_update", inputs))
+
+
+def _edge_model(module: Any, inputs: dict[str, Any]) -> Tensor:
+    names = ("src", "dest", "edge_attr", "u", "batch")
+    return module(*(nested(inputs, name) for name in names))
+
+
+_METHODS = (
+    EdgeFunction("propagate", _propagate, False, frozenset({"message", "aggregate", "update"})),
+    EdgeFunction("edge_updater", _edge_update, True, frozenset({"edge_update"})),
+)
+_EDGE_MODEL = EdgeFunction("edge_model", _edge_model, of_edges=True)
+"""The edge model of a ``MetaLayer``, which gets the rows of both ends as tensors of edges."""
 
 
 class Blocks(Cutting):
@@ -69,7 +87,7 @@ class Blocks(Cutting):
     @property
     def _confirms(self) -> bool:
         # Only captured forwards are counted, and a layer's own backward follows a captured forward.
-        return self.session is None and reuse.current() is None
+        return self.session is None and runs.current() is None
 
     def attach(
         self, model: nn.Module, only: Container[nn.Module] | None = None
@@ -84,12 +102,12 @@ class Blocks(Cutting):
             if only is not None and module not in only:
                 continue
             if isinstance(module, MessagePassing):
-                for edge_function in (propagate, edge_update):
-                    yield BlockedMethod(self, module, name, edge_function)
+                for edge_function in _METHODS:
+                    yield BlockedMethod(self, module, edge_function.name, name, edge_function)
             elif isinstance(module, MetaLayer) and (
                 type(module).forward is MetaLayer.forward and "forward" not in vars(module)
             ):
-                yield BlockedMetaLayer(self, module, name)
+                yield BlockedMetaLayer(self, module, "forward", name, _EDGE_MODEL)
 
 
 class Blocked(Patch):
@@ -172,19 +190,13 @@ class Blocked(Patch):
 class BlockedMethod(Blocked):
     """Replace ``propagate`` or ``edge_updater`` of a message passing layer."""
 
-    def __init__(
-        self, blocks: Blocks, module: MessagePassing, layer: str, edge_function: EdgeFunction
-    ) -> None:
-        super().__init__(blocks, module, edge_function.name, layer, edge_function)
-        self._methods = edge_function.methods
-
     def run(self, module: Any, edge_index: Any, *args: Any, size: Any = None, **kwargs: Any) -> Any:
         """Run in place of the method of ``module``."""
         result = self._in_blocks(module, module, edge_index, *args, size=size, **kwargs)
         if result is not None:
             return result
         out = self.original(module)(edge_index, *args, size=size, **kwargs)
-        reuse.ended_as_stock()
+        runs.ended_as_stock()
         return out
 
     def _sorted(
@@ -193,15 +205,12 @@ class BlockedMethod(Blocked):
         if args:
             raise CannotBlock("gets its arguments by position")
         edges = check_layer(module, edge_index)
-        arguments = sort_arguments(module, self._methods, edges, size, kwargs)
+        arguments = sort_arguments(module, self._work.edge_function.methods, edges, size, kwargs)
         return edges, target_of(module), arguments
 
 
 class BlockedMetaLayer(Blocked):
     """Replace the forward of a MetaLayer, so that its edge model runs in blocks."""
-
-    def __init__(self, blocks: Blocks, module: MetaLayer, layer: str) -> None:
-        super().__init__(blocks, module, "forward", layer, edge_model)
 
     def run(
         self,
@@ -219,7 +228,7 @@ class BlockedMetaLayer(Blocked):
                 ends = x[edge_index[0]], x[edge_index[1]]
                 of_edges = None if batch is None else batch[edge_index[0]]
                 result = module.edge_model(*ends, edge_attr, u, of_edges)
-                reuse.ended_as_stock()
+                runs.ended_as_stock()
             edge_attr = result
         if module.node_model is not None:
             x = module.node_model(x, edge_index, edge_attr, u, batch)

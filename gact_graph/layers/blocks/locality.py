@@ -74,7 +74,8 @@ class _Proof:
 
     def __init__(self, trace: Trace) -> None:
         self._rows: dict[fx.Node, Rows] = {}
-        self._symbols, self._index = trace.symbols, trace.placeholders["index"]
+        self._index = trace.placeholders["index"]
+        self._edges, self._destinations = trace.symbol("num_edges"), trace.symbol("dim_size")
         self._inputs: set[int] = set()  # storages
         self.outputs: list[Rows] = []
 
@@ -167,10 +168,9 @@ class _Proof:
         if isinstance(size, int):
             return None
         free = size.node.expr.free_symbols
-        symbols = self._symbols
-        if free == {symbols.edges}:
+        if free == {self._edges}:
             return "edge"
-        if free == {symbols.destinations}:
+        if free == {self._destinations}:
             return "node"
         raise CannotBlock("makes a tensor with a row for each source, or of several kinds of rows")
 

@@ -1,25 +1,23 @@
 """Attention for which operators exist, recognized by comparing traced graphs.
 
 The graph of a layer is compared with the graph of a reference for the attention of GATConv,
-GATv2Conv or TransformerConv. Equal graphs compute the same; no class is recognized by name.
+GATv2Conv or TransformerConv. Graphs that are equal but for the names of their inputs compute the
+same; no class is recognized by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import permutations
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch_geometric.utils import scatter, softmax
 
-from gact_graph.layers.blocks.arguments import Arguments, Use, constant_name
+from gact_graph.layers.blocks.arguments import Arguments, EdgeFunction, constant_name
 from gact_graph.layers.blocks.attention import Attention, LeakyAttention, SumAttention
 from gact_graph.layers.blocks.dot_attention import DotAttention
-from gact_graph.layers.blocks.edge_functions import EdgeFunction
 from gact_graph.layers.blocks.graph import Dependencies
 from gact_graph.layers.blocks.match_sum import Messages
 from gact_graph.layers.blocks.trace import Trace, trace
@@ -47,22 +45,95 @@ def match_attention(
         arguments: The arguments of a call.
         reach: The tensors that the layer reads beside the arguments.
     """
+    if not _can_be_attention(arguments) or len(traced.kept) > (messages is not None):
+        return None
+    closure = dependencies.closure(traced.outputs)
+    layer = [node for node in traced.graph.nodes if node in closure]
+    if all(node.target is not aten.exp.default for node in layer):
+        return None
+    sources, destinations, edges = (
+        [use for use in arguments.uses if use.level == level]
+        for level in ("source", "destination", "edge")
+    )
+    uses = [*sources[:1], *destinations, *sources[1:], *edges]
+    if len(destinations) != 1 or len(edges) > 1 or len(uses) != len(arguments.uses):
+        return None
+    x = arguments.tensors[destinations[0].index]
+    kind = _KINDS.get((messages is None, len(sources), x.dim()))
+    arguments_and_constants = arguments.with_constants([reach.tensors[n] for n in traced.constants])
+    index_of = {traced.placeholders[u.parameter]: u.index for u in arguments_and_constants.uses}
+    constants = [
+        arguments_and_constants.tensors[index]
+        for node, index in index_of.items()
+        if node in closure and index >= len(arguments.tensors)
+    ]
+    constants.sort(key=Tensor.dim)
+    features = [arguments.tensors[use.index] for use in edges]
+    if kind is None or not _fit(constants, x, features, messages is None):
+        return None
+    compute, make = kind
+    keeps, settings = bool(traced.kept), _settings_of(layer)
+    names = [use.parameter for use in uses]
+    reference = _Reference(settings, names, constants, keeps)
+    of_reference = Reach([None])
+    of_reference.tensors = [("", tensor) for tensor in constants]
+    function = EdgeFunction("reference", compute, of_edges=messages is None)
+    other = trace(function, reference, arguments, of_reference)
+    pairs = _Pairs(traced, other, arguments)
+    if not pairs.equal(traced.outputs, other.outputs) or any(
+        node.op != "placeholder" and node not in pairs.matched for node in layer
+    ):
+        return None
+    names += [constant_name(other.constants.index(number)) for number in range(len(constants))]
+    inputs = tuple(index_of[pairs.bound[other.placeholders[name]]] for name in names)
+    numbers = (settings.slope,) if messages is None else (1 / settings.divisor, keeps)
+    return make(inputs, settings.dropout, *numbers)
+
+
+def _can_be_attention(arguments: Arguments) -> bool:
+    """Return whether the operators take tensors such as the arguments."""
     tensors = arguments.tensors
-    if any(t.dtype not in (torch.float32, torch.float64) for t in tensors):
-        return None
-    if not all(t.is_contiguous() for t in tensors) or makes_messages(tensors[0].device):
-        return None
     of_nodes = [t for i, t in enumerate(tensors) if arguments.levels_of(i) != {"edge"}]
-    if len({t.dtype for t in tensors}) != 1 or len({t.shape[1:] for t in of_nodes}) != 1:
-        return None
-    layer = _Layer(traced, dependencies, arguments, reach)
-    if not layer.has(aten.exp.default):
-        return None
-    return layer.attention(of_edges=messages is None)
+    return (
+        tensors[0].dtype in (torch.float32, torch.float64)
+        and len({t.dtype for t in tensors}) == 1
+        and len({t.shape[1:] for t in of_nodes}) == 1
+        and all(t.is_contiguous() for t in tensors)
+        and not makes_messages(tensors[0].device)
+    )
 
 
-@dataclass(frozen=True)
-class _Settings:
+def _fit(
+    constants: Sequence[Tensor], x: Tensor, features: Sequence[Tensor], of_edges: bool
+) -> bool:
+    """Return whether constants have the shapes of those that a reference reads.
+
+    Args:
+        constants: The constants, by their numbers of dimensions.
+        x: A tensor of nodes [N, H] or [N, H, C].
+        features: The features of edges, if any.
+        of_edges: Whether the result has a row for each edge.
+    """
+    expected: list[tuple[int, ...]] = []
+    for rows in features:
+        # Autocast would round the rows of edges, which the operator does not make.
+        if rows.dim() > 2 or torch.is_autocast_enabled(x.device.type):
+            return False
+        if of_edges and x.dim() == 2:
+            channels = constants[-1].size(-1) if constants and constants[-1].dim() else 0
+            expected = [(x.size(1) * channels, rows[0].numel()), (1, x.size(1), channels)]
+        elif not of_edges and rows.dim() == 2:
+            expected = [(x.shape[1:].numel(), rows.size(1))]
+        else:
+            return False
+    if not features and of_edges and x.dim() == 3:
+        expected = [(1, *x.shape[1:])]
+    return [tuple(constant.shape) for constant in constants] == expected and all(
+        constant.dtype == x.dtype for constant in constants
+    )
+
+
+class _Settings(NamedTuple):
     """The numbers in a layer's graph that a reference takes."""
 
     dropout: float
@@ -70,130 +141,35 @@ class _Settings:
     divisor: float
 
 
-class _Layer:
-    """The graph of a layer, compared with references."""
-
-    def __init__(
-        self, traced: Trace, dependencies: Dependencies, arguments: Arguments, reach: Reach
-    ) -> None:
-        closure = dependencies.closure(traced.outputs)
-        self._traced, self._arguments = traced, arguments
-        self._nodes = [node for node in traced.graph.nodes if node in closure]
-        self._constants = [reach.tensors[number][1] for number in traced.constants]
-        self._settings = _Settings(
-            self._number(aten.native_dropout.default, 0.0),
-            self._number(aten.leaky_relu.default, 0.01),
-            self._number(aten.div.Tensor, 1.0),
-        )
-
-    def has(self, function: Any) -> bool:
-        """Return whether the graph has an operation."""
-        return any(node.target is function for node in self._nodes)
-
-    def attention(self, of_edges: bool) -> Attention | None:
-        """Return the attention of an ``edge_update``, or of a ``propagate`` that sums messages."""
-        uses, kept, settings = self._arguments.uses, self._traced.kept, self._settings
-        sources, destinations, edges = (
-            [use for use in uses if use.level == level]
-            for level in ("source", "destination", "edge")
-        )
-        others = len(uses) - len(sources) - len(destinations) - len(edges)
-        if len(destinations) != 1 or len(edges) > 1 or others:
-            return None
-        if len(kept) > 1 or (of_edges and (kept or not self.has(aten.leaky_relu.default))):
-            return None
-        x = self._arguments.tensors[destinations[0].index]
-        kind = _KINDS.get((of_edges, len(sources), x.dim()))
-        if kind is None:
-            return None
-        compute, make = kind
-        for source, *values in permutations(sources):
-            inputs = [source, *destinations, *values, *edges]
-            for parameters in self._parameters(of_edges, x, edges):
-                if self._is(compute, inputs, parameters, bool(kept)):
-                    first = len(self._arguments.tensors)
-                    indices = [use.index for use in inputs] + [first + n for n in parameters]
-                    numbers = (settings.slope,) if of_edges else (1 / settings.divisor, bool(kept))
-                    return make(tuple(indices), settings.dropout, *numbers)
-        return None
-
-    def _parameters(
-        self, of_edges: bool, x: Tensor, edges: Sequence[Use]
-    ) -> Iterator[tuple[int, ...]]:
-        """Yield constants whose shapes fit nodes like x [N, H] or [N, H, C] and edge features."""
-        shapes = {n: c.shape for n, c in enumerate(self._constants) if c.dtype == x.dtype}
-        if of_edges and x.dim() == 3:
-            if not edges:
-                yield from ((n,) for n, shape in shapes.items() if shape == (1, *x.shape[1:]))
-            return
-        if not edges:
-            yield ()
-            return
-        features = self._arguments.tensors[edges[0].index]
-        # Autocast would round the rows of edges, which the operator does not make.
-        if features.dim() > 2 or torch.is_autocast_enabled(x.device.type):
-            return
-        width = features[0].numel()
-        if of_edges:
-            for vector, matrix in permutations(shapes, 2):
-                shape = shapes[vector]
-                fits = len(shape) == 3 and shape[:2] == (1, x.size(1))
-                if fits and shapes[matrix] == (shape.numel(), width):
-                    yield matrix, vector
-        elif features.dim() == 2:
-            rows = x.shape[1:].numel(), width
-            yield from ((n,) for n, shape in shapes.items() if shape == rows)
-
-    def _number(self, function: Any, default: float) -> float:
-        """Return the second argument of the first operation of a kind, if it is a number."""
-        for node in self._nodes:
-            if node.target is function:
-                value = node.args[1] if len(node.args) > 1 else default
-                if isinstance(value, (int, float)):
-                    return float(value)
-        return default
-
-    def _is(
-        self,
-        compute: Callable[[_Reference, dict[str, Any]], Tensor],
-        inputs: Sequence[Use],
-        parameters: Sequence[int],
-        keeps: bool,
-    ) -> bool:
-        """Return whether the layer's graph is the graph of a reference."""
-        constants = [self._constants[number] for number in parameters]
-        names = [use.parameter for use in inputs]
-        reference = _Reference(self._settings, names, constants, keeps)
-        function = EdgeFunction("reference", compute, of_edges=compute is not _dot_attention)
-        reach = Reach([None])
-        reach.tensors = [("", tensor) for tensor in constants]
-        other = trace(function, reference, self._arguments, reach)
-        pairs = _Pairs(
-            self._traced, self._constants, other, [constants[number] for number in other.constants]
-        )
-        same = len(other.outputs) == len(self._traced.outputs) and all(
-            map(pairs.equal, self._traced.outputs, other.outputs)
-        )
-        return same and all(
-            node in pairs.matched or node.op == "placeholder" for node in self._nodes
-        )
+def _settings_of(layer: Sequence[fx.Node]) -> _Settings:
+    numbers: dict[Any, float] = {}  # the second argument of the first operation of a kind
+    for node in layer:
+        if len(node.args) > 1 and isinstance(node.args[1], (int, float)):
+            numbers.setdefault(node.target, float(node.args[1]))
+    return _Settings(
+        numbers.get(aten.native_dropout.default, 0.0),
+        numbers.get(aten.leaky_relu.default, 0.01),
+        numbers.get(aten.div.Tensor, 1.0),
+    )
 
 
 class _Pairs:
-    """The nodes of two graphs that compute the same.
+    """The nodes of two graphs that compute the same, if the inputs of one are named anew.
 
     Args:
         traced: The trace of a layer.
-        constants: The tensors of its constants.
         other: The trace of a reference.
-        others: The tensors of the constants of the reference.
+        arguments: The arguments of both.
+
+    Attributes:
+        matched: The node of the reference for each node of the layer.
+        bound: The placeholder of the layer for each of the reference.
     """
 
-    def __init__(
-        self, traced: Trace, constants: Sequence[Tensor], other: Trace, others: Sequence[Tensor]
-    ) -> None:
+    def __init__(self, traced: Trace, other: Trace, arguments: Arguments) -> None:
         self.matched: dict[fx.Node, fx.Node] = {}
-        self._leaves = _leaves(traced, constants) | _leaves(other, others)
+        self.bound: dict[fx.Node, fx.Node] = {}
+        self._kinds = _kinds(traced, arguments) | _kinds(other, arguments)
 
     def equal(self, node: Any, other: Any) -> bool:
         """Return whether two arguments are the same number, or nodes that compute the same."""
@@ -216,21 +192,26 @@ class _Pairs:
         if node.op != other.op or (node.target is not other.target and node.op != "placeholder"):
             return False
         if node.op == "placeholder":
-            left, right = self._leaves[node], self._leaves[other]
-            return left is right or (isinstance(left, str) and left == right)
+            same_kind = self._kinds[node] == self._kinds[other]
+            return same_kind and self.bound.setdefault(other, node) is node
         if node.kwargs.keys() != other.kwargs.keys() or not all(
             self.equal(node.kwargs[key], other.kwargs[key]) for key in node.kwargs
         ):
             return False
+        before = self.matched.copy(), self.bound.copy()
         if self.equal(node.args, other.args):
             return True
+        self.matched, self.bound = before
         return node.target in _COMMUTATIVE and self.equal(node.args[::-1], other.args)
 
 
-def _leaves(traced: Trace, constants: Sequence[Tensor]) -> dict[fx.Node, Any]:
-    """Return the name of each input and the tensor of each constant by its placeholder."""
-    tensors = {constant_name(number): tensor for number, tensor in enumerate(constants)}
-    return {node: tensors.get(name, name) for name, node in traced.placeholders.items()}
+def _kinds(traced: Trace, arguments: Arguments) -> dict[fx.Node, object]:
+    """Return for each placeholder the level of its rows, its shape as a constant, or its name."""
+    levels = {use.parameter: use.level for use in arguments.uses}
+    return {
+        node: levels.get(name, name) if name in traced.inputs else node.meta["val"].shape
+        for name, node in traced.placeholders.items()
+    }
 
 
 class _Reference(nn.Module):

@@ -24,6 +24,11 @@ from gact_graph.layers.blocks.weighted_sum import WeightedSum, can_sum
 
 aten = torch.ops.aten
 
+_ADDS = (
+    *(aten.scatter_add_.default, aten.scatter_add.default),
+    *(aten.index_add_.default, aten.index_add.default),
+)
+
 
 class Messages(NamedTuple):
     """The messages whose sum is a result.
@@ -151,7 +156,7 @@ def _weight(
     """Return the node of the weights [E, ..., 1], which is new unless it is a factor of a sum."""
     if factor is None:
         value = rows.meta["val"]
-        shape: list[Any] = [traced.num_edges, *(1 for _ in value.shape[1:])]
+        shape: list[Any] = [traced.placeholders["num_edges"], *(1 for _ in value.shape[1:])]
         ones = value.new_ones(value.shape[0], *shape[1:])
         kind = {"dtype": value.dtype, "device": value.device}
         factor = _insert(traced, dependencies, aten.ones.default, (shape,), ones, **kind)
@@ -163,26 +168,16 @@ def _weight(
 def _is_of_edges(graph: EdgeGraph, arguments: Arguments, kept: Sequence[fx.Node]) -> bool:
     """Return whether the weights depend on tensors of edges alone."""
     edges = {use.parameter for use in arguments.uses if use.level in ("edge", "whole")}
-    return (
-        not kept
-        and not graph.is_random
-        and {*graph.inputs} <= edges | {"index"}
-        and (not graph.reads_index)
-    )
+    return not kept and not graph.is_random and {*graph.inputs} <= edges | {"num_edges"}
 
 
 def _summed(result: object, dependencies: Dependencies) -> fx.Node | None:
     """Return the rows of edges that an operation adds to zeros at their destinations."""
-    if not isinstance(result, fx.Node):
+    if not isinstance(result, fx.Node) or result.target not in _ADDS:
         return None
-    if result.target in (aten.scatter_add_.default, aten.scatter_add.default):
-        zeros, dim, _, source = result.args[:4]
-    elif result.target in (aten.index_add_.default, aten.index_add.default):
-        zeros, dim, _, source = result.args[:4]
-        if result.kwargs.get("alpha", 1) != 1 or len(result.args) > 4:
-            return None
-    else:
+    if result.kwargs.get("alpha", 1) != 1 or len(result.args) > 4:
         return None
+    zeros, dim, _, source = result.args
     if not isinstance(zeros, fx.Node) or not isinstance(source, fx.Node) or dim != 0:
         return None
     fresh = zeros.target is aten.zeros.default and [*zeros.users] == [result]

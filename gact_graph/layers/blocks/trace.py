@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -29,8 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch_geometric import typing
 
-from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, constant_name
-from gact_graph.layers.blocks.edge_functions import EdgeFunction
+from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, EdgeFunction, constant_name
 from gact_graph.support.current import capture_disabled
 from gact_graph.support.graph import nodes_of
 from gact_graph.support.objects import slots_of
@@ -55,13 +54,6 @@ _one_at_a_time = threading.RLock()
 """torch.fx patches classes while it traces, for all threads."""
 
 
-class Symbols(NamedTuple):
-    """The symbols of a trace that rules know."""
-
-    edges: Any
-    destinations: Any
-
-
 @dataclass(frozen=True)
 class Trace:
     """The graph of an edge function in one state of its layer.
@@ -73,8 +65,7 @@ class Trace:
         constants: For each constant its number in ``Reach.tensors``.
         kept: The attributes in which the layer leaves a tensor.
         saved: The tensors that stock autograd saves, as fake tensors.
-        symbols: The symbols of the sizes.
-        guards: The conditions on these symbols under which the graph holds.
+        guards: The conditions on the symbols of sizes under which the graph holds.
     """
 
     graph: fx.Graph
@@ -82,7 +73,6 @@ class Trace:
     constants: tuple[int, ...]
     kept: tuple[str, ...]
     saved: tuple[Tensor, ...]
-    symbols: Symbols
     guards: tuple[str, ...]
 
     @cached_property
@@ -98,10 +88,9 @@ class Trace:
         constants = (constant_name(number) for number in range(len(self.constants)))
         return dict(zip([*self.inputs, *constants], nodes, strict=True))
 
-    @cached_property
-    def num_edges(self) -> fx.Node:
-        """The number of edges of a block."""
-        return next(n for n in self.graph.nodes if n.target is _aten.sym_size.int)
+    def symbol(self, name: str) -> Any:
+        """Return the symbol of an input that is a number."""
+        return self.placeholders[name].meta["val"].node.expr
 
 
 def trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach: Reach) -> Trace:
@@ -131,6 +120,7 @@ def _trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach
     try:
         graph_module = make_fx(
             run,
+            _DECOMPOSITIONS,
             tracing_mode="symbolic",
             _allow_non_fake_inputs=True,
             _error_on_data_dependent_ops=True,
@@ -150,17 +140,12 @@ def _trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach
         raise CannotBlock("draws random numbers outside of torch")
     graph = graph_module.graph
     constants = _lift(graph, graph_module, reach, len(fakes), mode)
-    sizes: list[Any] = [fakes[name].shape[0] for name in ("_edges", "_destinations")]
-    symbols = Symbols(*(size.node.expr for size in sizes))
-    inputs = _name_inputs(graph, [*fakes])
-    _use_numbers(graph, symbols)
     return Trace(
         graph,
-        inputs,
+        tuple(fakes),
         constants,
         tuple(run.kept),
         tuple(run.saved),
-        symbols,
         tuple(str(guard.expr) for guard in environment.guards),
     )
 
@@ -172,10 +157,17 @@ class _Sizes(ShapeEnv):
         return None
 
 
-def _fakes(mode: FakeTensorMode, arguments: Arguments) -> Iterator[tuple[str, Tensor]]:
-    """Yield the inputs of a block by name."""
+def _fakes(mode: FakeTensorMode, arguments: Arguments) -> Iterator[tuple[str, Any]]:
+    """Yield the inputs of a block by name.
+
+    The numbers come first: a trace reads the size of a tensor from the first input that has it, so
+    no operation needs another tensor for its shape.
+    """
     lengths = {"source": EDGES, "destination": EDGES, "edge": EDGES, "node": DESTINATIONS}
     device = arguments.tensors[0].device
+    sizes = {"num_edges": EDGES, "dim_size": DESTINATIONS, "size_j": SOURCES}
+    for name, size in sizes.items():
+        yield name, _fake(mode, torch.empty(size, 0, device=device), name, True).shape[0]
     for use in arguments.uses:
         tensor = arguments.tensors[use.index]
         length = lengths.get(use.level)
@@ -187,10 +179,6 @@ def _fakes(mode: FakeTensorMode, arguments: Arguments) -> Iterator[tuple[str, Te
         yield use.parameter, _fake(mode, tensor, use.parameter, length is not None)
     for name in ("index", "edge_index_j"):
         yield name, _fake(mode, torch.zeros(EDGES, dtype=torch.int64, device=device), name, True)
-    for name, length in zip(
-        ("_edges", "_destinations", "_sources"), (EDGES, DESTINATIONS, SOURCES), strict=True
-    ):
-        yield name, _fake(mode, torch.empty(length, 0, device=device), name, True)
 
 
 def _fake(mode: FakeTensorMode, tensor: Tensor, name: str, rows: bool) -> Tensor:
@@ -217,17 +205,10 @@ class _Run:
         self.kept: list[str] = []
         self.saved: list[Tensor] = []
 
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        inputs: dict[str, Any] = dict(self._others) | dict(zip(self._names, tensors, strict=True))
-        destinations, sources = inputs.pop("_destinations").size(0), inputs.pop("_sources").size(0)
-        del inputs["_edges"]
-        inputs |= {
-            "edge_index_i": inputs["index"],
-            "ptr": None,
-            "size_i": destinations,
-            "dim_size": destinations,
-            "size_j": sources,
-        }
+    def __call__(self, *values: Any) -> tuple[Tensor, ...]:
+        inputs: dict[str, Any] = dict(self._others) | dict(zip(self._names, values, strict=True))
+        del inputs["num_edges"]
+        inputs |= {"edge_index_i": inputs["index"], "ptr": None, "size_i": inputs["dim_size"]}
         module = _shell_of(self._module) if isinstance(self._module, nn.Module) else self._module
         with saved_tensors_hooks(self._pack, _same), _Operations(), _Functions():
             out = self._edge_function.run(module, inputs)
@@ -366,79 +347,28 @@ def _lift(
 _LITERALS = frozenset({torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default})
 
 
-def _name_inputs(graph: fx.Graph, names: Sequence[str]) -> tuple[str, ...]:
-    """Replace the placeholders of tensors of nodes by numbers of nodes, and return all inputs."""
-    nodes = [node for node in graph.nodes if node.op == "placeholder"][: len(names)]
-    by_name = dict(zip(names, nodes, strict=True))
-    inputs: list[str] = []
-    for name, node in by_name.items():
-        if name == "_edges":
-            graph.erase_node(node)
-            continue
-        if name in ("_destinations", "_sources"):
-            size = "dim_size" if name == "_destinations" else "size_j"
-            with graph.inserting_after(node):
-                number = graph.placeholder(size)
-            number.meta["val"] = node.meta["val"].shape[0]
-            for user in [*node.users]:
-                user.replace_all_uses_with(number)
-                graph.erase_node(user)
-            graph.erase_node(node)
-            inputs.append(size)
-        else:
-            if name in ("index", "edge_index_j"):
-                node.name = node.target = name
-            inputs.append(name)
-    return tuple(inputs)
+def _of_shape(make: Callable[..., Tensor], like: bool) -> Callable[..., Tensor]:
+    """Return an operation that reads the shape or type of a tensor, in terms of both alone."""
 
+    def run(tensor: Tensor, *arguments: Any, **settings: Any) -> Tensor:
+        shape, *fill = (tensor.shape, *arguments) if like else arguments
+        dtype, device = settings.get("dtype"), settings.get("device")
+        return make(shape, *fill, dtype=dtype or tensor.dtype, device=device or tensor.device)
 
-def _use_numbers(graph: fx.Graph, symbols: Symbols) -> None:
-    """Read sizes from the inputs alone, so that no operation needs another tensor for its shape."""
-    placeholders = {n.name: n for n in graph.nodes if n.op == "placeholder"}
-    destinations, first = placeholders["dim_size"], placeholders["size_j"]
-    with graph.inserting_after(first):
-        edges = graph.call_function(_aten.sym_size.int, (placeholders["index"], 0))
-    edges.meta["val"] = placeholders["index"].meta["val"].shape[0]
-    numbers = {symbols.edges: edges, symbols.destinations: destinations}
-
-    def number(size: Any) -> Any:
-        return size if isinstance(size, int) else numbers.get(size.node.expr)
-
-    for node in [*graph.nodes]:
-        if node.target is _aten.sym_size.int and node is not edges:
-            same = numbers.get(node.meta["val"].node.expr)
-            if same is not None:
-                node.replace_all_uses_with(same)
-                graph.erase_node(node)
-        elif node.target in _MADE_LIKE:
-            result: Tensor = node.meta["val"]
-            shape = [number(size) for size in result.shape]
-            if None in shape:
-                continue
-            function, fill = _MADE_LIKE[node.target]
-            values = [node.args[-1]] if fill else []
-            with graph.inserting_before(node):
-                new = graph.call_function(
-                    function, (shape, *values), {"dtype": result.dtype, "device": result.device}
-                )
-            new.meta["val"] = result
-            node.replace_all_uses_with(new)
-            graph.erase_node(node)
+    return run
 
 
 _aten = torch.ops.aten
 
-_MADE_LIKE = {
-    _aten.new_zeros.default: (_aten.zeros.default, False),
-    _aten.zeros_like.default: (_aten.zeros.default, False),
-    _aten.new_ones.default: (_aten.ones.default, False),
-    _aten.ones_like.default: (_aten.ones.default, False),
-    _aten.new_empty.default: (_aten.empty.memory_format, False),
-    _aten.new_full.default: (_aten.full.default, True),
-    _aten.full_like.default: (_aten.full.default, True),
+_DECOMPOSITIONS = {
+    _aten.new_zeros.default: _of_shape(torch.zeros, like=False),
+    _aten.new_ones.default: _of_shape(torch.ones, like=False),
+    _aten.new_empty.default: _of_shape(torch.empty, like=False),
+    _aten.new_full.default: _of_shape(torch.full, like=False),
+    _aten.zeros_like.default: _of_shape(torch.zeros, like=True),
+    _aten.ones_like.default: _of_shape(torch.ones, like=True),
+    _aten.full_like.default: _of_shape(torch.full, like=True),
 }
-"""Operations that read the shape and type of a tensor: the operation of a shape and a type in
-their place, and whether they take a value."""
 
 
 def _content(states: RandomStates) -> tuple[Any, ...]:

@@ -4,11 +4,10 @@ In the order in which a call of a layer meets them:
 
 - ``layers``: the patch that replaces a layer's ``forward``.
 - ``recomputation``: a call, in which autograd saves placeholders that backward fills.
-- ``runs``: the run in forward and the run in backward.
+- ``runs``: the run in forward and the run in backward, which reuses results of edge work.
 - ``structure``: the call without its tensors.
-- ``reuse``: results of edge work that need not be computed once more.
 - ``contexts``: tensors that wait in codes while the layer's backward runs.
-- ``edits``, ``saved_bytes``: whether an input has changed; how much a layer saves, about.
+- ``saved_bytes``: how much a layer saves, about.
 
 Not here: running edge work in blocks (``layers.blocks``).
 """

@@ -22,8 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from gact_graph.codecs import Context, Saved
 from gact_graph.codecs.base import Encoded
 from gact_graph.layers.recompute.contexts import Waiting
-from gact_graph.layers.recompute.reuse import counting
-from gact_graph.layers.recompute.runs import Enough, FirstRun, RunAgain, kind_of
+from gact_graph.layers.recompute.runs import Enough, FirstRun, RunAgain, counting, kind_of
 from gact_graph.layers.recompute.structure import Structure
 from gact_graph.support.current import Capture, Coding, forward_runs, unpack
 from gact_graph.support.edits import glimpse_of

@@ -1,8 +1,19 @@
-"""The two runs of a layer, with the pack hooks that number the tensors that autograd saves."""
+"""The two runs of a layer, with the pack hooks that number the tensors that autograd saves.
+
+The edge work of a layer is its calls of ``propagate`` and ``edge_updater``, known by their order.
+In blocks, their own backward computes each block again. So while the layer runs again, a call
+computes less:
+
+- After the last tensor that the layer's backward reads, the shape of a result is enough.
+- A result that was saved in forward, such as small attention weights, is decoded.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,13 +21,104 @@ from torch import Tensor
 
 from gact_graph.codecs import Saved
 from gact_graph.layers.recompute.contexts import Waiting, geometry, kept
-from gact_graph.layers.recompute.reuse import EdgeCalls, End, Reuse
 from gact_graph.support.current import Capture
 from gact_graph.support.run_state import RunState
 from gact_graph.support.storage import is_plain, key_of, parts_of, plain_of
 
+_local = threading.local()
 
-class FirstRun(EdgeCalls):
+
+@dataclass(frozen=True)
+class Reuse:
+    """The parts of the first run that a call of edge work can reuse.
+
+    Attributes:
+        in_blocks: Whether the call ran in blocks then; None in the first run itself.
+        shape_only: Whether the result's shape is enough.
+        result: The result, if it was saved.
+    """
+
+    in_blocks: bool | None = None
+    shape_only: bool = False
+    result: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a call of edge work in the first run.
+
+    Attributes:
+        random: The random states; None for a call that did not run in blocks.
+        saved: The number of tensors that the layer had saved.
+    """
+
+    random: RunState | None
+    saved: int
+
+
+class Run:
+    """A run of a layer.
+
+    Attributes:
+        saving: Whether a call in blocks saves its tensors now.
+    """
+
+    saving = False
+
+    def __init__(self) -> None:
+        self._count = 0  # of the tensors that the layer has saved
+
+    @contextmanager
+    def saves(self) -> Iterator[None]:
+        """Mark the tensors that are saved inside as those of a call in blocks."""
+        self.saving = True
+        try:
+            yield
+        finally:
+            self.saving = False
+
+    def next(self) -> Reuse:
+        """Return what the call that starts now can reuse."""
+        return Reuse()
+
+    def ended_in_blocks(self, result: Tensor, of_edges: bool) -> None:
+        """Count a call in blocks.
+
+        Args:
+            result: The result.
+            of_edges: Whether it has a row for each edge, and the call left nothing else behind.
+        """
+        raise NotImplementedError
+
+    def ended_as_stock(self) -> None:
+        """Count a call that ran as in PyG."""
+        raise NotImplementedError
+
+
+def current() -> Run | None:
+    """Return the run of the layer that runs on this thread, or None."""
+    return getattr(_local, "run", None)
+
+
+def ended_as_stock() -> None:
+    """Count edge work on this thread that did not run in blocks."""
+    run = current()
+    if run is not None:
+        run.ended_as_stock()
+
+
+@contextmanager
+def counting(run: Run) -> Iterator[None]:
+    """Count edge work on this thread in ``run``."""
+    outer = current()
+    _local.run = run
+    try:
+        yield
+    finally:
+        _local.run = outer
+
+
+class FirstRun(Run):
     """The run of a layer in forward.
 
     Args:
@@ -41,12 +143,12 @@ class FirstRun(EdgeCalls):
         named: dict[str, Tensor],
         owned: Iterator[Tensor],
     ) -> None:
+        super().__init__()
         self.ends: list[End] = []
         self._results: dict[int, tuple[Tensor, int]] = {}
         self._stand_for, self._session, self._named = stand_for, session, named
         self._owned = {key_of(part) for tensor in owned for part in parts_of(tensor)}
         self._known: dict[Any, tuple[Saved, Any]] = {}
-        self._count = 0
 
     @torch.no_grad()
     def save(self, tensor: Tensor) -> Saved:
@@ -86,9 +188,6 @@ class FirstRun(EdgeCalls):
         self._results.clear()
         del self._session, self._named
 
-    def next(self) -> Reuse:
-        return Reuse(None, False, None)
-
     def ended_in_blocks(self, result: Tensor, of_edges: bool) -> None:
         if of_edges and result.is_floating_point() and result.nbytes <= self.most:
             self._results[len(self.ends)] = result, result._version
@@ -105,7 +204,7 @@ class Enough(BaseException):
     """
 
 
-class RunAgain(EdgeCalls):
+class RunAgain(Run):
     """The run of a layer in backward.
 
     Args:
@@ -125,11 +224,12 @@ class RunAgain(EdgeCalls):
         results: Mapping[int, Tensor],
         waiting: Waiting,
     ) -> None:
+        super().__init__()
         self.tensors: dict[int, Saved] = {}
         self._wanted, self._ends, self._results = wanted, ends, results
         self._last = max(wanted)
         self._waiting = waiting
-        self._count = self._calls = 0
+        self._calls = 0
 
     @property
     def complete(self) -> bool:
@@ -151,7 +251,7 @@ class RunAgain(EdgeCalls):
 
     def next(self) -> Reuse:
         if self._calls >= len(self._ends):
-            return Reuse(None, False, None)
+            return super().next()
         end, result = self._ends[self._calls], self._results.get(self._calls)
         return Reuse(end.random is not None, self._last < end.saved, result)
 

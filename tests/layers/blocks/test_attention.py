@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from grids import grid, named
-from samples import distance, gradients, graph, make, one_thread  # noqa: F401
+from samples import ConvNet, distance, gradients, graph, make, one_thread  # noqa: F401
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 from torch_geometric.utils import softmax
@@ -22,18 +22,6 @@ from gact_graph.layers.blocks.call import BlockedCall
 
 X, EDGES = graph()
 EXACT = {"level": "lossless", "bits": 32, "adaptive": False, "min_bytes": 0}
-
-
-class Net(nn.Module):
-    """One conv after a linear layer."""
-
-    def __init__(self, conv: nn.Module, *extra: Tensor) -> None:
-        super().__init__()
-        self.first, self.conv, self.extra = nn.Linear(32, 32), conv, extra
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.conv(torch.tanh(self.first(x)), EDGES, *self.extra)
-        return out
 
 
 class Other(GATConv):
@@ -327,8 +315,8 @@ TAKEN = {
     ),
 )
 def test_attention_is_recognized_and_right(conv: Any, taken: list[Attention]) -> None:
-    expected = _step(make(lambda: Net(conv())))
-    got = _step(make(lambda: Net(conv())), blocks=256, **EXACT)
+    expected = _step(make(lambda: ConvNet(conv())))
+    got = _step(make(lambda: ConvNet(conv())), blocks=256, **EXACT)
     assert distance(got, expected) < 1e-5
     assert len(taken) == 1
 
@@ -336,35 +324,37 @@ def test_attention_is_recognized_and_right(conv: Any, taken: list[Attention]) ->
 FEATURES = torch.randn(EDGES.size(1), 4, generator=torch.Generator().manual_seed(5))
 
 WITH_TERMS = {
-    "mean of features in self-loops": lambda: Net(GATConv(32, 8, heads=3, edge_dim=4), FEATURES),
-    "no self-loops": lambda: Net(
+    "mean of features in self-loops": lambda: ConvNet(
+        GATConv(32, 8, heads=3, edge_dim=4), FEATURES
+    ),
+    "no self-loops": lambda: ConvNet(
         GATConv(32, 8, heads=2, edge_dim=4, add_self_loops=False), FEATURES
     ),
-    "one head, filled": lambda: Net(GATConv(32, 8, edge_dim=4, fill_value=0.5), FEATURES),
-    "a number an edge": lambda: Net(GATConv(32, 8, heads=3, edge_dim=1), FEATURES[:, 0]),
-    "as wide as nodes": lambda: Net(
+    "one head, filled": lambda: ConvNet(GATConv(32, 8, edge_dim=4, fill_value=0.5), FEATURES),
+    "a number an edge": lambda: ConvNet(GATConv(32, 8, heads=3, edge_dim=1), FEATURES[:, 0]),
+    "as wide as nodes": lambda: ConvNet(
         GATConv(32, 8, heads=2, edge_dim=32, concat=False), FEATURES.repeat(1, 8)
     ),
-    "written anew": lambda: Net(
+    "written anew": lambda: ConvNet(
         OtherTerms(lambda m, j, i, e, *w: _last(j + i + _term(m, e), *w)), FEATURES
     ),
-    "another matrix": lambda: Net(
+    "another matrix": lambda: ConvNet(
         OtherTerms(lambda m, j, i, e, *w: _last(j + i + _term(m, e, m.lin.weight), *w), 32),
         FEATURES.repeat(1, 8),
     ),
-    "no features": lambda: Net(GATConv(32, 8, heads=2, edge_dim=4)),
-    "Transformer": lambda: Net(TransformerConv(32, 8, heads=3, edge_dim=4), FEATURES),
-    "Transformer, one head": lambda: Net(TransformerConv(32, 8, edge_dim=4), FEATURES),
-    "Transformer, a number an edge": lambda: Net(
+    "no features": lambda: ConvNet(GATConv(32, 8, heads=2, edge_dim=4)),
+    "Transformer": lambda: ConvNet(TransformerConv(32, 8, heads=3, edge_dim=4), FEATURES),
+    "Transformer, one head": lambda: ConvNet(TransformerConv(32, 8, edge_dim=4), FEATURES),
+    "Transformer, a number an edge": lambda: ConvNet(
         TransformerConv(32, 8, heads=5, concat=False, edge_dim=1), FEATURES[:, :1].clone()
     ),
-    "Transformer, as wide as nodes": lambda: Net(
+    "Transformer, as wide as nodes": lambda: ConvNet(
         TransformerConv(32, 8, heads=2, beta=True, edge_dim=32), FEATURES.repeat(1, 8)
     ),
-    "Transformer, written anew": lambda: Net(
+    "Transformer, written anew": lambda: ConvNet(
         OtherEdgeRows(lambda m, q, k, v, e, *w: _add(m, _score(q, k + e), v, *w, rows=e)), FEATURES
     ),
-    "Transformer, value first": lambda: Net(
+    "Transformer, value first": lambda: ConvNet(
         OtherEdgeRows(lambda m, q, k, v, e, *w: _add(m, _score(q, v + e), k, *w, rows=e)), FEATURES
     ),
 }
@@ -375,7 +365,7 @@ def _others(
 ) -> list[Any]:
     """Nets of a kind of layer with other functions; some in the long suite."""
     extra = () if features is None else (features,)
-    nets = {name: lambda f=f: Net(kind(f), *extra) for name, f in functions.items()}
+    nets = {name: lambda f=f: ConvNet(kind(f), *extra) for name, f in functions.items()}
     return named(nets, long=[*filter(None, long.split(", "))])
 
 
@@ -468,7 +458,7 @@ def test_parameters_may_be_frozen(kind: Any, frozen: str, taken: list[Attention]
     def net() -> nn.Module:
         conv = kind(32, 8, heads=2, edge_dim=4)
         conv.get_parameter(frozen).requires_grad_(False)
-        return Net(conv, FEATURES)
+        return ConvNet(conv, FEATURES)
 
     assert distance(_step(make(net), blocks=256, **EXACT), _step(make(net))) < 1e-5
     assert taken
@@ -477,7 +467,7 @@ def test_parameters_may_be_frozen(kind: Any, frozen: str, taken: list[Attention]
 @pytest.mark.parametrize("kind", [GATConv, TransformerConv])
 def test_features_are_left_to_autocast(kind: Any, taken: list[Attention]) -> None:
     """Which rounds the rows of edges."""
-    net = lambda: Net(kind(32, 8, heads=2, edge_dim=4), FEATURES)  # noqa: E731
+    net = lambda: ConvNet(kind(32, 8, heads=2, edge_dim=4), FEATURES)  # noqa: E731
     with torch.autocast("cpu", torch.bfloat16):
         expected, got = _step(make(net)), _step(make(net), blocks=256, **EXACT)
     assert distance(got, expected) < 1e-2
@@ -485,12 +475,12 @@ def test_features_are_left_to_autocast(kind: Any, taken: list[Attention]) -> Non
 
 
 def test_what_is_kept_must_be_before_dropout(taken: list[Attention]) -> None:
-    _step(make(lambda: Net(OtherProducts(_keep_dropped))), blocks=256, **EXACT)
+    _step(make(lambda: ConvNet(OtherProducts(_keep_dropped))), blocks=256, **EXACT)
     assert not taken
 
 
 def test_parameters_may_be_frozen_later(taken: list[Attention]) -> None:
-    layer = lambda: Net(OtherRows(lambda m, j, i, *w: _weigh(i + j, m.att, *w)))  # noqa: E731
+    layer = lambda: ConvNet(OtherRows(lambda m, j, i, *w: _weigh(i + j, m.att, *w)))  # noqa: E731
     net, stock = make(layer), make(layer)
     gact_graph.wrap(net, blocks=256, **EXACT)
     for frozen in ((), ("lin_l",), ("att",), ("other", "bias")):
@@ -513,7 +503,7 @@ def test_rows_may_stay_coded(
     """The operator reads the values that blocks read, decoded by parts."""
 
     def found() -> list[Tensor]:
-        net = make(lambda: Net(kind(32, 64, heads=2), *features))
+        net = make(lambda: ConvNet(kind(32, 64, heads=2), *features))
         return _step(net, level="L1", bits=4, adaptive=False, blocks=256, min_bytes=0)
 
     monkeypatch.setattr(rows, "_DECODED_BYTES", 20_000)
@@ -526,7 +516,7 @@ def test_rows_may_stay_coded(
 
 
 def test_features_within_leaky_relu_are_left(taken: list[Attention]) -> None:
-    for conv in (lambda: Net(GATv2Conv(32, 8, heads=2, edge_dim=4), FEATURES),):
+    for conv in (lambda: ConvNet(GATv2Conv(32, 8, heads=2, edge_dim=4), FEATURES),):
         assert distance(_step(make(conv), blocks=256, **EXACT), _step(make(conv))) < 1e-5
     assert not taken
 
@@ -534,7 +524,7 @@ def test_features_within_leaky_relu_are_left(taken: list[Attention]) -> None:
 def test_what_turns_into_another_is_noticed(taken: list[Attention]) -> None:
     turned: list[bool] = []
     net = make(
-        lambda: Net(
+        lambda: ConvNet(
             Other(lambda m, j, i, *w: _last(j + i, *w).square() if turned else _last(j + i, *w))
         )
     )
@@ -553,7 +543,7 @@ def test_dropout_of_rows_is_the_same_in_backward(level: str, taken: list[Attenti
     """As below; the weights are alike without att, whatever the rows are."""
     conv = make(lambda: GATv2Conv(32, 8, heads=3, dropout=0.5, bias=False))
     torch.nn.init.zeros_(conv.att)
-    model = gact_graph.wrap(Net(conv), blocks=256, **EXACT | {"level": level})
+    model = gact_graph.wrap(ConvNet(conv), blocks=256, **EXACT | {"level": level})
     torch.manual_seed(1)
     out = model(X)
     out.backward(gradient := torch.randn_like(out))
@@ -572,7 +562,7 @@ def test_dropout_of_products_is_the_same_in_backward(
     """As below; without queries the weights are alike, whatever the keys are."""
     conv = make(lambda: TransformerConv(32, 8, heads=3, dropout=0.5, bias=False, root_weight=False))
     torch.nn.init.zeros_(conv.lin_query.weight)
-    model = gact_graph.wrap(Net(conv), blocks=256, **{"min_bytes": 0} | options)
+    model = gact_graph.wrap(ConvNet(conv), blocks=256, **{"min_bytes": 0} | options)
     torch.manual_seed(1)
     out = model(X)
     out.backward(out.detach())
@@ -616,7 +606,7 @@ def test_dropout_of_backward_is_that_of_forward(
     conv = make(lambda: GATConv(32, 8, heads=3, dropout=0.5, bias=False))
     torch.nn.init.zeros_(conv.att_src)
     torch.nn.init.zeros_(conv.att_dst)
-    model = gact_graph.wrap(Net(conv), blocks=256, **{"min_bytes": 0} | options)
+    model = gact_graph.wrap(ConvNet(conv), blocks=256, **{"min_bytes": 0} | options)
     torch.manual_seed(1)
     out = model(X)
     out.backward(out.detach())
@@ -628,7 +618,7 @@ def test_dropout_of_backward_is_that_of_forward(
 
 @pytest.mark.parametrize("kind", [GATConv, GATv2Conv, TransformerConv])
 def test_dropout_follows_the_global_seed(kind: Any, taken: list[Attention]) -> None:
-    conv = lambda: Net(kind(32, 8, heads=3, dropout=0.5))  # noqa: E731
+    conv = lambda: ConvNet(kind(32, 8, heads=3, dropout=0.5))  # noqa: E731
     model = gact_graph.wrap(make(conv), blocks=256, **EXACT)
     first, again, other = _step(model, 3), _step(model, 3), _step(model, 4)
     assert all(map(torch.equal, first, again)) and not torch.equal(first[0], other[0])
@@ -657,7 +647,7 @@ def test_dropout_follows_the_global_seed(kind: Any, taken: list[Attention]) -> N
 def test_dropout_gives_the_right_gradient_on_average(kind: Any, edge_dim: int | None) -> None:
     """Against the mean of stock PyG: over 300 seeds both are within their noise of each other."""
     features = [] if edge_dim is None else [FEATURES]
-    conv = lambda: Net(kind(32, 8, heads=2, dropout=0.3, edge_dim=edge_dim), *features)  # noqa: E731
+    conv = lambda: ConvNet(kind(32, 8, heads=2, dropout=0.3, edge_dim=edge_dim), *features)  # noqa: E731
 
     def found(**options: Any) -> tuple[Tensor, Tensor]:
         model = make(conv)

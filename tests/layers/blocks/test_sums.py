@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from samples import distance, gradients, graph, make, one_thread  # noqa: F401
+from samples import ConvNet, distance, gradients, graph, make, one_thread  # noqa: F401
 from torch import Tensor, nn
 from torch_geometric.nn import (
     GATConv,
@@ -28,18 +28,6 @@ from gact_graph.ops import cpu
 X, EDGES = graph()
 WEIGHT = torch.rand(EDGES.size(1), generator=torch.Generator().manual_seed(5))
 EXACT = {"level": "lossless", "bits": 32, "adaptive": False, "min_bytes": 0}
-
-
-class Net(nn.Module):
-    """One conv between two linear layers, which also keep what it leaves behind."""
-
-    def __init__(self, conv: nn.Module, *extra: Tensor) -> None:
-        super().__init__()
-        self.first, self.conv, self.extra = nn.Linear(32, 32), conv, extra
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.conv(torch.tanh(self.first(x)), EDGES, *self.extra)
-        return out
 
 
 class Message(MessagePassing):
@@ -68,31 +56,31 @@ def _read_in_place(module: Message, x: Tensor, weight: Tensor) -> Tensor:
 
 
 SUMS = {
-    "GCN": lambda: Net(GCNConv(32, 24)),
-    "GCN, weights": lambda: Net(GCNConv(32, 24), WEIGHT),
-    "GAT": lambda: Net(GATConv(32, 8, heads=3)),
-    "GAT, mean": lambda: Net(GATConv(32, 8, heads=3, concat=False)),
-    "GATv2": lambda: Net(GATv2Conv(32, 8, heads=3)),
-    "Transformer": lambda: Net(TransformerConv(32, 8, heads=3, dropout=0.0)),
-    "GraphConv, weights": lambda: Net(GraphConv(32, 24), WEIGHT),
-    "SAGE": lambda: Net(SAGEConv(32, 24)),
-    "weights first": lambda: Net(Message(lambda m, x, w: w.exp() * x)),
-    "rows first": lambda: Net(Message(lambda m, x, w: torch.mul(x, w * w))),
-    "another product": lambda: Net(Message(lambda m, x, w: x * (w * w.detach()))),
-    "GIN": lambda: Net(GINConv(nn.Linear(32, 24))),
-    "GCN, mean": lambda: Net(GraphConv(32, 24, aggr="mean"), WEIGHT),
-    "the row alone": lambda: Net(Message(lambda m, x, w: x)),
+    "GCN": lambda: ConvNet(GCNConv(32, 24)),
+    "GCN, weights": lambda: ConvNet(GCNConv(32, 24), WEIGHT),
+    "GAT": lambda: ConvNet(GATConv(32, 8, heads=3)),
+    "GAT, mean": lambda: ConvNet(GATConv(32, 8, heads=3, concat=False)),
+    "GATv2": lambda: ConvNet(GATv2Conv(32, 8, heads=3)),
+    "Transformer": lambda: ConvNet(TransformerConv(32, 8, heads=3, dropout=0.0)),
+    "GraphConv, weights": lambda: ConvNet(GraphConv(32, 24), WEIGHT),
+    "SAGE": lambda: ConvNet(SAGEConv(32, 24)),
+    "weights first": lambda: ConvNet(Message(lambda m, x, w: w.exp() * x)),
+    "rows first": lambda: ConvNet(Message(lambda m, x, w: torch.mul(x, w * w))),
+    "another product": lambda: ConvNet(Message(lambda m, x, w: x * (w * w.detach()))),
+    "GIN": lambda: ConvNet(GINConv(nn.Linear(32, 24))),
+    "GCN, mean": lambda: ConvNet(GraphConv(32, 24, aggr="mean"), WEIGHT),
+    "the row alone": lambda: ConvNet(Message(lambda m, x, w: x)),
 }
 OF_EDGES = SUMS.keys() - {"Transformer", "SAGE", "GCN, mean"}
 """Those whose weights are made of tensors of edges alone."""
 
 OTHERS = {
-    "a number a column": lambda: Net(Message(lambda m, x, w: x * (w + torch.ones(1, 32)))),
-    "not the row": lambda: Net(Message(lambda m, x, w: x.relu() * w)),
-    "in the weight too": lambda: Net(Message(_read_in_place)),
-    "left behind": lambda: Net(Message(_leave)),
-    "after the product": lambda: Net(Message(lambda m, x, w: (x * w).tanh())),
-    "of the wide type": lambda: Net(Message(lambda m, x, w: x * w.double())),
+    "a number a column": lambda: ConvNet(Message(lambda m, x, w: x * (w + torch.ones(1, 32)))),
+    "not the row": lambda: ConvNet(Message(lambda m, x, w: x.relu() * w)),
+    "in the weight too": lambda: ConvNet(Message(_read_in_place)),
+    "left behind": lambda: ConvNet(Message(_leave)),
+    "after the product": lambda: ConvNet(Message(lambda m, x, w: (x * w).tanh())),
+    "of the wide type": lambda: ConvNet(Message(lambda m, x, w: x * w.double())),
 }
 
 
@@ -159,7 +147,7 @@ def test_the_same_values_are_read_from_codes(
 def test_attention_dropout_is_that_of_forward() -> None:
     """The output is linear in the values, which only the last linear layer of them scales."""
     conv = make(lambda: TransformerConv(32, 8, heads=3, dropout=0.5, root_weight=False))
-    model = gact_graph.wrap(Net(conv), blocks=256, **EXACT)
+    model = gact_graph.wrap(ConvNet(conv), blocks=256, **EXACT)
     out = model(X)
     out.backward(weight := torch.randn_like(out))
     value = conv.lin_value
@@ -170,7 +158,7 @@ def test_attention_dropout_is_that_of_forward() -> None:
 def test_a_message_that_turns_into_another_is_noticed() -> None:
     """Each call is looked at: what was a sum on one graph may be something else on the next."""
     turned: list[bool] = []
-    net = Net(Message(lambda m, x, w: (w * x).tanh() if turned else w * x))
+    net = ConvNet(Message(lambda m, x, w: (w * x).tanh() if turned else w * x))
     model = gact_graph.wrap(net, blocks=256, **EXACT)
     first = model(X)
     turned.append(True)
@@ -208,8 +196,8 @@ def test_weights_that_look_given(name: str) -> None:
         "detached": lambda: Message(lambda m, x, w: w.detach() * x),
         "index": lambda: Indexed(None),
     }
-    expected = _step(make(lambda: Net(kinds[name]())))
-    got = _step(make(lambda: Net(kinds[name]())), blocks=256, **EXACT)
+    expected = _step(make(lambda: ConvNet(kinds[name]())))
+    got = _step(make(lambda: ConvNet(kinds[name]())), blocks=256, **EXACT)
     assert distance(got, expected) < 1e-6
 
 
