@@ -7,5 +7,5 @@ that backward reads; the ledger, which counts bytes; and the hooks on modules. N
 The path of a saved tensor: ``session`` gets it from autograd and holds it until the operation that
 ``trace`` has recorded returns. The autograd node names it (``nodes``), and ``operations`` has the
 part of it that backward reads. It is kept by reference (``owned``), computed again (``recipes``),
-found in ``cache`` by its ``elements``, or encoded. ``ledger`` counts the bytes.
+found in ``cache`` by its elements, or encoded. ``ledger`` counts the bytes.
 """

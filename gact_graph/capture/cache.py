@@ -5,10 +5,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Hashable
 
-from gact_graph.capture.elements import Elements
 from gact_graph.capture.ledger import Entry
 from gact_graph.codecs import Context
 from gact_graph.codecs.reads import VALUES, Reads, Values
+from gact_graph.support.storage import Elements
 
 
 class ContextCache:

@@ -80,9 +80,18 @@ def pointwise(call: Call) -> Replacement | None:
     if function is None or (in_place and (x.is_leaf or x._is_view())):
         return None
 
+    def forward(x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        # The tensors that the operation itself saves live no longer than this block.
+        with torch.enable_grad(), saved_tensors_hooks(*_NO_HOOKS):
+            leaf = x.detach().requires_grad_()
+            result = function(leaf)
+            ones = torch.ones((), dtype=result.dtype, device=x.device).expand_as(result)
+            [derivative] = torch.autograd.grad(result, leaf, ones)
+        return result.detach(), {POSITION: derivative}
+
     def run(label: str) -> Tensor:
-        anchor = GraphAnchor.apply(x)
-        result: Tensor = _Multiply.apply(x, function, call, in_place, label, anchor)
+        arguments = forward, None, call, in_place, label
+        result: Tensor = Factored.apply(x, *arguments, GraphAnchor.apply(x))
         return result
 
     return Replacement(x, POSITION, run)
@@ -133,33 +142,39 @@ def _parameters(func: Callable[..., Any]) -> tuple[str, ...]:
         return ()
 
 
-class _Multiply(torch.autograd.Function):
-    """Runs an operation and saves its derivative, by which backward multiplies."""
+class Factored(torch.autograd.Function):
+    """Runs an operation and saves its derivative, by which backward multiplies.
+
+    Args:
+        x: The argument.
+        forward: A function from ``x`` to the result, which carries no graph, and the tensors to
+            save, by their names in slots.
+        derivative: A function from these tensors to the derivative, which holds no other tensor;
+            None if the first of them is the derivative.
+        call: The call of the operation.
+        in_place: Whether the result replaces ``x``.
+        label: The label of the operation.
+        anchor: The :class:`GraphAnchor` of ``x``.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        function: Callable[[Tensor], Tensor],
+        forward: Callable[[Tensor], tuple[Tensor, dict[str, Tensor]]],
+        derivative: Callable[..., Tensor] | None,
         call: Call,
         in_place: bool,
         label: str,
         anchor: Tensor,
     ) -> Tensor:
-        # The tensors that the operation itself saves live no longer than this block.
-        with torch.enable_grad(), saved_tensors_hooks(*_NO_HOOKS):
-            leaf = x.detach().requires_grad_()
-            result = function(leaf)
-            ones = torch.ones((), dtype=result.dtype, device=x.device).expand_as(result)
-            [derivative] = torch.autograd.grad(result, leaf, ones)
-        result = result.detach()
+        result, call.tensors = forward(x)
         if in_place:
             x.copy_(result)
             result = x
             ctx.mark_dirty(x)
-        call.tensors = {POSITION: derivative}
-        ctx.save_for_backward(derivative)
-        ctx.label, ctx.dtype, ctx.anchor = label, x.dtype, anchor
+        ctx.save_for_backward(*call.tensors.values())
+        ctx.derivative, ctx.label, ctx.dtype, ctx.anchor = derivative, label, x.dtype, anchor
         ctx.set_materialize_grads(False)  # no gradient in, no gradient out, as in stock autograd
         return result
 
@@ -168,20 +183,21 @@ class _Multiply(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         [gradient] = gradients
         if gradient is None:
-            return (None,) * 6
-        [derivative] = ctx.saved_tensors
-        arguments = gradient, derivative, ctx.dtype
+            return (None,) * 7
+        saved = ctx.saved_tensors
+        derivative = saved[0] if ctx.derivative is None else ctx.derivative(*saved)
         if torch.is_grad_enabled():
-            product = OnceDifferentiable.apply(*arguments, ctx.label, ctx.anchor)
+            arguments = gradient, derivative, ctx.dtype, ctx.label, ctx.anchor
+            product = _OnceDifferentiable.apply(*arguments)
         else:
-            product = _product(*arguments)
-        return product, None, None, None, None, None
+            product = (gradient * derivative).to(ctx.dtype)
+        return product, None, None, None, None, None, None
 
 
 class GraphAnchor(torch.autograd.Function):
     """Returns an empty tensor in the graph of ``x`` that holds no memory of ``x``.
 
-    Through it a second backward reaches :class:`OnceDifferentiable`, which raises the error.
+    Through it a second backward reaches :class:`_OnceDifferentiable`, which raises the error.
     """
 
     @staticmethod
@@ -193,7 +209,7 @@ class GraphAnchor(torch.autograd.Function):
         return None  # the error was raised before
 
 
-class OnceDifferentiable(torch.autograd.Function):
+class _OnceDifferentiable(torch.autograd.Function):
     """The product in backward. It has no gradient, since the second derivative is unknown."""
 
     @staticmethod
@@ -206,7 +222,7 @@ class OnceDifferentiable(torch.autograd.Function):
         anchor: Tensor,
     ) -> Tensor:
         ctx.label = label
-        return _product(gradient, derivative, dtype)
+        return (gradient * derivative).to(dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> None:
@@ -215,7 +231,3 @@ class OnceDifferentiable(torch.autograd.Function):
             "only its derivative is saved, in few bits. Keep its argument instead, with "
             f"pin={{{ctx.label + '.*'!r}: 32}}, or take level='lossless'."
         )
-
-
-def _product(gradient: Tensor, derivative: Tensor, dtype: torch.dtype) -> Tensor:
-    return (gradient * derivative).to(dtype)

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gact_graph.capture.elements import Elements
 from gact_graph.capture.trace import Save
 from gact_graph.codecs import Context, Kept
 from gact_graph.support.rows import RECOMPUTED, Row
-from gact_graph.support.storage import key_of, physical_of, version_of
+from gact_graph.support.storage import Elements, key_of, physical_of, version_of
 
 
 class Sizes:

@@ -20,7 +20,6 @@ from gact_graph.capture.cache import ContextCache
 from gact_graph.capture.config import Config
 from gact_graph.capture.derivatives import pointwise
 from gact_graph.capture.dropout import dropout
-from gact_graph.capture.elements import Elements, elements_of
 from gact_graph.capture.joint_masks import JointMasks
 from gact_graph.capture.ledger import Ledger, Sizes
 from gact_graph.capture.nodes import Attribute, attributes_of
@@ -45,7 +44,15 @@ from gact_graph.support.exact import ExactSlots, Reading, RestorePoint, needs_a_
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.messages import Advise
 from gact_graph.support.rows import LayerRow, Row
-from gact_graph.support.storage import is_plain, parts_of, plain_of, tensors_in, version_of
+from gact_graph.support.storage import (
+    Elements,
+    elements_of,
+    is_plain,
+    parts_of,
+    plain_of,
+    tensors_in,
+    version_of,
+)
 
 # The tensors of a loss are small beside the model, and their error affects every gradient.
 _LOSSES = ("loss", "cross_entropy", "kl_div")

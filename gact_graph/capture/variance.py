@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch_geometric.nn.aggr import VarAggregation
 
 from gact_graph.capture.derivatives import (
+    Factored,
     GraphAnchor,
-    OnceDifferentiable,
     Replacement,
     is_opaque,
 )
@@ -63,9 +63,18 @@ class Variance:
 
         def run(label: str) -> Tensor:
             self._is_centered = True
-            size = self._size if self._size is not None else int(self._index.max()) + 1
-            arguments = self._x, self._index, size, self._dim, call, label
-            result: Tensor = _Square.apply(*arguments, GraphAnchor.apply(self._x))
+            index, dim = self._index, self._dim
+            size = self._size if self._size is not None else int(index.max()) + 1
+
+            def forward(x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+                deviation = _centered(x, index, size, dim)
+                return x * x, {POSITION: deviation, "index": index}
+
+            def derivative(deviation: Tensor, index: Tensor) -> Tensor:
+                return 2 * _centered(deviation, index, size, dim)
+
+            arguments = forward, derivative, call, False, label
+            result: Tensor = Factored.apply(self._x, *arguments, GraphAnchor.apply(self._x))
             return result
 
         return Replacement(self._x, POSITION, run)
@@ -109,33 +118,3 @@ def _centered(x: Tensor, index: Tensor, size: int, dim: int) -> Tensor:
     mean = torch.zeros(shape, dtype=dtype, device=x.device).index_add_(dim, index, x.to(dtype))
     mean /= count.clamp_(min=1).view([-1 if d == dim else 1 for d in range(x.dim())])
     return mean.index_select(dim, index).neg_().add_(x).to(x.dtype)
-
-
-class _Square(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        index: Tensor,
-        size: int,
-        dim: int,
-        call: Call,
-        label: str,
-        anchor: Tensor,
-    ) -> Tensor:
-        deviation = _centered(x, index, size, dim)
-        call.tensors = {POSITION: deviation, "index": index}
-        ctx.save_for_backward(deviation, index)
-        ctx.size, ctx.dim, ctx.label, ctx.dtype, ctx.anchor = size, dim, label, x.dtype, anchor
-        ctx.set_materialize_grads(False)
-        return x * x
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        [gradient] = gradients
-        if gradient is None:
-            return (None,) * 7
-        deviation, index = ctx.saved_tensors
-        derivative = 2 * _centered(deviation, index, ctx.size, ctx.dim)
-        product = OnceDifferentiable.apply(gradient, derivative, ctx.dtype, ctx.label, ctx.anchor)
-        return product, None, None, None, None, None, None

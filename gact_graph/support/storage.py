@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -220,3 +220,38 @@ def copy_of(tensor: Tensor) -> Tensor:
 def version_of(tensor: Tensor) -> int | None:
     """Return autograd's counter of in-place changes; None for inference tensors."""
     return None if tensor.is_inference() else tensor._version
+
+
+class Elements(NamedTuple):
+    """The elements that a tensor shows, each once.
+
+    Args:
+        flat: The elements [numel]; a view if they are consecutive in memory, else a copy.
+        layout: The layout of the tensor over them.
+        offset: Their first index in the storage.
+        identity: A key that is equal for two tensors that show the same elements at the same
+            version, while the :func:`key_of` of their storage is held.
+    """
+
+    flat: Tensor
+    layout: Layout
+    offset: int
+    identity: Hashable
+
+
+def elements_of(tensor: Tensor, whole_storage: bool) -> Elements | None:
+    """Return the elements of a tensor, or None if they overlap in a way that has no flat form.
+
+    Args:
+        tensor: The tensor.
+        whole_storage: Whether to take all elements of its storage, shown or not.
+    """
+    span = whole_of(tensor) if whole_storage else span_of(tensor)
+    if span is None:
+        return None
+    flat, layout = span
+    offset = int((flat if layout.dense else tensor).storage_offset())
+    # A copy without holes has the elements of its tensor in the order of its dimensions.
+    order = None if layout.dense else (layout.shape, layout.stride)
+    where = storage_id(tensor), offset, flat.numel(), order
+    return Elements(flat, layout, offset, (where, version_of(tensor), tensor.dtype))

@@ -217,7 +217,7 @@ CAPTURE = [
     ),
     Fault(
         "elements that were changed in place are taken for those before",
-        "gact_graph/capture/elements.py",
+        "gact_graph/support/storage.py",
         "(where, version_of(tensor), tensor.dtype)",
         "(where, tensor.dtype)",
         ("capture/test_session.py",),
