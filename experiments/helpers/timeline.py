@@ -111,5 +111,5 @@ class AtPeak(TorchDispatchMode):
 
 def _storages_of(values: Any) -> Iterator[torch.UntypedStorage]:
     for value in tree_leaves(values):
-        if isinstance(value, Tensor) and is_plain(value):
+        if isinstance(value, Tensor) and is_plain(value) and not value.is_meta:
             yield value.untyped_storage()
