@@ -33,7 +33,7 @@ def run_parts(case: Case) -> list[dict[str, Any]]:
     if missing is not None:
         return [{"reason": missing}]
     try:
-        variables = environment(case.allocator)
+        variables = environment(case.allocator or STRATEGIES[case.strategy].allocator)
     except ExperimentError as error:
         return [{"reason": f"failed: {error}"}]
     if case.cap_bytes is not None:

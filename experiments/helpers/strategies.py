@@ -54,7 +54,8 @@ class Case:
         norm, act, dropout: The same, of a model of :data:`experiments.helpers.subjects.BASIC`.
         cap_bytes: Memory beyond what the process has before the first step, as
             :func:`experiments.helpers.process.set_cap` counts it.
-        allocator: A name of :data:`experiments.helpers.process.ALLOCATORS`.
+        allocator: A name of :data:`experiments.helpers.process.ALLOCATORS`; None for that of the
+            strategy.
         parts: Processes, each with a part of the graph; 0 takes the graph whole.
         cut: One of :data:`experiments.helpers.sampling.PARTITIONS`.
         halo_bits: Of an element on its way to another process.
@@ -76,7 +77,7 @@ class Case:
     act: str | None = None
     dropout: float | None = None
     cap_bytes: int | None = None
-    allocator: str = "kept"
+    allocator: str | None = None
     parts: int = 0
     cut: str = "metis"
     halo_bits: int = 32
@@ -116,6 +117,7 @@ class Strategy:
         compiles: Whether its first step compiles, which is then no part of its peak.
         rounds_forward: Whether its forward differs from stock's by more than the order of sums.
         bits: Of an element, where the case does not choose them.
+        allocator: The CPU allocator of its process, where the case has no other.
     """
 
     label: str
@@ -125,6 +127,7 @@ class Strategy:
     compiles: bool = False
     rounds_forward: bool = False
     bits: int | None = None
+    allocator: str = "kept"
 
 
 def _trainee(model: nn.Module, task: NodeTask, context: Callable[[], Any] = nullcontext) -> Trainee:
@@ -285,6 +288,20 @@ STRATEGIES = {
     "save_on_cpu": Strategy("torch's save_on_cpu", _save_on_cpu, missing=_needs_cuda),
     "bf16": Strategy("bfloat16 autocast", _autocast, rounds_forward=True),
     "dgl": Strategy(f"DGL {dgl_layers.VERSION}", _dgl, missing=_needs_dgl),
+    **{
+        f"{name}-jemalloc": Strategy(
+            f"{label}, jemalloc",
+            start,
+            missing=missing,
+            compiles=name == "compiled",
+            allocator="jemalloc-tuned",
+        )
+        for name, label, start, missing in (
+            ("stock", "stock PyG", _stock, _needs_cpu),
+            ("compiled", "torch.compile", _compiled, _needs_compiler),
+            ("dgl", f"DGL {dgl_layers.VERSION}", _dgl, _needs_dgl),
+        )
+    },
     "exact": Strategy("EXACT, 1/8 and 2 bit", _exact, bits=2),
     "exact-wide": Strategy("EXACT, 2 bit", functools.partial(_exact, share=1), bits=2),
     "exact-blocks": Strategy(
@@ -310,8 +327,20 @@ LABELS = {name: strategy.label for name, strategy in STRATEGIES.items()} | {"CB2
 """Of strategies, in tables whose bits stand in the caption."""
 
 PEERS = (
-    *("stock", "stock-kept", "compiled", "checkpoint", "save_on_cpu", "bf16", "dgl", "exact"),
-    *("exact-blocks", "mesa", "gact", "lossless", "lossless+blocks", "L1-4+blocks"),
+    *("stock", "stock-kept", "stock-jemalloc", "compiled", "compiled-jemalloc", "checkpoint"),
+    *(
+        "save_on_cpu",
+        "bf16",
+        "dgl",
+        "dgl-jemalloc",
+        "exact",
+        "exact-blocks",
+        "mesa",
+        "gact",
+        "lossless",
+        "lossless+blocks",
+        "L1-4+blocks",
+    ),
     *("L1-2+blocks", "CB2"),
 )
 """Of ``experiments.peers``, in the order of its table."""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gact_graph.capture.nodes import saved_as
+from gact_graph.capture.nodes import held_by, saved_as
 from gact_graph.capture.trace import Call
 from gact_graph.codecs import Saved
 from gact_graph.ops.bernoulli import DropoutNoise, dropout_noise
@@ -19,15 +19,15 @@ _LEAST = 1 << 12
 """The least number of elements: fewer are drawn sooner than the generator's state is copied."""
 
 
-def dropout(call: Call, saves_noise: bool) -> Callable[[], Tensor] | None:
+def dropout(call: Call, saves_noise: Callable[[int], bool]) -> Callable[[], Tensor] | None:
     """Return a function to run in place of a dropout on a CPU; None for another operation.
 
     The result, its gradient and the generator's state are PyTorch's.
 
     Args:
         call: The operation.
-        saves_noise: Whether the noise that the operation saves is that of :attr:`Call.noise`, so
-            that a placeholder on the meta device can stand for it.
+        saves_noise: Returns for a number of bytes whether the noise that the operation saves is
+            that of :attr:`Call.noise`, so that a placeholder on the meta device can stand for it.
     """
     if call.func is not F.dropout and call.func is not torch.dropout:
         return None
@@ -44,7 +44,7 @@ def dropout(call: Call, saves_noise: bool) -> Callable[[], Tensor] | None:
         if noise is None:
             result: Tensor = call.func(*call.args, **call.kwargs)
             return result
-        if saves_noise and not call.argument(3, "inplace"):
+        if saves_noise(x.nbytes) and not call.argument(3, "inplace"):
             call.noise = noise
             result = _Dropout.apply(x, noise)
             return result
@@ -56,7 +56,10 @@ def dropout(call: Call, saves_noise: bool) -> Callable[[], Tensor] | None:
 
 def noise_of(result: Tensor) -> Saved | None:
     """Return the saved noise of which a tensor is the product with another; None for no product."""
-    return saved_as(result, "Mul", "other") or saved_as(result, "Dropout", "other")
+    node: Any = result.grad_fn
+    if getattr(node, "_forward_cls", None) is _Dropout:
+        return held_by(node._raw_saved_tensors[0])
+    return saved_as(result, "Mul", "other")
 
 
 class _Dropout(torch.autograd.Function):

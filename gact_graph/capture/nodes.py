@@ -68,17 +68,14 @@ def saved_as(result: Tensor, operation: str, name: str) -> Saved | None:
         operation: The kind of the node, without ``Backward0``.
         name: The name.
     """
-    node: Any = result.grad_fn
-    if node is None:
+    node = result.grad_fn
+    if node is None or node.name().partition("Backward")[0] != operation:
         return None
-    function, tensors = _names(node.__class__, node.name())[::2]
-    if function != _snake(operation):
-        return None
-    raw = (
-        node._raw_saved_tensors[tensors.index(name)]
-        if tensors
-        else getattr(node, _RAW + name, None)
-    )
+    return held_by(getattr(node, _RAW + name, None))
+
+
+def held_by(raw: Any) -> Saved | None:
+    """Return the object that a node's saved variable holds, if a session packed it."""
     saved = getattr(raw, "data", None)
     return saved if type(saved) is Saved else None
 

@@ -32,11 +32,12 @@ from gact_graph.capture.variance import POSITION as VARIANCE_POSITION
 from gact_graph.capture.variance import Variance, variance_of
 from gact_graph.codecs import Context, Encoded, Kept, Request, Saved, encode
 from gact_graph.codecs.compared import Widths, in_two_widths
-from gact_graph.codecs.mask import Masked
+from gact_graph.codecs.mask import Mask, Masked
 from gact_graph.codecs.offload.swap import Swap
 from gact_graph.codecs.reads import EXACT, VALUES, Side
 from gact_graph.codecs.rebuild import Rebuilt
 from gact_graph.codecs.recipe import Recipe
+from gact_graph.codecs.registry import asks_first
 from gact_graph.layers.recompute.contexts import BITS
 from gact_graph.ops.bernoulli import DropoutNoise
 from gact_graph.support import current
@@ -317,8 +318,13 @@ class Session:
         replacement = self._replacement(call) if self._quantize else None
         if replacement is not None or not self._config.exact:
             return replacement
-        # Inside a checkpoint other hooks pack.
-        return dropout(call, saves_noise=current.packs_with(self.pack))
+        return dropout(call, self._saves_noise)
+
+    def _saves_noise(self, nbytes: int) -> bool:
+        """Return whether the session saves the noise of a dropout, of this size, as bits."""
+        # Inside a checkpoint, other hooks pack.
+        masks = current.packs_with(self.pack) and asks_first(Mask)
+        return masks and not self._allowance.covers(nbytes)
 
     def _replacement(self, call: Call) -> Callable[[], Any] | None:
         """Return a function to run in place of an operation whose argument is harmed by noise."""

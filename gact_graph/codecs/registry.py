@@ -23,6 +23,7 @@ _codecs: tuple[Codec, ...] = (
     QuantizeBySlice(),
     Quantize(),
 )
+_BUILT_IN = tuple(map(type, _codecs))
 
 
 def registered() -> tuple[Codec, ...]:
@@ -115,6 +116,12 @@ def unregister(codec: Codec) -> None:
             f"Expected a registered codec (got {codec!r}); gact_graph.codecs.registered() has them"
         )
     _codecs = others
+
+
+def asks_first(kind: type[Codec]) -> bool:
+    """Return whether a codec of this class is asked before all codecs of the user."""
+    kinds = [*map(type, _codecs)]
+    return kind in kinds and all(k in _BUILT_IN for k in kinds[: kinds.index(kind)])
 
 
 def encode(request: Request, lossless: bool, lossy: bool) -> Encoded:

@@ -116,8 +116,11 @@ class TestAllocators:
 
     def test_one_that_is_missing_is_a_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
-        found = run(Case("gat", "stock", SMALL, allocator="jemalloc"))
-        assert "apt-get install libjemalloc2" in found["reason"]
+        for case in (
+            Case("gat", "stock", SMALL, allocator="jemalloc"),
+            Case("gat", "stock-jemalloc", SMALL),
+        ):
+            assert "apt-get install libjemalloc2" in run(case)["reason"]
 
     def test_rounds_go_over_all_and_are_taken_up_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
