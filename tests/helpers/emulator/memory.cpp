@@ -87,8 +87,8 @@ Block& check(const char* access, const char* address, size_t size) {
 [[noreturn]] void fail_of_alignment(const char* address, const char* file, unsigned line,
                                     unsigned alignment) {
   const Block* block = find(address);
-  fail("a multiple of %u as the address at %s:%u (got byte %lld of argument %d)", alignment,
-       file, line, block ? static_cast<long long>(address - block->begin) : 0ll,
+  fail("a multiple of %u as the address at %s:%u (got byte %lld of argument %d)", alignment, file,
+       line, block ? static_cast<long long>(address - block->begin) : 0ll,
        block ? block->tensor.argument : -1);
 }
 

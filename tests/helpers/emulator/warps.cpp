@@ -4,7 +4,10 @@
 // come to it, each goes on. A GPU promises no order of warps, nor of lanes between two exchanges,
 // so both are drawn from a seed.
 
+#undef _FORTIFY_SOURCE  // longjmp() to another stack is no mistake
+
 #include <c10/util/Half.h>
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cstdarg>
@@ -22,14 +25,15 @@ constexpr size_t kStack = 256 << 10;
 constexpr int kVote = -1;
 
 struct Lane {
-  ucontext_t context;
   std::vector<char> stack = std::vector<char>(kStack);
+  jmp_buf place;
+  bool begun = false;  // whether it has a place
   bool done;
   int exchanges;
 };
 
 Lane lanes[kWarp];
-ucontext_t scheduler;
+jmp_buf scheduler;
 int running;
 unsigned first_of_warp, block, blocks, threads;
 void (*kernel)(const uint64_t*);
@@ -54,6 +58,33 @@ void shuffle(T* items, size_t count) {
   for (size_t i = count; i > 1; --i) std::swap(items[i - 1], items[draw() % i]);
 }
 
+// Switches from a lane to the scheduler and, later, back. swapcontext() would ask the kernel for
+// signals each time.
+void leave(Lane& lane) {
+  if (!_setjmp(lane.place)) _longjmp(scheduler, 1);
+}
+
+void run_lane() {
+  for (;;) {
+    kernel(arguments);
+    settle();
+    lanes[running].done = true;
+    leave(lanes[running]);
+  }
+}
+
+// Runs a lane until it leaves.
+void enter(Lane& lane) {
+  if (_setjmp(scheduler)) return;
+  if (std::exchange(lane.begun, true)) _longjmp(lane.place, 1);
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = lane.stack.data();
+  context.uc_stack.ss_size = kStack;
+  makecontext(&context, &run_lane, 0);
+  setcontext(&context);
+}
+
 // Hands over a value and returns all lanes' values; `kind` must be the same in all lanes.
 const uint64_t* exchange(uint64_t value, int kind) {
   settle();
@@ -61,28 +92,17 @@ const uint64_t* exchange(uint64_t value, int kind) {
   const int turn = lane.exchanges++ % 2, me = running;
   given[turn][me] = value;
   kinds[turn][me] = kind;
-  swapcontext(&lane.context, &scheduler);
+  leave(lane);
   for (int other : kinds[turn]) {
     if (other != kind) fail("all lanes at one exchange (got several)");
   }
   return given[turn];
 }
 
-void run_lane() {
-  kernel(arguments);
-  settle();
-  lanes[running].done = true;
-}
-
 void run_warp() {
   for (Lane& lane : lanes) {
-    getcontext(&lane.context);
-    lane.context.uc_stack.ss_sp = lane.stack.data();
-    lane.context.uc_stack.ss_size = kStack;
-    lane.context.uc_link = &scheduler;
     lane.done = false;
     lane.exchanges = 0;
-    makecontext(&lane.context, &run_lane, 0);
   }
   int order[kWarp];
   std::iota(order, order + kWarp, 0);
@@ -91,7 +111,7 @@ void run_warp() {
     shuffle(order, kWarp);
     for (int lane : order) {
       running = lane;
-      swapcontext(&scheduler, &lanes[lane].context);
+      enter(lanes[lane]);
       if (*error) return;
       done += lanes[lane].done;
     }
@@ -132,8 +152,7 @@ void fail(const char* format, ...) {
   va_end(items);
   std::snprintf(error + length, sizeof error - length, " by lane %d of warp %u of block %u",
                 running, first_of_warp / kWarp, block);
-  swapcontext(&lanes[running].context, &scheduler);
-  __builtin_unreachable();  // a launch with an error runs no lane
+  _longjmp(scheduler, 1);
 }
 
 float half_to_float(uint16_t bits) { return c10::Half(bits, c10::Half::from_bits()); }
@@ -157,6 +176,9 @@ extern "C" const char* simt_launch(void (*of_kernel)(const uint64_t*), unsigned 
     first_of_warp = warp % (threads / kWarp) * kWarp;
     run_warp();
     if (*error) break;
+  }
+  if (*error) {
+    for (Lane& lane : lanes) lane.begun = false;  // wherever they are
   }
   move_out();
   return *error ? error : nullptr;
