@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import unwritten
 from torch import Tensor
+from unwritten import Fault, Watched, bytes_of, extent
 
 from gact_graph.ops.cuda import Kernels
 from gact_graph.ops.cuda_attention import EdgeKernels
@@ -53,10 +53,6 @@ MOST_BLOCKS = 2
 """Fewer blocks than there is work for, so that warps go on to further groups."""
 
 
-class Fault(AssertionError):
-    """An error of a kernel, which may have no consequence on the CPU."""
-
-
 def launch(
     kernel: Kernel,
     device: torch.device,
@@ -78,9 +74,9 @@ def launch(
 
     Raises:
         Fault: If a thread reads or writes outside of all tensors of the arguments, at an address
-            that is no multiple of the size of the type, or beyond an array; if it reads a byte of
-            :mod:`unwritten` memory; if two threads access a byte and one writes to it; if lanes of
-            a warp do not meet; or if the kernel traps.
+            that is no multiple of the size of the type, or beyond an array; if it reads memory
+            without a value (see :mod:`unwritten`); if two threads access a byte and one writes to
+            it; if lanes of a warp do not meet; or if the kernel traps.
     """
     assert device.type == "cpu"
     seed = random.getrandbits(32) if seed is None else seed
@@ -100,10 +96,10 @@ def launch(
         raise Fault(f"{kernel.name}: Expected {error.decode()}, seed {seed}")
 
 
-KERNELS = unwritten.Watched(Kernels(launch))
+KERNELS = Watched(Kernels(launch))
 """The kernels of :func:`gact_graph.ops.cuda.load`, on CPU tensors."""
 
-EDGE_KERNELS = unwritten.Watched(EdgeKernels(launch))
+EDGE_KERNELS = Watched(EdgeKernels(launch))
 """The kernels of :func:`gact_graph.ops.cuda_edges.load`, on CPU tensors."""
 
 
@@ -119,10 +115,10 @@ class _Tensor(ctypes.Structure):
 
     @classmethod
     def of(cls, argument: int, x: Tensor) -> _Tensor:
-        written = unwritten.bytes_of(x)
+        written = bytes_of(x)
         return cls(
             x.data_ptr(),
-            unwritten.extent(x),
+            extent(x),
             None if written is None else written.data_ptr(),
             argument,
         )

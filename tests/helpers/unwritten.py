@@ -24,6 +24,10 @@ _OF_SOME_ROWS = ("index", "index_put_")
 _storages: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}
 
 
+class Fault(AssertionError):
+    """An error of a kernel, which may have no consequence on the CPU."""
+
+
 def extent(x: Tensor) -> int:
     """Return the number of bytes from a tensor's first to its last."""
     if not x.numel():
@@ -115,8 +119,6 @@ def _use(x: Tensor, alias: Any, name: str) -> None:
 def _check(x: Tensor, what: str) -> None:
     written = bytes_of(x)
     if written is not None and not written.all():
-        from simt import Fault
-
         first = int((written == 0).nonzero()[0])
         raise Fault(f"Expected a value in each byte of {what} (got none in byte {first})")
 

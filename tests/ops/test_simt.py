@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import simt
 import torch
-import unwritten
 from samples import seeded
 from torch import Tensor
+from unwritten import Watched
 
 from gact_graph.ops.cuda import Kernels, Launcher
 from gact_graph.ops.cuda_attention import EdgeKernels
@@ -174,13 +174,13 @@ def test_a_read_before_any_write_is_found(run: Callable[..., Tensor]) -> None:
         lambda out: out.copy_(torch.ones(N)),
         lambda out: out.view(4, -1).fill_(1),
     ):
-        unwritten.Watched(_New(run, fill)).pack_bits()
+        Watched(_New(run, fill)).pack_bits()
     message = (
         r"unwritten: Expected a value in byte \d+ of argument 1 \(got a read before any write\)"
     )
     for fill in (lambda out: out, lambda out: out[1:].zero_(), lambda out: torch.zeros_like(out)):
         with pytest.raises(simt.Fault, match=message):
-            unwritten.Watched(_New(run, fill)).pack_bits()
+            Watched(_New(run, fill)).pack_bits()
 
 
 def test_operations_and_results_need_values(run: Callable[..., Tensor]) -> None:
@@ -193,8 +193,8 @@ def test_operations_and_results_need_values(run: Callable[..., Tensor]) -> None:
     for use, what in ((Tensor.sum, "an argument of sum"), (lambda out: out, "the result of")):
         message = rf"a value in each byte of {what}.* \(got none in byte 40\)"
         with pytest.raises(simt.Fault, match=message):
-            unwritten.Watched(_New(skip, some, use)).pack_bits()
-    assert unwritten.Watched(_New(skip, some, lambda out: out[:10].sum())).pack_bits() == 10
+            Watched(_New(skip, some, use)).pack_bits()
+    assert Watched(_New(skip, some, lambda out: out[:10].sum())).pack_bits() == 10
 
 
 class _Planted:
@@ -222,7 +222,7 @@ def _sum(launch: Any) -> None:
     places = torch.randint(40, (2000,), generator=generator)
     x, weight = torch.randn(40, 6, generator=generator), torch.randn(2000, 1, generator=generator)
     out, expected = torch.empty(4, 6), torch.empty(4, 6)
-    kernels: Any = unwritten.Watched(EdgeKernels(launch))
+    kernels: Any = Watched(EdgeKernels(launch))
     kernels.weighted_sum(out, x, places, weight, None, starts)
     reference.weighted_sum(expected, x, places, weight, None, starts)
     # Sums of 1,900 terms in float32, in two orders.
@@ -230,11 +230,11 @@ def _sum(launch: Any) -> None:
 
 
 def _mask(launch: Any) -> None:
-    unwritten.Watched(Kernels(launch)).pack_bits(torch.ones(10), 1, 0.0)
+    Watched(Kernels(launch)).pack_bits(torch.ones(10), 1, 0.0)
 
 
 def _quantize(launch: Any) -> None:
-    unwritten.Watched(Kernels(launch)).pack(torch.linspace(0, 1, 300), 3, 256, 7)
+    Watched(Kernels(launch)).pack(torch.linspace(0, 1, 300), 3, 256, 7)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +255,7 @@ def _quantize(launch: Any) -> None:
             "first = from.edge;",
             "^add_carries_float32: Expected .*several threads",
             id="carries merged by each warp",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             _sum,
@@ -263,6 +264,7 @@ def _quantize(launch: Any) -> None:
             "edge <= last; edge += groups",
             r"^sum_float32_2: Expected a read within the 16000 bytes of argument 1 \(got bytes 16",
             id="an edge too many",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             _mask,
@@ -279,6 +281,7 @@ def _quantize(launch: Any) -> None:
             "quad * 4 + plane < width.bits",
             r"^pack_float32: Expected .* argument 4",
             id="planes behind the last",
+            marks=pytest.mark.long,
         ),
     ],
 )
