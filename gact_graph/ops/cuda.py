@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -64,20 +64,6 @@ class Launcher:
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
 
-    def _run(self, kernel: Kernel, device: torch.device, warps: int, *args: Any) -> None:
-        """Launch a kernel. Tensors stand for their addresses, None for 0, a tuple for its items."""
-        self._launch(kernel, device, warps, *_numbers(args))
-
-
-def _numbers(args: Iterable[Any]) -> Iterator[int | float]:
-    for arg in args:
-        if isinstance(arg, tuple):
-            yield from _numbers(arg)
-        elif isinstance(arg, Tensor):
-            yield arg.data_ptr()
-        else:
-            yield 0 if arg is None else arg
-
 
 class Kernels(Launcher):
     """The quantizer and bit masks, as methods with the signatures of the references.
@@ -108,7 +94,7 @@ class Kernels(Launcher):
             size = clamp_group_size(group_size, n)
             kernel = _quantizer("pack", bits, x.dtype, widths)
             layout = _layout(widths, size)
-            self._run(kernel, x.device, groups, x, n, size, seed, codes, stats, layout)
+            self._launch(kernel, x.device, groups, x, n, size, seed, codes, stats, layout)
         return codes, stats
 
     def unpack(
@@ -132,7 +118,7 @@ class Kernels(Launcher):
             size = clamp_group_size(group_size, n)
             kernel = _quantizer(_decoder("unpack", seed), bits, dtype, widths)
             layout = _layout(widths, size)
-            self._run(kernel, x.device, -(-n // group_size), inputs, size, seed, x, layout)
+            self._launch(kernel, x.device, -(-n // group_size), inputs, size, seed, x, layout)
         return x
 
     def unpack_rows(
@@ -159,7 +145,7 @@ class Kernels(Launcher):
             size = clamp_group_size(group_size, numel)
             sizes, layout = (len(rows), numel, width, size), _layout(widths, size)
             kernel = _quantizer(_decoder("unpack_rows", seed), bits, dtype, widths)
-            self._run(kernel, x.device, len(rows), inputs, sizes, seed, x, layout)
+            self._launch(kernel, x.device, len(rows), inputs, sizes, seed, x, layout)
         return x
 
     def pack_bits(self, x: Tensor, test: int, threshold: float) -> Tensor:
@@ -194,7 +180,7 @@ class Kernels(Launcher):
     def _run_on_bits(self, name: str, x: Tensor, source: Tensor, *args: Any) -> None:
         if x.numel():
             warps = -(-x.nbytes // (LANES * VECTOR))
-            self._run(Kernel("cuda/bitmask.cu", name), x.device, warps, source, x.numel(), *args)
+            self._launch(Kernel("cuda/bitmask.cu", name), x.device, warps, source, x.numel(), *args)
 
 
 @once

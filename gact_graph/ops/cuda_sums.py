@@ -148,7 +148,7 @@ class SumKernels(Launcher):
         suffix = "" if columns is None else f"_{columns}"
         source = "cuda/weighted_sum.cu" if name in _SUMS else "cuda/attention.cu"
         kernel = Kernel(source, f"{name}_{name_of(x.dtype)}{suffix}")
-        self._run(kernel, x.device, warps, *args)
+        self._launch(kernel, x.device, warps, *args)
 
 
 Index = tuple[Tensor | None, int, int]

@@ -24,6 +24,7 @@ from gact_graph.ops.kernels import nvrtc
 from gact_graph.ops.kernels.nvrtc import WARPS, Kernel
 
 _CACHE = "TORCH_EXTENSIONS_DIR"
+_library_launch = nvrtc.launch
 
 
 class FakeCuda:
@@ -49,6 +50,7 @@ class FakeCuda:
         self.threads: set[int] = set()
         self.run: Callable[..., None] = simt.launch
         self._cache = os.environ.get(_CACHE)
+        self._arguments: tuple[Any, ...] = ()
 
     @property
     def launches(self) -> int:
@@ -86,6 +88,11 @@ class FakeCuda:
             "is_current_stream_capturing": lambda: self.capturing,
         }
 
+    def launch(self, kernel: Kernel, device: torch.device, warps: int, *args: Any) -> None:
+        """Launch a kernel as the library does; the emulator runs it with the tensors."""
+        self._arguments = args
+        _library_launch(kernel, device, warps, *args)
+
     def forget(self) -> None:
         """Let the library compile and try its kernels anew."""
         for function in (cuda.load, cuda_edges.load, nvrtc.function, nvrtc._module, nvrtc.compiler):
@@ -105,10 +112,11 @@ class FakeCuda:
 
     def _launch(self, stream: int, config: tuple[int, int], kernel: Kernel, *args: Any) -> None:
         self._note((*config, kernel, *args))
+        assert args == (*nvrtc.numbers(self._arguments),)
         with pytest.MonkeyPatch.context() as patch:
             # The emulator's builds are in the cache of the user.
             patch.delenv(_CACHE) if self._cache is None else patch.setenv(_CACHE, self._cache)
-            self.run(kernel, torch.device("cpu"), config[0] * WARPS, *args)
+            self.run(kernel, torch.device("cpu"), config[0] * WARPS, *self._arguments)
 
     def _note(self, entry: Any) -> None:
         self.log.append(entry)
@@ -129,6 +137,7 @@ def fixture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeCud
         monkeypatch.setitem(sys.modules, name, module)
     for name, function in fake.functions_of_torch().items():
         monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(nvrtc, "launch", fake.launch)
     monkeypatch.setenv(_CACHE, str(tmp_path / "cache"))
     fake.forget()
     yield fake

@@ -1,20 +1,30 @@
-"""The CUDA kernels on the CPU: the same sources, run lane by lane by ``simt.cpp``."""
+"""The CUDA kernels on the CPU: the same sources, run lane by lane by ``emulator/warps.cpp``.
+
+Each launch has a new order of warps and lanes, and each access to memory is checked.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
+import random
+import struct
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
+from unwritten import Fault, Watched, bytes_of, extent
 
 from gact_graph.ops.cuda import Kernels
 from gact_graph.ops.cuda_attention import EdgeKernels
 from gact_graph.ops.kernels import cache, compiler
-from gact_graph.ops.kernels.nvrtc import WARPS, Kernel
-from gact_graph.ops.kernels.sources import csrc, digest
+from gact_graph.ops.kernels.nvrtc import WARPS, Kernel, numbers
+from gact_graph.ops.kernels.sources import csrc, files_of
 
 _TYPES = ("float16", "bfloat16", "float32", "float64")
 _WAYS = ("pack", "unpack", "unpack_rows", "unpack_decorrelated", "unpack_rows_decorrelated")
@@ -47,47 +57,145 @@ def launch(
     kernel: Kernel,
     device: torch.device,
     warps: int,
-    *args: int | float,
+    *args: Any,
     most_blocks: int = MOST_BLOCKS,
+    seed: int | None = None,
 ) -> None:
-    """Run a kernel as :func:`gact_graph.ops.kernels.nvrtc.launch` does, on CPU tensors."""
+    """Run a kernel as :func:`gact_graph.ops.kernels.nvrtc.launch` does, on CPU tensors.
+
+    Args:
+        kernel: The kernel. An absolute path of a source need not be in ``csrc``.
+        device: The CPU.
+        warps: The number of warps that have work.
+        args: The kernel's arguments.
+        most_blocks: The most blocks of the grid.
+        seed: The order of warps and of lanes; drawn from :mod:`random` by default, which starts
+            anew in each test.
+
+    Raises:
+        Fault: If a thread reads or writes outside of all tensors of the arguments, at an address
+            that is no multiple of the size of the type, or beyond an array; if it reads memory
+            without a value (see :mod:`unwritten`); if two threads access a byte and one writes to
+            it; if lanes of a warp do not meet; or if the kernel traps.
+    """
     assert device.type == "cpu"
-    values = [ctypes.c_double(a) if isinstance(a, float) else ctypes.c_int64(a) for a in args]
-    pointers = (ctypes.c_void_p * len(values))(
-        *(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values)
+    seed = random.getrandbits(32) if seed is None else seed
+    values = b"".join(struct.pack("d" if isinstance(n, float) else "q", n) for n in numbers(args))
+    tensors = [_Tensor.of(i, x) for i, x in enumerate(_flat(args)) if isinstance(x, Tensor)]
+    tensors = [tensor for tensor in tensors if tensor.bytes]
+    error = _host()[1].simt_launch(
+        _kernel(kernel),
+        min(-(-warps // WARPS), most_blocks),
+        WARPS * 32,
+        seed,
+        ctypes.create_string_buffer(values, len(values)),
+        (_Tensor * len(tensors))(*tensors),
+        len(tensors),
     )
-    blocks = min(-(-warps // WARPS), most_blocks)
-    known = _library(kernel.source, kernel.bits).simt_launch(
-        kernel.name.encode(), blocks, WARPS * 32, pointers
-    )
-    assert known, kernel
+    if error is not None:
+        raise Fault(f"{kernel.name}: Expected {error.decode()}, seed {seed}")
 
 
-KERNELS = Kernels(launch)
+KERNELS = Watched(Kernels(launch))
 """The kernels of :func:`gact_graph.ops.cuda.load`, on CPU tensors."""
 
-EDGE_KERNELS = EdgeKernels(launch)
+EDGE_KERNELS = Watched(EdgeKernels(launch))
 """The kernels of :func:`gact_graph.ops.cuda_edges.load`, on CPU tensors."""
 
 
+class _Tensor(ctypes.Structure):
+    """``simt::Tensor``."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("bytes", ctypes.c_size_t),
+        ("written", ctypes.c_void_p),
+        ("argument", ctypes.c_int),
+    )
+
+    @classmethod
+    def of(cls, argument: int, x: Tensor) -> _Tensor:
+        written = bytes_of(x)
+        return cls(
+            x.data_ptr(),
+            extent(x),
+            None if written is None else written.data_ptr(),
+            argument,
+        )
+
+
+def _flat(args: tuple[Any, ...]) -> Iterator[Any]:
+    for arg in args:
+        yield from _flat(arg) if isinstance(arg, tuple) else [arg]
+
+
+_FOLDER = Path(__file__).with_name("emulator")
+_HEADER = _FOLDER / "simt.h"
+
+
 @functools.cache
-def _library(source: str, bits: int) -> ctypes.CDLL:
-    here = Path(__file__).with_suffix(".cpp")
-    (cxx, *_) = compiler.commands()
-    command = [
-        *cxx,
-        *("-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", f"-DGACT_BITS={bits}"),
-        f'-DGACT_SOURCE="{csrc() / source}"',
+def _host() -> tuple[Path, ctypes.CDLL]:
+    """Return the library that runs warps, and its path."""
+    sources = [_FOLDER / name for name in ("warps.cpp", "memory.cpp")]
+    options = ["-O2", f"-I{Path(torch.__file__).parent / 'include'}"]
+    path = _cached(functools.partial(_build, options, sources), sources)
+    library = ctypes.CDLL(str(path))
+    library.simt_launch.restype = ctypes.c_char_p
+    library.simt_launch.argtypes = (
+        *(ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint64),
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int),
+    )
+    return path, library
+
+
+@functools.cache
+def _kernel(kernel: Kernel) -> ctypes.c_void_p:
+    find = _kernels(kernel.source, kernel.bits).simt_kernel
+    find.restype, find.argtypes = ctypes.c_void_p, (ctypes.c_char_p,)
+    address = find(kernel.name.encode())
+    assert address is not None, kernel
+    return ctypes.c_void_p(address)
+
+
+@functools.cache
+def _kernels(source: str, bits: int) -> ctypes.CDLL:
+    path, text = csrc() / source, _FOLDER / "kernels.cpp"
+    options = [
+        *("-O1", "-ffp-contract=off", "-fno-exceptions", "-fsanitize=thread,alignment,bounds"),
+        f"-DGACT_BITS={bits}",
+        f'-DGACT_SOURCE="{path}"',
         "-DGACT_NAMES=" + " ".join(f"GACT_KERNEL({name})" for name in NAMES[source]),
-        f"-I{Path(torch.__file__).parent / 'include'}",
     ]
-    mark = digest("cuda", [*command, here.read_text(), compiler.version(cxx)])
-    name = f"gact_graph_simt_{mark}.so"
-    path = cache.find(name)
-    if path is None:
-        with tempfile.TemporaryDirectory() as folder:
-            built = Path(folder) / "simt.so"
-            subprocess.run([*command, str(here), "-o", str(built)], check=True)
-            path = cache.keep(name, built.read_bytes())
+    build = functools.partial(_build, options, [text], _host()[0])
+    if Path(source).is_absolute():
+        built = path.with_suffix(f".{bits}.so")
+        built.write_bytes(build())
+    else:
+        built = _cached(build, [text, *files_of("cuda")])
+    return ctypes.CDLL(str(built))
+
+
+def _cached(build: functools.partial[bytes], files: list[Path]) -> Path:
+    """Return the library that an earlier run built with the same arguments of the same files."""
+    (cxx, *_) = compiler.commands()
+    mark = hashlib.sha256(repr([cxx, compiler.version(cxx), build.args]).encode())
+    for path in (*files, _HEADER):
+        mark.update(path.read_bytes())
+    name = f"gact_graph_simt_{mark.hexdigest()[:16]}.so"
+    path = cache.find(name) or cache.keep(name, build())
     assert path is not None
-    return ctypes.CDLL(str(path))
+    return path
+
+
+def _build(options: list[str], sources: list[Path], *libraries: Path) -> bytes:
+    (cxx, *_) = compiler.commands()
+    with tempfile.TemporaryDirectory() as folder:
+        parts = [Path(folder) / f"{source.stem}.o" for source in sources]
+        for source, part in zip(sources, parts, strict=True):
+            compile_ = [*cxx, "-std=c++17", "-fPIC", *options, "-c", str(source), "-o", str(part)]
+            subprocess.run(compile_, check=True)
+        built = Path(folder) / "simt.so"
+        # Without the options, and so without the sanitizers' own libraries.
+        link = [*cxx, "-shared", *map(str, (*parts, *libraries)), "-o", str(built)]
+        subprocess.run(link, check=True)
+        return built.read_bytes()

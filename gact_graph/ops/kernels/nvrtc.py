@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,14 +138,15 @@ def architecture_of(index: int) -> str:
     return f"sm_{major}{minor}"
 
 
-def launch(kernel: Kernel, device: torch.device, warps: int, *args: int | float) -> None:
+def launch(kernel: Kernel, device: torch.device, warps: int, *args: Any) -> None:
     """Launch a kernel on the device's current stream, without waiting.
 
     Args:
         kernel: The kernel.
         device: A CUDA device with an index.
         warps: The number of warps that have work.
-        args: The kernel's arguments: an int for a pointer or an int64, a float for a double.
+        args: The kernel's arguments: an int for an int64, a float for a double; a tensor stands for
+            its address, None for 0, a tuple for its items.
     """
     index = device.index
     if index != torch.cuda.current_device():
@@ -159,7 +161,18 @@ def launch(kernel: Kernel, device: torch.device, warps: int, *args: int | float)
         _thread.device = index
     config = _config(min(-(-warps // WARPS), _WAVES * _multiprocessors(index)))
     stream = _stream(torch.cuda.current_stream(index).cuda_stream)
-    _core().launch(stream, config, function(kernel, architecture_of(index)), *args)
+    _core().launch(stream, config, function(kernel, architecture_of(index)), *numbers(args))
+
+
+def numbers(args: Iterable[Any]) -> Iterator[int | float]:
+    """Return the arguments of :func:`launch` as a kernel takes them."""
+    for arg in args:
+        if isinstance(arg, tuple):
+            yield from numbers(arg)
+        elif isinstance(arg, torch.Tensor):
+            yield arg.data_ptr()
+        else:
+            yield 0 if arg is None else arg
 
 
 # The driver's handle of the legacy default stream, which is 0 in torch.
