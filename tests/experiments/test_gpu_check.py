@@ -39,6 +39,7 @@ def test_each_call_takes_nine_minutes_at_most() -> None:
     assert len(gpu_check.PARTS) == sum(map(len, gpu_check.CALLS))
 
 
+@pytest.mark.long
 def test_a_part_ends_in_time_and_its_children_with_it(tmp_path: Path, monkeypatch) -> None:
     number = tmp_path / "number"
     fake = tmp_path / "slow.py"
@@ -77,6 +78,7 @@ def test_the_tests_of_a_gpu_are_found(tmp_path: Path) -> None:
         assert name not in printed
 
 
+@pytest.mark.long
 def test_the_report_of_tests_that_run_too_long_is_kept(tmp_path: Path) -> None:
     test = tmp_path / "test_slow.py"
     test.write_text(

@@ -78,9 +78,8 @@ def torchrun_two(*flags: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "run", [run_two, pytest.param(torchrun_two, marks=pytest.mark.long)], ids=["two", "torchrun"]
-)
+@pytest.mark.parametrize("run", [run_two, torchrun_two], ids=["two", "torchrun"])
+@pytest.mark.long
 def test_several_processes_write_one_table(run: Callable[..., str], tmp_path: Path) -> None:
     printed = run(*SMALL, "--out", str(tmp_path))
     assert printed.count("GAT on digits, 4 bit (L1)") == 1

@@ -44,6 +44,7 @@ class Trials:
 
 
 class TestProcess:
+    @pytest.mark.long
     def test_failures(self) -> None:
         assert call("math:sqrt", -1.0)["reason"].startswith("failed: ValueError")
         assert call("time:sleep", 60, limit=0.5) == {"reason": "not finished in 0.5 s"}
@@ -51,6 +52,7 @@ class TestProcess:
             checked({"reason": "failed: x"}, "it")
         assert checked({"reason": "out of memory"}, "it") is None
 
+    @pytest.mark.long
     def test_the_cap_is_enforced(self) -> None:
         small, large = (
             run(Case("gcn", "stock", SMALL, steps=1, layers=n, cap_bytes=300_000_000))

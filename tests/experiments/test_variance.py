@@ -35,6 +35,7 @@ def test_each_slot_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "all slots together" in said and "sum of the variances" in said
 
 
+@pytest.mark.long
 def test_models_and_norms(tmp_path: Path) -> None:
     model = ("--model", "pyg-gcn", "--norm", "BatchNorm", "--act", "elu")
     found = measure(tmp_path, *model, "--draws", "4")
@@ -95,6 +96,7 @@ def test_after_training_with_adaptive_bits(tmp_path: Path) -> None:
     assert row["variance"] > 0 and registered() == before
 
 
+@pytest.mark.long
 def test_averages(tmp_path: Path) -> None:
     found = measure(tmp_path, "--averaged", "3", "--hidden", "8", "--layers", "2", "--bits", "2,4")
     assert [row["bits"] for row in found["rows"]] == [2, 4]
