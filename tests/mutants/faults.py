@@ -187,8 +187,8 @@ CODECS = [
     Fault(
         "the noise of a normalised context does not sum to zero",
         "gact_graph/codecs/slices.py",
-        "deviation, value=-share)",
-        "deviation, value=share)",
+        "value=-1 / count",
+        "value=1 / count",
         ("codecs/test_slices.py",),
     ),
     Fault(
