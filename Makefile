@@ -21,7 +21,7 @@ help:
 	@echo "make demo       train GAT with compressed contexts beside fp32"
 	@echo "make test       run the tests, before a commit"
 	@echo "make test-long  run the others, which take longer"
-	@echo "make mutants    plant 40 faults one by one; the tests must find each"
+	@echo "make mutants    plant faults one by one; the tests must find each"
 	@echo "make attack     20,000 random programs beside stock; PROGRAMS=1000 SEED=7 for others"
 	@echo "make lint       ruff, mypy, clang-format"
 	@echo "make format     let ruff and clang-format rewrite the sources"

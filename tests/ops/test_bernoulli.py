@@ -1,25 +1,52 @@
 """The noise of dropout: PyTorch's bits, and its generator's state afterwards."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from gact_graph.ops import bernoulli
+from gact_graph.ops import bernoulli, cpu
 from gact_graph.ops.bernoulli import dropout_noise
+from gact_graph.ops.bitmask import unpack_bits
 from gact_graph.ops.reference import bernoulli as reference
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-pytestmark = pytest.mark.skipif(
+as_torch = pytest.mark.skipif(
     not bernoulli.draws_as_torch(), reason="this PyTorch has another generator here (MKL on Intel)"
 )
+
+
+def _of_numpy(seed: int, numel: int, p: float) -> Tensor:
+    """Draws of NumPy's Mersenne Twister: numbers of 53 bits, of two words each, below p."""
+    state = torch.Generator().manual_seed(seed).get_state().numpy()
+    twister = np.random.MT19937()
+    key = state[24 : 24 + 8 * 624].view(np.uint64).astype(np.uint32)
+    twister.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": 624}}
+    words = twister.random_raw(2 * numel).astype(np.uint64)
+    numbers = (words[::2] << np.uint64(32) | words[1::2]) & np.uint64(2**53 - 1)
+    return torch.from_numpy(numbers * 2.0**-53 < p)
+
+
+@pytest.mark.parametrize("numel", [1, 64, 312, 313, 5_000])
+@pytest.mark.parametrize("p", [0.5, 0.1, 1.0])
+def test_draws_are_those_of_the_twister(numel: int, p: float) -> None:
+    state, words = torch.Generator().manual_seed(4).get_state(), torch.zeros(-(-numel // 64)).long()
+    torch.ops.gact_graph.draw_bits(state, words, numel, p)
+    drawn = unpack_bits(words, [numel], 0.0, 1.0, torch.bool)
+    expected = _of_numpy(4, numel, p)
+    draws = torch.empty(numel).bernoulli_(p, generator=torch.Generator().manual_seed(4)).bool()
+    assert torch.equal(drawn, draws if cpu.load() is None else expected)
+    if numel == 5_000 and p < 1:
+        has_twister = torch.equal(draws, expected)
+        assert bernoulli.draws_as_torch() == (has_twister and cpu.load() is not None)
 
 
 def _torch_noise(x: Tensor, p: float) -> Tensor:
     return torch.empty_like(x).bernoulli_(1 - p).div_(1 - p)
 
 
-# 312 numbers to a state of the generator; 64 bits to a word.
+@as_torch  # 312 numbers to a state of the generator; 64 bits to a word
 @pytest.mark.parametrize("numel", [1, 63, 64, 65, 311, 312, 313, 10_000])
 @pytest.mark.parametrize("before", [0, 1, 2, 623, 624], ids="{} words before".format)
 def test_equals_noise_of_torch(numel: int, before: int) -> None:
@@ -35,6 +62,7 @@ def test_equals_noise_of_torch(numel: int, before: int) -> None:
         assert torch.equal(torch.get_rng_state(), expected_state)
 
 
+@as_torch
 @pytest.mark.parametrize("p", [0.0, 2.0**-53, 0.25, 1 - 2.0**-53, 1.0])
 def test_extreme_probabilities(p: float) -> None:
     drawn = []
@@ -51,6 +79,7 @@ def _noise(x: Tensor, p: float) -> Tensor:
     return noise.tensor(x.shape, x.dtype)
 
 
+@as_torch
 def test_other_random_functions_continue() -> None:
     x, drawn = torch.empty(1_000), list[list[Tensor]]()
     for noise in (_torch_noise, _noise):
