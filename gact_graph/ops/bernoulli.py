@@ -22,7 +22,7 @@ from gact_graph.ops.registration import dispatched
 _draw_bits = dispatched(reference.draw_bits)
 
 _TRIAL = 1_001
-"""Draws that are compared with PyTorch's: they begin a second state, and end in an odd word."""
+"""Draws that are compared with PyTorch's: they span several states, and end within a word."""
 
 
 class DropoutNoise(NamedTuple):
