@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import gact_graph
 
-STEPS, TRACED, PARTS = 2000, 450, 5
+STEPS, TRACED, PARTS = 2000, 900, 10
 
 WAYS: dict[str, dict[str, Any]] = {
     "L0": {"level": "L0"},
