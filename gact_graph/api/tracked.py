@@ -12,6 +12,7 @@ from gact_graph.adaptive.slot_names import with_new_names
 from gact_graph.adaptive.state_checks import check_count, check_flag, check_keys, check_measured
 from gact_graph.api.repeated import RepeatedInputs
 from gact_graph.capture.config import Config
+from gact_graph.capture.postponed import Places
 from gact_graph.codecs import Kept
 from gact_graph.support.exact import ExactSlots
 from gact_graph.support.rows import RECOMPUTED, Row
@@ -31,6 +32,7 @@ class TrackedMethod:
             first call.
         exact_slots: The slots that are kept exactly.
         inputs: Whether calls repeat with the same inputs.
+        places: The operations whose results need no memory of their own.
         compressible: The share of ``saved_bytes`` by which compression can lower the peak, in the
             last call that was encoded completely; 1 before.
     """
@@ -40,6 +42,7 @@ class TrackedMethod:
     saved_bytes: int | None = None
     exact_slots: ExactSlots = field(default_factory=ExactSlots)
     inputs: RepeatedInputs = field(default_factory=RepeatedInputs)
+    places: Places = field(default_factory=Places)
     compressible: float = 1.0
 
     @classmethod

@@ -26,6 +26,7 @@ from gact_graph.capture.nodes import Attribute, attributes_of
 from gact_graph.capture.noise import Noise
 from gact_graph.capture.operations import reads_of, reads_of_source
 from gact_graph.capture.owned import Allowance, ExternallyOwned, owned_storages, storages_in
+from gact_graph.capture.postponed import Places, Postponement
 from gact_graph.capture.recipes import EXPOSING, WRITERS, Recipes
 from gact_graph.capture.trace import Call, Save, Trace
 from gact_graph.capture.variance import POSITION as VARIANCE_POSITION
@@ -93,6 +94,7 @@ class Session:
         exact_slots: The slots to keep exactly, which backward adds to.
         all_exact: Whether to keep all slots exactly.
         restore_point: The state to restore if forward runs again.
+        places: The operations whose results need no memory of their own.
         layers: The report's rows of layers, to which edge work outside of layers is added.
         advise: The advice for backward that runs out of memory.
 
@@ -118,6 +120,7 @@ class Session:
         exact_slots: ExactSlots | None = None,
         all_exact: bool = False,
         restore_point: RestorePoint | None = None,
+        places: Places | None = None,
         layers: dict[str, LayerRow] | None = None,
         advise: Advise | None = None,
     ) -> None:
@@ -147,6 +150,7 @@ class Session:
             config.bits if config.quantize else 32,
         )
         self._joint_masks = JointMasks()
+        self._postponement = Postponement(places or Places())
         # The variance that the submodule that started last computes, if any, and its name.
         self._variance: Variance | None = None
         self._variance_module = ""
@@ -180,6 +184,7 @@ class Session:
                 stack.enter_context(saved_tensors_hooks(self.pack, current.unpack))
                 stack.enter_context(self.trace)
                 yield
+            self._postponement.settle()
             self._joint_masks.settle()
             self._recipes.clear()
             # The caller and the loss hold the outputs, and a layer may have cached a tensor in
@@ -197,6 +202,7 @@ class Session:
 
     def _close(self) -> None:
         """Release everything except what autograd holds."""
+        self._postponement.settle()
         self._model = self._inputs = self._output = self._restore_point = None
         self._owned.clear()
         self._pending.clear()
@@ -268,6 +274,22 @@ class Session:
         """Return whether the operation or the layer with this name is kept exactly."""
         return self._keeps_all_exact or self._exact_slots.has(self._has_leaf, name)
 
+    def settle(self) -> None:
+        """Compute the postponed values that may be read from now on."""
+        self._postponement.settle()
+
+    def product_of(self, tensor: Tensor) -> current.Product | None:
+        """Return the product that a tensor without memory stands for; None for another tensor."""
+        return self._postponement.product_of(tensor)
+
+    def could_wait(self, tensor: Tensor) -> None:
+        """Report that edge work sums the rows of a tensor, and needs no more of it."""
+        self._postponement.could_wait(tensor)
+
+    def has_summed(self, label: str, result: Tensor, again: Callable[[], Tensor]) -> None:
+        """Report the result of edge work, and a function that computes the same again."""
+        self._postponement.has_summed(label, result, again)
+
     def count_baseline(self, operation: Call, nbytes: int, tensors: dict[str, Tensor]) -> None:
         """Count the tensors that stock autograd would save in edge work that runs in blocks.
 
@@ -311,6 +333,7 @@ class Session:
     # Callbacks of the trace.
 
     def _instead(self, call: Call) -> Callable[[], Any] | None:
+        self._postponement.settle(call)
         self._joint_masks.settle()
         self._look_for_leaf(call.args)
         if self._restore_point is not None and self._model is not None and call.name == "backward":
@@ -318,7 +341,8 @@ class Session:
         replacement = self._replacement(call) if self._quantize else None
         if replacement is not None or not self._config.exact:
             return replacement
-        return dropout(call, self._saves_noise)
+        replacement = self._postponement.instead(call, self.trace.label)
+        return dropout(call, self._saves_noise) if replacement is None else replacement
 
     def _saves_noise(self, nbytes: int) -> bool:
         """Return whether the session saves the noise of a dropout, of this size, as bits."""
@@ -359,6 +383,7 @@ class Session:
 
     def _after(self, call: Call, result: Any) -> None:
         self._look_for_leaf((result, *call.args[:1]))
+        self._postponement.after(call, result)
         if self._pending:
             self._finish(call, result)
         if call.name in WRITERS and self._config.exact and torch.is_grad_enabled():

@@ -10,6 +10,7 @@ message passing that runs. The autograd node names the tensor. Together they mak
 from __future__ import annotations
 
 import functools
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,25 +43,38 @@ SAVED = "saved"
 _METHODS = (
     *("size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "__len__"),
     *("is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_conj", "is_neg"),
-    *("is_inference", "element_size", "data_ptr", "get_device", "untyped_storage"),
+    *("is_inference", "element_size", "get_device"),
+)
+
+_MEMORY = frozenset(
+    {"data", "T", "mT", "H", "mH", "real", "imag", "_base", "__cuda_array_interface__"}
 )
 
 # Functions that save nothing and return nothing that could be saved, as a function mode gets them:
-# methods, and getters of attributes. There are about ten of them for each operation of a layer. A
-# view that is read as an attribute, such as ``x.T``, is included: autograd saves nothing for it.
-# Through ``x.data`` the tensor may change, so it is followed.
+# methods, and getters of attributes. There are about ten of them for each operation of a layer.
+# Attributes through which memory can be read or written are followed.
 _QUERIES = frozenset(
     [
         *(
             attribute.__get__
             for part in Tensor.__mro__
             for name, attribute in vars(part).items()
-            if isinstance(attribute, (GetSetDescriptorType, property)) and name != "data"
+            if isinstance(attribute, (GetSetDescriptorType, property)) and name not in _MEMORY
         ),
         *(getattr(Tensor, name) for name in _METHODS),
         *(getattr(torch, name) for name in _METHODS if hasattr(torch, name)),
     ]
 )
+
+_POINTERS = frozenset({Tensor.untyped_storage, Tensor.data_ptr})
+
+
+def _is_own(func: Callable[..., Any]) -> bool:
+    """Return whether this library asks for the identity of memory, which it does not read."""
+    if func not in _POINTERS:
+        return False
+    caller = sys._getframe(2)  # of the function mode
+    return str(caller.f_globals["__name__"]).startswith(__name__.partition(".")[0])
 
 
 class Call:
@@ -191,7 +205,7 @@ class Trace(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if is_compiling() or self._pauses or func in _QUERIES:
+        if is_compiling() or self._pauses or func in _QUERIES or _is_own(func):
             return func(*args, **kwargs) if kwargs else func(*args)
         if func is F.multi_head_attention_forward:
             # It is written in Python. The operations inside are followed in its place.

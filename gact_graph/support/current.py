@@ -28,6 +28,22 @@ class Coding(NamedTuple):
     seed: int
 
 
+class Product(NamedTuple):
+    """The product of node rows and a weight, ``x @ weight.T``.
+
+    Args:
+        x: The rows [N, F], contiguous.
+        weight: The weight [W, F].
+    """
+
+    x: Tensor
+    weight: Tensor
+
+    def write(self, result: Tensor) -> None:
+        """Write the product into a tensor [N, W]."""
+        torch.mm(self.x, self.weight.t(), out=result)
+
+
 class Steps(Protocol):
     """The interface of :class:`gact_graph.capture.trace.Trace` for layers."""
 
@@ -69,6 +85,14 @@ class Capture(Protocol):
     def count_baseline(self, operation: Any, nbytes: int, tensors: dict[str, Tensor]) -> None: ...
 
     def coding_of(self, module: str) -> Coding | None: ...
+
+    def settle(self) -> None: ...
+
+    def product_of(self, tensor: Tensor) -> Product | None: ...
+
+    def could_wait(self, tensor: Tensor) -> None: ...
+
+    def has_summed(self, label: str, result: Tensor, again: Callable[[], Tensor]) -> None: ...
 
     def pack(self, tensor: Tensor) -> Any: ...
 

@@ -16,7 +16,13 @@ from gact_graph.layers.blocks.analysis import LayerAnalysis
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, Input
 from gact_graph.layers.blocks.order import Block, Order
 from gact_graph.layers.blocks.rows import write_rows
-from gact_graph.layers.blocks.weighted_sum import WeightedSum, sum_block, sum_edges
+from gact_graph.layers.blocks.weighted_sum import (
+    WeightedSum,
+    sum_block,
+    sum_edges,
+    sum_products,
+)
+from gact_graph.support.current import Product
 from gact_graph.support.run_state import RunState, without_autocast
 
 
@@ -61,12 +67,18 @@ class BlockedCall:
     run_state: RunState
 
     @torch.no_grad()
-    def forward(self, tensors: Sequence[Tensor], shape_only: bool = False) -> list[Tensor]:
+    def forward(
+        self,
+        tensors: Sequence[Tensor],
+        shape_only: bool = False,
+        product: Product | None = None,
+    ) -> list[Tensor]:
         """Return the tensors of :attr:`outputs`, without an autograd graph.
 
         Args:
             tensors: The tensors of the arguments and the constants.
             shape_only: Whether zeros of the right shapes suffice.
+            product: The product whose rows the call sums, where the tensor has no memory.
 
         Raises:
             CannotBlock: The layer raises an error.
@@ -76,7 +88,7 @@ class BlockedCall:
             return attention.outputs([tensors[i] for i in attention.inputs], self.order)
         with without_autocast(self.order.neighbors.device):
             if weighted_sum is not None and not shape_only:
-                return self._sum(weighted_sum, tensors)
+                return self._sum(weighted_sum, tensors, product)
             graph, results = self.analysis.forward, list[Tensor]()
             inputs = [*map(Input, tensors)]
             for block in self.blocks[:1] if shape_only else self.blocks:
@@ -86,7 +98,14 @@ class BlockedCall:
                 self._write(results, self.outputs, block, parts, shape_only)
             return results
 
-    def _sum(self, weighted_sum: WeightedSum, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def again(self, tensors: Sequence[Tensor], product: Product | None) -> Tensor:
+        """Return the result of :meth:`forward` again."""
+        with self.run_state.restored():
+            return self.forward(tensors, product=product)[0]
+
+    def _sum(
+        self, weighted_sum: WeightedSum, tensors: Sequence[Tensor], product: Product | None
+    ) -> list[Tensor]:
         order, graph, x = self.order, weighted_sum.weights, tensors[weighted_sum.index]
         result, kept = x.new_empty(order.num_nodes, *x.shape[1:]), list[Tensor]()
         inputs = [*map(Input, tensors)]
@@ -95,7 +114,10 @@ class BlockedCall:
                 values, _ = self.arguments.inputs(inputs, graph.inputs, order, block)
                 weight, *parts = graph(values)
             if block is None:
-                sum_edges(result, x, weight, order, self.size)
+                if product is None:
+                    sum_edges(result, x, weight, order, self.size)
+                else:
+                    sum_products(result, product, weight, order)
                 continue
             sources, starts = values["edge_index_j"], order.starts_of(block)
             sum_block(result[block.nodes], x, weight, sources, starts)

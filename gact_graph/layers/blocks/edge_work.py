@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -69,7 +70,20 @@ class EdgeWork:
         Raises:
             CannotBlock: The call cannot run in blocks. The random state is restored.
         """
+        with nullcontext() if session is None else session.trace.paused():
+            return self._run(module, edge_index, target, arguments, cutting, session)
+
+    def _run(
+        self,
+        module: Any,
+        edge_index: Tensor,
+        target: int,
+        arguments: Arguments,
+        cutting: Cutting,
+        session: current.Capture | None,
+    ) -> tuple[Tensor, int]:
         analysis, constants = self._analysis(module, arguments)
+        product = _product(analysis, arguments, session)
         try:
             order = cutting.order(edge_index, target, arguments.num_destinations)
         except IndexError as error:
@@ -104,7 +118,7 @@ class EdgeWork:
             if session is None:
                 out = run_in_blocks(call, arguments.tensors, module)
             else:
-                out = self._captured(call, edge_index, arguments, named, module, session)
+                out = self._captured(call, product, edge_index, arguments, named, module, session)
                 messages = out.nbytes * edge_index.size(1)
                 session.count_unallocated(messages // max(1, arguments.num_destinations))
         except CannotBlock:
@@ -158,6 +172,7 @@ class EdgeWork:
     def _captured(
         self,
         call: BlockedCall,
+        product: current.Product | None,
         edge_index: Tensor,
         arguments: Arguments,
         named: dict[str, Tensor],
@@ -175,13 +190,40 @@ class EdgeWork:
         name = self.edge_function.name
         with session.trace.standing_for(name, named, extra, gathered) as operation:
             with current.capture_disabled():
-                result = run_in_blocks(call, arguments.tensors, module)
+                result = run_in_blocks(call, arguments.tensors, module, product)
             made = {"edge_index": edge_index, "result": result}
             for other in baseline.others:
                 of_stock[other] = made[other] if other in made else getattr(module, other)
             nbytes = baseline.nbytes(edge_index.size(1), arguments.num_destinations)
             session.count_baseline(operation, nbytes, of_stock)
+        if len(call.outputs) == 1 and not call.outputs[0].of_edges:
+            session.has_summed(
+                operation.label, result, lambda: call.again(arguments.tensors, product)
+            )
         return result
+
+
+def _product(
+    analysis: LayerAnalysis, arguments: Arguments, session: current.Capture | None
+) -> current.Product | None:
+    """Return the product of which a call sums the rows, if the product has no memory yet.
+
+    Where the call needs the product itself, it gets memory.
+    """
+    if session is None:
+        session = current.current()
+        if session is not None:
+            session.settle()
+        return None
+    weighted_sum = analysis.weighted_sum
+    if weighted_sum is not None and weighted_sum.sums_products(arguments, analysis.never_read):
+        x = arguments.tensors[weighted_sum.index]
+        session.could_wait(x)
+        product = session.product_of(x)
+        if product is not None:
+            return product
+    session.settle()
+    return None
 
 
 def _properties(arguments: Arguments) -> Hashable:

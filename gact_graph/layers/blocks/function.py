@@ -15,17 +15,20 @@ from gact_graph.layers.blocks.backward import backward, double_backward
 from gact_graph.layers.blocks.call import BlockedCall
 from gact_graph.layers.blocks.rows import saved_tensors
 from gact_graph.layers.recompute import runs
-from gact_graph.support.current import capture_disabled_in_backward, with_advice
+from gact_graph.support.current import Product, capture_disabled_in_backward, with_advice
 from gact_graph.support.edits import glimpse_of
 
 
-def run_in_blocks(call: BlockedCall, tensors: Sequence[Tensor], module: Any) -> Tensor:
+def run_in_blocks(
+    call: BlockedCall, tensors: Sequence[Tensor], module: Any, product: Product | None = None
+) -> Tensor:
     """Run a call, with an autograd graph if a gradient is needed, and return its result.
 
     Args:
         call: The call.
         tensors: The tensors of its arguments and the constants of its layer.
         module: The user's layer, which gets the tensors that the call leaves in attributes.
+        product: The product for which a tensor without memory stands, if any.
 
     Raises:
         CannotBlock: See :meth:`BlockedCall.forward`.
@@ -34,9 +37,9 @@ def run_in_blocks(call: BlockedCall, tensors: Sequence[Tensor], module: Any) -> 
     reused = runs.Reuse() if run is None else run.next()
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         with nullcontext() if run is None else run.saves():
-            results = _Blocked.apply(call, reused, *tensors)
+            results = _Blocked.apply(call, reused, product, *tensors)
     else:
-        results = call.forward(tensors, reused.shape_only)
+        results = call.forward(tensors, reused.shape_only, product)
     result: Tensor = results[0]
     if run is not None:
         run.ended_in_blocks(result, call.outputs[0].of_edges and len(call.outputs) == 1)
@@ -52,6 +55,7 @@ class _Blocked(torch.autograd.Function):
         ctx: Any,
         call: BlockedCall,
         reused: runs.Reuse,
+        product: Product | None,
         *inputs: Tensor,
     ) -> tuple[Tensor, ...]:
         never_read = call.analysis.never_read
@@ -67,13 +71,13 @@ class _Blocked(torch.autograd.Function):
         ctx.save_for_backward(*(inputs[i] for i in ctx.saved))
         if reused.result is not None:
             return (reused.result.detach(),)
-        return tuple(call.forward(inputs, reused.shape_only))
+        return tuple(call.forward(inputs, reused.shape_only, product))
 
     @staticmethod
     @with_advice
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         call: BlockedCall = ctx.call
-        requires_grad = ctx.needs_input_grad[2:]
+        requires_grad = ctx.needs_input_grad[3:]
         create_graph = torch.is_grad_enabled()
         if create_graph:
             saved = ctx.saved_tensors
@@ -92,12 +96,12 @@ class _Blocked(torch.autograd.Function):
         if create_graph:
             ordered = [values[i] for i in range(len(requires_grad))]
             results = _Gradient.apply(call, requires_grad, *ordered, *gradients)
-            return (None, None, *results)
+            return (None, None, None, *results)
         inputs = [Input(values[i], needed) for i, needed in enumerate(requires_grad)]
         del values
         with capture_disabled_in_backward():
             backward(call, inputs, gradients)
-        return (None, None, *(entry.gradient for entry in inputs))
+        return (None, None, None, *(entry.gradient for entry in inputs))
 
 
 class _Gradient(torch.autograd.Function):

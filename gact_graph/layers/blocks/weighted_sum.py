@@ -11,17 +11,22 @@ Shapes:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gact_graph.layers.blocks.arguments import Arguments
 from gact_graph.layers.blocks.graph import EdgeGraph
 from gact_graph.layers.blocks.order import Block, Order, SortedEdges
 from gact_graph.layers.blocks.rows import CodedRows, rows_at_a_time, rows_of
 from gact_graph.ops import weighted_sum as ops
+from gact_graph.support.current import Product
+
+_SUMMED_BYTES = 2 << 20
+"""Bytes of sums that are multiplied at a time, so that they stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,17 @@ class WeightedSum:
     index: int
     weights: EdgeGraph
     of_edges: bool
+
+    def sums_products(self, arguments: Arguments, never_read: Collection[int]) -> bool:
+        """Return whether rows can be summed before they are multiplied by a weight matrix.
+
+        Args:
+            arguments: The arguments of the call.
+            never_read: The indices of the arguments whose values backward does not read.
+        """
+        x = arguments.tensors[self.index]
+        alone = len(arguments.levels_of(self.index)) == 1 and self.index in never_read
+        return self.of_edges and alone and x.dim() == 2 and not ops.makes_messages(x.device)
 
 
 def can_sum(x: Tensor) -> bool:
@@ -85,6 +101,24 @@ def sum_edges(out: Tensor, x: Tensor, weight: Tensor, edges: SortedEdges, size: 
     out[edges.num_nodes :] = 0
     for block in _parts(edges, size, x.device):
         ops.weighted_sum(out[block.nodes], x, *_block_operands(edges, weight, block))
+
+
+def sum_products(out: Tensor, product: Product, weight: Tensor, edges: SortedEdges) -> None:
+    """Write the sums of the rows of a product, from sums of the rows before the product.
+
+    Args:
+        out: The sums [D, W].
+        product: The product, whose rows [N, F] are summed.
+        weight: The weights [E, 1].
+        edges: The edges.
+    """
+    x, weight = product.x, _matrix(weight)
+    rows = max(1, _SUMMED_BYTES // max(1, x.size(1) * x.element_size()))
+    sums = x.new_empty(min(rows, edges.num_nodes), x.size(1))
+    for block in edges.blocks_of_nodes(rows):
+        part = sums[: block.num_nodes]
+        ops.weighted_sum(part, x, *_block_operands(edges, weight, block))
+        Product(part, product.weight).write(out[block.nodes])
 
 
 def sum_gradients(
