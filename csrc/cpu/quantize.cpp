@@ -330,7 +330,7 @@ ExactGroups<T> exact_groups_of(const std::optional<at::Tensor>& groups,
 
 std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& input, int64_t bits, int64_t group_size,
                                         int64_t seed, const std::optional<at::Tensor>& widths,
-                                        int64_t num_words) {
+                                        int64_t num_words, int64_t first) {
   check(bits, group_size);
   check_readable("x", input);
   check_coded("x", input.scalar_type());
@@ -352,8 +352,9 @@ std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& input, int64_t bits, i
       for (int64_t g = begin; g < end; ++g) {
         if (g > begin) group = layout.after(group);
         const int64_t start = g * group_size;
-        pack_group(from + start, std::min(group_size, n - start), static_cast<uint64_t>(start),
-                   static_cast<uint64_t>(seed), group.bits, words + group.word, pairs + 2 * g);
+        pack_group(from + start, std::min(group_size, n - start),
+                   static_cast<uint64_t>(first + start), static_cast<uint64_t>(seed), group.bits,
+                   words + group.word, pairs + 2 * g);
       }
     });
   });

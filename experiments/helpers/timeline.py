@@ -48,8 +48,7 @@ class AtPeak(TorchDispatchMode):
         self._peak = 0
         self._at_peak: list[tuple[int, Made]] = []
         self._names = {id(module): name for name, module in model.named_modules()}
-        self._alive: dict[int, tuple[int, Made]] = {}
-        self._total = 0
+        self._alive: dict[int, tuple[weakref.ref[torch.UntypedStorage], Made]] = {}
 
     def __enter__(self) -> AtPeak:
         self._peak = 0
@@ -76,20 +75,23 @@ class AtPeak(TorchDispatchMode):
         for storage in _storages_of(result):
             if storage._cdata not in before:  # a view
                 self._add(storage, func)
-        if self._total > self._peak:
-            self._peak, self._at_peak = self._total, [*self._alive.values()]
+        # By their present sizes: a storage may have been resized.
+        alive = [
+            (storage.nbytes(), made)
+            for ref, made in [*self._alive.values()]
+            if (storage := ref()) is not None
+        ]
+        total = sum(nbytes for nbytes, _ in alive)
+        if total > self._peak:
+            self._peak, self._at_peak = total, alive
         return result
 
     def _add(self, storage: torch.UntypedStorage, func: Any) -> None:
         key = storage._cdata
         if key not in self._alive:
-            self._alive[key] = storage.nbytes(), self._made(func)
-            self._total += storage.nbytes()
             # The Python object of a storage lives as long as the storage.
-            weakref.finalize(storage, self._remove, key)
-
-    def _remove(self, key: int) -> None:
-        self._total -= self._alive.pop(key)[0]
+            self._alive[key] = weakref.ref(storage), self._made(func)
+            weakref.finalize(storage, self._alive.pop, key)
 
     def _made(self, func: Any) -> Made:
         node = torch._C._current_autograd_node()

@@ -266,7 +266,7 @@ class Controller:
                 exact_slots=tracked.exact_slots,
                 all_exact=all_exact,
                 restore_point=restore_point,
-                places=tracked.places,
+                places=None if self.blocks is None else tracked.places,
                 layers=self._step.layers,
                 advise=call.advise,
             )

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gact_graph.capture.nodes import held_by, saved_as
+from gact_graph.capture.nodes import saved_as
 from gact_graph.capture.trace import Call
 from gact_graph.codecs import Saved
 from gact_graph.ops.bernoulli import DropoutNoise, dropout_noise
@@ -56,10 +56,7 @@ def dropout(call: Call, saves_noise: Callable[[int], bool]) -> Callable[[], Tens
 
 def noise_of(result: Tensor) -> Saved | None:
     """Return the saved noise of which a tensor is the product with another; None for no product."""
-    node: Any = result.grad_fn
-    if getattr(node, "_forward_cls", None) is _Dropout:
-        return held_by(node._raw_saved_tensors[0])
-    return saved_as(result, "Mul", "other")
+    return saved_as(result, "Dropout", "other") or saved_as(result, "Mul", "other")
 
 
 class _Dropout(torch.autograd.Function):

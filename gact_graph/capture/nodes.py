@@ -68,8 +68,13 @@ def saved_as(result: Tensor, operation: str, name: str) -> Saved | None:
         operation: The kind of the node, without ``Backward0``.
         name: The name.
     """
-    node = result.grad_fn
-    if node is None or node.name().partition("Backward")[0] != operation:
+    node: Any = result.grad_fn
+    if node is None:
+        return None
+    stands_for, tensors = _stands_for(node)
+    if stands_for == _snake(operation) and name in tensors:
+        return held_by(node._raw_saved_tensors[tensors.index(name)])
+    if node.name().partition("Backward")[0] != operation:
         return None
     return held_by(getattr(node, _RAW + name, None))
 
@@ -120,9 +125,15 @@ def _names(kind: Any, name: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]
     """
     native = re.fullmatch(r"(\w+)Backward\d+", name)
     names = tuple(a.removeprefix(_RAW) for a in dir(kind) if a.startswith(_RAW))
-    function = getattr(kind, "_forward_cls", None)
-    operation, tensors = getattr(function, "differentiates", ("", ()))
+    operation, tensors = _stands_for(kind)
     return (_snake(native[1]) if native else operation, names, tensors)
+
+
+def _stands_for(kind: Any) -> tuple[str, tuple[str, ...]]:
+    """Return the operation for which a function in Python stands, and its saved tensors."""
+    function = getattr(kind, "_forward_cls", None)
+    found: tuple[str, tuple[str, ...]] = getattr(function, "differentiates", ("", ()))
+    return found
 
 
 def _snake(name: str) -> str:

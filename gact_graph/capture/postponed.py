@@ -8,9 +8,10 @@ adds a bias: three tensors of nodes, each of which nothing but the next operatio
   weight (:mod:`gact_graph.layers.blocks.call`);
 - the sum with the bias takes the memory of the sum over neighbors.
 
-Both are tried where an earlier call of the same operation has shown that nothing else reads the
-tensor. The next operation of the model, whichever it is, first finds out whether the tensor still
-exists. If so, its values are computed before the operation runs, and the place is not tried again.
+The next operation of the model, whichever it is, first finds out whether the tensor still exists.
+If so, the tensor gets its values before that operation runs, and no later call of the same place is
+postponed or shares memory. Memory is only shared where an earlier call has shown that the tensor is
+gone by then; a product is postponed in the first call too, so that all calls round alike.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Places:
     """The operations, by label, whose results nothing but the next operation reads.
 
     Attributes:
-        proven: Those that an earlier call has shown.
-        refuted: Those whose result was read by another operation.
+        proven: Edge work whose result was gone after the next operation.
+        refuted: Edge work and products whose result was not.
     """
 
     proven: set[str] = field(default_factory=set)
@@ -104,21 +105,20 @@ class Postponement:
         self._places = places
         self._postponed: list[_Postponed] = []
         self._sum: _Sum | None = None
-        # The last operation, if it was a product that could have been postponed.
-        self._last: _Postponed | None = None
 
     # Before and after an operation of the model.
 
     def settle(self, call: Call | None = None) -> None:
         """Compute the values that an operation may read, or that may be read after the forward."""
-        self._last = None
         if self._sum is not None and (call is None or not _reads(call, self._sum)):
             self._check(self._sum)
             self._sum = None  # and with it the arguments of the edge work
         for postponed in [*self._postponed]:
             # The layer has the product in a variable while it adds the bias.
             if self._sum is None or call is None or postponed.is_read(call):
-                self._evaluate(postponed)
+                if self._evaluate(postponed) and call is not None:
+                    # Edge work that does not sum rows in one call may do so in the next.
+                    self._places.refute(postponed.label)
                 self._postponed.remove(postponed)
 
     def instead(self, call: Call, label: Callable[[Call], str]) -> Callable[[], Any] | None:
@@ -130,20 +130,15 @@ class Postponement:
         """
         if call.func is F.linear and _can_wait(call):
             name = label(call)
-            if name in self._places.proven:
+            if name not in self._places.refuted:
                 return lambda: self._postpone(call, name)
-        elif self._sum is not None and call.func in _ADDS:
-            if self._sum.label in self._places.proven:
-                return lambda: self._share(call)
+        elif call.func in _ADDS and self._shares():
+            return lambda: self._share(call)
         return None
 
     def after(self, call: Call, result: Any) -> None:
-        """Follow the tensors that may be postponed or share memory in the next call."""
-        if call.func is F.linear and not self._postponed and _can_wait(call):
-            x, weight = _factors(call)
-            product = Product(x.detach(), weight.detach())
-            self._last = _Postponed(call.label, weakref.ref(result), product)
-        elif self._sum is not None and isinstance(result, Tensor):
+        """Follow the sum over neighbors through an operation."""
+        if self._sum is not None and isinstance(result, Tensor):
             if call.func in _VIEWS:
                 self._sum.tensors.append(weakref.ref(result))
             else:
@@ -158,11 +153,6 @@ class Postponement:
                 return postponed.product
         return None
 
-    def could_wait(self, tensor: Tensor) -> None:
-        """Learn that edge work sums the rows of a tensor, and needs no more of it."""
-        if self._last is not None and self._last.result() is tensor and self._last.label:
-            self._places.learn(self._last.label)
-
     def _postpone(self, call: Call, label: str) -> Tensor:
         x, weight = _factors(call)
         with _WithoutProduct():
@@ -171,15 +161,16 @@ class Postponement:
         self._postponed.append(_Postponed(label, weakref.ref(result), product))
         return result
 
-    def _evaluate(self, postponed: _Postponed) -> None:
+    def _evaluate(self, postponed: _Postponed) -> bool:
+        """Give a tensor its values, and return whether it still exists."""
         result = postponed.result()
         if result is None:
-            return
-        self._places.refute(postponed.label)
-        with torch.no_grad(), capture_disabled():
+            return False
+        with capture_disabled(), torch.no_grad():
             result.untyped_storage().resize_(result.nbytes)
             # Through data, so that the version stays that of the result.
             postponed.product.write(result.data)
+        return True
 
     # Sums with a bias.
 
@@ -193,6 +184,9 @@ class Postponement:
         """
         if is_plain(result) and result.requires_grad:
             self._sum = _Sum(label, [weakref.ref(result)], again)
+
+    def _shares(self) -> bool:
+        return self._sum is not None and self._sum.label in self._places.proven
 
     def _share(self, call: Call) -> Any:
         assert self._sum is not None
@@ -213,7 +207,7 @@ class Postponement:
         if not last.shares:
             return
         total = last.total()
-        with torch.no_grad(), capture_disabled():
+        with capture_disabled(), torch.no_grad():
             if total is not None:
                 total.data = total.data.clone()
             # Written where other views of the sum see it.

@@ -22,6 +22,7 @@ from gact_graph.capture.nodes import saved_as
 from gact_graph.capture.trace import Call
 from gact_graph.codecs.base import Saved
 from gact_graph.codecs.mask import Joint
+from gact_graph.codecs.quantize import Quantized
 from gact_graph.codecs.recipe import Constant, Leaf, Operand, Recipe, Source, View
 from gact_graph.support.storage import (
     ALIGNMENT,
@@ -431,10 +432,10 @@ def _batch_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
     if x is None or mean is None or deviation is None or not _is_differentiated(call, result):
         return None
     node: Any = result.grad_fn
-    training, eps = node._saved_training, node._saved_eps
     first = _WEIGHTS_OF_BATCH_NORM.get(call.func)
-    if not training or first is None:
+    if first is None or not node._saved_training:
         return None
+    eps = node._saved_eps
     arguments = [call.argument(first + i, name) for i, name in enumerate(("weight", "bias"))]
     weight, bias = (None if a is None else a.detach().clone() for a in arguments)
 
@@ -447,8 +448,10 @@ def _batch_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
         scale = deviation.tensor() if weight is None else deviation.tensor() * weight
         shift = -mean.tensor() * scale if bias is None else bias - mean.tensor() * scale
         shape = [-1 if d == 1 else 1 for d in range(value.dim())]
-        scaled: Tensor = torch.addcmul(shift.view(shape), value, scale.view(shape))
-        return scaled.to(value.dtype)  # weights may be of another dtype
+        shift, scale = shift.view(shape), scale.view(shape)
+        if isinstance(x.context.encoded, Quantized) and scale.dtype == value.dtype:
+            return torch.addcmul(shift, value, scale, out=value)  # nobody else's memory
+        return torch.addcmul(shift, value, scale).to(value.dtype)
 
     return Recipe(run, (Leaf(x, recipes.may_change(call.argument(0, "input", "self"))),), _any)
 

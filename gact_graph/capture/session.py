@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from gact_graph.capture import recipes
+from gact_graph.capture.batch_norm import batch_norm
 from gact_graph.capture.cache import ContextCache
 from gact_graph.capture.config import Config
 from gact_graph.capture.derivatives import pointwise
@@ -94,7 +95,8 @@ class Session:
         exact_slots: The slots to keep exactly, which backward adds to.
         all_exact: Whether to keep all slots exactly.
         restore_point: The state to restore if forward runs again.
-        places: The operations whose results need no memory of their own.
+        places: The operations whose results need no memory of their own; None to give each result
+            memory.
         layers: The report's rows of layers, to which edge work outside of layers is added.
         advise: The advice for backward that runs out of memory.
 
@@ -150,7 +152,7 @@ class Session:
             config.bits if config.quantize else 32,
         )
         self._joint_masks = JointMasks()
-        self._postponement = Postponement(places or Places())
+        self._postponement = None if places is None else Postponement(places)
         # The variance that the submodule that started last computes, if any, and its name.
         self._variance: Variance | None = None
         self._variance_module = ""
@@ -184,7 +186,7 @@ class Session:
                 stack.enter_context(saved_tensors_hooks(self.pack, current.unpack))
                 stack.enter_context(self.trace)
                 yield
-            self._postponement.settle()
+            self.settle()
             self._joint_masks.settle()
             self._recipes.clear()
             # The caller and the loss hold the outputs, and a layer may have cached a tensor in
@@ -202,7 +204,7 @@ class Session:
 
     def _close(self) -> None:
         """Release everything except what autograd holds."""
-        self._postponement.settle()
+        self.settle()
         self._model = self._inputs = self._output = self._restore_point = None
         self._owned.clear()
         self._pending.clear()
@@ -276,19 +278,17 @@ class Session:
 
     def settle(self) -> None:
         """Compute the postponed values that may be read from now on."""
-        self._postponement.settle()
+        if self._postponement is not None:
+            self._postponement.settle()
 
     def product_of(self, tensor: Tensor) -> current.Product | None:
         """Return the product that a tensor without memory stands for; None for another tensor."""
-        return self._postponement.product_of(tensor)
-
-    def could_wait(self, tensor: Tensor) -> None:
-        """Report that edge work sums the rows of a tensor, and needs no more of it."""
-        self._postponement.could_wait(tensor)
+        return None if self._postponement is None else self._postponement.product_of(tensor)
 
     def has_summed(self, label: str, result: Tensor, again: Callable[[], Tensor]) -> None:
         """Report the result of edge work, and a function that computes the same again."""
-        self._postponement.has_summed(label, result, again)
+        if self._postponement is not None:
+            self._postponement.has_summed(label, result, again)
 
     def count_baseline(self, operation: Call, nbytes: int, tensors: dict[str, Tensor]) -> None:
         """Count the tensors that stock autograd would save in edge work that runs in blocks.
@@ -333,7 +333,8 @@ class Session:
     # Callbacks of the trace.
 
     def _instead(self, call: Call) -> Callable[[], Any] | None:
-        self._postponement.settle(call)
+        if self._postponement is not None:
+            self._postponement.settle(call)
         self._joint_masks.settle()
         self._look_for_leaf(call.args)
         if self._restore_point is not None and self._model is not None and call.name == "backward":
@@ -341,7 +342,8 @@ class Session:
         replacement = self._replacement(call) if self._quantize else None
         if replacement is not None or not self._config.exact:
             return replacement
-        replacement = self._postponement.instead(call, self.trace.label)
+        if self._postponement is not None:
+            replacement = self._postponement.instead(call, self.trace.label)
         return dropout(call, self._saves_noise) if replacement is None else replacement
 
     def _saves_noise(self, nbytes: int) -> bool:
@@ -359,7 +361,7 @@ class Session:
                 return square_of_mean
             replacement = variance.square(call)
         else:
-            replacement = pointwise(call)
+            replacement = pointwise(call) or batch_norm(call)
         if replacement is None:
             return None
         x, position, run = replacement
@@ -383,7 +385,8 @@ class Session:
 
     def _after(self, call: Call, result: Any) -> None:
         self._look_for_leaf((result, *call.args[:1]))
-        self._postponement.after(call, result)
+        if self._postponement is not None:
+            self._postponement.after(call, result)
         if self._pending:
             self._finish(call, result)
         if call.name in WRITERS and self._config.exact and torch.is_grad_enabled():

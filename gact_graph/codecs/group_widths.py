@@ -52,24 +52,41 @@ def widths_of_groups(
     Returns:
         None for one width: of a small tensor, and of one or many bits.
     """
-    whole = x.numel() // group_size
-    if not 1 < bits < _MOST or not is_divided(x.numel(), group_size):
+    if not may_differ(bits, x.numel(), group_size):
         return None
+    return widths_of_ranges(ranges_of(x, group_size), bits, x.numel(), group_size, row_weights)
+
+
+def may_differ(bits: float, numel: int, group_size: int) -> bool:
+    """Return whether the groups of a tensor get widths of their own: not in one or many bits."""
+    return 1 < bits < _MOST and is_divided(numel, group_size)
+
+
+def ranges_of(x: Tensor, group_size: int) -> Tensor:
+    """Return the maximum minus the minimum of each whole group of a contiguous tensor, float32."""
+    whole = x.numel() // group_size
     groups = x.view(-1)[: whole * group_size].view(whole, group_size)
-    ranges = groups.amax(1).float() - groups.amin(1).float()  # aminmax takes ten times as long
+    return groups.amax(1).float() - groups.amin(1).float()  # aminmax takes ten times as long
+
+
+def widths_of_ranges(
+    ranges: Tensor, bits: float, numel: int, group_size: int, row_weights: Tensor | None = None
+) -> Widths:
+    """Return widths of groups, as :func:`widths_of_groups`, from the ranges of whole groups."""
+    whole, device = len(ranges), ranges.device
     # Exact groups and groups of equal elements need no bits.
     scales = ranges.nan_to_num_(0.0, 0.0, 0.0)
     if row_weights is not None:
-        scales *= _means_by_group(row_weights, whole, group_size, x.numel()).sqrt_()
+        scales *= _means_by_group(row_weights, whole, group_size, numel).sqrt_()
     below = (scales.amax().log2() - scales.log2()).mul_(_FINENESS).nan_to_num_(_BINS - 1)
     bins = below.clamp_(0, _BINS - 1).long()
-    table = _table(x.device)
+    table = _table(device)
     totals = table @ bins.bincount(minlength=_BINS).double()
     chosen = (totals <= bits * whole).sum() - 1  # thresholds descend
-    count = -(-x.numel() // group_size)
-    widths = torch.full((count,), int(bits), dtype=torch.uint8, device=x.device)
+    count = -(-numel // group_size)
+    widths = torch.full((count,), int(bits), dtype=torch.uint8, device=device)
     widths[:whole] = table[chosen].to(torch.uint8)[bins]
-    return Widths.of(widths, x.numel(), group_size)
+    return Widths.of(widths, numel, group_size)
 
 
 def _means_by_group(weights: Tensor, whole: int, group_size: int, numel: int) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from gact_graph.codecs.base import Encoded
 from gact_graph.codecs.codec import Codec, Request
-from gact_graph.codecs.quantize import Quantized, packed_of
+from gact_graph.codecs.group_widths import may_differ, ranges_of, widths_of_ranges
+from gact_graph.codecs.quantize import Quantized
 from gact_graph.codecs.reads import Values
-from gact_graph.ops.quantize import DTYPES
+from gact_graph.ops.quantize import DTYPES, PART, pack_parts
 
 _FEW = 8
 """The least elements of a slice: the statistics of smaller ones take more memory than codes."""
@@ -82,25 +84,79 @@ class QuantizeBySlice(Codec):
         shape, dims = reads.slices
         if x.numel() != math.prod(shape) or math.prod(shape[d] for d in dims) < _FEW:
             return None
-        rows = x.view(shape).float()
-        mean = rows.sum(dims, keepdim=True) / math.prod(shape[d] for d in dims)
-        centered = rows - mean
+        rows = x.view(shape)
+        mean, deviation = _statistics(rows, dims)
         # A slice of equal elements has deviation 0 and decodes to its mean.
-        deviation = _root_mean_square(centered, dims).bfloat16()
-        scaled = centered.div_(deviation.masked_fill(deviation == 0, 1))
-        packed, bits = packed_of(scaled, bits, request)
-        if packed.groups is not None:
+        normalized = _Normalized(rows, mean, deviation.masked_fill(deviation == 0, 1))
+        size, parts = request.group_size, normalized.parts(request.group_size)
+        widths = None
+        if may_differ(bits, x.numel(), size):
+            ranges = torch.cat([ranges_of(part, size) for part in parts])
+            widths = widths_of_ranges(ranges, bits, x.numel(), size, request.row_weights)
+        packed = pack_parts(
+            parts, rows.shape, int(bits), group_size=size, seed=request.seed, widths=widths
+        )
+        if packed is None:
             return None  # a slice with NaN or Inf has no statistics, and would decode to NaN
-        weight = packed.min_variance_weight(scaled)
+        bits = packed.bits if widths is None else bits
+        weight = packed.min_variance_weight(normalized.at(packed.sampled))
         return QuantizedBySlice(packed, bits, mean, deviation, rows.shape, x.dtype, weight)
 
 
-def _root_mean_square(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Return the root mean square of each slice of mean 0, keeping dimensions."""
+@dataclass(frozen=True)
+class _Normalized:
+    """A tensor with normalized slices, which exists in parts.
+
+    Attributes:
+        x: The tensor, contiguous.
+        mean: The mean of each slice, float32, with 1 for the dimensions of a slice.
+        divisor: The divisor of each slice, bfloat16, in the same shape.
+    """
+
+    x: Tensor
+    mean: Tensor
+    divisor: Tensor
+
+    def parts(self, group_size: int) -> _Parts:
+        """Return parts of whole groups, except the last part, as often as they are iterated."""
+        width = self.x[0].numel()
+        rows = group_size // math.gcd(width, group_size)
+        rows *= max(1, PART // (rows * width))
+        return _Parts(self, len(self.x) if self.x.device.type != "cpu" else rows)
+
+    def at(self, index: Tensor) -> Tensor:
+        """Return the elements at an index of the flattened tensor."""
+        places = torch.unravel_index(index, self.x.shape)
+        mean, divisor = (t.expand(self.x.shape)[places] for t in (self.mean, self.divisor))
+        return (self.x[places].float() - mean).div_(divisor)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    normalized: _Normalized
+    rows: int
+
+    def __iter__(self) -> Iterator[Tensor]:
+        whole = self.normalized
+        for first in range(0, len(whole.x), self.rows):
+            end = min(first + self.rows, len(whole.x))
+            mean, divisor = (
+                t if len(t) == 1 else t[first:end] for t in (whole.mean, whole.divisor)
+            )
+            yield (whole.x[first:end].float() - mean).div_(divisor).view(-1)
+
+
+def _statistics(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Return the mean of each slice, float32, and its standard deviation, bfloat16.
+
+    Both have the shape of ``x`` with 1 for the dimensions of a slice.
+    """
     of_columns = dims[0] == 0 and all(x.size(d) == 1 for d in dims[1:])
-    if of_columns and x.device.type == "cpu":
-        # Ten times as fast as the norm on the CPU.
-        _, variance = torch.batch_norm_update_stats(x.view(len(x), -1), None, None, 0.0)
-        return variance.sqrt_().view(x[:1].shape)
-    count = math.prod(x.size(d) for d in dims)
-    return torch.linalg.vector_norm(x, dim=dims, keepdim=True).div_(math.sqrt(count))
+    if of_columns and x.device.type == "cpu" and x.dtype != torch.float64:
+        # Ten times as fast as on all dimensions.
+        rows = x.view(len(x), -1)
+        mean, variance = torch.batch_norm_update_stats(rows.float(), None, None, 0.0)
+        mean, variance = mean.view(x[:1].shape), variance.view(x[:1].shape)
+    else:
+        variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
+    return mean.float(), variance.sqrt().bfloat16()

@@ -79,6 +79,7 @@ class Kernels(Launcher):
         seed: int,
         widths: Tensor | None = None,
         words: int = 0,
+        first: int = 0,
     ) -> tuple[Tensor, Tensor]:
         check_quantization(bits, group_size)
         check_strided("x", x, x.device)
@@ -94,7 +95,7 @@ class Kernels(Launcher):
             size = clamp_group_size(group_size, n)
             kernel = _quantizer("pack", bits, x.dtype, widths)
             layout = _layout(widths, size)
-            self._launch(kernel, x.device, groups, x, n, size, seed, codes, stats, layout)
+            self._launch(kernel, x.device, groups, x, n, size, seed, first, codes, stats, layout)
         return codes, stats
 
     def unpack(

@@ -60,6 +60,7 @@ all groups, and groups beyond K decode to NaN, never to a number.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +78,10 @@ WIDTHS = (*range(1, 17), 32)
 _SAMPLED = 64
 """Groups that are sampled for the weight of the decorrelated decoding. With 256 elements each, the
 weight is off by less than a hundredth, and the variance, which is at its minimum, by far less."""
+
+PART = 1 << 19
+"""The elements of a part of a tensor that is coded or decoded in parts, on a CPU: the temporary
+tensors of a part stay in the cache."""
 
 MOST_IN_GROUP = 2**20
 """Elements of the largest group. The size of statistics is negligible long before that."""
@@ -162,22 +167,33 @@ class Packed:
         """Return the same tensors with the decorrelated decoding."""
         return dataclasses.replace(self, decorrelate=True)
 
-    def min_variance_weight(self, x: Tensor) -> Tensor:
+    @property
+    def sampled(self) -> Tensor:
+        """The indices of the elements of some groups, int64 [groups, elements]."""
+        groups, size = self._sample
+        elements = torch.arange(size, device=self.codes.device)
+        return torch.arange(groups.stop, device=self.codes.device)[groups, None] * size + elements
+
+    @property
+    def _sample(self) -> tuple[slice, int]:
+        """The numbers of the groups of :attr:`sampled`, and the elements of each."""
+        size = min(self.group_size, self.shape.numel())
+        whole = self.shape.numel() // size
+        return slice(0, whole, -(-whole // _SAMPLED)), size
+
+    def min_variance_weight(self, values: Tensor) -> Tensor:
         """Return the weight of the decorrelated decoding in :meth:`unpack_min_variance`.
 
         Args:
-            x: The packed tensor, contiguous.
+            values: The elements of the packed tensor at :attr:`sampled`.
 
         Returns:
             A float32 tensor [].
         """
         assert self.stats is not None
-        size = min(self.group_size, x.numel())
-        whole = x.numel() // size
-        every = -(-whole // _SAMPLED)
-        values = x.view(-1)[: whole * size].view(whole, size)[::every].float()
         # Groups of equal elements have a step of 0, and exact groups have none.
-        low, step = self.stats[:whole:every].float().nan_to_num_(0.0).unbind(1)
+        low, step = self.stats[self._sample[0]].float().nan_to_num_(0.0).unbind(1)
+        values = values.float()
         fraction = ((values - low[:, None]) / step[:, None]).nan_to_num_(0.0, 0.0, 0.0).frac_()
         square = (step / step.amax()).square()
         variance = (fraction * (1 - fraction)).mean(1) * square
@@ -219,8 +235,15 @@ class Packed:
         Args:
             weight: The weight from :meth:`min_variance_weight`.
         """
-        plain = dataclasses.replace(self, decorrelate=False).unpack()
-        return plain.lerp_(self.decorrelated().unpack(), weight.to(plain.dtype))
+        plain, other = dataclasses.replace(self, decorrelate=False).unpack(), self.decorrelated()
+        weight, width = weight.to(plain.dtype), self.shape[1:].numel()
+        if width < TILE:  # a row is decoded by whole tiles
+            return plain.lerp_(other.unpack(), weight)
+        index = torch.arange(plain.numel() // width, device=plain.device)
+        parts = max(1, PART // width)
+        for rows, part in zip(index.split(parts), plain.view(-1, width).split(parts), strict=True):
+            part.lerp_(other.unpack_rows(rows, width), weight)
+        return plain
 
     def unpack_rows(self, rows: Tensor, width: int) -> Tensor:
         """Return some rows of the decoded tensor seen as [numel / width, width].
@@ -295,13 +318,56 @@ def pack(
     x = x.detach()
     if bits == 32 or bits >= 8 * x.element_size():
         return Packed(x, None, x.shape, x.dtype, bits, group_size)
-    # The operators take a signed 64-bit number.
-    signed = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
     of_groups: tuple[Any, ...] = ()
     if widths is not None:
         check_tensor("widths", widths.widths, torch.uint8, [-(-x.numel() // group_size)], x.device)
         of_groups = widths.widths, widths.words
+    signed = _signed(seed)
     codes, stats = _pack(x, bits, group_size, signed, *of_groups)
     packed = Packed(codes, stats, x.shape, x.dtype, bits, group_size, seed=signed, widths=widths)
     exact, values = _exact_groups(x, stats, group_size)
     return packed if not len(exact) else dataclasses.replace(packed, groups=exact, values=values)
+
+
+def pack_parts(
+    parts: Iterable[Tensor],
+    shape: torch.Size,
+    bits: int,
+    *,
+    group_size: int = 256,
+    seed: int = 0,
+    widths: Widths | None = None,
+) -> Packed | None:
+    """Quantize a tensor of float32 that exists in parts, as :func:`pack` quantizes the whole.
+
+    Args:
+        parts: Consecutive elements, in tensors of whole groups except the last.
+        shape: The shape of the whole tensor.
+        bits, group_size, seed, widths: As for :func:`pack`, where ``bits`` is at most 16.
+
+    Returns:
+        None if there are exact groups. On CUDA, to find out would wait for the device: such groups
+        then decode to NaN.
+    """
+    check_bits(bits)
+    check_group_size(group_size)
+    signed, first = _signed(seed), 0
+    coded: list[tuple[Tensor, Tensor]] = []
+    for part in parts:
+        own, words, count = None, 0, part.numel()
+        if widths is not None:
+            own = widths.widths[first // group_size : -(-(first + count) // group_size)]
+            is_whole = count == shape.numel()
+            words = widths.words if is_whole else int(count_words(own, count, group_size))
+        codes, stats = _pack(part, bits, group_size, signed, own, words, first)
+        if part.device.type != "cuda" and len(_exact_groups(part, stats, group_size)[0]):
+            return None
+        coded.append((codes, stats))
+        first += count
+    codes, stats = (torch.cat(tensors) for tensors in zip(*coded, strict=True))
+    return Packed(codes, stats, shape, torch.float32, bits, group_size, seed=signed, widths=widths)
+
+
+def _signed(seed: int) -> int:
+    """Return a seed as the operators take it: a signed 64-bit number."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -19,7 +19,7 @@ from gact_graph.codecs.codec import Request
 from gact_graph.codecs.offload.swap import Swap, Swapping
 from gact_graph.codecs.quantize import Quantized
 from gact_graph.codecs.reads import Values
-from gact_graph.codecs.slices import _root_mean_square
+from gact_graph.codecs.slices import _statistics
 
 
 def by_channel(x: Tensor, channels: tuple[int, int], bits: int = 4):
@@ -71,12 +71,12 @@ class TestCodec:
         ],
     )
     def test_deviations_are_those_of_any_slices(self, shape, dims):
-        x = torch.randn(shape, generator=seeded(2)) * 3
-        x -= x.mean(dims, keepdim=True)
-        expected = x.double().square().mean(dims, keepdim=True).sqrt()
-        actual = _root_mean_square(x, dims)
-        assert actual.shape == expected.shape
-        torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-6)
+        x = torch.randn(shape, generator=seeded(2)) * 3 + 1
+        variance, mean = torch.var_mean(x.double(), dims, correction=0, keepdim=True)
+        actual, deviation = _statistics(x, dims)
+        assert actual.shape == deviation.shape == mean.shape
+        torch.testing.assert_close(actual.double(), mean, rtol=1e-5, atol=1e-6)
+        assert torch.equal(deviation, variance.sqrt().bfloat16())
 
     def test_bytes(self):
         # Codes, statistics of 125 groups, a float32 and a bfloat16 a channel, and a share.

@@ -169,7 +169,7 @@ def test_the_minimum_variance_decoding_has_the_least_noise(
 ) -> None:
     x = _with_zeros(kept, device)
     packed = pack(x, bits, seed=5)
-    share = packed.min_variance_weight(x)
+    share = packed.min_variance_weight(x.view(-1)[packed.sampled])
     assert packed.stats is not None
     square = steps_of(packed.stats.cpu(), x.numel()).square().mean()
     variance = {
@@ -194,7 +194,7 @@ def test_the_minimum_variance_decoding_has_the_least_noise(
 def test_the_minimum_variance_decoding_is_unbiased() -> None:
     x = _normal(600)
     records = [pack(x, 2, seed=seed) for seed in range(400)]
-    share = records[0].min_variance_weight(x)
+    share = records[0].min_variance_weight(x.view(-1)[records[0].sampled])
     mean = torch.stack([record.unpack_min_variance(share) for record in records]).mean(0)
     assert records[0].stats is not None
     # A reading's deviation is below half a step: five deviations of the mean.
@@ -209,7 +209,7 @@ def test_the_minimum_variance_decoding_is_unbiased() -> None:
 def test_the_minimum_variance_weight_is_a_number(x: Tensor) -> None:
     for tensor in (x, torch.cat([torch.full((256,), torch.nan), x])):
         packed = pack(tensor, 2)
-        share = packed.min_variance_weight(tensor)
+        share = packed.min_variance_weight(tensor.view(-1)[packed.sampled])
         assert 0 <= share <= 0.75
         assert torch.equal(packed.unpack_min_variance(share).isnan(), tensor.isnan())
     if (x == x[0]).all():
@@ -249,7 +249,7 @@ def test_every_decoding_of_a_record_with_widths(device: str) -> None:
     rows = torch.tensor([7, 0, 7, 299, 3], device=device)
     assert packed.stats is not None
     step = steps_of(packed.stats.cpu(), x.numel()).to(device)
-    weight = packed.min_variance_weight(x)
+    weight = packed.min_variance_weight(x.view(-1)[packed.sampled])
     best = packed.unpack_min_variance(weight)
     for record in (packed, again):
         y = record.unpack()

@@ -217,9 +217,7 @@ def _product(
         return None
     weighted_sum = analysis.weighted_sum
     if weighted_sum is not None and weighted_sum.sums_products(arguments, analysis.never_read):
-        x = arguments.tensors[weighted_sum.index]
-        session.could_wait(x)
-        product = session.product_of(x)
+        product = session.product_of(arguments.tensors[weighted_sum.index])
         if product is not None:
             return product
     session.settle()
@@ -275,6 +273,9 @@ def in_blocks(
                 "leave the layer as it is until backward has run"
             ) from reason
         report("stock", None, str(reason))
+        session = current.current()
+        if session is not None:
+            session.settle()
         return None
     report("blocks", blocks, None)
     return result

@@ -79,6 +79,7 @@ def pack(
     seed: int,
     widths: Tensor | None = None,
     words: int = 0,
+    first: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Return codes [ceil(numel / 64), bits] (int64) and stats [ceil(numel / group_size), 2].
 
@@ -86,6 +87,7 @@ def pack(
         bits: The width of all groups; unused with ``widths``.
         widths: The width of each group [ceil(numel / group_size)] (uint8); None for ``bits``.
         words: The number of words with ``widths``; the codes are then [words].
+        first: The index of the first element for the noise, where ``x`` is part of a tensor.
     """
     check_quantization(bits, group_size)
     check_strided("x", x, x.device)
@@ -102,7 +104,7 @@ def pack(
     stride = max(1, _SLICE // group_size) * group_size
     for start in range(0, n, stride):
         part = flat[start : start + stride]
-        pairs = _pack_slice(part, layout, seed, start, codes.view(-1))
+        pairs = _pack_slice(part, layout, seed, start, first, codes.view(-1))
         stats[start // group_size : start // group_size + len(pairs)] = pairs
     return codes, stats
 
@@ -115,6 +117,7 @@ def _pack_fake(
     seed: int,
     widths: Tensor | None = None,
     words: int = 0,
+    first: int = 0,
 ) -> tuple[Tensor, Tensor]:
     check_quantization(bits, group_size)
     n = x.numel()
@@ -333,12 +336,17 @@ def _noise_key(seed: int, high: int) -> int:
     return z ^ (z >> 31)
 
 
-def _pack_slice(x: Tensor, layout: _Layout, seed: int, start: int, words: Tensor) -> Tensor:
-    """Write the words of the elements from ``start`` on; return their stats."""
+def _pack_slice(
+    x: Tensor, layout: _Layout, seed: int, start: int, first: int, words: Tensor
+) -> Tensor:
+    """Write the words of the elements from ``start`` on; return their stats.
+
+    ``first`` is added to their indices for the noise.
+    """
     n, group_size = len(x), layout.group_size
     groups = -(-n // group_size)
     tile = torch.arange(start // TILE, -(-(start + n) // TILE), device=x.device)
-    first, width = layout.of(tile)
+    place, width = layout.of(tile)
     bits = width[:: group_size // TILE]
     top, fraction = (1 << bits) - 1, fraction_bits(bits)[:, None]
     # The last group is padded with its last element, which widens no range.
@@ -359,7 +367,7 @@ def _pack_slice(x: Tensor, layout: _Layout, seed: int, start: int, words: Tensor
     fine = ((values - low[:, None]) * scale).round()
     plain = (finite & ~constant)[:, None]
     index = torch.arange(start, start + groups * group_size, device=x.device)
-    noise = noise16(index, seed).view(groups, group_size) >> (16 - fraction)
+    noise = noise16(index + first, seed).view(groups, group_size) >> (16 - fraction)
     code = (torch.where(plain, fine, 0.0).to(torch.int64) + noise) >> fraction
     code = (torch.minimum(code, top[:, None]) * plain).view(-1)
     code[n:] = 0
@@ -370,8 +378,8 @@ def _pack_slice(x: Tensor, layout: _Layout, seed: int, start: int, words: Tensor
     for p in reversed(range(layout.planes)):
         # The bits of a word are disjoint, so their sum is their union, also when it wraps at the
         # sign.
-        words[_place(first, width, p)] = ((code >> p & 1) << lane).sum(1)
-    of_group = first[:: group_size // TILE]
+        words[_place(place, width, p)] = ((code >> p & 1) << lane).sum(1)
+    of_group = place[:: group_size // TILE]
     words[of_group[constant]] = padded[constant, 0].to(torch.float64).view(torch.int64)
     # Both are bfloat16 values, so their upper halves are exact. The bit pattern of NaN in torch's
     # own conversion depends on the vector width.

@@ -87,10 +87,10 @@ def computed(monkeypatch):
     """Grows with each call of edge work whose result is computed; by whether it is of edges."""
     calls, run = [], BlockedCall.forward
 
-    def counted(call, tensors, shape_only=False):
+    def counted(call, tensors, shape_only=False, product=None):
         if not shape_only:
             calls.append(call.outputs[0].of_edges)
-        return run(call, tensors, shape_only)
+        return run(call, tensors, shape_only, product)
 
     monkeypatch.setattr(BlockedCall, "forward", counted)
     return calls

@@ -1,0 +1,123 @@
+"""Batch norm whose backward works in the memory of the decoded input.
+
+PyTorch's backward allocates two tensors of the input's size on a CPU, beside the input and the
+gradient. A decoded input is nobody else's, so the gradient takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gact_graph.capture.derivatives import Replacement, is_opaque
+from gact_graph.capture.trace import Call
+from gact_graph.codecs.quantize import Quantized
+from gact_graph.ops.quantize import PART
+from gact_graph.support.current import saved_by, with_advice
+from gact_graph.support.storage import is_plain
+
+
+def batch_norm(call: Call) -> Replacement | None:
+    """Return the replacement of a batch norm over the rows of a matrix on a CPU, in training."""
+    if call.func is not F.batch_norm or is_opaque():
+        return None
+    names = ("input", "running_mean", "running_var", "weight", "bias", "training")
+    x, *others, training = (call.argument(i, name) for i, name in enumerate(names))
+    momentum, eps = call.argument(6, "momentum", default=0.1), call.argument(7, "eps", default=1e-5)
+    tensors = [x, *(other for other in others if other is not None)]
+    if not training or not all(isinstance(t, Tensor) and is_plain(t) for t in tensors):
+        return None
+    if x.dim() != 2 or len(x) < 2 or not x.requires_grad or not torch.is_grad_enabled():
+        return None
+    if any(t.device.type != "cpu" or t.dtype != torch.float32 for t in tensors):
+        return None
+    if torch.is_autocast_enabled("cpu") or not x.is_contiguous():
+        return None
+    running_mean, running_var, weight, bias = others
+
+    def run(label: str) -> Tensor:
+        settings = running_mean, running_var, momentum, eps
+        result: Tensor = _BatchNorm.apply(x, weight, bias, *settings)
+        return result
+
+    return Replacement(x, "input", run)
+
+
+class _BatchNorm(torch.autograd.Function):
+    # Named as in PyTorch's own batch norm, so that capture compresses the same tensors.
+    differentiates = "native_batch_norm", ("input", "weight", "result1", "result2")
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        ctx._saved_training, ctx._saved_eps = True, eps  # as attributes of PyTorch's own node
+        result, mean, deviation = torch.native_batch_norm(
+            x, weight, bias, running_mean, running_var, True, momentum, eps
+        )
+        ctx.save_for_backward(x, weight, mean, deviation)
+        return result
+
+    @staticmethod
+    @with_advice
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        needed, packed = ctx.needs_input_grad[:3], saved_by(ctx)
+        x, weight, mean, deviation = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            results = torch.ops.aten.native_batch_norm_backward(
+                *(gradients[0], x, weight, None, None, mean, deviation, True, ctx._saved_eps),
+                [*needed],
+            )
+        else:
+            owned = packed is not None and isinstance(packed[0].context.encoded, Quantized)
+            out = x if owned else torch.empty_like(x)
+            results = _backward(gradients[0], x, weight, mean, deviation, out)
+        return *(r if need else None for r, need in zip(results, needed, strict=True)), *[None] * 4
+
+
+def _backward(
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    deviation: Tensor,
+    out: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of the input, the weight and the bias.
+
+    Args:
+        gradient: The gradient of the result [N, C].
+        x: The input [N, C].
+        weight: The weight [C]; None for 1.
+        mean: The mean of each column [C].
+        deviation: 1 / sqrt(variance + eps) of each column [C].
+        out: A tensor for the gradient of the input, which may be the input itself.
+    """
+    of_bias, products = gradient.sum(0), list[Tensor]()
+    for rows, centered, own in _parts(x, out, gradient):
+        torch.sub(rows, mean, out=centered)
+        products.append((centered * own).sum(0))
+    product = torch.stack(products).double().sum(0).to(x.dtype)
+    scale = deviation if weight is None else deviation * weight
+    slope = -scale * deviation.square() * product / len(x)
+    shift = -scale * of_bias / len(x)
+    for _, centered, own in _parts(x, out, gradient):
+        torch.addcmul(shift, centered, slope, out=centered).addcmul_(own, scale)
+    return out, product * deviation, of_bias
+
+
+def _parts(*tensors: Tensor) -> Iterator[Sequence[Tensor]]:
+    """Yield a few rows of matrices at a time, which stay in the cache."""
+    rows = max(1, PART // max(1, tensors[0].size(1)))
+    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
