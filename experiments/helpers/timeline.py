@@ -72,9 +72,9 @@ class AtPeak(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         before = {storage._cdata for storage in _storages_of((args, kwargs))}
-        for storage in _storages_of(result):
-            if storage._cdata not in before:  # a view
-                self._add(storage, func)
+        for new in _storages_of(result):
+            if new._cdata not in before:  # a view
+                self._add(new, func)
         # By their present sizes: a storage may have been resized.
         alive = [
             (storage.nbytes(), made)

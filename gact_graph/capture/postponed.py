@@ -63,9 +63,9 @@ class Places:
 
 @dataclass
 class _Postponed:
-    """A tensor without memory, and the product that it stands for."""
+    """A tensor without memory, the product that it stands for, and the operation that made it."""
 
-    label: str
+    call: Call
     result: weakref.ref[Tensor]
     product: Product
 
@@ -99,10 +99,11 @@ class Postponement:
 
     Args:
         places: The operations of the model for which this works.
+        computed: A callback for an operation whose result gets its values late.
     """
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+    def __init__(self, places: Places, computed: Callable[[Call, Tensor], None]) -> None:
+        self._places, self._computed = places, computed
         self._postponed: list[_Postponed] = []
         self._sum: _Sum | None = None
 
@@ -118,7 +119,7 @@ class Postponement:
             if self._sum is None or call is None or postponed.is_read(call):
                 if self._evaluate(postponed) and call is not None:
                     # Edge work that does not sum rows in one call may do so in the next.
-                    self._places.refute(postponed.label)
+                    self._places.refute(postponed.call.label)
                 self._postponed.remove(postponed)
 
     def instead(self, call: Call, label: Callable[[Call], str]) -> Callable[[], Any] | None:
@@ -131,7 +132,7 @@ class Postponement:
         if call.func is F.linear and _can_wait(call):
             name = label(call)
             if name not in self._places.refuted:
-                return lambda: self._postpone(call, name)
+                return lambda: self._postpone(call)
         elif call.func in _ADDS and self._shares():
             return lambda: self._share(call)
         return None
@@ -153,12 +154,12 @@ class Postponement:
                 return postponed.product
         return None
 
-    def _postpone(self, call: Call, label: str) -> Tensor:
+    def _postpone(self, call: Call) -> Tensor:
         x, weight = _factors(call)
         with _WithoutProduct():
             result: Tensor = F.linear(x, weight)
         product = Product(x.detach(), weight.detach())
-        self._postponed.append(_Postponed(label, weakref.ref(result), product))
+        self._postponed.append(_Postponed(call, weakref.ref(result), product))
         return result
 
     def _evaluate(self, postponed: _Postponed) -> bool:
@@ -166,10 +167,12 @@ class Postponement:
         result = postponed.result()
         if result is None:
             return False
-        with capture_disabled(), torch.no_grad():
-            result.untyped_storage().resize_(result.nbytes)
-            # Through data, so that the version stays that of the result.
-            postponed.product.write(result.data)
+        with capture_disabled():
+            with torch.no_grad():
+                result.untyped_storage().resize_(result.nbytes)
+                # Through data, so that the version stays that of the result.
+                postponed.product.write(result.data)
+            self._computed(postponed.call, result)
         return True
 
     # Sums with a bias.

@@ -152,7 +152,7 @@ class Session:
             config.bits if config.quantize else 32,
         )
         self._joint_masks = JointMasks()
-        self._postponement = None if places is None else Postponement(places)
+        self._postponement = None if places is None else Postponement(places, self._recipes.see)
         # The variance that the submodule that started last computes, if any, and its name.
         self._variance: Variance | None = None
         self._variance_module = ""
