@@ -285,7 +285,7 @@ void unpack(const uint32_t* words, const uint32_t* stats, const int64_t* exact_g
       }
       uint32_t hashes[4] = {};
       if constexpr (kDecorrelated) {
-        const uint64_t index = static_cast<uint64_t>(first + start + t) + place.first;
+        const uint64_t index = static_cast<uint64_t>(start + t) + place.first;
         const NoiseKey key = noise_key(seed, index);
         for (int i = 0; i < 4; ++i) {
           hashes[i] = noise_hash(noise_counter(static_cast<uint32_t>(index) + i), key);

@@ -20,6 +20,9 @@ from gact_graph.ops.quantize import PART
 from gact_graph.support.current import saved_by, with_advice
 from gact_graph.support.storage import is_plain
 
+INPUT = "input"
+"""The position of the input in slots."""
+
 
 def batch_norm(call: Call) -> Replacement | None:
     """Return the replacement of a batch norm over the rows of a matrix on a CPU, in training."""
@@ -44,7 +47,7 @@ def batch_norm(call: Call) -> Replacement | None:
         result: Tensor = _BatchNorm.apply(x, weight, bias, *settings)
         return result
 
-    return Replacement(x, "input", run)
+    return Replacement(x, INPUT, run)
 
 
 class _BatchNorm(torch.autograd.Function):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from gact_graph.capture import recipes
-from gact_graph.capture.batch_norm import batch_norm
+from gact_graph.capture.batch_norm import INPUT, batch_norm
 from gact_graph.capture.cache import ContextCache
 from gact_graph.capture.config import Config
 from gact_graph.capture.derivatives import pointwise
@@ -377,6 +377,8 @@ class Session:
         pinned = self._scheme.pinned(f"{label}.{position}")
         if call.of_loss or self.keeps_exactly(label) or pinned == 32 or (exact and pinned is None):
             return None
+        if position == INPUT and self._scheme.bits_of(f"{label}.{position}") == 32:
+            return None  # it saves no other tensor, so stock's own backward serves
         return functools.partial(run, label)
 
     def _look_for_leaf(self, tensors: Iterable[Any]) -> None:

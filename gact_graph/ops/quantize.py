@@ -364,7 +364,9 @@ def pack_parts(
             return None
         coded.append((codes, stats))
         first += count
-    codes, stats = (torch.cat(tensors) for tensors in zip(*coded, strict=True))
+    # As integers, because autocast would convert statistics.
+    codes = torch.cat([codes for codes, _ in coded])
+    stats = torch.cat([stats.view(torch.int16) for _, stats in coded]).view(torch.bfloat16)
     return Packed(codes, stats, shape, torch.float32, bits, group_size, seed=signed, widths=widths)
 
 
