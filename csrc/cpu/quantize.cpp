@@ -393,13 +393,23 @@ std::tuple<at::Tensor, at::Tensor> exact_groups(const at::Tensor& input, const a
   return {groups, values};
 }
 
+float checked_weight(const at::Tensor& weight, std::optional<int64_t> seed, at::ScalarType dtype) {
+  check_tensor("weight", weight, at::kFloat, {1});
+  TORCH_CHECK_VALUE(seed.has_value(), "Expected a seed with a weight (got none)");
+  TORCH_CHECK_TYPE(dtype == at::kFloat, "Expected a dtype of ", at::kFloat, " with a weight (got ",
+                   dtype, ")");
+  return *weight.const_data_ptr<float>();
+}
+
 at::Tensor unpack(const at::Tensor& codes, const at::Tensor& stats, at::IntArrayRef shape,
                   int64_t bits, int64_t group_size, at::ScalarType dtype,
                   const std::optional<at::Tensor>& kept_groups,
                   const std::optional<at::Tensor>& kept_values, std::optional<int64_t> seed,
-                  const std::optional<at::Tensor>& widths) {
+                  const std::optional<at::Tensor>& widths,
+                  const std::optional<at::Tensor>& weight) {
   check(bits, group_size);
   check_coded("a dtype", dtype);
+  const float share = weight ? checked_weight(*weight, seed, dtype) : 0.f;
   const int64_t n = checked_numel(shape);
   const int64_t groups = ceil_div(n, group_size);
   const Layout layout = checked_layout(codes, stats, n, bits, group_size, widths);
@@ -409,12 +419,20 @@ at::Tensor unpack(const at::Tensor& codes, const at::Tensor& stats, at::IntArray
   const auto* pairs = stats.const_data_ptr<at::BFloat16>();
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "unpack", [&] {
     const auto exact = exact_groups_of<scalar_t>(kept_groups, kept_values, n, group_size);
-    const Decoder<scalar_t> decode(seed);
+    const Decoder<scalar_t> decode(weight ? std::nullopt : seed), other(seed);
     scalar_t* to = x.mutable_data_ptr<scalar_t>();
     for_each_range(groups, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
       const int64_t start = begin * group_size;
       const int64_t count = std::min((end - begin) * group_size, n - start);
       unpack_span(words, pairs, start, count, layout, group_size, decode, exact, to + start);
+      if (!weight) return;
+      std::vector<scalar_t> second(count);
+      unpack_span(words, pairs, start, count, layout, group_size, other, exact, second.data());
+      for (int64_t i = 0; i < count; ++i) {
+        scalar_t& first = to[start + i];
+        // In exact groups, both are the elements themselves, which may be infinite.
+        if (second[i] != first) first = first + (second[i] - first) * static_cast<scalar_t>(share);
+      }
     });
   });
   return x;

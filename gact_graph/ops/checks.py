@@ -95,6 +95,17 @@ def check_widths(widths: Tensor, words: int, n: int, group_size: int, device: to
         raise ValueError(f"Expected widths of {words} words (got {total})")
 
 
+def check_weight(
+    weight: Tensor, seed: int | None, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Raise an error unless a weight of the decorrelated decoding goes with the other arguments."""
+    check_tensor("weight", weight, torch.float32, [1], device)
+    if seed is None:
+        raise ValueError("Expected a seed with a weight (got none)")
+    if dtype != torch.float32:
+        raise TypeError(f"Expected a dtype of float32 with a weight (got {dtype})")
+
+
 def count_words(widths: Tensor, n: int, group_size: int) -> Tensor:
     """Return the words of n elements' codes, an int64 tensor []."""
     of_group = group_size // TILE

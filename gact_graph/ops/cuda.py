@@ -17,6 +17,7 @@ from gact_graph.ops.checks import (
     check_quantization,
     check_rows,
     check_strided,
+    check_weight,
     check_widths,
     checked_numel,
     clamp_group_size,
@@ -110,8 +111,14 @@ class Kernels(Launcher):
         values: Tensor | None = None,
         seed: int | None = None,
         widths: Tensor | None = None,
+        weight: Tensor | None = None,
     ) -> Tensor:
         n = checked_numel(shape)
+        if weight is not None:
+            check_weight(weight, seed, dtype, codes.device)
+            coded = codes, stats, shape, bits, group_size, dtype, groups, values
+            plain, other = self.unpack(*coded, None, widths), self.unpack(*coded, seed, widths)
+            return torch.where(other == plain, plain, (other - plain).mul_(weight).add_(plain))
         check_packed(codes, stats, n, bits, group_size, dtype, groups, values, widths)
         x = codes.new_empty(shape, dtype=dtype)
         if n:

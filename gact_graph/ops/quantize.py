@@ -235,15 +235,13 @@ class Packed:
         Args:
             weight: The weight from :meth:`min_variance_weight`.
         """
-        plain, other = dataclasses.replace(self, decorrelate=False).unpack(), self.decorrelated()
-        weight, width = weight.to(plain.dtype), self.shape[1:].numel()
-        if width < TILE:  # a row is decoded by whole tiles
-            return plain.lerp_(other.unpack(), weight)
-        index = torch.arange(plain.numel() // width, device=plain.device)
-        parts = max(1, PART // width)
-        for rows, part in zip(index.split(parts), plain.view(-1, width).split(parts), strict=True):
-            part.lerp_(other.unpack_rows(rows, width), weight)
-        return plain
+        if self.stats is None:
+            return self.codes
+        if self.dtype == torch.float32:
+            form = *self.decorrelated()._format, weight.view(1)
+            return _unpack(self.codes, self.stats, [*self.shape], *form)
+        plain = dataclasses.replace(self, decorrelate=False).unpack()
+        return plain.lerp_(self.decorrelated().unpack(), weight.to(plain.dtype))
 
     def unpack_rows(self, rows: Tensor, width: int) -> Tensor:
         """Return some rows of the decoded tensor seen as [numel / width, width].

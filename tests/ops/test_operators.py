@@ -82,6 +82,10 @@ def _calls() -> dict[str, tuple[Any, ...]]:
         ),
         "exact_groups": (_normal(30, 20), stats, 256),
         "unpack": (codes, stats, [30, 20], 3, 256, torch.float32, groups, values, 1),
+        "unpack a mean": (
+            *(codes, stats, [30, 20], 3, 256, torch.float32, groups, values, 1, None),
+            torch.tensor([0.4]),
+        ),
         "unpack_rows": (
             *(codes, stats, torch.tensor([0, 29, 3]), 600, 20, 3, 256, torch.float32),
             *(groups, values, 1),
@@ -274,6 +278,12 @@ _MISTAKES: dict[str, tuple[str, int, Any, type[Exception], str]] = {
     "numel": ("unpack_rows", 3, -600, ValueError, r"Expected numel from 0 on \(got -600\)"),
     "dtype": ("unpack", 5, torch.int32, TypeError, r"Expected a dtype of float16"),
     "shape": ("unpack", 2, [2**62, 4], ValueError, r"less than 2\^63 elements"),
+    "weight": ("unpack a mean", 10, torch.ones(2), ValueError, r"Expected weight of \[1\]"),
+    "weight of float64": (
+        "unpack a mean", 10, torch.ones(1, dtype=torch.float64), TypeError, "Expected weight of",
+    ),
+    "weight without seed": ("unpack a mean", 8, None, ValueError, "Expected a seed with a weight"),
+    "weight of halves": ("unpack a mean", 5, torch.float16, TypeError, r"float32|Float"),
     "one of both": ("unpack", 6, None, ValueError, r"Expected groups and values, or none of both"),
     "test": ("pack_bits", 1, 3, ValueError, r"Expected test from 0 to 2 \(got 3\)"),
     "words": ("pack in widths", 5, 80, ValueError, r"widths of 80 words \(got 78\)"),

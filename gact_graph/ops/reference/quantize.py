@@ -23,6 +23,7 @@ from gact_graph.ops.checks import (
     check_rows,
     check_strided,
     check_tensor,
+    check_weight,
     check_widths,
     checked_numel,
     clamp_group_size,
@@ -199,13 +200,25 @@ def unpack(
     values: Tensor | None = None,
     seed: int | None = None,
     widths: Tensor | None = None,
+    weight: Tensor | None = None,
 ) -> Tensor:
     """Return the decoded tensor of ``shape`` and ``dtype``, contiguous.
 
     Args:
         seed: The seed of the noise for the decorrelated decoding; None for the plain one.
         widths: As for :func:`pack`.
+        weight: The weight of the decorrelated decoding in its mean with the plain one, float32 [1],
+            for a ``dtype`` of float32; None for 1, or for 0 without a seed.
     """
+    if weight is not None:
+        check_weight(weight, seed, dtype, codes.device)
+        exact = groups, values
+        plain, other = (
+            unpack(codes, stats, shape, bits, group_size, dtype, *exact, s, widths)
+            for s in (None, seed)
+        )
+        # In exact groups, both are the elements themselves, which may be infinite.
+        return torch.where(other == plain, plain, (other - plain).mul_(weight).add_(plain))
     n = checked_numel(shape)
     check_packed(codes, stats, n, bits, group_size, dtype, groups, values, widths)
     out = torch.empty(shape, dtype=dtype, device=codes.device)
