@@ -15,7 +15,6 @@ from torch import Tensor
 
 from gact_graph.capture.derivatives import Replacement, is_opaque
 from gact_graph.capture.trace import Call
-from gact_graph.codecs.quantize import Quantized
 from gact_graph.ops.quantize import PART
 from gact_graph.support.current import saved_by, with_advice
 from gact_graph.support.storage import is_plain
@@ -83,7 +82,7 @@ class _BatchNorm(torch.autograd.Function):
                 [*needed],
             )
         else:
-            owned = packed is not None and isinstance(packed[0].context.encoded, Quantized)
+            owned = packed is not None and packed[0].context.sample.makes_memory
             out = x if owned else torch.empty_like(x)
             results = _backward(gradients[0], x, weight, mean, deviation, out)
         return *(r if need else None for r, need in zip(results, needed, strict=True)), *[None] * 4

@@ -38,7 +38,7 @@ class ContextCache:
         """Add a context for as long as it lives."""
         pair = weakref.ref(context), entry
         # Exact contexts serve every backward, others only those that read the same.
-        exact = context.encoded.exact
+        exact = context.sample.exact
         by_reads = self._by_elements.setdefault(elements.identity, {})
         by_reads[None if exact else reads] = pair
         if isinstance(reads, Values):  # values with special demands also serve plain values

@@ -97,7 +97,7 @@ class Entry:
         context = None if self.context is None else self.context()
         if context is None:
             return False
-        if isinstance(context.encoded, Kept):
+        if isinstance(context.sample, Kept):
             return True
         # A storage may be viewed in two dtypes, as the real view of a complex tensor is.
         matches = tensor.dtype == self.dtype and version_of(tensor) == self.version

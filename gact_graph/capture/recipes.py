@@ -22,7 +22,6 @@ from gact_graph.capture.nodes import saved_as
 from gact_graph.capture.trace import Call
 from gact_graph.codecs.base import Saved
 from gact_graph.codecs.mask import Joint
-from gact_graph.codecs.quantize import Quantized
 from gact_graph.codecs.recipe import Constant, Leaf, Operand, Recipe, Source, View
 from gact_graph.support.storage import (
     ALIGNMENT,
@@ -370,7 +369,7 @@ def _relu(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
         value = x.value()
         if x.exact:
             return value.relu()
-        if isinstance(mask.context.encoded, Joint):
+        if isinstance(mask.context.sample, Joint):
             # Only a dropout reads it, whose noise has the zeros of both: but 0 times -inf is NaN.
             return value.clamp_(min=torch.finfo(value.dtype).min)
         # With noise, the sign of x is that of forward.
@@ -449,8 +448,8 @@ def _batch_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
         shift = -mean.tensor() * scale if bias is None else bias - mean.tensor() * scale
         shape = [-1 if d == 1 else 1 for d in range(value.dim())]
         shift, scale = shift.view(shape), scale.view(shape)
-        if isinstance(x.context.encoded, Quantized) and scale.dtype == value.dtype:
-            return torch.addcmul(shift, value, scale, out=value)  # nobody else's memory
+        if x.context.sample.makes_memory and scale.dtype == value.dtype:
+            return torch.addcmul(shift, value, scale, out=value)
         return torch.addcmul(shift, value, scale).to(value.dtype)
 
     return Recipe(run, (Leaf(x, recipes.may_change(call.argument(0, "input", "self"))),), _any)

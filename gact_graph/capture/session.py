@@ -484,8 +484,8 @@ class Session:
         if cached is None or (exactly and _is_lossy(cached[0])):
             return self._encode(save, elements, recipe, exactly)
         context, entry = cached
-        if isinstance(context.encoded, Rebuilt):
-            context.encoded.readers += 1
+        if isinstance(context.sample, Rebuilt):
+            context.sample.readers += 1
         if save.position in save.call.gathered:
             context.gather()
         if save.by_autograd:

@@ -36,6 +36,7 @@ class Encoded(ABC):
         exact: Whether it decodes to exactly the values of the tensor. If so, it also serves other
             operations that save the same tensor, whatever their backward reads of it.
         lossy: Whether backward gets inexact values from it. :func:`encode` sets it.
+        makes_memory: Whether :meth:`decode` returns memory that nothing else holds.
         sources: The saved tensors that decoding reads.
         operations: The number of operations that decoding runs on them.
     """
@@ -44,6 +45,7 @@ class Encoded(ABC):
     bits: float | None = None
     exact: bool = False
     lossy: bool = False
+    makes_memory: ClassVar[bool] = False
     sources: tuple[Saved, ...] = ()
     operations: int = 0
 
@@ -147,6 +149,11 @@ class Context:
     def form(self) -> Form:
         """The attributes of the form that training stores."""
         return self.encoded.form
+
+    @property
+    def sample(self) -> Encoded:
+        """An encoded form with the attributes of all forms that :attr:`encoded` may return."""
+        return self.encoded
 
     def gather(self) -> None:
         """Record that messages gather rows of it, or a product reads it, in the plain decoding."""

@@ -71,6 +71,10 @@ class Compared(Context):
     def form(self) -> Form:
         return self._form
 
+    @property
+    def sample(self) -> Encoded:
+        return self._fine
+
     def move(self, leave: Callable[[Encoded], Encoded]) -> None:
         self._fine = leave(self._fine)
         moved = self._form.nbytes if self._fine.host_bytes else 0

@@ -24,6 +24,7 @@ class Quantized(Movable):
     packed: Packed
     bits: float = dataclasses.field()  # without the default of the base class
     codec = "quantize"
+    makes_memory = True
 
     def decode(self) -> Tensor:
         return self.packed.unpack()

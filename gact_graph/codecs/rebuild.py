@@ -121,7 +121,7 @@ class _Shared:
 
 def _is_compared(saved: Saved) -> bool:
     context = saved.context
-    return isinstance(context, Compared) or any(map(_is_compared, context.encoded.sources))
+    return isinstance(context, Compared) or any(map(_is_compared, context.sample.sources))
 
 
 class Rebuild(Codec):
@@ -160,7 +160,7 @@ def _may_be_inexact(recipe: Recipe, request: Request) -> bool:
 
 def _products(saved: Saved) -> int:
     """Return the number of products on the way from codes to a saved tensor."""
-    encoded = saved.context.encoded
+    encoded = saved.context.sample
     if not isinstance(encoded, Rebuilt):
         return 0
     return encoded.products + sum(map(_products, encoded.sources))

@@ -89,7 +89,7 @@ class Leaf(Operand):
 
     def __init__(self, saved: Saved, may_change: bool) -> None:
         self._saved = saved
-        encoded = saved.context.encoded
+        encoded = saved.context.sample
         glimpsed = may_change and isinstance(encoded, Kept)
         self._glimpse = Glimpse(encoded.decode()) if glimpsed else None
 
@@ -100,25 +100,25 @@ class Leaf(Operand):
     @property
     def kept(self) -> bool:
         """Whether the tensor is kept by reference."""
-        return isinstance(self._saved.context.encoded, Kept)
+        return isinstance(self._saved.context.sample, Kept)
 
     @property
     def operations(self) -> int:  # type: ignore[override]
-        return self._saved.context.encoded.operations
+        return self._saved.context.sample.operations
 
     @property
     def exact(self) -> bool:
-        return self._saved.context.encoded.exact
+        return self._saved.context.sample.exact
 
     def is_current(self) -> bool:
-        encoded = self._saved.context.encoded
+        encoded = self._saved.context.sample
         return not isinstance(encoded, Kept) or version_of(encoded.tensor) == encoded.version
 
     def leaves(self) -> Iterator[Saved]:
         yield self._saved
 
     def references(self) -> Iterator[Tensor]:
-        encoded = self._saved.context.encoded
+        encoded = self._saved.context.sample
         if isinstance(encoded, Kept):
             yield encoded.tensor
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gact_graph.ops import quantize as quantizer
-from gact_graph.ops.quantize import Widths, pack
+from gact_graph.ops.quantize import Widths, pack, pack_parts
 from gact_graph.ops.reference import quantize as reference
 
 
@@ -48,6 +48,31 @@ def test_every_sample_as_the_reference_does_it(sample: Sample, device: str) -> N
         lost = steps_of(stats.cpu(), x.numel()).isnan().view(x.shape).to(device)
         assert same_bytes(y, torch.where(lost, x, expected))
     assert same_bytes(x, before)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("in_widths", [False, True])
+@pytest.mark.parametrize("count", [5000, 5120, 100, 1])
+def test_a_tensor_in_parts_has_the_codes_of_the_whole(
+    count: int, in_widths: bool, device: str
+) -> None:
+    x, seed = _normal(count, device), -5
+    widths = None
+    if in_widths:
+        numbers = torch.arange(-(-count // 256), device=device) % 16 + 1
+        widths = Widths.of(numbers.to(torch.uint8), count)
+    whole = pack(x, 3, seed=seed, widths=widths)
+    for size in (256, 1024, count):
+        parts = pack_parts(x.split(size), x.shape, 3, seed=seed, widths=widths)
+        assert parts is not None and parts.shape == whole.shape
+        pairs = zip(parts.tensors, whole.tensors, strict=True)
+        assert all(torch.equal(own, other) for own, other in pairs)
+        assert torch.equal(parts.decorrelated().unpack(), whole.decorrelated().unpack())
+
+
+def test_parts_with_infinity_are_refused() -> None:
+    x = torch.cat([_normal(600), torch.tensor([torch.inf])])
+    assert pack_parts(x.split(256), x.shape, 3) is None
 
 
 def _decoded(x: Tensor, bits: int, seeds: range) -> tuple[Tensor, Tensor]:
