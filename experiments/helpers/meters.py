@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch_geometric.data import Data
 
 import gact_graph
-from experiments.helpers.process import set_cap
+from experiments.helpers.process import purge, set_cap
 from experiments.helpers.ranks import summed
 from experiments.helpers.train import synchronize, take_step
 from gact_graph.support.peak import PeakMeter
@@ -114,6 +114,7 @@ def train(
 
     if compiles:
         step()
+        purge()  # else the steps below would live on what is kept of that one
     before = _allocated(device)  # the meter counts the graph and the model too
     with PeakMeter(device) as meter:
         if cap_bytes is not None:

@@ -167,6 +167,16 @@ def set_cap(device: torch.device, cap: int) -> None:
     torch.cuda.set_per_process_memory_fraction(limit / total, index)
 
 
+_ALL_ARENAS = 4096  # MALLCTL_ARENAS_ALL
+
+
+def purge() -> None:
+    """Return the memory that jemalloc keeps to the system, where jemalloc is loaded."""
+    mallctl = getattr(ctypes.CDLL(None), "mallctl", None)
+    if mallctl is not None:
+        mallctl(f"arena.{_ALL_ARENAS}.purge".encode(), None, None, None, ctypes.c_size_t(0))
+
+
 def is_want_of_memory(error: BaseException) -> bool:
     """Return whether Python or torch raised this for want of memory.
 
