@@ -98,12 +98,13 @@ class Postponement:
     """Postpones products and shares the memory of sums in one forward.
 
     Args:
-        places: The operations of the model for which this works.
+        places: The operations of the model for which this works; None to give each result memory.
         computed: A callback for an operation whose result gets its values late.
     """
 
-    def __init__(self, places: Places, computed: Callable[[Call, Tensor], None]) -> None:
-        self._places, self._computed = places, computed
+    def __init__(self, places: Places | None, computed: Callable[[Call, Tensor], None]) -> None:
+        self._is_active, self._places = places is not None, places or Places()
+        self._computed = computed
         self._postponed: list[_Postponed] = []
         self._sum: _Sum | None = None
 
@@ -129,7 +130,7 @@ class Postponement:
             call: The operation.
             label: A function that returns the name of an operation in slots.
         """
-        if call.func is F.linear and _can_wait(call):
+        if self._is_active and call.func is F.linear and _can_wait(call):
             name = label(call)
             if name not in self._places.refuted:
                 return lambda: self._postpone(call)
@@ -185,7 +186,7 @@ class Postponement:
             result: The result.
             again: A function that computes the same again.
         """
-        if is_plain(result) and result.requires_grad:
+        if self._is_active and is_plain(result) and result.requires_grad:
             self._sum = _Sum(label, [weakref.ref(result)], again)
 
     def _shares(self) -> bool:

@@ -152,7 +152,7 @@ class Session:
             config.bits if config.quantize else 32,
         )
         self._joint_masks = JointMasks()
-        self._postponement = None if places is None else Postponement(places, self._recipes.see)
+        self._postponement = Postponement(places, self._recipes.see)
         # The variance that the submodule that started last computes, if any, and its name.
         self._variance: Variance | None = None
         self._variance_module = ""
@@ -278,17 +278,15 @@ class Session:
 
     def settle(self) -> None:
         """Compute the postponed values that may be read from now on."""
-        if self._postponement is not None:
-            self._postponement.settle()
+        self._postponement.settle()
 
     def product_of(self, tensor: Tensor) -> current.Product | None:
         """Return the product that a tensor without memory stands for; None for another tensor."""
-        return None if self._postponement is None else self._postponement.product_of(tensor)
+        return self._postponement.product_of(tensor)
 
     def has_summed(self, label: str, result: Tensor, again: Callable[[], Tensor]) -> None:
         """Report the result of edge work, and a function that computes the same again."""
-        if self._postponement is not None:
-            self._postponement.has_summed(label, result, again)
+        self._postponement.has_summed(label, result, again)
 
     def count_baseline(self, operation: Call, nbytes: int, tensors: dict[str, Tensor]) -> None:
         """Count the tensors that stock autograd would save in edge work that runs in blocks.
@@ -333,8 +331,7 @@ class Session:
     # Callbacks of the trace.
 
     def _instead(self, call: Call) -> Callable[[], Any] | None:
-        if self._postponement is not None:
-            self._postponement.settle(call)
+        self._postponement.settle(call)
         self._joint_masks.settle()
         self._look_for_leaf(call.args)
         if self._restore_point is not None and self._model is not None and call.name == "backward":
@@ -342,8 +339,7 @@ class Session:
         replacement = self._replacement(call) if self._quantize else None
         if replacement is not None or not self._config.exact:
             return replacement
-        if self._postponement is not None:
-            replacement = self._postponement.instead(call, self.trace.label)
+        replacement = self._postponement.instead(call, self.trace.label)
         return dropout(call, self._saves_noise) if replacement is None else replacement
 
     def _saves_noise(self, nbytes: int) -> bool:
@@ -387,8 +383,7 @@ class Session:
 
     def _after(self, call: Call, result: Any) -> None:
         self._look_for_leaf((result, *call.args[:1]))
-        if self._postponement is not None:
-            self._postponement.after(call, result)
+        self._postponement.after(call, result)
         if self._pending:
             self._finish(call, result)
         if call.name in WRITERS and self._config.exact and torch.is_grad_enabled():

@@ -88,13 +88,17 @@ class QuantizeBySlice(Codec):
         mean, deviation = _statistics(rows, dims)
         # A slice of equal elements has deviation 0 and decodes to its mean.
         normalized = _Normalized(rows, mean, deviation.masked_fill(deviation == 0, 1))
-        size, parts = request.group_size, normalized.parts(request.group_size)
-        widths = None
+        size, widths = request.group_size, None
         if may_differ(bits, x.numel(), size):
-            ranges = torch.cat([ranges_of(part, size) for part in parts])
+            ranges = torch.cat([ranges_of(part, size) for part in normalized.parts(size)])
             widths = widths_of_ranges(ranges, bits, x.numel(), size, request.row_weights)
         packed = pack_parts(
-            parts, rows.shape, int(bits), group_size=size, seed=request.seed, widths=widths
+            normalized.parts(size),
+            rows.shape,
+            int(bits),
+            group_size=size,
+            seed=request.seed,
+            widths=widths,
         )
         if packed is None:
             return None  # a slice with NaN or Inf has no statistics, and would decode to NaN
@@ -117,33 +121,22 @@ class _Normalized:
     mean: Tensor
     divisor: Tensor
 
-    def parts(self, group_size: int) -> _Parts:
-        """Return parts of whole groups, except the last part, as often as they are iterated."""
-        width = self.x[0].numel()
+    def parts(self, group_size: int) -> Iterator[Tensor]:
+        """Yield consecutive elements in tensors of whole groups, except the last."""
+        count, width = len(self.x), self.x[0].numel()
         rows = group_size // math.gcd(width, group_size)
         rows *= max(1, PART // (rows * width))
-        return _Parts(self, len(self.x) if self.x.device.type != "cpu" else rows)
+        rows = rows if self.x.device.type == "cpu" else count
+        for first in range(0, count, rows):
+            end = min(first + rows, count)
+            mean, divisor = (t if len(t) == 1 else t[first:end] for t in (self.mean, self.divisor))
+            yield (self.x[first:end].float() - mean).div_(divisor).view(-1)
 
     def at(self, index: Tensor) -> Tensor:
         """Return the elements at an index of the flattened tensor."""
         places = torch.unravel_index(index, self.x.shape)
         mean, divisor = (t.expand(self.x.shape)[places] for t in (self.mean, self.divisor))
         return (self.x[places].float() - mean).div_(divisor)
-
-
-@dataclass(frozen=True)
-class _Parts:
-    normalized: _Normalized
-    rows: int
-
-    def __iter__(self) -> Iterator[Tensor]:
-        whole = self.normalized
-        for first in range(0, len(whole.x), self.rows):
-            end = min(first + self.rows, len(whole.x))
-            mean, divisor = (
-                t if len(t) == 1 else t[first:end] for t in (whole.mean, whole.divisor)
-            )
-            yield (whole.x[first:end].float() - mean).div_(divisor).view(-1)
 
 
 def _statistics(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:

@@ -118,7 +118,7 @@ class Kernels(Launcher):
             check_weight(weight, seed, dtype, codes.device)
             coded = codes, stats, shape, bits, group_size, dtype, groups, values
             plain, other = self.unpack(*coded, None, widths), self.unpack(*coded, seed, widths)
-            return torch.where(other == plain, plain, (other - plain).mul_(weight).add_(plain))
+            return reference.mean_of_decodings(plain, other, weight)
         check_packed(codes, stats, n, bits, group_size, dtype, groups, values, widths)
         x = codes.new_empty(shape, dtype=dtype)
         if n:

@@ -221,7 +221,7 @@ def test_layers_of_pyg(
     make: Any, options: dict[str, Any], data: tuple[Tensor, Tensor], written: list[int]
 ) -> None:
     conv = make(WIDTH, WIDTH)
-    if options["level" if "level" in options else "bits"] == "lossless":
+    if options.get("level") == "lossless":
         _compare(Net(conv, conv(torch.zeros(9, WIDTH), data[1] % 9).size(1)), *data, **options)
     else:
         model = gact_graph.wrap(

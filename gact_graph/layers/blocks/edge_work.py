@@ -70,61 +70,53 @@ class EdgeWork:
         Raises:
             CannotBlock: The call cannot run in blocks. The random state is restored.
         """
+        # Operations of this library are not those of the model.
         with nullcontext() if session is None else session.trace.paused():
-            return self._run(module, edge_index, target, arguments, cutting, session)
-
-    def _run(
-        self,
-        module: Any,
-        edge_index: Tensor,
-        target: int,
-        arguments: Arguments,
-        cutting: Cutting,
-        session: current.Capture | None,
-    ) -> tuple[Tensor, int]:
-        analysis, constants = self._analysis(module, arguments)
-        product = _product(analysis, arguments, session)
-        try:
-            order = cutting.order(edge_index, target, arguments.num_destinations)
-        except IndexError as error:
-            raise CannotBlock(str(error)) from error
-        if order.num_sources > arguments.num_sources:
-            raise CannotBlock(
-                f"has an edge from node {order.num_sources - 1}, but only "
-                f"{arguments.num_sources} source nodes"
+            analysis, constants = self._analysis(module, arguments)
+            product = _product(analysis, arguments, session)
+            try:
+                order = cutting.order(edge_index, target, arguments.num_destinations)
+            except IndexError as error:
+                raise CannotBlock(str(error)) from error
+            if order.num_sources > arguments.num_sources:
+                raise CannotBlock(
+                    f"has an edge from node {order.num_sources - 1}, but only "
+                    f"{arguments.num_sources} source nodes"
+                )
+            summed, by_source = None, analysis.attention is not None
+            if analysis.weighted_sum is not None:
+                x = arguments.tensors[analysis.weighted_sum.index]
+                summed = None if makes_messages(x.device) else analysis.weighted_sum.index
+                by_source = by_source or x.requires_grad
+            size = cutting.edges_per_block(arguments.row_bytes(summed), order.neighbors.device)
+            named = dict(constants) | dict(zip(arguments.names, arguments.tensors, strict=True))
+            arguments = arguments.with_constants(constants)
+            if by_source and arguments.needs_graph:
+                # Now, because in backward there is less memory left to sort the edges.
+                _ = order.by_source
+            result = Output(None, self.edge_function.of_edges)
+            call = BlockedCall(
+                analysis,
+                arguments.without_tensors(),
+                order,
+                order.blocks(size),
+                size,
+                (result, *(Output(name, True) for name in analysis.kept)),
+                RunState({t.device.type for t in arguments.tensors}),
             )
-        summed, by_source = None, analysis.attention is not None
-        if analysis.weighted_sum is not None:
-            x = arguments.tensors[analysis.weighted_sum.index]
-            summed = None if makes_messages(x.device) else analysis.weighted_sum.index
-            by_source = by_source or x.requires_grad
-        size = cutting.edges_per_block(arguments.row_bytes(summed), order.neighbors.device)
-        named = dict(constants) | dict(zip(arguments.names, arguments.tensors, strict=True))
-        arguments = arguments.with_constants(constants)
-        if by_source and arguments.needs_graph:
-            # Now, because in backward there is less memory left to sort the edges.
-            _ = order.by_source
-        result = Output(None, self.edge_function.of_edges)
-        call = BlockedCall(
-            analysis,
-            arguments.without_tensors(),
-            order,
-            order.blocks(size),
-            size,
-            (result, *(Output(name, True) for name in analysis.kept)),
-            RunState({t.device.type for t in arguments.tensors}),
-        )
-        try:
-            if session is None:
-                out = run_in_blocks(call, arguments.tensors, module)
-            else:
-                out = self._captured(call, product, edge_index, arguments, named, module, session)
-                messages = out.nbytes * edge_index.size(1)
-                session.count_unallocated(messages // max(1, arguments.num_destinations))
-        except CannotBlock:
-            call.run_state.restore_random_state()
-            raise
-        return out, len(call.blocks)
+            try:
+                if session is None:
+                    out = run_in_blocks(call, arguments.tensors, module)
+                else:
+                    out = self._captured(
+                        call, product, edge_index, arguments, named, module, session
+                    )
+                    messages = out.nbytes * edge_index.size(1)
+                    session.count_unallocated(messages // max(1, arguments.num_destinations))
+            except CannotBlock:
+                call.run_state.restore_random_state()
+                raise
+            return out, len(call.blocks)
 
     def _analysis(
         self, module: Any, arguments: Arguments

@@ -217,8 +217,7 @@ def unpack(
             unpack(codes, stats, shape, bits, group_size, dtype, *exact, s, widths)
             for s in (None, seed)
         )
-        # In exact groups, both are the elements themselves, which may be infinite.
-        return torch.where(other == plain, plain, (other - plain).mul_(weight).add_(plain))
+        return mean_of_decodings(plain, other, weight)
     n = checked_numel(shape)
     check_packed(codes, stats, n, bits, group_size, dtype, groups, values, widths)
     out = torch.empty(shape, dtype=dtype, device=codes.device)
@@ -239,6 +238,12 @@ def unpack(
         within = place < n
         flat[place[within]] = values[row][within]
     return out
+
+
+def mean_of_decodings(plain: Tensor, other: Tensor, weight: Tensor) -> Tensor:
+    """Return the mean of both decodings, where the weight [1] is that of the decorrelated one."""
+    # In exact groups, both are the elements themselves, which may be infinite.
+    return torch.where(other == plain, plain, (other - plain).mul_(weight).add_(plain))
 
 
 @torch.library.register_fake("gact_graph::unpack")
