@@ -260,7 +260,7 @@ CAPTURE = [
     Fault(
         "a mask serves a backward that reads values",
         "gact_graph/capture/cache.py",
-        "exact = context.encoded.exact",
+        "exact = context.sample.exact",
         "exact = True",
         ("capture/test_session.py", "codecs/test_reads_gradients.py"),
     ),
