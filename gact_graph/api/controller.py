@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from gact_graph.api.report import Report
@@ -331,7 +332,8 @@ class Controller:
 
 def _seconds_since(start: float, model: nn.Module) -> float | None:
     """Return the duration of a forward; None on CUDA, where kernels outlast the call."""
-    on_cuda = any(parameter.is_cuda for parameter in model.parameters())
+    used = torch.cuda.is_initialized()
+    on_cuda = used and any(parameter.is_cuda for parameter in model.parameters())
     return None if on_cuda else monotonic() - start
 
 

@@ -1,7 +1,8 @@
 """Recipes of results: the operation and its operands, where backward can have these again.
 
 An operand is again a result with a recipe, or a tensor that is owned, small or saved already. For
-gathers it is the source, which is no larger than the rows and is saved when the recipe is used.
+gathers it is the source, which is no larger than the rows; it and the index are saved when the
+recipe is used.
 """
 
 from __future__ import annotations
@@ -67,7 +68,6 @@ class Recipes:
     """Records the recipe of each result for as long as the result's memory lives.
 
     Args:
-        keep: A function that saves the index of an operation.
         saved: A function that returns an input or a tensor that is saved already; else None.
         is_input: A function of a tensor: whether its memory is the caller's.
         bits: The average of bits per element of saved tensors; 32 if none is quantized.
@@ -75,12 +75,11 @@ class Recipes:
 
     def __init__(
         self,
-        keep: Callable[[Call, Tensor], Saved],
         saved: Callable[[Tensor], Saved | None],
         is_input: Callable[[Tensor], bool],
         bits: float,
     ) -> None:
-        self._keep, self._saved, self._is_input, self.bits = keep, saved, is_input, bits
+        self._saved, self._is_input, self.bits = saved, is_input, bits
         # By the places of the results; an expired key shows that a result is gone.
         self._records: dict[int, _Record] = {}
         self._exposed: dict[int, StorageWeakRef] = {}
@@ -183,17 +182,13 @@ class Recipes:
         saved = self._saved(value.detach())
         return None if saved is None else Leaf(saved, self.may_change(value))
 
-    def source(self, value: Tensor) -> Source:
-        """Return the source of a gather."""
-        return Source(value.detach(), self.may_change(value), self.bits < 32, version_of(value))
+    def source(self, value: Tensor, lossy: bool) -> Source:
+        """Return the source or the index of a gather; a lossy one may be quantized."""
+        return Source(value.detach(), self.may_change(value), lossy, version_of(value))
 
     def may_change(self, value: Any) -> bool:
         """Return whether a tensor may be memory of the user, who may change it behind autograd."""
         return isinstance(value, Tensor) and (value.grad_fn is None or self._is_input(value))
-
-    def index(self, call: Call, index: Tensor) -> Operand:
-        """Return the index of a gather."""
-        return Leaf(self._keep(call, index), may_change=True)
 
 
 _Writer = Callable[[Recipes, Call, Tensor], Recipe | None]
@@ -220,7 +215,7 @@ def _gather(
         return None
     if recipes.is_exposed(source) and not recipes.may_change(source):
         return None
-    operands = recipes.source(source), recipes.index(call, index)
+    operands = recipes.source(source, recipes.bits < 32), recipes.source(index, lossy=False)
     return Recipe(lambda x, i: run(x.value(), i.value()), operands, _any, gathers=True)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -146,7 +145,6 @@ class Session:
         self._owned = ExternallyOwned(model, inputs)
         self._allowance = Allowance(spare)
         self._recipes = Recipes(
-            self._keep_index,
             self._saved_already,
             self._owned.is_input,
             config.bits if config.quantize else 32,
@@ -392,13 +390,6 @@ class Session:
         elif call.func in EXPOSING:
             self._recipes.expose(call.args[0])
 
-    def _keep_index(self, call: Call, index: Tensor) -> Saved:
-        """Save the index of an operation that gathers."""
-        self.trace.label(call)
-        save = Save(index.detach(), call, index.requires_grad, reads=VALUES, by_autograd=False)
-        self.trace.name(save, "index")
-        return self._save(save)
-
     # The path of a saved tensor.
 
     def pack(self, tensor: Tensor) -> Saved:
@@ -555,12 +546,14 @@ class Session:
         return weights if fits else None
 
     def _sources_of(self, save: Save) -> Callable[[Tensor], Saved]:
-        """Return a function that saves the tensors from which another tensor was gathered."""
-        numbers = itertools.count(1)
+        """Return a function that saves the sources and indices of a tensor that was gathered."""
+        numbers = Counter[str]()
 
         def keep(source: Tensor) -> Saved:
-            number = next(numbers)
-            suffix = "" if number == 1 else f".{number}"
+            is_source = source.is_floating_point() or source.is_complex()
+            name = "source" if is_source else "index"
+            numbers[name] += 1
+            suffix = "" if numbers[name] == 1 else f".{numbers[name]}"
             # As a copy if the model may update the tensor before backward, as a memory of nodes.
             values = source.clone() if self._owned.is_state(source) else source.detach()
             return self._save(
@@ -569,9 +562,9 @@ class Session:
                     save.call,
                     source.requires_grad,
                     save.position,
-                    f"{save.slot}.source{suffix}",
+                    f"{save.slot}.{name}{suffix}",
                     save.of_edges,
-                    reads_of_source(save.reads, source),
+                    reads_of_source(save.reads, source) if is_source else VALUES,
                     by_autograd=False,
                 )
             )

@@ -134,9 +134,9 @@ class _Normalized:
 
     def at(self, index: Tensor) -> Tensor:
         """Return the elements at an index of the flattened tensor."""
-        places = torch.unravel_index(index, self.x.shape)
-        mean, divisor = (t.expand(self.x.shape)[places] for t in (self.mean, self.divisor))
-        return (self.x[places].float() - mean).div_(divisor)
+        statistics = (self.mean.expand_as(self.x), self.divisor.expand_as(self.x))
+        x, mean, divisor = (t.take(index) for t in (self.x, *statistics))
+        return (x.float() - mean).div_(divisor)
 
 
 def _statistics(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:

@@ -21,10 +21,12 @@ class RunState:
 
     Args:
         devices: The types of the devices besides the CPU.
+        of_torch: Whether the operations draw random numbers by torch only.
     """
 
-    def __init__(self, devices: set[str]) -> None:
-        self._random = random_states()
+    def __init__(self, devices: set[str], *, of_torch: bool = False) -> None:
+        self._of_torch = of_torch
+        self._random = random_states(of_torch)
         self._autocast = {
             kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
             for kind in {"cpu", *devices}
@@ -36,7 +38,7 @@ class RunState:
 
         No session captures the operations inside, which repeat earlier operations.
         """
-        before = random_states()
+        before = random_states(self._of_torch)
         with ExitStack() as stack:
             stack.enter_context(capture_disabled())
             stack.callback(set_random_states, before)
@@ -59,30 +61,36 @@ def without_autocast(device: torch.device) -> Iterator[None]:
 
 
 class RandomStates(NamedTuple):
-    """States of the generators of torch, and of Python and NumPy, with which some layers sample."""
+    """States of the generators of torch, and of Python and NumPy, with which some layers sample.
+
+    The latter two take a hundred times as long as that of torch on a CPU; None if left alone.
+    """
 
     cpu: Tensor
     cuda: list[Tensor]
-    python: Any
-    numpy: Any
+    python: Any = None
+    numpy: Any = None
 
 
-def random_states() -> RandomStates:
-    """Return the present states of all generators."""
+def random_states(of_torch: bool = False) -> RandomStates:
+    """Return the present states of all generators, or of those of torch only."""
     with _generators:
         cpu = torch.get_rng_state()
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    if of_torch:
+        return RandomStates(cpu, cuda)
     return RandomStates(cpu, cuda, random.getstate(), numpy.random.get_state())
 
 
 def set_random_states(states: RandomStates) -> None:
-    """Set the states of all generators."""
+    """Set the states of the generators that were recorded."""
     with _generators:
         torch.set_rng_state(states.cpu)
         if states.cuda:
             torch.cuda.set_rng_state_all(states.cuda)
-    random.setstate(states.python)
-    numpy.random.set_state(states.numpy)
+    if states.python is not None:
+        random.setstate(states.python)
+        numpy.random.set_state(states.numpy)
 
 
 def _renew() -> None:

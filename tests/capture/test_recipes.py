@@ -16,7 +16,6 @@ from zoo import csr
 import gact_graph
 from gact_graph.capture.recipes import Recipes
 from gact_graph.capture.trace import Call
-from gact_graph.codecs import Context, Kept, Saved
 
 X, EDGES = graph()
 INDEX = EDGES[0].clone()
@@ -315,10 +314,7 @@ class TestRecords:
     def test_live_as_long_as_the_gathered_tensor(self):
         gc.disable()
         try:
-            kept = Saved(Context(Kept(torch.arange(1), "index")))
-            gathers = Recipes(
-                lambda call, index: kept, lambda tensor: None, lambda tensor: False, bits=32
-            )
+            gathers = Recipes(lambda tensor: None, lambda tensor: False, bits=32)
             source, index = torch.randn(10, 4), torch.arange(20) % 10
             result = source[index]
             gathers.see(Call(torch.Tensor.__getitem__, (source, index), {}), result)

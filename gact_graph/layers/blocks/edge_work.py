@@ -102,7 +102,8 @@ class EdgeWork:
                 order.blocks(size),
                 size,
                 (result, *(Output(name, True) for name in analysis.kept)),
-                RunState({t.device.type for t in arguments.tensors}),
+                # An edge function that draws otherwise does not run in blocks.
+                RunState({t.device.type for t in arguments.tensors}, of_torch=True),
             )
             try:
                 if session is None:
