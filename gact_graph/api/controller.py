@@ -268,6 +268,7 @@ class Controller:
                 all_exact=all_exact,
                 restore_point=restore_point,
                 places=None if self.blocks is None else tracked.places,
+                sparse_products=None if self.blocks is None else self.blocks.sparse_product,
                 layers=self._step.layers,
                 advise=call.advise,
             )

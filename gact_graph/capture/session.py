@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol, cast
 
@@ -74,6 +74,21 @@ class RowWeights(Protocol):
     def of(self, slot: str, device: torch.device) -> Tensor | None: ...
 
 
+class SparseProduct(Protocol):
+    """See :class:`gact_graph.layers.blocks.sparse_product.SparseProduct`."""
+
+    @property
+    def x(self) -> Tensor: ...
+
+    def run(self, product: current.Product | None) -> Tensor: ...
+
+
+SparseProducts = Callable[
+    [Callable[..., Any], Sequence[Any], Mapping[str, Any]], "SparseProduct | None"
+]
+"""Returns the product with a sparse matrix that an operation computes, if it is one."""
+
+
 class Session:
     """Packs the tensors that autograd saves in one forward of one model, and counts their bytes.
 
@@ -96,6 +111,8 @@ class Session:
         restore_point: The state to restore if forward runs again.
         places: The operations whose results need no memory of their own; None to give each result
             memory.
+        sparse_products: Finds products with sparse matrices to run as sums over sorted edges; None
+            to run them as PyTorch does.
         layers: The report's rows of layers, to which edge work outside of layers is added.
         advise: The advice for backward that runs out of memory.
 
@@ -122,6 +139,7 @@ class Session:
         all_exact: bool = False,
         restore_point: RestorePoint | None = None,
         places: Places | None = None,
+        sparse_products: SparseProducts | None = None,
         layers: dict[str, LayerRow] | None = None,
         advise: Advise | None = None,
     ) -> None:
@@ -151,6 +169,7 @@ class Session:
         )
         self._joint_masks = JointMasks()
         self._postponement = Postponement(places, self._recipes.see)
+        self._sparse_products = sparse_products
         # The variance that the submodule that started last computes, if any, and its name.
         self._variance: Variance | None = None
         self._variance_module = ""
@@ -329,6 +348,9 @@ class Session:
     # Callbacks of the trace.
 
     def _instead(self, call: Call) -> Callable[[], Any] | None:
+        sums = self._sums_of_rows(call)
+        if sums is not None:
+            return sums
         self._postponement.settle(call)
         self._joint_masks.settle()
         self._look_for_leaf(call.args)
@@ -339,6 +361,27 @@ class Session:
             return replacement
         replacement = self._postponement.instead(call, self.trace.label)
         return dropout(call, self._saves_noise) if replacement is None else replacement
+
+    def _sums_of_rows(self, call: Call) -> Callable[[], Tensor] | None:
+        """Return a function to run in place of a product with a sparse matrix."""
+        if self._sparse_products is None or not current.packs_with(self.pack):
+            return None
+        found = self._sparse_products(call.func, call.args, call.kwargs)
+        if found is None or self._allowance.covers(found.x.nbytes):
+            return None
+        product = self._postponement.product_of(found.x)
+        if product is None:
+            self._postponement.settle(call)
+        self._joint_masks.settle()
+        label = self.trace.label(call)
+        if self._layers is not None:
+            self._layers[label] = LayerRow(label, "blocks", 1, None)
+
+        def run() -> Tensor:
+            with self.trace.paused():
+                return found.run(product)
+
+        return run
 
     def _saves_noise(self, nbytes: int) -> bool:
         """Return whether the session saves the noise of a dropout, of this size, as bits."""

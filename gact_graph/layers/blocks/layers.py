@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from gact_graph.layers.blocks.sort_arguments import (
     sort_edge_model_arguments,
     target_of,
 )
+from gact_graph.layers.blocks.sparse_product import SparseProduct, sparse_product
 from gact_graph.layers.recompute import runs
 from gact_graph.layers.recompute.saved_bytes import message_bytes, most_saved
 from gact_graph.support import current
@@ -83,6 +84,12 @@ class Blocks(Cutting):
     def session(self) -> current.Capture | None:
         """The session that captures the model's forward; None if there is none."""
         return current.session_of(self.owner)
+
+    def sparse_product(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> SparseProduct | None:
+        """Return the product with a sparse matrix that an operation computes, if it is one."""
+        return sparse_product(func, args, kwargs, self.orders)
 
     @property
     def _confirms(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -187,10 +187,27 @@ class Order(SortedEdges):
         return torch.repeat_interleave(self.starts_of(block).diff(), output_size=block.num_edges)
 
 
+def edges_of(crow: Tensor, col: Tensor) -> Tensor:
+    """Return the entries of a sparse matrix as edges [2, E] from columns to rows, in row 1 and 0.
+
+    Args:
+        crow: The first entry of each row [N + 1].
+        col: The column of each entry [E].
+
+    Raises:
+        IndexError: The matrix is not valid: nothing in PyTorch checks that by default.
+    """
+    counts = crow.diff()
+    if int(crow[0]) != 0 or int(crow[-1]) != len(col) or bool((counts < 0).any()):
+        raise IndexError("has rows that end before they start")
+    nodes = torch.arange(len(counts), dtype=torch.int64, device=col.device)
+    return torch.stack([nodes.repeat_interleave(counts, output_size=len(col)), col.long()])
+
+
 @dataclass
 class _Entry:
     order: Order
-    checksum: int
+    content: int  # the checksum of the tensors
     forward: int  # the last forward that used the order
 
 
@@ -238,35 +255,59 @@ class Orders:
         Raises:
             IndexError: A node index is negative, or a destination is too large.
         """
-        identity = (
-            *(key_of(edge_index), version_of(edge_index), edge_index.storage_offset()),
-            *(edge_index.shape, edge_index.stride(), target, num_destinations),
-        )
+        return self._get((edge_index,), lambda: edge_index, target, num_destinations, confirm)
+
+    def of_matrix(self, crow: Tensor, col: Tensor) -> Order:
+        """Return the order of the entries of a sparse matrix, from columns to rows.
+
+        Args:
+            crow: As for :func:`edges_of`, and likewise below.
+            col: Columns.
+
+        Raises:
+            IndexError: The matrix is not valid.
+        """
+        return self._get((crow, col), lambda: edges_of(crow, col), 0, len(crow) - 1)
+
+    def _get(
+        self,
+        tensors: tuple[Tensor, ...],
+        edges: Callable[[], Tensor],
+        target: int,
+        num_destinations: int,
+        confirm: bool = False,
+    ) -> Order:
+        """Return the order of the edges that some tensors [..., E] describe."""
         start = time.perf_counter()
+        identity = (*map(_identity, tensors), target, num_destinations)
         entry = self._entries.get(identity)
         if entry is None or confirm or entry.forward != self._forward:
-            content = int(checksum(edge_index))
-            if entry is None or entry.checksum != content:
-                order = self._equal(edge_index, target, num_destinations, content)
-                order = order or Order(edge_index, target, num_destinations)
+            sums = [checksum(tensor.view(-1, tensor.size(-1))) for tensor in tensors]
+            content = int(sums[0] if len(sums) == 1 else checksum(torch.stack(sums)[None]))
+            if entry is None or entry.content != content:
+                key = content, target, num_destinations, tensors[-1].size(-1), tensors[-1].device
+                order = self._equal(key) or Order(edges(), target, num_destinations)
                 entry = _Entry(order, content, self._forward)
             entry.forward = self._forward
             self._entries[identity] = entry
         self.seconds += time.perf_counter() - start
         return entry.order
 
-    def _equal(
-        self, edge_index: Tensor, target: int, num_destinations: int, content: int
-    ) -> Order | None:
-        key = content, target, num_destinations, edge_index.size(1), edge_index.device
+    def _equal(self, key: Hashable) -> Order | None:
         for entry in [*self._entries.values()]:
             order, device = entry.order, entry.order.neighbors.device
-            if key == (entry.checksum, order.target, order.num_nodes, order.num_edges, device):
+            if key == (entry.content, order.target, order.num_nodes, order.num_edges, device):
                 return order
         return None
 
     def __getstate__(self) -> dict[str, object]:
         return {"seconds": 0.0, "_forward": 0, "_entries": {}}
+
+
+def _identity(tensor: Tensor) -> Hashable:
+    """Return a key that is equal for two tensors that show the same elements at one version."""
+    where = key_of(tensor), version_of(tensor), tensor.storage_offset()
+    return *where, tensor.shape, tensor.stride()
 
 
 class Cutting:
