@@ -45,7 +45,7 @@ class Encoded(ABC):
     bits: float | None = None
     exact: bool = False
     lossy: bool = False
-    makes_memory: ClassVar[bool] = False
+    makes_memory: bool = False
     sources: tuple[Saved, ...] = ()
     operations: int = 0
 

@@ -31,6 +31,7 @@ class Masked(Movable):
     exact: bool = False
     codec = "mask"
     parts = ("words",)
+    makes_memory = True
 
     def decode(self) -> Tensor:
         return unpack_bits(self.words, (self.numel,), self.low, self.high, self.dtype)

@@ -58,6 +58,10 @@ class Rebuilt(Encoded):
     def nbytes(self) -> int:
         return self._recipe.nbytes
 
+    @property
+    def makes_memory(self) -> bool:  # type: ignore[override]  # computed
+        return self.readers == 1
+
     def decode(self) -> Tensor:
         in_backward = torch._C._current_graph_task_id() != -1
         if self.readers == 1 or not in_backward or not self._is_shared():
@@ -67,6 +71,7 @@ class Rebuilt(Encoded):
             shared.left = self.readers
             Variable._execution_engine.queue_callback(shared.release)
         if shared.value is None or shared.plain != self._plain:
+            shared.value = None  # first, so that both are never in memory together
             shared.value, shared.plain = self._compute(), self._plain
         value = shared.value
         shared.left -= 1

@@ -1,0 +1,185 @@
+"""Operations whose backward writes a gradient over a decoded tensor."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from samples import seeded
+from torch import Tensor, nn
+
+import gact_graph
+from gact_graph.capture.frugal import frugal
+from gact_graph.capture.trace import Call
+from gact_graph.codecs import Saved
+
+ROWS, WIDTH = 600, 24
+
+
+@pytest.fixture(autouse=True)
+def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gact_graph.capture.frugal._LEAST", 0)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    values = torch.randn(shape, generator=seeded(seed), dtype=torch.float64)
+    return values.requires_grad_()
+
+
+CALLS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...], dict[str, Any]]] = {
+    "relu": (F.relu, (random(9, 5),), {}),
+    "relu of a method": (Tensor.relu, (random(9, 5),), {}),
+    "scaled": (Tensor.mul, (random(9, 3, 4), random(1, 3, 4, seed=1)), {}),
+    "scaled by fewer dimensions": (torch.mul, (random(9, 5), random(5, seed=1)), {}),
+    "scaled constant": (torch.mul, (random(9, 5).detach(), random(5, seed=1)), {}),
+    "linear": (F.linear, (random(9, 5), random(7, 5, seed=1), random(7, seed=2)), {}),
+    "linear without bias": (F.linear, (random(9, 5), random(7, 5, seed=1)), {}),
+    "linear of a constant": (F.linear, (random(9, 5).detach(), random(7, 5, seed=1)), {}),
+    "addmm": (
+        torch.addmm,
+        (random(9, 7), random(9, 5, seed=1), random(5, 7, seed=2)),
+        {"beta": 0.3, "alpha": 0.7},
+    ),
+    "addmm of itself": (torch.addmm, (random(9, 9), random(9, 9), random(9, 9, seed=2)), {}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_gradients_are_those_of_pytorch(name: str) -> None:
+    function, args, kwargs = CALLS[name]
+    inputs = [a.detach().clone().requires_grad_(a.requires_grad) for a in args]
+
+    def run(*values: Tensor) -> Tensor:
+        found = frugal(Call(function, values, kwargs), quantizes=True)
+        assert found is not None
+        return found()
+
+    assert torch.equal(run(*inputs), function(*inputs, **kwargs))
+    assert torch.autograd.gradcheck(run, inputs)
+    assert torch.autograd.gradgradcheck(run, inputs)
+
+
+_X = random(9, 5)
+OTHERS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...], dict[str, Any]]] = {
+    "in place": (F.relu, (_X,), {"inplace": True}),
+    "of a constant": (F.relu, (_X.detach(),), {}),
+    "of integers": (torch.relu, (torch.arange(9),), {}),
+    "not contiguous": (F.relu, (_X.t(),), {}),
+    "of a number": (torch.mul, (_X, 2.0), {}),
+    "row by row": (torch.mul, (_X, random(9, 1)), {}),
+    "of two large tensors": (torch.mul, (_X, random(9, 5, seed=1)), {}),
+    "of a constant factor": (torch.mul, (_X, random(5).detach()), {}),
+    "of two dtypes": (torch.mul, (_X, random(5).detach().float().requires_grad_()), {}),
+    "with three dimensions": (F.linear, (random(2, 9, 5), random(7, 5)), {}),
+    "of a constant weight": (F.linear, (_X, random(7, 5).detach()), {}),
+    "of a broadcast sum": (torch.addmm, (random(7), _X, random(5, 7)), {}),
+    "another operation": (torch.sigmoid, (_X,), {}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_calls_are_left_to_pytorch(name: str) -> None:
+    function, args, kwargs = OTHERS[name]
+    assert frugal(Call(function, args, kwargs), quantizes=True) is None
+
+
+def test_small_tensors_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gact_graph.capture.frugal._LEAST", _X.numel() + 1)
+    assert frugal(Call(F.relu, (_X,), {}), quantizes=True) is None
+
+
+def test_sums_keep_their_order_where_nothing_is_quantized() -> None:
+    for function, args, kwargs in CALLS.values():
+        found = frugal(Call(function, args, kwargs), quantizes=False)
+        assert (found is None) == (function not in (F.relu, Tensor.relu))
+
+
+class Net(nn.Module):
+    """Each of the operations once, between norms, so that its input has codes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
+        self.lin, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+        self.factor = nn.Parameter(torch.randn(1, WIDTH, generator=seeded(1)))
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH, generator=seeded(2)) / WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norms[0](self.lin(x)).relu()
+        x = self.norms[1](x * self.factor)
+        x = self.norms[2](torch.addmm(x, x.sin(), self.weight, beta=0.5))
+        return self.last(x.cos())
+
+
+def step(model: nn.Module, x: Tensor, twice: bool = False) -> list[Tensor]:
+    out = model(x)
+    gradient = torch.randn(out.shape, generator=seeded(4))
+    if twice:
+        out.backward(gradient, retain_graph=True)
+        model.zero_grad()
+    out.backward(gradient)
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("level", ["L1", "L2", "lossless"])
+@pytest.mark.parametrize("twice", [False, True])
+def test_of_a_model(level: str, twice: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(ROWS, WIDTH, generator=seeded(3))
+    bits = 32 if level == "lossless" else 16
+    ours = gact_graph.wrap(copy.deepcopy(model), bits=bits, level=level, min_bytes=0)
+    expected = step(model, x)
+    got = step(ours, x, twice)
+    for own, stock in zip(got, expected, strict=True):
+        if level == "lossless":
+            assert torch.equal(own, stock)
+        torch.testing.assert_close(own, stock, rtol=1e-2, atol=1e-2 * float(stock.abs().max()))
+
+
+def test_slots_do_not_depend_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slots(least: int) -> list[str]:
+        monkeypatch.setattr("gact_graph.capture.frugal._LEAST", least)
+        torch.manual_seed(0)
+        model = gact_graph.wrap(Net(), bits=4, min_bytes=0)
+        step(model, torch.randn(ROWS, WIDTH, generator=seeded(3)))
+        return [row.slot for row in gact_graph.report(model).contexts]
+
+    assert slots(0) == slots(1 << 40)
+
+
+def test_a_gradient_takes_the_place_of_the_decoded_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ReLU's mask, of the rows that a factor scales, and of the rows of matrix products."""
+    decoded: list[Tensor] = []
+    plain = Saved.tensor
+
+    def tensor(saved: Saved) -> Tensor:
+        decoded.append(plain(saved))
+        return decoded[-1]
+
+    torch.manual_seed(0)
+    model = gact_graph.wrap(Net(), bits=4, min_bytes=0, adaptive=False)
+    places: dict[str, int] = {}
+    out = model(torch.randn(ROWS, WIDTH, generator=seeded(3)))
+    waiting, seen = [out.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+
+        def record(results: Any, gradients: Any, name: str = node.name()) -> None:
+            for result in results:
+                if isinstance(result, Tensor) and result.shape == (ROWS, WIDTH):
+                    places[name] = result.data_ptr()
+
+        node.register_hook(record)
+    monkeypatch.setattr(Saved, "tensor", tensor)
+    out.sum().backward()
+    memory = {t.data_ptr() for t in decoded}
+    for name in ("_ReluBackward", "_ScaledBackward", "_AddmmBackward", "_LinearBackward"):
+        assert places[name] in memory, name
