@@ -6,7 +6,6 @@ gradient. A decoded input is nobody else's, so the gradient takes its place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from gact_graph.capture.derivatives import Replacement, is_opaque
 from gact_graph.capture.trace import Call
-from gact_graph.ops.quantize import PART
+from gact_graph.ops.batch_norm import batch_norm_backward
 from gact_graph.support.current import saved_by, with_advice
 from gact_graph.support.storage import is_plain
 
@@ -106,20 +105,7 @@ def _backward(
         deviation: 1 / sqrt(variance + eps) of each column [C].
         out: A tensor for the gradient of the input, which may be the input itself.
     """
-    of_bias, products = gradient.sum(0), list[Tensor]()
-    for rows, centered, own in _parts(x, out, gradient):
-        torch.sub(rows, mean, out=centered)
-        products.append((centered * own).sum(0))
-    product = torch.stack(products).double().sum(0).to(x.dtype)
     scale = deviation if weight is None else deviation * weight
-    slope = -scale * deviation.square() * product / len(x)
-    shift = -scale * of_bias / len(x)
-    for _, centered, own in _parts(x, out, gradient):
-        torch.addcmul(shift, centered, slope, out=centered).addcmul_(own, scale)
+    statistics = torch.stack([mean, deviation, scale])
+    of_bias, product = batch_norm_backward(out, gradient.contiguous(), x, statistics)
     return out, product * deviation, of_bias
-
-
-def _parts(*tensors: Tensor) -> Iterator[Sequence[Tensor]]:
-    """Yield a few rows of matrices at a time, which stay in the cache."""
-    rows = max(1, PART // max(1, tensors[0].size(1)))
-    return zip(*(tensor.split(rows) for tensor in tensors), strict=True)

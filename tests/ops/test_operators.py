@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gact_graph.ops import cpu
 from gact_graph.ops.reference import attention as attention_reference
+from gact_graph.ops.reference import batch_norm as batch_norm_reference
 from gact_graph.ops.reference import bernoulli as bernoulli_reference
 from gact_graph.ops.reference import bitmask as bitmask_reference
 from gact_graph.ops.reference import dot_attention as dot_reference
@@ -132,6 +133,7 @@ def _calls() -> dict[str, tuple[Any, ...]]:
         "dot_attention_backward": (_normal(50, 2), weight, weight_places, starts, 0.5),
         "drop_weights": (_normal(50, 2), 0.5, 7),
         "draw_bits": (seeded(1).get_state(), words.clone(), 601, 0.3),
+        "batch_norm_backward": (_normal(12, 8), _normal(12, 8), x, _normal(3, 8)),
     }
 
 
@@ -183,7 +185,7 @@ def _backends() -> dict[str, Any]:
         def __getattr__(self, name: str) -> Any:
             modules = (
                 *(reference, bitmask_reference, bernoulli_reference, weighted_reference),
-                *(attention_reference, leaky_reference, dot_reference),
+                *(attention_reference, leaky_reference, dot_reference, batch_norm_reference),
             )
             return next(getattr(m, name) for m in modules if hasattr(m, name))
 
