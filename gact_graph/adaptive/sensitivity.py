@@ -294,8 +294,8 @@ class Measurement:
             own, narrow[index] = narrow[index], None  # each is released before the next
             if edge is None or own is None or fine is None or index not in by_edge:
                 continue
-            # Not in place: a node may return its incoming gradient itself.
-            own = own - fine
+            # A node may return its incoming gradient itself.
+            own = own.sub_(fine) if _is_alone(own, gradients) else own - fine
             squared = _squared(own)
             if squared:
                 self._own.setdefault(by_edge[index], []).append((edge, squared))
@@ -310,9 +310,13 @@ class Measurement:
     def _take_error(self, number: int, index: int) -> Tensor | None:
         """Return and remove the error of a node's incoming gradient, if there is one."""
         total: Tensor | None = None
+        is_new = False
         for part in self._errors.pop((number, index), ()):
             error = part.unpack() if isinstance(part, Packed) else part
-            total = error if total is None else total + error
+            if total is None:
+                total, is_new = error, isinstance(part, Packed)
+            else:
+                total, is_new = total.add_(error) if is_new else total + error, True
         return total
 
     def _sum_up(self, number: int, uses: int) -> None:
@@ -416,6 +420,14 @@ def _small(error: Tensor) -> Tensor | Packed:
     if error.untyped_storage().nbytes() <= error.numel() // 2:  # expanded: 4 bits would take more
         return error
     return pack(error, 4, group_size=256, seed=0)
+
+
+def _is_alone(tensor: Tensor, others: Gradients) -> bool:
+    """Return whether nothing else holds the memory of a result, which a node has just returned."""
+    if tensor.layout != torch.strided or any(tensor is other for other in others):
+        return False
+    holders = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return bool(tensor._use_count() == 1 and holders == 2)  # the tensor, and the storage above
 
 
 def _with_random_signs(tensor: Tensor) -> Tensor:
