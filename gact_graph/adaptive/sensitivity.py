@@ -309,15 +309,11 @@ class Measurement:
 
     def _take_error(self, number: int, index: int) -> Tensor | None:
         """Return and remove the error of a node's incoming gradient, if there is one."""
-        total: Tensor | None = None
-        is_new = False
-        for part in self._errors.pop((number, index), ()):
-            error = part.unpack() if isinstance(part, Packed) else part
-            if total is None:
-                total, is_new = error, isinstance(part, Packed)
-            else:
-                total, is_new = total.add_(error) if is_new else total + error, True
-        return total
+        parts = self._errors.pop((number, index), [])
+        if len(parts) == 1:
+            [part] = parts
+            return part.unpack() if isinstance(part, Packed) else part
+        return functools.reduce(_plus, parts, None)
 
     def _sum_up(self, number: int, uses: int) -> None:
         """Count the gradient of a parameter, once all of its parts are there."""
@@ -422,12 +418,21 @@ def _small(error: Tensor) -> Tensor | Packed:
     return pack(error, 4, group_size=256, seed=0)
 
 
+def _plus(total: Tensor | None, part: Tensor | Packed) -> Tensor:
+    """Return the sum with a part, in the memory of the first sum."""
+    error = part.unpack() if isinstance(part, Packed) else part
+    if total is None:
+        return error if isinstance(part, Packed) else error.clone()
+    return total + error if total.is_sparse or error.is_sparse else total.add_(error)
+
+
 def _is_alone(tensor: Tensor, others: Gradients) -> bool:
     """Return whether nothing else holds the memory of a result, which a node has just returned."""
     if tensor.layout != torch.strided or any(tensor is other for other in others):
         return False
     holders = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    return bool(tensor._use_count() == 1 and holders == 2)  # the tensor, and the storage above
+    # The tensor holds its storage, and so does the storage above.
+    return bool(tensor._use_count() == 1 and holders == 2)  # type: ignore[attr-defined]
 
 
 def _with_random_signs(tensor: Tensor) -> Tensor:
