@@ -1,11 +1,13 @@
-// The backward of batch norm over the rows of a matrix: see gact_graph/ops/batch_norm.py. Two
-// passes over the input and the gradient, of which the second may write over the input.
+// The backward of batch norm over the rows of a matrix, and the restoring of columns that were
+// normalized: see gact_graph/ops/batch_norm.py. Each takes two passes, of which the second may write
+// over the input.
 
 #include <ATen/Dispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "checks.h"
@@ -15,6 +17,39 @@ namespace gact_graph {
 namespace {
 
 constexpr int64_t kRows = 256;  // of a part, at least
+
+// Rows in parts of a number that the number of threads does not affect: results are always the same.
+class Parts {
+ public:
+  explicit Parts(int64_t rows)
+      : rows_(rows), count_(std::clamp<int64_t>(rows / kRows, 1, kMostParts)) {}
+
+  // Calls work(begin, end) for the rows of each part.
+  template <typename Work>
+  void each(const Work& work) const {
+    for_each_part(count_, [&](int64_t part) { work(begin(part), begin(part + 1)); });
+  }
+
+  // Returns the sums over all parts of what work(begin, end, sums) adds to `width` zeros.
+  template <typename scalar_t, typename Work>
+  std::vector<double> sums(int64_t width, const Work& work) const {
+    std::vector<scalar_t> partial(count_ * width, 0);
+    for_each_part(count_, [&](int64_t part) {
+      work(begin(part), begin(part + 1), partial.data() + part * width);
+    });
+    std::vector<double> totals(width, 0);
+    for (int64_t part = 0; part < count_; ++part) {
+      for (int64_t i = 0; i < width; ++i) totals[i] += partial[part * width + i];
+    }
+    return totals;
+  }
+
+ private:
+  int64_t begin(int64_t part) const { return rows_ * part / count_; }
+
+  int64_t rows_;
+  int64_t count_;
+};
 
 // Adds the rows from `begin` to `end` to the sums of gradients and of products, [2, columns].
 template <typename scalar_t>
@@ -57,26 +92,19 @@ at::Tensor batch_norm_backward(at::Tensor& of_x, const at::Tensor& gradient, con
     check_no_overlap({of_x}, {x});
   }
   at::Tensor sums = at::empty({2, columns}, x.options());
-  // Parts of a number that the number of threads does not affect: the result is always the same.
-  const int64_t parts = std::clamp<int64_t>(rows / kRows, 1, kMostParts);
-  const auto begin_of = [&](int64_t part) { return rows * part / parts; };
+  const Parts parts(rows);
   AT_DISPATCH_FLOATING_TYPES(dtype, "batch_norm_backward", [&] {
     const scalar_t* from = x.const_data_ptr<scalar_t>();
     const scalar_t* of_result = gradient.const_data_ptr<scalar_t>();
     const scalar_t* center = statistics.const_data_ptr<scalar_t>();
     const scalar_t* wide = center + columns;
     const scalar_t* factor = wide + columns;
-    std::vector<scalar_t> partial(parts * 2 * columns, 0);
-    for_each_part(parts, [&](int64_t part) {
-      add_rows(from, of_result, center, columns, begin_of(part), begin_of(part + 1),
-               partial.data() + part * 2 * columns);
-    });
+    const auto add = [&](int64_t begin, int64_t end, scalar_t* to) {
+      add_rows(from, of_result, center, columns, begin, end, to);
+    };
+    const std::vector<double> exact = parts.sums<scalar_t>(2 * columns, add);
     scalar_t* totals = sums.mutable_data_ptr<scalar_t>();
-    for (int64_t c = 0; c < 2 * columns; ++c) {
-      double total = 0;
-      for (int64_t part = 0; part < parts; ++part) total += partial[part * 2 * columns + c];
-      totals[c] = static_cast<scalar_t>(total);
-    }
+    std::copy(exact.begin(), exact.end(), totals);
     std::vector<scalar_t> slope(columns), shift(columns);
     for (int64_t c = 0; c < columns; ++c) {
       const scalar_t share = -factor[c] / static_cast<scalar_t>(rows);
@@ -84,9 +112,8 @@ at::Tensor batch_norm_backward(at::Tensor& of_x, const at::Tensor& gradient, con
       shift[c] = share * totals[c];
     }
     scalar_t* to = of_x.mutable_data_ptr<scalar_t>();
-    for_each_part(parts, [&](int64_t part) {
-      for (int64_t row = begin_of(part); row < begin_of(part + 1); ++row) {
-        const int64_t at = row * columns;
+    parts.each([&](int64_t begin, int64_t end) {
+      for (int64_t at = begin * columns; at < end * columns; at += columns) {
         write_row(from + at, of_result + at, center, slope.data(), shift.data(), factor, columns,
                   to + at);
       }
@@ -95,10 +122,51 @@ at::Tensor batch_norm_backward(at::Tensor& of_x, const at::Tensor& gradient, con
   return sums;
 }
 
+template <typename scalar_t>
+void add_row(const scalar_t* x, int64_t columns, scalar_t* sums) {
+#pragma omp simd
+  for (int64_t c = 0; c < columns; ++c) sums[c] += x[c];
+}
+
+template <typename scalar_t>
+void restore_row(const scalar_t* shift, const scalar_t* deviation, int64_t columns, scalar_t* x) {
+#pragma omp simd
+  for (int64_t c = 0; c < columns; ++c) x[c] = shift[c] + x[c] * deviation[c];
+}
+
+void restore_columns(at::Tensor& x, const at::Tensor& statistics) {
+  check_dim("x", x, 2);
+  const int64_t rows = x.size(0), columns = x.size(1);
+  check_tensor("x", x, x.scalar_type(), {rows, columns});
+  check_tensor("statistics", statistics, x.scalar_type(), {2, columns});
+  check_no_overlap({x}, {statistics});
+  const Parts parts(rows);
+  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "restore_columns", [&] {
+    scalar_t* values = x.mutable_data_ptr<scalar_t>();
+    const scalar_t* mean = statistics.const_data_ptr<scalar_t>();
+    const scalar_t* deviation = mean + columns;
+    const auto add = [&](int64_t begin, int64_t end, scalar_t* to) {
+      for (int64_t row = begin; row < end; ++row) add_row(values + row * columns, columns, to);
+    };
+    const std::vector<double> sums = parts.sums<scalar_t>(columns, add);
+    std::vector<scalar_t> shift(columns);
+    for (int64_t c = 0; c < columns; ++c) {
+      const auto own = static_cast<scalar_t>(sums[c] / static_cast<double>(rows));
+      shift[c] = mean[c] - own * deviation[c];
+    }
+    parts.each([&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        restore_row(shift.data(), deviation, columns, values + row * columns);
+      }
+    });
+  });
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
   library.impl("batch_norm_backward", &batch_norm_backward);
+  library.impl("restore_columns", &restore_columns);
 }
 
 }  // namespace gact_graph

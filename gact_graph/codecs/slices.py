@@ -21,6 +21,7 @@ from gact_graph.codecs.codec import Codec, Request
 from gact_graph.codecs.group_widths import may_differ, ranges_of, widths_of_ranges
 from gact_graph.codecs.quantize import Quantized
 from gact_graph.codecs.reads import Values
+from gact_graph.ops.batch_norm import restore_columns
 from gact_graph.ops.quantize import DTYPES, PART, pack_parts
 
 _FEW = 8
@@ -62,6 +63,10 @@ class QuantizedBySlice(Quantized):
         # Normalized slices have mean 0, so gradients that backward passes on sum to 0 in each slice
         # and large means of earlier tensors cancel. So does the noise without its mean.
         deviation, count = self.deviation.float(), x.numel() // self.mean.numel()
+        if len(self.mean) == 1 and count == len(x):  # columns
+            statistics = torch.stack([self.mean.view(-1), deviation.view(-1)])
+            restore_columns(x.view(count, -1), statistics)
+            return x.view(-1).to(self.dtype)
         shift = torch.addcmul(
             self.mean, x.sum_to_size(self.mean.shape), deviation, value=-1 / count
         )

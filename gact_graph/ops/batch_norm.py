@@ -1,4 +1,4 @@
-r"""The backward of batch norm over the rows of a matrix, in the memory of its input.
+r"""Batch norm over the rows of a matrix: its backward and its reverse, in the memory of the input.
 
 With the gradient :math:`g` of the result, :math:`d = 1 / \sqrt{\mathrm{variance} + eps}` and a
 scale :math:`s = d w` of each column,
@@ -8,7 +8,8 @@ scale :math:`s = d w` of each column,
     \overline{x}) g}\right),
 
 where bars are means over the rows (Ioffe and Szegedy, "Batch Normalization", ICML 2015, section 3).
-Results do not depend on the number of threads.
+Codes of a norm's input are those of its normalized columns; :func:`restore_columns` gives these
+their mean and deviation again. Results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -17,3 +18,4 @@ from gact_graph.ops.reference import batch_norm as reference
 from gact_graph.ops.registration import dispatched
 
 batch_norm_backward = dispatched(reference.batch_norm_backward)
+restore_columns = dispatched(reference.restore_columns)

@@ -57,6 +57,27 @@ class TestCodec:
         assert error.max() < 0.08
         assert error.min() > 0.02
 
+    @pytest.mark.parametrize("dims", [(0,), (1,)])
+    def test_columns_and_rows_of_a_square_matrix(self, dims):
+        x = torch.randn(96, 96, generator=seeded(1)) * 3
+        x += torch.arange(96.0).view(-1, 1) if dims == (1,) else torch.arange(96.0)
+        request = Request(
+            tensor=x.view(-1),
+            slot="norm.input",
+            operation="norm",
+            reads=Values(slices=((96, 96), dims)),
+            recipe=None,
+            keep=lambda source: pytest.fail("nothing was gathered"),
+            bits=8,
+            group_size=256,
+            seed=1,
+        )
+        form = encode(request, lossless=True, lossy=True)
+        for decoding in (form, form.min_variance(), form.decorrelated()):
+            back = decoding.decode().view(96, 96)
+            assert (back - x).abs().max() < 0.2
+            torch.testing.assert_close(back.mean(dims), x.mean(dims), rtol=1e-4, atol=1e-4)
+
     def test_the_mean_of_a_channel_is_exact(self):
         x = scaled()
         back = by_channel(x, (64, 1), bits=2).decode().view(500, 64)

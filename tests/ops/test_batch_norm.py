@@ -1,4 +1,4 @@
-"""The backward of batch norm in the memory of its input."""
+"""Batch norm's backward and its reverse, in the memory of the input."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from samples import seeded
 from torch import Tensor
 
-from gact_graph.ops.batch_norm import batch_norm_backward
+from gact_graph.ops.batch_norm import batch_norm_backward, restore_columns
 from gact_graph.ops.reference import batch_norm as reference
 
 
@@ -45,14 +45,27 @@ def test_is_that_of_pytorch(rows: int, columns: int, dtype: torch.dtype) -> None
             torch.testing.assert_close(products, of_weight, rtol=bound, atol=bound * rows**0.5)
 
 
+@pytest.mark.parametrize("rows", [1, 255, 70_001])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_restored_columns_have_the_given_mean_and_factor(rows: int, dtype: torch.dtype) -> None:
+    _, x, statistics = _arguments(max(2, rows), 33, dtype)
+    x, mean, factor = x[:rows], *statistics[:2].double()
+    expected = (x.double() - x.double().mean(0)) * factor + mean
+    for run in (restore_columns, reference.restore_columns):
+        restored = x.clone()
+        run(restored, statistics[:2].contiguous())
+        torch.testing.assert_close(restored.double(), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_does_not_depend_on_threads() -> None:
     threads, found = torch.get_num_threads(), list[list[Tensor]]()
     arguments = _arguments(5000, 33, torch.float32)
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            out = torch.empty_like(arguments[0])
-            found.append([batch_norm_backward(out, *arguments), out])
+            out, restored = torch.empty_like(arguments[0]), arguments[1].clone()
+            restore_columns(restored, arguments[2][:2].contiguous())
+            found.append([batch_norm_backward(out, *arguments), out, restored])
     finally:
         torch.set_num_threads(threads)
     for others in found[1:]:

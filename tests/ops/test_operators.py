@@ -134,6 +134,7 @@ def _calls() -> dict[str, tuple[Any, ...]]:
         "drop_weights": (_normal(50, 2), 0.5, 7),
         "draw_bits": (seeded(1).get_state(), words.clone(), 601, 0.3),
         "batch_norm_backward": (_normal(12, 8), _normal(12, 8), x, _normal(3, 8)),
+        "restore_columns": (x.clone(), _normal(2, 8)),
     }
 
 

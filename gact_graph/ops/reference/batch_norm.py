@@ -1,4 +1,4 @@
-"""The backward of batch norm, in pure torch: see :mod:`gact_graph.ops.batch_norm`."""
+"""Batch norm's backward and its reverse, in pure torch: see :mod:`gact_graph.ops.batch_norm`."""
 
 from __future__ import annotations
 
@@ -40,3 +40,17 @@ def batch_norm_backward(of_x: Tensor, gradient: Tensor, x: Tensor, statistics: T
 @torch.library.register_fake("gact_graph::batch_norm_backward")
 def _(of_x: Tensor, gradient: Tensor, x: Tensor, statistics: Tensor) -> Tensor:
     return x.new_empty(2, x.size(1))
+
+
+@operator(mutates=("x",), shapes="x: N M, statistics: S M")
+def restore_columns(x: Tensor, statistics: Tensor) -> None:
+    """Give the columns of a matrix their mean and deviation, in place.
+
+    Args:
+        x: The matrix [N, M]. Its columns' present means are subtracted first.
+        statistics: The mean of each column, and the factor of each column [2, M].
+    """
+    if len(statistics) != 2:
+        raise ValueError(f"Expected statistics of 2 rows (got {len(statistics)})")
+    mean, deviation = statistics
+    torch.addcmul(mean - x.mean(0) * deviation, x, deviation, out=x)
