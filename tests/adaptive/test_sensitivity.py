@@ -23,6 +23,7 @@ from torch import nn
 import gact_graph
 from experiments.helpers.noise import algorithm_1
 from gact_graph.adaptive.allocator import noise
+from gact_graph.adaptive.sensitivity import _is_alone
 
 X, EDGES = graph()
 
@@ -283,3 +284,32 @@ def test_backward_to_some_parameters_alone():
     loss = F.cross_entropy(model(X), labels())
     torch.autograd.grad(loss, [model.last.weight])
     assert gact_graph.report(model).measurements == 1
+
+
+class TestResultsInPlace:
+    """Results of a node that is run again, which a measurement may overwrite."""
+
+    def test_a_new_tensor(self):
+        assert _is_alone(torch.randn(4) * 2, [torch.randn(4)])
+
+    def test_the_incoming_gradient(self):
+        gradient = torch.randn(4) * 2
+        assert not _is_alone(gradient, [gradient])
+        assert not _is_alone(gradient.view(2, 2), [gradient])
+
+    def test_memory_that_another_tensor_shows(self):
+        whole = torch.randn(8)
+        part = whole[2:6]
+        assert not _is_alone(part, [])
+        assert not _is_alone(whole, [])
+
+    def test_a_tensor_that_autograd_has_saved(self):
+        x = torch.randn(4, requires_grad=True)
+        result = x.exp()
+        following = result.square()
+        assert not _is_alone(result, [])
+        del following
+        assert not _is_alone(result, [])  # its own node saves it, too
+
+    def test_a_tensor_that_is_not_dense(self):
+        assert not _is_alone(torch.eye(4).to_sparse(), [])
