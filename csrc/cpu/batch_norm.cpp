@@ -1,6 +1,6 @@
 // The backward of batch norm over the rows of a matrix, and the restoring of columns that were
-// normalized: see gact_graph/ops/batch_norm.py. Each takes two passes, of which the second may write
-// over the input.
+// normalized: see gact_graph/ops/batch_norm.py. Each takes two passes, of which the second may
+// write over the input.
 
 #include <ATen/Dispatch.h>
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,8 @@ namespace {
 
 constexpr int64_t kRows = 256;  // of a part, at least
 
-// Rows in parts of a number that the number of threads does not affect: results are always the same.
+// Rows in parts of a number that the number of threads does not affect: results are always the
+// same.
 class Parts {
  public:
   explicit Parts(int64_t rows)
@@ -71,8 +72,8 @@ void add_rows(const scalar_t* x, const scalar_t* gradient, const scalar_t* mean,
 // written, should the row be that of x.
 template <typename scalar_t>
 void write_row(const scalar_t* x, const scalar_t* gradient, const scalar_t* mean,
-               const scalar_t* slope, const scalar_t* shift, const scalar_t* scale,
-               int64_t columns, scalar_t* to) {
+               const scalar_t* slope, const scalar_t* shift, const scalar_t* scale, int64_t columns,
+               scalar_t* to) {
 #pragma omp simd
   for (int64_t c = 0; c < columns; ++c) {
     to[c] = shift[c] + (x[c] - mean[c]) * slope[c] + gradient[c] * scale[c];
