@@ -199,7 +199,7 @@ def edges_of(crow: Tensor, col: Tensor) -> Tensor:
     """
     counts = crow.diff()
     if int(crow[0]) != 0 or int(crow[-1]) != len(col) or bool((counts < 0).any()):
-        raise IndexError("has rows that end before they start")
+        raise IndexError  # without words: PyTorch's own product runs
     nodes = torch.arange(len(counts), dtype=torch.int64, device=col.device)
     return torch.stack([nodes.repeat_interleave(counts, output_size=len(col)), col.long()])
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gact_graph.ops.checks import check_tensor
 from gact_graph.ops.registration import operator
 
 
 @operator(
     mutates=("of_x",),
-    shapes="x: N M, gradient: N M, of_x: N M, statistics: S M",
+    shapes="x: N M, gradient: N M, of_x: N M",
 )
 def batch_norm_backward(of_x: Tensor, gradient: Tensor, x: Tensor, statistics: Tensor) -> Tensor:
     """Write the gradient of the input into ``of_x``, which may be ``x`` itself.
@@ -25,8 +26,7 @@ def batch_norm_backward(of_x: Tensor, gradient: Tensor, x: Tensor, statistics: T
     Returns:
         The sums over rows of ``gradient``, and of ``(x - mean) * gradient`` [2, M].
     """
-    if len(statistics) != 3:
-        raise ValueError(f"Expected statistics of 3 rows (got {len(statistics)})")
+    check_tensor("statistics", statistics, x.dtype, [3, x.size(1)], x.device)
     mean, deviation, scale = statistics
     centered = x - mean
     sums = torch.stack([gradient.sum(0), (centered * gradient).sum(0)])
@@ -42,7 +42,7 @@ def _(of_x: Tensor, gradient: Tensor, x: Tensor, statistics: Tensor) -> Tensor:
     return x.new_empty(2, x.size(1))
 
 
-@operator(mutates=("x",), shapes="x: N M, statistics: S M")
+@operator(mutates=("x",), shapes="x: N M")
 def restore_columns(x: Tensor, statistics: Tensor) -> None:
     """Give the columns of a matrix their mean and deviation, in place.
 
@@ -50,7 +50,6 @@ def restore_columns(x: Tensor, statistics: Tensor) -> None:
         x: The matrix [N, M]. Its columns' present means are subtracted first.
         statistics: The mean of each column, and the factor of each column [2, M].
     """
-    if len(statistics) != 2:
-        raise ValueError(f"Expected statistics of 2 rows (got {len(statistics)})")
+    check_tensor("statistics", statistics, x.dtype, [2, x.size(1)], x.device)
     mean, deviation = statistics
     torch.addcmul(mean - x.mean(0) * deviation, x, deviation, out=x)
