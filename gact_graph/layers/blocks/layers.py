@@ -175,7 +175,8 @@ class Blocked(Patch):
         return in_blocks(self._name, run, report)
 
     def _check_worthwhile(self, module: nn.Module, arguments: Any) -> None:
-        if message_bytes(module, arguments) < self._blocks.min_bytes // _WORTHWHILE:
+        least = self._blocks.min_bytes // _WORTHWHILE
+        if least and message_bytes(module, arguments) < least:
             raise CannotBlock("is small (min_bytes=)")
         # torch.utils.checkpoint runs a part of the forward within backward: decided as in forward.
         if torch._C._current_graph_task_id() == -1:
@@ -188,7 +189,7 @@ class Blocked(Patch):
                 self._not_worthwhile = (
                     "may be differentiated twice: an input of the model needs a gradient"
                 )
-            elif session.is_too_small(most_saved(module, arguments)):
+            elif session.is_too_small(0) and session.is_too_small(most_saved(module, arguments)):
                 self._not_worthwhile = "is small, in a call without compression (min_bytes=)"
         if self._not_worthwhile is not None:
             raise CannotBlock(self._not_worthwhile)
