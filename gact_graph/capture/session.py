@@ -20,7 +20,7 @@ from gact_graph.capture.cache import ContextCache
 from gact_graph.capture.config import Config
 from gact_graph.capture.derivatives import pointwise
 from gact_graph.capture.dropout import dropout
-from gact_graph.capture.frugal import frugal
+from gact_graph.capture.in_place import backward_in_place
 from gact_graph.capture.joint_masks import JointMasks
 from gact_graph.capture.ledger import Ledger, Sizes
 from gact_graph.capture.nodes import Attribute, attributes_of
@@ -362,7 +362,7 @@ class Session:
             return replacement
         replacement = self._postponement.instead(call, self.trace.label)
         if replacement is None and current.packs_with(self.pack):
-            replacement = frugal(call, self._quantize)
+            replacement = backward_in_place(call, self._quantize)
         return dropout(call, self._saves_noise) if replacement is None else replacement
 
     def _sums_of_rows(self, call: Call) -> Callable[[], Tensor] | None:

@@ -238,17 +238,17 @@ CAPTURE = [
     ),
     Fault(
         "a gradient is written over a tensor that something else holds",
-        "gact_graph/capture/frugal.py",
+        "gact_graph/capture/in_place.py",
         "return packed is not None and packed[index].context.sample.makes_memory",
         "return True",
-        ("capture/test_frugal.py",),
+        ("capture/test_in_place.py",),
     ),
     Fault(
         "a decoded tensor that other operations will read counts as nobody's",
         "gact_graph/codecs/rebuild.py",
         "return self.readers == 1",
         "return True",
-        ("capture/test_frugal.py", "capture/test_recipes.py"),
+        ("capture/test_in_place.py", "capture/test_recipes.py"),
     ),
     Fault(
         "each part of a tensor has the noise of the first",

@@ -27,7 +27,7 @@ _LEAST = 1 << 16
 """The least elements of an argument: fewer take less time in PyTorch's own nodes."""
 
 
-def frugal(call: Call, quantizes: bool) -> Callable[[], Tensor] | None:
+def backward_in_place(call: Call, quantizes: bool) -> Callable[[], Tensor] | None:
     """Return a function to run in place of an operation; None for the operation itself.
 
     Args:

@@ -13,7 +13,7 @@ from samples import seeded
 from torch import Tensor, nn
 
 import gact_graph
-from gact_graph.capture.frugal import frugal
+from gact_graph.capture.in_place import backward_in_place
 from gact_graph.capture.trace import Call
 from gact_graph.codecs import Saved
 
@@ -22,7 +22,7 @@ ROWS, WIDTH = 600, 24
 
 @pytest.fixture(autouse=True)
 def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gact_graph.capture.frugal._LEAST", 0)
+    monkeypatch.setattr("gact_graph.capture.in_place._LEAST", 0)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -54,7 +54,7 @@ def test_gradients_are_those_of_pytorch(name: str) -> None:
     inputs = [a.detach().clone().requires_grad_(a.requires_grad) for a in args]
 
     def run(*values: Tensor) -> Tensor:
-        found = frugal(Call(function, values, kwargs), quantizes=True)
+        found = backward_in_place(Call(function, values, kwargs), quantizes=True)
         assert found is not None
         return found()
 
@@ -84,17 +84,17 @@ OTHERS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...], dict[str, Any]]]
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_calls_are_left_to_pytorch(name: str) -> None:
     function, args, kwargs = OTHERS[name]
-    assert frugal(Call(function, args, kwargs), quantizes=True) is None
+    assert backward_in_place(Call(function, args, kwargs), quantizes=True) is None
 
 
 def test_small_tensors_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gact_graph.capture.frugal._LEAST", _X.numel() + 1)
-    assert frugal(Call(F.relu, (_X,), {}), quantizes=True) is None
+    monkeypatch.setattr("gact_graph.capture.in_place._LEAST", _X.numel() + 1)
+    assert backward_in_place(Call(F.relu, (_X,), {}), quantizes=True) is None
 
 
 def test_sums_keep_their_order_where_nothing_is_quantized() -> None:
     for function, args, kwargs in CALLS.values():
-        found = frugal(Call(function, args, kwargs), quantizes=False)
+        found = backward_in_place(Call(function, args, kwargs), quantizes=False)
         assert (found is None) == (function not in (F.relu, Tensor.relu))
 
 
@@ -142,7 +142,7 @@ def test_of_a_model(level: str, twice: bool) -> None:
 
 def test_slots_do_not_depend_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def slots(least: int) -> list[str]:
-        monkeypatch.setattr("gact_graph.capture.frugal._LEAST", least)
+        monkeypatch.setattr("gact_graph.capture.in_place._LEAST", least)
         torch.manual_seed(0)
         model = gact_graph.wrap(Net(), bits=4, min_bytes=0)
         step(model, torch.randn(ROWS, WIDTH, generator=seeded(3)))
