@@ -361,16 +361,21 @@ class Session:
         if replacement is not None or not self._config.exact:
             return replacement
         replacement = self._postponement.instead(call, self.trace.label)
-        if replacement is None and current.packs_with(self.pack):
-            replacement = backward_in_place(call, self._quantize)
-        return dropout(call, self._saves_noise) if replacement is None else replacement
+        if replacement is not None:
+            return replacement
+        in_place = backward_in_place(call, self._quantize)
+        if in_place is not None and current.packs_with(self.pack):  # not in a checkpoint
+            return in_place
+        return dropout(call, self._saves_noise)
 
     def _sums_of_rows(self, call: Call) -> Callable[[], Tensor] | None:
         """Return a function to run in place of a product with a sparse matrix."""
-        if self._sparse_products is None or not current.packs_with(self.pack):
+        if self._sparse_products is None:
             return None
         found = self._sparse_products(call.func, call.args, call.kwargs)
         if found is None or self._allowance.covers(found.x.nbytes):
+            return None
+        if not current.packs_with(self.pack):  # inside a checkpoint
             return None
         product = self._postponement.product_of(found.x)
         if product is None:
