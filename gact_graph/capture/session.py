@@ -85,9 +85,11 @@ class SparseProduct(Protocol):
 
 
 SparseProducts = Callable[
-    [Callable[..., Any], Sequence[Any], Mapping[str, Any]], "SparseProduct | None"
+    [Callable[..., Any], Sequence[Any], Mapping[str, Any], Callable[[int], bool]],
+    "SparseProduct | None",
 ]
-"""Returns the product with a sparse matrix that an operation computes, if it is one."""
+"""Returns the product with a sparse matrix that an operation computes, if it is one, and if the
+last argument, a function of the bytes of the dense matrix, accepts it."""
 
 
 class Session:
@@ -372,10 +374,8 @@ class Session:
         """Return a function to run in place of a product with a sparse matrix."""
         if self._sparse_products is None:
             return None
-        found = self._sparse_products(call.func, call.args, call.kwargs)
-        if found is None or self._allowance.covers(found.x.nbytes):
-            return None
-        if not current.packs_with(self.pack):  # inside a checkpoint
+        found = self._sparse_products(call.func, call.args, call.kwargs, self._encodes)
+        if found is None:
             return None
         product = self._postponement.product_of(found.x)
         if product is None:
@@ -391,11 +391,14 @@ class Session:
 
         return run
 
+    def _encodes(self, nbytes: int) -> bool:
+        """Return whether a tensor of this size would be encoded if it were saved now."""
+        # Inside a checkpoint, other hooks pack.
+        return current.packs_with(self.pack) and not self._allowance.covers(nbytes)
+
     def _saves_noise(self, nbytes: int) -> bool:
         """Return whether the session saves the noise of a dropout, of this size, as bits."""
-        # Inside a checkpoint, other hooks pack.
-        masks = current.packs_with(self.pack) and asks_first(Mask)
-        return masks and not self._allowance.covers(nbytes)
+        return asks_first(Mask) and self._encodes(nbytes)
 
     def _replacement(self, call: Call) -> Callable[[], Any] | None:
         """Return a function to run in place of an operation whose argument is harmed by noise."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -86,10 +86,14 @@ class Blocks(Cutting):
         return current.session_of(self.owner)
 
     def sparse_product(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        accepts: Callable[[int], bool],
     ) -> SparseProduct | None:
         """Return the product with a sparse matrix that an operation computes, if it is one."""
-        return sparse_product(func, args, kwargs, self.orders)
+        return sparse_product(func, args, kwargs, self.orders, accepts)
 
     @property
     def _confirms(self) -> bool:

@@ -6,7 +6,7 @@ step of GCNII. Here they are sorted once. The rows are added up in another order
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,11 @@ class SparseProduct:
 
 
 def sparse_product(
-    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], orders: Orders
+    func: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    orders: Orders,
+    accepts: Callable[[int], bool] = lambda nbytes: True,
 ) -> SparseProduct | None:
     """Return the product that an operation computes; None for another operation.
 
@@ -69,6 +73,8 @@ def sparse_product(
         args: Its arguments.
         kwargs: Its keyword arguments.
         orders: A cache of sorted edges.
+        accepts: Returns for the bytes of the dense matrix whether the product is wanted. Entries
+            are sorted only if so.
     """
     if func not in _PRODUCTS or kwargs or len(args) not in (2, 3):
         return None
@@ -86,6 +92,8 @@ def sparse_product(
     if values.device != x.device or makes_messages(x.device):
         return None
     if torch.is_autocast_enabled(x.device.type) or is_transformed() or runs.current() is not None:
+        return None
+    if not accepts(x.nbytes):
         return None
     try:
         with capture_disabled():
