@@ -393,7 +393,7 @@ std::tuple<at::Tensor, at::Tensor> exact_groups(const at::Tensor& input, const a
   return {groups, values};
 }
 
-constexpr int64_t kSpan = 16 * kBlock;  // elements of two decodings, which stay in the cache
+constexpr int64_t kMixed = 16 * kBlock;  // elements of two decodings, which stay in the cache
 
 // Moves elements by a share of the way to others.
 template <typename T>
@@ -441,9 +441,9 @@ at::Tensor unpack(const at::Tensor& codes, const at::Tensor& stats, at::IntArray
         unpack_span(words, pairs, start, count, layout, group_size, decode, exact, to + start);
         return;
       }
-      scalar_t second[kSpan];
-      for (int64_t at = start; at < start + count; at += kSpan) {
-        const int64_t n = std::min(kSpan, start + count - at);
+      scalar_t second[kMixed];
+      for (int64_t at = start; at < start + count; at += kMixed) {
+        const int64_t n = std::min(kMixed, start + count - at);
         unpack_span(words, pairs, at, n, layout, group_size, decode, exact, to + at);
         unpack_span(words, pairs, at, n, layout, group_size, other, exact, second);
         mix(second, static_cast<scalar_t>(share), n, to + at);

@@ -59,7 +59,7 @@ class Rebuilt(Encoded):
         return self._recipe.nbytes
 
     @property
-    def makes_memory(self) -> bool:  # type: ignore[override]  # computed
+    def makes_memory(self) -> bool:  # type: ignore[override]
         return self.readers == 1
 
     def decode(self) -> Tensor:
