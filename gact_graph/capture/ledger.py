@@ -71,6 +71,7 @@ class Entry:
         version: The tensor's version.
         dtype: The tensor's dtype.
         offset: The index of the first encoded element in the storage.
+        numel: The number of encoded elements, including those that follow from other tensors.
         dense: Whether the encoded elements are consecutive in memory.
         of_edges: Whether the tensor was saved while messages were computed.
         storage_bytes: The bytes of the whole storage.
@@ -83,6 +84,7 @@ class Entry:
     version: int | None = None
     dtype: torch.dtype | None = None
     offset: int = 0
+    numel: int = 0
     dense: bool = False
     of_edges: bool = False
     storage_bytes: int = 0
@@ -103,7 +105,7 @@ class Entry:
         matches = tensor.dtype == self.dtype and version_of(tensor) == self.version
         if not (self.dense and matches):
             return False
-        flat = physical_of(tensor.detach()).as_strided((self.row.numel,), (1,), self.offset)
+        flat = physical_of(tensor.detach()).as_strided((self.numel,), (1,), self.offset)
         context.encoded = Kept(flat, self.row.slot)
         return True
 
@@ -133,12 +135,13 @@ class Ledger:
         tensor, form = save.tensor, context.form
         storage = tensor.untyped_storage().nbytes()
         stored = storage if form.codec == Kept.codec else form.nbytes
+        numel = tensor.numel() if elements is None else elements.flat.numel()
         row = Row(
             slot=save.slot,
             role=_role_of(tensor, form.codec),
             codec=form.codec,
             shape=tuple(tensor.shape),
-            numel=tensor.numel() if elements is None else elements.flat.numel(),
+            numel=numel if form.coded is None else form.coded,
             bits=form.bits,
             raw_bytes=storage if save.by_autograd else 0,
             stored_bytes=0 if is_shared else stored,
@@ -151,6 +154,7 @@ class Ledger:
             version_of(tensor),
             tensor.dtype,
             offset=0 if elements is None else elements.offset,
+            numel=numel,
             dense=elements is not None and elements.layout.dense,
             of_edges=save.of_edges,
             storage_bytes=storage,

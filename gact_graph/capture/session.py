@@ -21,8 +21,8 @@ from gact_graph.capture.config import Config
 from gact_graph.capture.derivatives import pointwise
 from gact_graph.capture.dropout import dropout
 from gact_graph.capture.in_place import backward_in_place
-from gact_graph.capture.joint_masks import JointMasks
 from gact_graph.capture.ledger import Ledger, Sizes
+from gact_graph.capture.masks import JointMasks, mask_of
 from gact_graph.capture.nodes import Attribute, attributes_of
 from gact_graph.capture.noise import Noise
 from gact_graph.capture.operations import reads_of, reads_of_source
@@ -32,7 +32,7 @@ from gact_graph.capture.recipes import EXPOSING, WRITERS, Recipes
 from gact_graph.capture.trace import Call, Save, Trace
 from gact_graph.capture.variance import POSITION as VARIANCE_POSITION
 from gact_graph.capture.variance import Variance, variance_of
-from gact_graph.codecs import Context, Encoded, Kept, Request, Saved, encode
+from gact_graph.codecs import Context, Encoded, Kept, Request, Saved, encode, nonzero
 from gact_graph.codecs.compared import Widths, in_two_widths
 from gact_graph.codecs.mask import Mask, Masked
 from gact_graph.codecs.offload.swap import Swap
@@ -207,7 +207,6 @@ class Session:
                 stack.enter_context(self.trace)
                 yield
             self.settle()
-            self._joint_masks.settle()
             self._recipes.clear()
             # The caller and the loss hold the outputs, and a layer may have cached a tensor in
             # itself or its adjacency: a compressed copy beside them would only add memory.
@@ -257,6 +256,7 @@ class Session:
         """Enter a submodule."""
         if not self.trace.inside_module:
             self.add_inputs((args, kwargs))
+        self._joint_masks.settle()  # before the module makes nodes that the session does not see
         self.trace.enter(name)
         self._variance, self._variance_module = variance_of(module, args, kwargs), name
 
@@ -297,8 +297,9 @@ class Session:
         return self._keeps_all_exact or self._exact_slots.has(self._has_leaf, name)
 
     def settle(self) -> None:
-        """Compute the postponed values that may be read from now on."""
+        """Compute the postponed values that may be read from now on, and join masks."""
         self._postponement.settle()
+        self._joint_masks.settle()
 
     def product_of(self, tensor: Tensor) -> current.Product | None:
         """Return the product that a tensor without memory stands for; None for another tensor."""
@@ -459,6 +460,8 @@ class Session:
     def _pack(self, tensor: Tensor) -> Saved:
         save = Save(tensor, self.trace.call, tensor.requires_grad)
         if is_plain(tensor):
+            if tensor.numel() >= nonzero.LEAST and _is_older(tensor, save.call):
+                save.mask = mask_of(tensor)
             save.tensor = tensor = tensor.detach()
             if tensor in self._owned:
                 return Saved(Context(Kept(tensor, save.call.label)))
@@ -556,6 +559,7 @@ class Session:
             group_size=config.group_size,
             seed=self._noise.seed_of(save.slot),
             row_weights=self._row_weights_of(save),
+            mask=save.mask,
         )
         encoded = self._encoded(request)
         if isinstance(encoded, Kept) and not elements.layout.dense:
@@ -664,6 +668,11 @@ def session_of(owner: current.Owner) -> Session | None:
 
 def _encoded(exact: bool, quantize: bool, request: Request) -> Encoded:
     return encode(request, exact, quantize and request.bits < 32)
+
+
+def _is_older(tensor: Tensor, call: Call) -> bool:
+    """Return whether an operation before this one made the tensor."""
+    return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() < call.since
 
 
 def _is_lossy(context: Context) -> bool:

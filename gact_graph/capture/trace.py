@@ -165,6 +165,8 @@ class Save:
         by_autograd: Whether stock autograd saves the tensor, too.
         pending: What autograd holds while the operation runs; it gets its final context later.
         version: The tensor's version when it was saved.
+        mask: A saved tensor that is probably zero only where the tensor is; see
+            :func:`gact_graph.capture.masks.mask_of`.
     """
 
     tensor: Tensor
@@ -177,6 +179,7 @@ class Save:
     by_autograd: bool = True
     pending: Saved | None = None
     version: int | None = None
+    mask: Saved | None = None
 
 
 class Trace(TorchFunctionMode):

@@ -13,6 +13,7 @@ from gact_graph.codecs.drop import Drop
 from gact_graph.codecs.index import Index
 from gact_graph.codecs.keep import Kept
 from gact_graph.codecs.mask import Mask
+from gact_graph.codecs.nonzero import NonzeroOnly
 from gact_graph.codecs.quantize import Quantize
 from gact_graph.codecs.reads import Exact, Nothing, Reads, Side, Sign, Values
 from gact_graph.codecs.rebuild import Rebuild
@@ -29,6 +30,7 @@ __all__ = [
     "Index",
     "Kept",
     "Mask",
+    "NonzeroOnly",
     "Nothing",
     "Quantize",
     "QuantizeBySlice",

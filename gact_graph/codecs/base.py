@@ -20,6 +20,7 @@ class Form(NamedTuple):
 
     codec: str
     bits: float | None
+    coded: int | None
     nbytes: int
     host_bytes: int
 
@@ -33,6 +34,8 @@ class Encoded(ABC):
     Attributes:
         codec: The codec's name in the report.
         bits: Bits per element, if the adaptive scheme decides them; otherwise None.
+        coded: The number of elements that are encoded; None for all. Others follow from
+            :attr:`sources`.
         exact: Whether it decodes to exactly the values of the tensor. If so, it also serves other
             operations that save the same tensor, whatever their backward reads of it.
         lossy: Whether backward gets inexact values from it. :func:`encode` sets it.
@@ -43,6 +46,7 @@ class Encoded(ABC):
 
     codec: str
     bits: float | None = None
+    coded: int | None = None
     exact: bool = False
     lossy: bool = False
     makes_memory: bool = False
@@ -62,7 +66,7 @@ class Encoded(ABC):
     @property
     def form(self) -> Form:
         """The attributes in the report."""
-        return Form(self.codec, self.bits, self.nbytes, self.host_bytes)
+        return Form(self.codec, self.bits, self.coded, self.nbytes, self.host_bytes)
 
     @abstractmethod
     def decode(self) -> Tensor:

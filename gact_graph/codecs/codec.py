@@ -33,6 +33,9 @@ class Request:
         seed: The seed of this tensor's quantization noise.
         row_weights: The effect of each row's noise on the gradient, positive, in any unit: float32
             [rows]; None if it is unknown.
+        row_counts: The number of elements in each row, int64 [rows]; None if all have the same.
+        mask: A saved tensor that is probably zero only where this one is, such as the mask of a
+            dropout; None if there is none.
     """
 
     tensor: Tensor
@@ -45,6 +48,8 @@ class Request:
     group_size: int
     seed: int
     row_weights: Tensor | None = None
+    row_counts: Tensor | None = None
+    mask: Saved | None = None
 
 
 class Codec(ABC):

@@ -37,7 +37,11 @@ def is_divided(numel: int, group_size: int) -> bool:
 
 
 def widths_of_groups(
-    x: Tensor, bits: float, group_size: int, row_weights: Tensor | None = None
+    x: Tensor,
+    bits: float,
+    group_size: int,
+    row_weights: Tensor | None = None,
+    row_counts: Tensor | None = None,
 ) -> Widths | None:
     """Return widths of groups, with a mean of at most ``bits``.
 
@@ -48,13 +52,15 @@ def widths_of_groups(
         bits: From 1 to 16.
         group_size: Elements per group.
         row_weights: The weight of each row, positive, float32 [rows]; None for equal ones.
+        row_counts: The number of elements of each row, int64 [rows]; None for equal numbers.
 
     Returns:
         None for one width: of a small tensor, and of one or many bits.
     """
     if not may_differ(bits, x.numel(), group_size):
         return None
-    return widths_of_ranges(ranges_of(x, group_size), bits, x.numel(), group_size, row_weights)
+    ranges = ranges_of(x, group_size)
+    return widths_of_ranges(ranges, bits, x.numel(), group_size, row_weights, row_counts)
 
 
 def may_differ(bits: float, numel: int, group_size: int) -> bool:
@@ -70,14 +76,21 @@ def ranges_of(x: Tensor, group_size: int) -> Tensor:
 
 
 def widths_of_ranges(
-    ranges: Tensor, bits: float, numel: int, group_size: int, row_weights: Tensor | None = None
+    ranges: Tensor,
+    bits: float,
+    numel: int,
+    group_size: int,
+    row_weights: Tensor | None = None,
+    row_counts: Tensor | None = None,
 ) -> Widths:
     """Return widths of groups, as :func:`widths_of_groups`, from the ranges of whole groups."""
     whole, device = len(ranges), ranges.device
     # Exact groups and groups of equal elements need no bits.
     scales = ranges.nan_to_num_(0.0, 0.0, 0.0)
     if row_weights is not None:
-        scales *= _means_by_group(row_weights, whole, group_size, numel).sqrt_()
+        counts = torch.full_like(row_weights, numel // len(row_weights), dtype=torch.int64)
+        counts = counts if row_counts is None else row_counts
+        scales *= _means_by_group(row_weights, counts, whole, group_size).sqrt_()
     below = (scales.amax().log2() - scales.log2()).mul_(_FINENESS).nan_to_num_(_BINS - 1)
     bins = below.clamp_(0, _BINS - 1).long()
     table = _table(device)
@@ -89,14 +102,21 @@ def widths_of_ranges(
     return Widths.of(widths, numel, group_size)
 
 
-def _means_by_group(weights: Tensor, whole: int, group_size: int, numel: int) -> Tensor:
-    """Return the mean weight of the elements of each whole group, float32 [whole]."""
-    width = numel // len(weights)
-    sums = F.pad(weights.double().cumsum(0), (1, 0))
+def _means_by_group(weights: Tensor, counts: Tensor, whole: int, group_size: int) -> Tensor:
+    """Return the mean weight of the elements of each whole group, float32 [whole].
+
+    Args:
+        weights: The weight of each row.
+        counts: The number of elements of each row.
+        whole: The number of whole groups.
+        group_size: Elements per group.
+    """
+    starts = F.pad(counts.cumsum(0), (1, 0))
+    sums = F.pad((weights.double() * counts).cumsum(0), (1, 0))
     ends = torch.arange(whole + 1, device=weights.device) * group_size
-    row, of_row = ends // width, (ends % width).double() / width
-    until = sums[row].lerp_(sums[(row + 1).clamp_(max=len(weights))], of_row)
-    return (until.diff() * (width / group_size)).float()
+    row = torch.searchsorted(starts, ends, right=True).sub_(1).clamp_(max=len(weights) - 1)
+    until = sums[row] + (ends - starts[row]) * weights[row]
+    return (until.diff() / group_size).float()
 
 
 @functools.lru_cache

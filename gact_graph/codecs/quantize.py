@@ -82,6 +82,6 @@ def packed_of(x: Tensor, bits: float, request: Request) -> tuple[Packed, float]:
     Where groups cannot have widths of their own, the bits are rounded down.
     """
     size = request.group_size
-    widths = widths_of_groups(x, bits, size, request.row_weights)
+    widths = widths_of_groups(x, bits, size, request.row_weights, request.row_counts)
     packed = pack(x, int(bits), group_size=size, seed=request.seed, widths=widths)
     return packed, packed.bits if widths is None else bits

@@ -8,6 +8,7 @@ from gact_graph.codecs.drop import Drop
 from gact_graph.codecs.index import Index
 from gact_graph.codecs.keep import Kept
 from gact_graph.codecs.mask import Mask
+from gact_graph.codecs.nonzero import NonzeroOnly
 from gact_graph.codecs.quantize import Quantize
 from gact_graph.codecs.rebuild import Rebuild
 from gact_graph.codecs.round import Round
@@ -21,6 +22,7 @@ _codecs: tuple[Codec, ...] = (
     Index(),
     Round(),
     QuantizeBySlice(),
+    NonzeroOnly(),
     Quantize(),
 )
 _BUILT_IN = tuple(map(type, _codecs))
@@ -37,8 +39,8 @@ def register(codec: Codec, *, before: type[Codec] = Round) -> None:
     A codec encodes a tensor that autograd saves into a smaller form. Codecs are asked in order, and
     the first that does not return None stores the tensor; if all return None, the tensor is kept by
     reference. The built-in order is ``Drop``, ``Rebuild``, ``Mask``, ``Index``, ``Round``,
-    ``QuantizeBySlice``, ``Quantize``. The default position is after the four lossless codecs and
-    before the three that lose precision.
+    ``QuantizeBySlice``, ``NonzeroOnly``, ``Quantize``. The default position is after the first
+    four, which are lossless.
 
     This codec stores float32 tensors as bfloat16 if backward accepts inexact values:
 

@@ -18,6 +18,8 @@ from gact_graph.ops.registration import dispatched
 _pack_bits = dispatched(reference.pack_bits)
 _pack_pair = dispatched(reference.pack_pair)
 _unpack_bits = dispatched(reference.unpack_bits)
+_masked_select = dispatched(reference.masked_select)
+_masked_scatter = dispatched(reference.masked_scatter)
 
 
 def pack_bits(x: Tensor, test: str = "nonzero", threshold: float = 0.0) -> Tensor:
@@ -79,3 +81,37 @@ def unpack_bits(
         TypeError: If ``words`` is not a dense int64 tensor, or ``dtype`` is complex.
     """
     return _unpack_bits(words, [*shape], low, high, dtype)
+
+
+def masked_select(x: Tensor, words: Tensor) -> tuple[Tensor, bool]:
+    """Return the elements of a tensor whose bit is set, in order. Waits for the device.
+
+    Args:
+        x: A floating-point tensor of any shape and strides.
+        words: [ceil(numel / 64)], int64.
+
+    Returns:
+        The elements [K], and whether all other elements are 0 (and none is -0 or NaN).
+
+    Raises:
+        ValueError: If the words are not those of a tensor of this shape.
+        TypeError: If ``x`` is not a dense floating-point tensor, or ``words`` not one of int64.
+    """
+    values, others_are_zero = _masked_select(x.detach(), words)
+    return values, bool(others_are_zero)
+
+
+def masked_scatter(values: Tensor, words: Tensor, numel: int) -> Tensor:
+    """Return the tensor [numel] of which :func:`masked_select` returned the values, with 0 elsewhere.
+
+    Args:
+        values: The elements [K] whose bit is set, floating-point.
+        words: [ceil(numel / 64)], int64.
+        numel: The number of elements.
+
+    Raises:
+        ValueError: If the words are not those of ``numel`` elements; or (on the CPU) if K bits are
+            not set.
+        TypeError: If ``words`` is not a dense int64 tensor.
+    """
+    return _masked_scatter(values, words, numel)

@@ -12,6 +12,7 @@ RECOMPUTED = "blocks"
 class Row:
     """A context: the bytes that stock autograd would hold for it, and the bytes that are stored.
 
+    ``numel`` counts the elements that are encoded: not those that a mask shows to be zero.
     ``host_bytes`` is the part of ``stored_bytes`` that was swapped to host memory.
     """
 

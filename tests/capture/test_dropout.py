@@ -103,7 +103,7 @@ def test_mask_is_one_bit_for_each_element() -> None:
 
 
 def test_no_tensor_of_noise_exists() -> None:
-    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(1_000, 1))
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(1_000, 1).requires_grad_(False))
     gact_graph.wrap(net, level="lossless", min_bytes=0)
     x = torch.randn(1_000, 1_000, generator=seeded(1)).requires_grad_()
     net(x)

@@ -74,6 +74,7 @@ class Swapped(Encoded):
         self, swap: Swap, number: int, host: Encoded, device: torch.device, buffer: Buffer
     ) -> None:
         self.codec, self.bits, self.exact = host.codec, host.bits, host.exact
+        self.coded, self.sources = host.coded, host.sources
         self.number = number
         self.host = host
         self.device = device

@@ -78,6 +78,38 @@ def _unpack_bits_fake(
     return words.new_empty(shape, dtype=dtype)
 
 
+@operator()
+def masked_select(x: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the elements whose bit is set, and a bool tensor []: whether the others are 0."""
+    check_selected(x, words)
+    mask = unpack_bits(words, [x.numel()], 0.0, 1.0, torch.bool)
+    flat = x.reshape(-1)
+    values = flat[mask]
+    raw = _INTEGERS[x.element_size()]  # -0 is not 0 here
+    return values, flat.view(raw).count_nonzero() == values.view(raw).count_nonzero()
+
+
+@torch.library.register_fake("gact_graph::masked_select")
+def _masked_select_fake(x: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+    count = torch.library.get_ctx().new_dynamic_size()
+    return x.new_empty(count), x.new_empty((), dtype=torch.bool)
+
+
+@operator()
+def masked_scatter(values: Tensor, words: Tensor, numel: int) -> Tensor:
+    """Return a tensor [numel] with the values where bits are set, in order, and 0 elsewhere."""
+    check_words(words, [numel], values.dtype)
+    mask = unpack_bits(words, [numel], 0.0, 1.0, torch.bool)
+    if values.device.type == "cpu":
+        check_count(values, int(mask.sum()))
+    return values.new_zeros(numel).masked_scatter_(mask, values)
+
+
+@torch.library.register_fake("gact_graph::masked_scatter")
+def _masked_scatter_fake(values: Tensor, words: Tensor, numel: int) -> Tensor:
+    return values.new_empty(numel)
+
+
 def check_mask_test(x: Tensor, test: int) -> None:
     """Raise an error unless a test applies to a tensor."""
     check_strided("x", x, x.device)
@@ -102,6 +134,21 @@ def check_words(words: Tensor, shape: list[int], dtype: torch.dtype) -> None:
     if dtype.is_complex:
         raise TypeError(f"Expected a real dtype (got {dtype})")
     check_tensor("words", words.contiguous(), torch.int64, [-(-n // TILE)], words.device)
+
+
+def check_selected(x: Tensor, words: Tensor) -> None:
+    """Raise an error unless a tensor is floating-point, and has a bit for each element."""
+    check_pair(x)
+    check_words(words, [x.numel()], x.dtype)
+
+
+def check_count(values: Tensor, bits: int) -> None:
+    """Raise an error unless there are as many values as bits that are set."""
+    if values.numel() != bits:
+        raise ValueError(
+            f"Expected values to have an element for each bit that is set: {bits} "
+            f"(got {values.numel()})"
+        )
 
 
 def raw_pair(low: float, high: float, dtype: torch.dtype) -> list[int]:

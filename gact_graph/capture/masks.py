@@ -1,7 +1,8 @@
-"""One mask for an activation and the dropout that follows it.
+"""The masks of activations and dropouts: where their results are zero, and one mask for both.
 
 ReLU saves which elements are positive, dropout which ones it keeps. Where nothing else reads the
-tensor between them, the gradient passes both or none: backward needs the conjunction alone.
+tensor between them, the gradient passes both or none: backward needs the conjunction alone. The
+result is zero where its mask has no bit, so an operation that saves it needs the others only.
 """
 
 from __future__ import annotations
@@ -77,3 +78,12 @@ def _join(side: Saved, noise: Saved) -> None:
         return
     noise.context.encoded = dataclasses.replace(kept, words=kept.words & passed.words)
     side.context.encoded = Joint(noise)
+
+
+def mask_of(tensor: Tensor) -> Saved | None:
+    """Return a saved tensor that is zero only where this one is, unless this one changed since.
+
+    That is the result of ReLU, or the noise of the dropout that made the tensor.
+    """
+    relu, dropout = saved_as(tensor, "Relu", "result"), noise_of(tensor)
+    return relu or dropout or saved_as(tensor, "NativeDropout", "result1")
