@@ -72,6 +72,16 @@ struct Is {
 #endif
 };
 
+// Whether none of some bits is set.
+template <typename Raw>
+struct HasNone {
+  Raw bits;
+  bool operator()(Raw x) const { return !(x & bits); }
+#if GACT_AVX512
+  __mmask16 lanes(__m512i x) const { return _mm512_testn_epi32_mask(x, set1(bits)); }
+#endif
+};
+
 #if GACT_AVX512
 using gact_graph::read;
 inline __m512i read(const uint32_t* p) { return _mm512_loadu_si512(p); }
@@ -389,7 +399,8 @@ struct Bits {
 };
 
 std::tuple<at::Tensor, at::Tensor> masked_select(const at::Tensor& input,
-                                                 const at::Tensor& input_words) {
+                                                 const at::Tensor& input_words,
+                                                 bool with_negative_zeros) {
   check_readable("x", input);
   TORCH_CHECK_TYPE(at::isFloatingType(input.scalar_type()), "Expected x to be floating-point (got ",
                    input.scalar_type(), ")");
@@ -401,6 +412,8 @@ std::tuple<at::Tensor, at::Tensor> masked_select(const at::Tensor& input,
   std::atomic<bool> all{true};
   with_integer_of_size(x.element_size(), [&](auto integer) {
     using Raw = decltype(integer);
+    const Raw all_bits = static_cast<Raw>(~Raw{0});
+    const HasNone<Raw> is_zero{with_negative_zeros ? static_cast<Raw>(all_bits >> 1) : all_bits};
     const Raw* from = static_cast<const Raw*>(x.const_data_ptr());
     Raw* const to = static_cast<Raw*>(values.mutable_data_ptr());
     for_each_range(bits.blocks(), 1, [&](int64_t begin, int64_t end) {
@@ -408,7 +421,7 @@ std::tuple<at::Tensor, at::Tensor> masked_select(const at::Tensor& input,
       uint64_t others = 0;
       for (int64_t block = begin; block < end; ++block) {
         bits.for_each_word(block, [&](int64_t first, uint64_t word, int64_t count) {
-          const uint64_t zeros = word_of(from + first, count, Is<Raw>{0});
+          const uint64_t zeros = word_of(from + first, count, is_zero);
           others |= ~(word | zeros) & (~uint64_t{0} >> (kTile - count));
           next = compress(word, from + first, next, count == kTile);
         });

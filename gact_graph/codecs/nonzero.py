@@ -96,7 +96,9 @@ class NonzeroOnly(Codec):
         masked = mask.context.sample
         if not isinstance(masked, Masked) or masked.numel != x.numel():
             return None
-        values, others_are_zero = masked_select(x, masked.words)
+        # A dropout turns negative elements into -0, whose sign may be lost where noise may be added.
+        lossy = request.bits < 32 and isinstance(reads, Values)
+        values, others_are_zero = masked_select(x, masked.words, with_negative_zeros=lossy)
         # A mask is a guess, and this the proof: x may have been changed in place, or have had NaN
         # where ReLU has no bit.
         if not others_are_zero:
@@ -104,7 +106,7 @@ class NonzeroOnly(Codec):
         inner = dataclasses.replace(
             request, tensor=values, mask=None, row_counts=_counts_of_rows(request, masked.words)
         )
-        encoded: Encoded | None = Quantize().encode(inner) if request.bits < 32 else None
+        encoded: Encoded | None = Quantize().encode(inner) if lossy else None
         if encoded is None:
             encoded = Copied(values)
         else:

@@ -83,21 +83,24 @@ def unpack_bits(
     return _unpack_bits(words, [*shape], low, high, dtype)
 
 
-def masked_select(x: Tensor, words: Tensor) -> tuple[Tensor, bool]:
+def masked_select(
+    x: Tensor, words: Tensor, *, with_negative_zeros: bool = False
+) -> tuple[Tensor, bool]:
     """Return the elements of a tensor whose bit is set, in order. Waits for the device.
 
     Args:
         x: A floating-point tensor of any shape and strides.
         words: [ceil(numel / 64)], int64.
+        with_negative_zeros: Whether -0 counts as 0.
 
     Returns:
-        The elements [K], and whether all other elements are 0 (and none is -0 or NaN).
+        The elements [K], and whether all other elements are 0.
 
     Raises:
         ValueError: If the words are not those of a tensor of this shape.
         TypeError: If ``x`` is not a dense floating-point tensor, or ``words`` not one of int64.
     """
-    values, others_are_zero = _masked_select(x.detach(), words)
+    values, others_are_zero = _masked_select(x.detach(), words, with_negative_zeros)
     return values, bool(others_are_zero)
 
 

@@ -94,7 +94,7 @@ def _calls() -> dict[str, tuple[Any, ...]]:
         "pack_bits": (_normal(30, 20), 1, 0.5),
         "pack_pair": (_normal(600).sign(), -1.0, 1.0),
         "unpack_bits": (words, [30, 20], 0.0, 1.0, torch.float32),
-        "masked_select": (_normal(30, 20), words),
+        "masked_select": (_normal(30, 20), words, True),
         "masked_scatter": (_normal(15), words, 600),
         "weighted_sum": (_normal(4, 8), x, places, weight, weight_places, starts),
         "weighted_sum_weights": (_normal(4, 8), x, places, starts, 2),

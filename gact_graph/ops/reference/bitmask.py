@@ -79,18 +79,25 @@ def _unpack_bits_fake(
 
 
 @operator()
-def masked_select(x: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the elements whose bit is set, and a bool tensor []: whether the others are 0."""
+def masked_select(x: Tensor, words: Tensor, with_negative_zeros: bool) -> tuple[Tensor, Tensor]:
+    """Return the elements whose bit is set, and a bool tensor []: whether the others are 0.
+
+    Others may be -0 only ``with_negative_zeros``.
+    """
     check_selected(x, words)
     mask = unpack_bits(words, [x.numel()], 0.0, 1.0, torch.bool)
     flat = x.reshape(-1)
     values = flat[mask]
-    raw = _INTEGERS[x.element_size()]  # -0 is not 0 here
-    return values, flat.view(raw).count_nonzero() == values.view(raw).count_nonzero()
+    if not with_negative_zeros:
+        kind = _INTEGERS[x.element_size()]
+        return values, flat.view(kind).count_nonzero() == values.view(kind).count_nonzero()
+    return values, flat.count_nonzero() == values.count_nonzero()
 
 
 @torch.library.register_fake("gact_graph::masked_select")
-def _masked_select_fake(x: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+def _masked_select_fake(
+    x: Tensor, words: Tensor, with_negative_zeros: bool
+) -> tuple[Tensor, Tensor]:
     count = torch.library.get_ctx().new_dynamic_size()
     return x.new_empty(count), x.new_empty((), dtype=torch.bool)
 
