@@ -43,15 +43,15 @@ class Nonzero(Encoded):
         self.codec, self.bits, self.coded = values.codec, values.bits, coded
         self.exact, self.lossy = values.exact, values.lossy
         self.sources = (mask,)
-        self._values, self._numel = values, numel
+        self._values, self._mask = values, mask
+        self._coded, self._numel = coded, numel
 
     @property
     def nbytes(self) -> int:
         return self._values.nbytes
 
     def decode(self) -> Tensor:
-        [mask] = self.sources
-        return masked_scatter(self._values.decode(), _words_of(mask), self._numel)
+        return masked_scatter(self._values.decode(), _words_of(self._mask), self._numel)
 
     def decorrelated(self) -> Encoded:
         return self._with(self._values.decorrelated())
@@ -66,7 +66,7 @@ class Nonzero(Encoded):
         return self._with(self._values.moved(*tensors))
 
     def _with(self, values: Encoded) -> Nonzero:
-        return Nonzero(values, *self.sources, self.coded, self._numel)
+        return Nonzero(values, self._mask, self._coded, self._numel)
 
 
 @dataclass(eq=False)
@@ -96,7 +96,7 @@ class NonzeroOnly(Codec):
         masked = mask.context.sample
         if not isinstance(masked, Masked) or masked.numel != x.numel():
             return None
-        # A dropout turns negative elements into -0, whose sign may be lost where noise may be added.
+        # A dropout turns negative elements into -0. Where noise may be added, 0 will do.
         lossy = request.bits < 32 and isinstance(reads, Values)
         values, others_are_zero = masked_select(x, masked.words, with_negative_zeros=lossy)
         # A mask is a guess, and this the proof: x may have been changed in place, or have had NaN

@@ -105,7 +105,7 @@ def masked_select(
 
 
 def masked_scatter(values: Tensor, words: Tensor, numel: int) -> Tensor:
-    """Return the tensor [numel] of which :func:`masked_select` returned the values, with 0 elsewhere.
+    """Return the tensor [numel] whose elements :func:`masked_select` returned, with 0 elsewhere.
 
     Args:
         values: The elements [K] whose bit is set, floating-point.
