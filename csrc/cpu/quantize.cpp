@@ -185,38 +185,94 @@ class Layout {
 // Elements of a buffer, which stays in the fastest cache.
 constexpr int64_t kBlock = 4 * kTile;
 
-// Returns the elements as float32 in whole tiles. The last tile is padded with its last element,
-// which widens no range. Whole tiles of float32 are not copied.
+// The mean and the deviation of each channel; without any, elements stay what they are. Element i
+// is of channel i / inner, modulo the number of channels.
+class Channels {
+ public:
+  Channels(const std::optional<at::Tensor>& channels, int64_t inner, int64_t n) : inner_(inner) {
+    if (!channels) return;
+    check_dim("channels", *channels, 2);
+    count_ = channels->size(1);
+    check_tensor("channels", *channels, at::kFloat, {2, count_});
+    TORCH_CHECK_VALUE(inner > 0 && count_ > 0 && n % inner == 0 && n / inner % count_ == 0,
+                      "Expected channels that divide ", n, " elements (got ", count_, " of ", inner,
+                      ")");
+    mean_ = channels->const_data_ptr<float>();
+    deviation_ = mean_ + count_;
+  }
+  explicit operator bool() const { return count_ > 0; }
+
+  // Normalizes `count` elements from `index` on.
+  void normalize(int64_t index, int64_t count, float* x) const {
+    while (count > 0) {
+      const int64_t channel = index / inner_ % count_;
+      int64_t run;
+      if (inner_ == 1) {
+        run = std::min(count, count_ - channel);
+        for (int64_t i = 0; i < run; ++i) {
+          x[i] = (x[i] - mean_[channel + i]) / deviation_[channel + i];
+        }
+      } else {
+        run = std::min(count, inner_ - index % inner_);
+        const float mean = mean_[channel], deviation = deviation_[channel];
+        for (int64_t i = 0; i < run; ++i) x[i] = (x[i] - mean) / deviation;
+      }
+      index += run, x += run, count -= run;
+    }
+  }
+
+ private:
+  int64_t inner_;
+  int64_t count_ = 0;
+  const float* mean_ = nullptr;
+  const float* deviation_ = nullptr;
+};
+
+// Returns `count` elements from `index` on as float32 in whole tiles, normalized. The last tile is
+// padded with its last element, which widens no range. Whole tiles of float32 without channels are
+// not copied.
 template <typename T>
-const float* as_tiles(const T* x, int64_t count, float* buffer) {
+const float* as_tiles(const T* x, int64_t index, int64_t count, const Channels& channels,
+                      float* buffer) {
+  x += index;
   if constexpr (std::is_same_v<T, float>) {
-    if (count % kTile == 0) return x;
+    if (!channels && count % kTile == 0) return x;
   }
   const int64_t whole = count / kTile * kTile;
   for (int64_t t = 0; t < whole; t += kTile) widen_tile(x + t, buffer + t);
   for (int64_t i = whole; i < count; ++i) buffer[i] = static_cast<float>(x[i]);
+  if (channels) channels.normalize(index, count, buffer);
   std::fill(buffer + count, buffer + tiles_of(count) * kTile, buffer[count - 1]);
   return buffer;
 }
 
+// Returns the extent of `count` elements from `start` on. If they are one block, it is then in
+// `block`, which may be the buffer.
 template <typename T>
-void pack_group(const T* x, int64_t count, uint64_t index, uint64_t seed, int64_t bits,
-                uint64_t* words, at::BFloat16* stats) {
-  float buffer[kBlock];
-  const float* block = buffer;
+Extent extent_of(const T* x, int64_t start, int64_t count, const Channels& channels, float* buffer,
+                 const float*& block) {
   Extent extent;
   for (int64_t t = 0; t < count; t += kBlock) {
     const int64_t n = std::min(kBlock, count - t);
-    block = as_tiles(x + t, n, buffer);
+    block = as_tiles(x, start + t, n, channels, buffer);
     for (int64_t i = 0; i < n; i += kTile) extent.add(block + i);
   }
+  return extent;
+}
+
+template <typename T>
+void pack_group(const T* x, int64_t start, int64_t count, const Channels& channels, uint64_t seed,
+                int64_t bits, uint64_t* words, at::BFloat16* stats) {
+  float buffer[kBlock];
+  const float* block = buffer;
+  const Extent extent = extent_of(x, start, count, channels, buffer, block);
   const Stats s = stats_of(extent, top_code(static_cast<int>(bits)));
   stats[0] = at::BFloat16(s.low);
   stats[1] = at::BFloat16(s.step);
   if (!(s.step > 0.f)) {
     std::fill_n(words, tiles_of(count) * bits, uint64_t{0});
     if (s.step == 0.f) {
-      const double value = static_cast<double>(x[0]);
+      const double value = channels ? static_cast<double>(block[0]) : static_cast<double>(x[start]);
       std::memcpy(words, &value, sizeof value);
     }
     return;
@@ -224,8 +280,9 @@ void pack_group(const T* x, int64_t count, uint64_t index, uint64_t seed, int64_
   const Coder& coder = coder_of(bits);
   for (int64_t t = 0; t < count; t += kBlock) {
     const int64_t n = std::min(kBlock, count - t);
-    if (count > kBlock) block = as_tiles(x + t, n, buffer);
-    coder.encode(block, tiles_of(n), s, index + t, seed, words + t / kTile * bits);
+    if (count > kBlock) block = as_tiles(x, start + t, n, channels, buffer);
+    coder.encode(block, tiles_of(n), s, static_cast<uint64_t>(start + t), seed,
+                 words + t / kTile * bits);
   }
   if (const int64_t used = count % kTile) {
     uint64_t* last = words + count / kTile * bits;
@@ -330,7 +387,9 @@ ExactGroups<T> exact_groups_of(const std::optional<at::Tensor>& groups,
 
 std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& input, int64_t bits, int64_t group_size,
                                         int64_t seed, const std::optional<at::Tensor>& widths,
-                                        int64_t num_words, int64_t first) {
+                                        int64_t num_words,
+                                        const std::optional<at::Tensor>& normalizing,
+                                        int64_t inner) {
   check(bits, group_size);
   check_readable("x", input);
   check_coded("x", input.scalar_type());
@@ -338,6 +397,7 @@ std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& input, int64_t bits, i
   const int64_t n = x.numel();
   const int64_t groups = ceil_div(n, group_size);
   const Layout layout(n, bits, group_size, widths, num_words);
+  const Channels channels(normalizing, inner, n);
   const auto options = x.options().dtype(at::kLong);
   at::Tensor codes =
       widths ? at::empty({num_words}, options) : at::empty({tiles_of(n), bits}, options);
@@ -352,13 +412,82 @@ std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& input, int64_t bits, i
       for (int64_t g = begin; g < end; ++g) {
         if (g > begin) group = layout.after(group);
         const int64_t start = g * group_size;
-        pack_group(from + start, std::min(group_size, n - start),
-                   static_cast<uint64_t>(first + start), static_cast<uint64_t>(seed), group.bits,
-                   words + group.word, pairs + 2 * g);
+        pack_group(from, start, std::min(group_size, n - start), channels,
+                   static_cast<uint64_t>(seed), group.bits, words + group.word, pairs + 2 * g);
       }
     });
   });
   return {codes, stats};
+}
+
+// Returns the maximum minus the minimum of each whole group; NaN where that is not finite.
+at::Tensor group_ranges(const at::Tensor& input, int64_t group_size,
+                        const std::optional<at::Tensor>& normalizing, int64_t inner) {
+  check(1, group_size);
+  check_readable("x", input);
+  check_coded("x", input.scalar_type());
+  const at::Tensor x = input.contiguous();
+  const Channels channels(normalizing, inner, x.numel());
+  const int64_t whole = x.numel() / group_size;
+  at::Tensor ranges = at::empty({whole}, x.options().dtype(at::kFloat));
+  auto* to = ranges.mutable_data_ptr<float>();
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "group_ranges", [&] {
+    const scalar_t* from = x.const_data_ptr<scalar_t>();
+    for_each_range(whole, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
+      float buffer[kBlock];
+      const float* block = buffer;
+      for (int64_t g = begin; g < end; ++g) {
+        const Extent extent = extent_of(from, g * group_size, group_size, channels, buffer, block);
+        const float range = extent.max() - extent.min();
+        to[g] = extent.finite() && std::isfinite(range) ? range
+                                                        : std::numeric_limits<float>::quiet_NaN();
+      }
+    });
+  });
+  return ranges;
+}
+
+// Returns three times the mean of f (1 - f), weighted by the square of the step, where f is the
+// fraction that rounding decides on: over all elements of about `count` groups.
+at::Tensor decorrelated_weight(const at::Tensor& input, const at::Tensor& stats, int64_t group_size,
+                               int64_t count, const std::optional<at::Tensor>& normalizing,
+                               int64_t inner) {
+  check(1, group_size);
+  check_readable("x", input);
+  check_coded("x", input.scalar_type());
+  const at::Tensor x = input.contiguous();
+  const int64_t n = x.numel(), size = std::min(group_size, n);
+  TORCH_CHECK_VALUE(n > 0 && count > 0, "Expected elements and groups (got ", n, " and ", count,
+                    ")");
+  check_tensor("stats", stats, at::kBFloat16, {ceil_div(n, group_size), 2});
+  const Channels channels(normalizing, inner, n);
+  const int64_t whole = n / size, stride = ceil_div(whole, count);
+  const auto* pairs = stats.const_data_ptr<at::BFloat16>();
+  double variances = 0, squares = 0;
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "weight", [&] {
+    const scalar_t* from = x.const_data_ptr<scalar_t>();
+    float buffer[kBlock];
+    for (int64_t g = 0; g < whole; g += stride) {
+      const float low = pairs[2 * g], step = pairs[2 * g + 1];
+      if (!(step > 0.f)) continue;  // equal elements, or an exact group
+      double sum = 0;
+      for (int64_t t = 0; t < size; t += kBlock) {
+        const int64_t own = std::min(kBlock, size - t);
+        const float* block = as_tiles(from, g * size + t, own, channels, buffer);
+        for (int64_t i = 0; i < own; ++i) {
+          const float level = (block[i] - low) / step, f = level - std::floor(level);
+          sum += f * (1.f - f);
+        }
+      }
+      const double square = static_cast<double>(step) * step;
+      variances += sum / static_cast<double>(size) * square;
+      squares += square;
+    }
+  });
+  at::Tensor weight = at::empty({1}, x.options().dtype(at::kFloat));
+  *weight.mutable_data_ptr<float>() =
+      squares > 0 ? static_cast<float>(3 * variances / squares) : 0.f;
+  return weight;
 }
 
 // Returns the groups without stats and their elements; the last group is padded with its last
@@ -509,6 +638,8 @@ at::Tensor unpack_rows(const at::Tensor& codes, const at::Tensor& stats, const a
 
 TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
   library.impl("pack", &pack);
+  library.impl("group_ranges", &group_ranges);
+  library.impl("decorrelated_weight", &decorrelated_weight);
   library.impl("exact_groups", &exact_groups);
   library.impl("unpack", &unpack);
   library.impl("unpack_rows", &unpack_rows);

@@ -160,8 +160,8 @@ void clear_tail(int64_t count, Place place, uint32_t (&codes)[4]) {
 }
 
 template <typename T>
-void pack(const T* x, int64_t n, int64_t group_size, int64_t seed, int64_t first, uint32_t* words,
-          uint32_t* stats, const uint8_t* widths, const int64_t* first_words) {
+void pack(const T* x, int64_t n, int64_t group_size, int64_t seed, uint32_t* words, uint32_t* stats,
+          const uint8_t* widths, const int64_t* first_words) {
   const Layout layout = {widths, first_words, group_size / kTile};
   const Place place(lane_of_thread());
   uint64_t high = 0;
@@ -186,7 +186,7 @@ void pack(const T* x, int64_t n, int64_t group_size, int64_t seed, int64_t first
       if (count > kChunk) load(x + start + t, count - t, place, values);
       uint32_t codes[4] = {};
       if (s.step > 0.f) {
-        const uint64_t index = static_cast<uint64_t>(first + start + t) + place.first;
+        const uint64_t index = static_cast<uint64_t>(start + t) + place.first;
         if (index >> 32 != high) {
           high = index >> 32;
           key = noise_key(seed, index);
@@ -374,14 +374,14 @@ void unpack_rows(const uint32_t* words, const uint32_t* stats, const int64_t* ex
                                            first_words);                                           \
   }
 
-#define GACT_KERNELS(name, T)                                                              \
-  extern "C" __global__ void pack_##name(                                                  \
-      const T* __restrict__ x, int64_t n, int64_t group_size, int64_t seed, int64_t first, \
-      uint32_t* __restrict__ words, uint32_t* __restrict__ stats,                          \
-      const uint8_t* __restrict__ widths, const int64_t* __restrict__ first_words) {       \
-    gact_graph::pack(x, n, group_size, seed, first, words, stats, widths, first_words);    \
-  }                                                                                        \
-  GACT_UNPACK(_##name, T, false)                                                           \
+#define GACT_KERNELS(name, T)                                                        \
+  extern "C" __global__ void pack_##name(                                            \
+      const T* __restrict__ x, int64_t n, int64_t group_size, int64_t seed,          \
+      uint32_t* __restrict__ words, uint32_t* __restrict__ stats,                    \
+      const uint8_t* __restrict__ widths, const int64_t* __restrict__ first_words) { \
+    gact_graph::pack(x, n, group_size, seed, words, stats, widths, first_words);     \
+  }                                                                                  \
+  GACT_UNPACK(_##name, T, false)                                                     \
   GACT_UNPACK(_decorrelated_##name, T, true)
 
 GACT_KERNELS(float32, float)

@@ -17,7 +17,6 @@ from torch import Tensor
 from gact_graph.capture.derivatives import is_opaque
 from gact_graph.capture.trace import Call
 from gact_graph.codecs.mask import Joint
-from gact_graph.ops.quantize import PART
 from gact_graph.support.current import saved_by, with_advice
 from gact_graph.support.storage import is_plain
 
@@ -25,6 +24,9 @@ aten = torch.ops.aten
 
 _LEAST = 1 << 16
 """The least elements of an argument: fewer take less time in PyTorch's own nodes."""
+
+_PART = 1 << 19
+"""The elements of a part of a sum of products: temporary tensors of a part stay in the cache."""
 
 
 def backward_in_place(call: Call, quantizes: bool) -> Callable[[], Tensor] | None:
@@ -124,7 +126,7 @@ class _Scaled(torch.autograd.Function):
             return of_x, (gradient * x).sum_to_size(weight.shape) if of_factor else None
         of_weight = None
         if of_factor:
-            rows = max(1, PART // max(1, x[0].numel()))
+            rows = max(1, _PART // max(1, x[0].numel()))
             parts = zip(x.split(rows), gradient.split(rows), strict=True)
             of_weight = torch.stack([(a * b).sum(0) for a, b in parts]).sum(0).view(weight.shape)
         if not of_rows:

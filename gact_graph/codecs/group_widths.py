@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gact_graph.ops.quantize import Widths
+from gact_graph.ops.quantize import Channels, Widths, group_ranges
 
 _MOST = 8
 """The most bits of a group."""
@@ -42,6 +42,7 @@ def widths_of_groups(
     group_size: int,
     row_weights: Tensor | None = None,
     row_counts: Tensor | None = None,
+    channels: Channels | None = None,
 ) -> Widths | None:
     """Return widths of groups, with a mean of at most ``bits``.
 
@@ -53,40 +54,17 @@ def widths_of_groups(
         group_size: Elements per group.
         row_weights: The weight of each row, positive, float32 [rows]; None for equal ones.
         row_counts: The number of elements of each row, int64 [rows]; None for equal numbers.
+        channels: Those that the elements are normalized with before; None for none.
 
     Returns:
         None for one width: of a small tensor, and of one or many bits.
     """
-    if not may_differ(bits, x.numel(), group_size):
+    numel = x.numel()
+    if not 1 < bits < _MOST or not is_divided(numel, group_size):
         return None
-    ranges = ranges_of(x, group_size)
-    return widths_of_ranges(ranges, bits, x.numel(), group_size, row_weights, row_counts)
-
-
-def may_differ(bits: float, numel: int, group_size: int) -> bool:
-    """Return whether the groups of a tensor get widths of their own: not in one or many bits."""
-    return 1 < bits < _MOST and is_divided(numel, group_size)
-
-
-def ranges_of(x: Tensor, group_size: int) -> Tensor:
-    """Return the maximum minus the minimum of each whole group of a contiguous tensor, float32."""
-    whole = x.numel() // group_size
-    groups = x.view(-1)[: whole * group_size].view(whole, group_size)
-    return groups.amax(1).float() - groups.amin(1).float()  # aminmax takes ten times as long
-
-
-def widths_of_ranges(
-    ranges: Tensor,
-    bits: float,
-    numel: int,
-    group_size: int,
-    row_weights: Tensor | None = None,
-    row_counts: Tensor | None = None,
-) -> Widths:
-    """Return widths of groups, as :func:`widths_of_groups`, from the ranges of whole groups."""
-    whole, device = len(ranges), ranges.device
     # Exact groups and groups of equal elements need no bits.
-    scales = ranges.nan_to_num_(0.0, 0.0, 0.0)
+    scales = group_ranges(x, group_size, channels).nan_to_num_(0.0)
+    whole, device = len(scales), scales.device
     if row_weights is not None:
         counts = torch.full_like(row_weights, numel // len(row_weights), dtype=torch.int64)
         counts = counts if row_counts is None else row_counts

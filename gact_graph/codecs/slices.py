@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,11 +17,11 @@ from torch import Tensor
 
 from gact_graph.codecs.base import Encoded
 from gact_graph.codecs.codec import Codec, Request
-from gact_graph.codecs.group_widths import may_differ, ranges_of, widths_of_ranges
+from gact_graph.codecs.group_widths import widths_of_groups
 from gact_graph.codecs.quantize import Quantized
 from gact_graph.codecs.reads import Values
 from gact_graph.ops.batch_norm import restore_columns
-from gact_graph.ops.quantize import DTYPES, PART, pack_parts
+from gact_graph.ops.quantize import DTYPES, Channels, decorrelated_weight, pack_channels
 
 _FEW = 8
 """The least elements of a slice: the statistics of smaller ones take more memory than codes."""
@@ -92,56 +91,30 @@ class QuantizeBySlice(Codec):
         rows = x.view(shape)
         mean, deviation = _statistics(rows, dims)
         # A slice of equal elements has deviation 0 and decodes to its mean.
-        normalized = _Normalized(rows, mean, deviation.masked_fill(deviation == 0, 1))
-        size, widths = request.group_size, None
-        if may_differ(bits, x.numel(), size):
-            ranges = torch.cat([ranges_of(part, size) for part in normalized.parts(size)])
-            widths = widths_of_ranges(ranges, bits, x.numel(), size, request.row_weights)
-        packed = pack_parts(
-            normalized.parts(size),
-            rows.shape,
-            int(bits),
-            group_size=size,
-            seed=request.seed,
-            widths=widths,
+        divisor = deviation.masked_fill(deviation == 0, 1)
+        channels = _channels(shape, dims, mean, divisor)
+        size = request.group_size
+        widths = widths_of_groups(rows, bits, size, request.row_weights, channels=channels)
+        packed = pack_channels(
+            rows, channels, int(bits), group_size=size, seed=request.seed, widths=widths
         )
         if packed is None:
             return None  # a slice with NaN or Inf has no statistics, and would decode to NaN
         bits = packed.bits if widths is None else bits
-        weight = packed.min_variance_weight(normalized.at(packed.sampled))
+        weight = decorrelated_weight(rows, packed, channels)
         return QuantizedBySlice(packed, bits, mean, deviation, rows.shape, x.dtype, weight)
 
 
-@dataclass(frozen=True)
-class _Normalized:
-    """A tensor with normalized slices, which exists in parts.
-
-    Attributes:
-        x: The tensor, contiguous.
-        mean: The mean of each slice, float32, with 1 for the dimensions of a slice.
-        divisor: The divisor of each slice, bfloat16, in the same shape.
-    """
-
-    x: Tensor
-    mean: Tensor
-    divisor: Tensor
-
-    def parts(self, group_size: int) -> Iterator[Tensor]:
-        """Yield consecutive elements in tensors of whole groups, except the last."""
-        count, width = len(self.x), self.x[0].numel()
-        rows = group_size // math.gcd(width, group_size)
-        rows *= max(1, PART // (rows * width))
-        rows = rows if self.x.device.type == "cpu" else count
-        for first in range(0, count, rows):
-            end = min(first + rows, count)
-            mean, divisor = (t if len(t) == 1 else t[first:end] for t in (self.mean, self.divisor))
-            yield (self.x[first:end].float() - mean).div_(divisor).view(-1)
-
-    def at(self, index: Tensor) -> Tensor:
-        """Return the elements at an index of the flattened tensor."""
-        statistics = (self.mean.expand_as(self.x), self.divisor.expand_as(self.x))
-        x, mean, divisor = (t.take(index) for t in (self.x, *statistics))
-        return (x.float() - mean).div_(divisor)
+def _channels(
+    shape: tuple[int, ...], dims: tuple[int, ...], mean: Tensor, divisor: Tensor
+) -> Channels:
+    """Return the statistics of slices by channel: of all dimensions from the first to the last that
+    a slice does not span."""
+    others = [d for d in range(len(shape)) if d not in dims] or [0]
+    first, end = others[0], others[-1] + 1
+    spread = [n if first <= d < end else 1 for d, n in enumerate(shape)]
+    statistics = [t.float().expand(spread).reshape(-1) for t in (mean, divisor)]
+    return Channels(torch.stack(statistics), math.prod(shape[end:]))
 
 
 def _statistics(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:

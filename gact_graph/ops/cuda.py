@@ -80,12 +80,13 @@ class Kernels(Launcher):
         seed: int,
         widths: Tensor | None = None,
         words: int = 0,
-        first: int = 0,
+        channels: Tensor | None = None,
+        inner: int = 1,
     ) -> tuple[Tensor, Tensor]:
         check_quantization(bits, group_size)
         check_strided("x", x, x.device)
         check_coded("x", x.dtype)
-        x = _aligned(x)
+        x = _aligned(reference.normalized(x, channels, inner))
         n, groups = x.numel(), -(-x.numel() // group_size)
         if widths is not None:
             check_widths(widths, words, n, group_size, x.device)
@@ -96,7 +97,7 @@ class Kernels(Launcher):
             size = clamp_group_size(group_size, n)
             kernel = _quantizer("pack", bits, x.dtype, widths)
             layout = _layout(widths, size)
-            self._launch(kernel, x.device, groups, x, n, size, seed, first, codes, stats, layout)
+            self._launch(kernel, x.device, groups, x, n, size, seed, codes, stats, layout)
         return codes, stats
 
     def unpack(

@@ -60,9 +60,8 @@ all groups, and groups beyond K decode to NaN, never to a number.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -79,17 +78,29 @@ _SAMPLED = 64
 """Groups that are sampled for the weight of the decorrelated decoding. With 256 elements each, the
 weight is off by less than a hundredth, and the variance, which is at its minimum, by far less."""
 
-PART = 1 << 19
-"""The elements of a part of a tensor that is coded or decoded in parts, on a CPU: the temporary
-tensors of a part stay in the cache."""
-
 MOST_IN_GROUP = 2**20
 """Elements of the largest group. The size of statistics is negligible long before that."""
 
 _pack = dispatched(reference.pack)
 _exact_groups = dispatched(reference.exact_groups)
+_group_ranges = dispatched(reference.group_ranges)
+_weight = dispatched(reference.decorrelated_weight)
 _unpack = dispatched(reference.unpack)
 _unpack_rows = dispatched(reference.unpack_rows)
+
+
+class Channels(NamedTuple):
+    """Statistics to normalize a tensor with.
+
+    Element i is of channel i / ``inner``, modulo the number of channels.
+
+    Attributes:
+        statistics: The mean and the deviation of each channel, float32 [2, channels].
+        inner: Consecutive elements of a channel.
+    """
+
+    statistics: Tensor
+    inner: int
 
 
 @dataclass(frozen=True)
@@ -168,38 +179,6 @@ class Packed:
         return dataclasses.replace(self, decorrelate=True)
 
     @property
-    def sampled(self) -> Tensor:
-        """The indices of the elements of some groups, int64 [groups, elements]."""
-        groups, size = self._sample
-        elements = torch.arange(size, device=self.codes.device)
-        return torch.arange(groups.stop, device=self.codes.device)[groups, None] * size + elements
-
-    @property
-    def _sample(self) -> tuple[slice, int]:
-        """The numbers of the groups of :attr:`sampled`, and the elements of each."""
-        size = min(self.group_size, self.shape.numel())
-        whole = self.shape.numel() // size
-        return slice(0, whole, -(-whole // _SAMPLED)), size
-
-    def min_variance_weight(self, values: Tensor) -> Tensor:
-        """Return the weight of the decorrelated decoding in :meth:`unpack_min_variance`.
-
-        Args:
-            values: The elements of the packed tensor at :attr:`sampled`.
-
-        Returns:
-            A float32 tensor [].
-        """
-        assert self.stats is not None
-        # Groups of equal elements have a step of 0, and exact groups have none.
-        low, step = self.stats[self._sample[0]].float().nan_to_num_(0.0).unbind(1)
-        values = values.float()
-        fraction = ((values - low[:, None]) / step[:, None]).nan_to_num_(0.0, 0.0, 0.0).frac_()
-        square = (step / step.amax()).square()
-        variance = (fraction * (1 - fraction)).mean(1) * square
-        return (3 * variance.sum() / square.sum()).nan_to_num(0.0)
-
-    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The codes and, where present, the stats, groups, values and widths."""
         widths = None if self.widths is None else self.widths.widths
@@ -233,7 +212,7 @@ class Packed:
         """Return the minimum-variance decoding, new and contiguous.
 
         Args:
-            weight: The weight from :meth:`min_variance_weight`.
+            weight: The weight from :func:`decorrelated_weight`.
         """
         if self.stats is None:
             return self.codes
@@ -327,45 +306,67 @@ def pack(
     return packed if not len(exact) else dataclasses.replace(packed, groups=exact, values=values)
 
 
-def pack_parts(
-    parts: Iterable[Tensor],
-    shape: torch.Size,
+def pack_channels(
+    x: Tensor,
+    channels: Channels,
     bits: int,
     *,
     group_size: int = 256,
     seed: int = 0,
     widths: Widths | None = None,
 ) -> Packed | None:
-    """Quantize a tensor of float32 that exists in parts, as :func:`pack` quantizes the whole.
+    """Quantize (x - mean) / deviation, of which no tensor is made on a CPU.
 
     Args:
-        parts: Consecutive elements, in tensors of whole groups except the last.
-        shape: The shape of the whole tensor.
+        x: A tensor of float16, bfloat16, float32 or float64.
+        channels: The mean and deviation of each channel.
         bits, group_size, seed, widths: As for :func:`pack`, where ``bits`` is at most 16.
 
     Returns:
-        None if there are exact groups. On CUDA, to find out would wait for the device: such groups
-        then decode to NaN.
+        Codes of the normalized tensor, of float32. None if it has NaN or Inf. On CUDA, to find out
+        would wait for the device: such groups then decode to NaN.
+
+    Raises:
+        ValueError: If the channels do not divide the tensor.
     """
     check_bits(bits)
     check_group_size(group_size)
-    signed, first = _signed(seed), 0
-    coded: list[tuple[Tensor, Tensor]] = []
-    for part in parts:
-        own, words, count = None, 0, part.numel()
-        if widths is not None:
-            own = widths.widths[first // group_size : -(-(first + count) // group_size)]
-            is_whole = count == shape.numel()
-            words = widths.words if is_whole else int(count_words(own, count, group_size))
-        codes, stats = _pack(part, bits, group_size, signed, own, words, first)
-        if part.device.type != "cuda" and len(_exact_groups(part, stats, group_size)[0]):
-            return None
-        coded.append((codes, stats))
-        first += count
-    # As integers, because autocast would convert statistics.
-    codes = torch.cat([codes for codes, _ in coded])
-    stats = torch.cat([stats.view(torch.int16) for _, stats in coded]).view(torch.bfloat16)
-    return Packed(codes, stats, shape, torch.float32, bits, group_size, seed=signed, widths=widths)
+    x, signed = x.detach(), _signed(seed)
+    own, words = (None, 0) if widths is None else (widths.widths, widths.words)
+    codes, stats = _pack(x, bits, group_size, signed, own, words, *channels)
+    if stats.device.type != "cuda" and bool(stats[:, 1].isnan().any()):
+        return None
+    return Packed(
+        codes, stats, x.shape, torch.float32, bits, group_size, seed=signed, widths=widths
+    )
+
+
+def decorrelated_weight(x: Tensor, packed: Packed, channels: Channels | None = None) -> Tensor:
+    """Return the weight of the decorrelated decoding in :meth:`Packed.unpack_min_variance`.
+
+    Args:
+        x: The packed tensor, not empty.
+        packed: The codes.
+        channels: Those that it was packed with.
+
+    Returns:
+        A float32 tensor [1].
+    """
+    assert packed.stats is not None
+    return _weight(x.detach(), packed.stats, packed.group_size, _SAMPLED, *(channels or ()))
+
+
+def group_ranges(x: Tensor, group_size: int, channels: Channels | None = None) -> Tensor:
+    """Return the maximum minus the minimum of each whole group, float32 [numel // group_size].
+
+    It is NaN where it is not finite.
+
+    Args:
+        x: A tensor of float16, bfloat16, float32 or float64.
+        group_size: Elements per group.
+        channels: Those to normalize ``x`` with before; None for ``x`` itself.
+    """
+    return _group_ranges(x.detach(), group_size, *(channels or ()))
 
 
 def _signed(seed: int) -> int:

@@ -81,6 +81,11 @@ def _calls() -> dict[str, tuple[Any, ...]]:
             *(wide_codes, wide_stats, torch.tensor([0, 13, 29, 3]), 600, 20, 3, 256),
             *(torch.float32, wide_groups, wide_values, 1, widths),
         ),
+        "pack in channels": (
+            *(_normal(30, 20), 3, 256, 7, widths, _WORDS, _normal(2, 20).abs(), 1),
+        ),
+        "group_ranges": (_normal(30, 20), 64, _normal(2, 30).abs(), 20),
+        "decorrelated_weight": (_normal(30, 20), stats, 256, 2, _normal(2, 20).abs(), 1),
         "exact_groups": (_normal(30, 20), stats, 256),
         "unpack": (codes, stats, [30, 20], 3, 256, torch.float32, groups, values, 1),
         "unpack a mean": (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,8 +22,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gact_graph.ops import quantize as quantizer
-from gact_graph.ops.quantize import Widths, pack, pack_parts
+from gact_graph.ops.quantize import (
+    Channels,
+    Widths,
+    decorrelated_weight,
+    group_ranges,
+    pack,
+    pack_channels,
+)
 from gact_graph.ops.reference import quantize as reference
+from gact_graph.ops.reference.quantize import normalized
 
 
 def _normal(n: int, device: str = "cpu") -> Tensor:
@@ -52,27 +62,61 @@ def test_every_sample_as_the_reference_does_it(sample: Sample, device: str) -> N
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("in_widths", [False, True])
-@pytest.mark.parametrize("count", [5000, 5120, 100, 1])
-def test_a_tensor_in_parts_has_the_codes_of_the_whole(
-    count: int, in_widths: bool, device: str
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "channels", "inner"),
+    [
+        ((500, 10), 10, 1),
+        ((70, 64), 64, 1),
+        ((51, 100), 51, 100),
+        ((7, 3, 90), 3, 90),
+        ((1,), 1, 1),
+    ],
+    ids=str,
+)
+def test_a_normalized_tensor_has_the_codes_of_a_copy(
+    shape: tuple[int, ...],
+    channels: int,
+    inner: int,
+    dtype: torch.dtype,
+    in_widths: bool,
+    device: str,
 ) -> None:
-    x, seed = _normal(count, device), -5
-    widths = None
-    if in_widths:
-        numbers = torch.arange(-(-count // 256), device=device) % 16 + 1
-        widths = Widths.of(numbers.to(torch.uint8), count)
-    whole = pack(x, 3, seed=seed, widths=widths)
-    for size in (256, 1024, count):
-        parts = pack_parts(x.split(size), x.shape, 3, seed=seed, widths=widths)
-        assert parts is not None and parts.shape == whole.shape
-        pairs = zip(parts.tensors, whole.tensors, strict=True)
-        assert all(torch.equal(own, other) for own, other in pairs)
-        assert torch.equal(parts.decorrelated().unpack(), whole.decorrelated().unpack())
+    x = _normal(math.prod(shape), device).view(shape).to(dtype)
+    statistics = torch.stack([_normal(channels, device), _normal(channels, device).abs() + 0.1])
+    own, group = Channels(statistics, inner), 128
+    copy = normalized(x, *own)
+    widths = _widths(x.numel(), device, group) if in_widths else None
+    coded = pack_channels(x, own, 3, group_size=group, seed=-5, widths=widths)
+    whole = pack(copy, 3, group_size=group, seed=-5, widths=widths)
+    assert coded is not None and (coded.shape, coded.dtype) == (x.shape, torch.float32)
+    for one, other in zip(coded.tensors, whole.tensors, strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(coded.decorrelated().unpack().view(-1), whole.decorrelated().unpack())
+    assert torch.equal(group_ranges(x, group, own), group_ranges(copy, group))
+    torch.testing.assert_close(decorrelated_weight(x, coded, own), decorrelated_weight(copy, whole))
 
 
-def test_parts_with_infinity_are_refused() -> None:
-    x = torch.cat([_normal(600), torch.tensor([torch.inf])])
-    assert pack_parts(x.split(256), x.shape, 3) is None
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_ranges_of_groups(dtype: torch.dtype, device: str) -> None:
+    x = _normal(5000, device).to(dtype)
+    x[256:512], x[600], x[900], x[2900], x[3100] = 2.5, torch.nan, torch.inf, -torch.inf, -0.0
+    ranges = group_ranges(x, 256).cpu()
+    groups = x[: 19 * 256].view(19, 256).float().cpu()
+    expected = groups.amax(1) - groups.amin(1)
+    assert ranges.dtype == torch.float32 and ranges[1] == 0
+    assert ranges.isnan().nonzero().view(-1).tolist() == [2, 3, 11]
+    finite = expected.isfinite()
+    assert torch.equal(ranges[finite], expected[finite])
+    assert group_ranges(x[:255], 256).shape == (0,)
+    most = torch.finfo(torch.float32).max
+    assert group_ranges(torch.tensor([-most, most] * 32), 64).isnan().all()
+
+
+def test_normalized_tensors_with_infinity_are_refused() -> None:
+    x = torch.cat([_normal(600), torch.tensor([torch.inf, 0.0])])
+    assert pack_channels(x, Channels(torch.tensor([[0.0], [1.0]]), 1), 3) is None
 
 
 def _decoded(x: Tensor, bits: int, seeds: range) -> tuple[Tensor, Tensor]:
@@ -194,7 +238,7 @@ def test_the_minimum_variance_decoding_has_the_least_noise(
 ) -> None:
     x = _with_zeros(kept, device)
     packed = pack(x, bits, seed=5)
-    share = packed.min_variance_weight(x.view(-1)[packed.sampled])
+    share = decorrelated_weight(x, packed)
     assert packed.stats is not None
     square = steps_of(packed.stats.cpu(), x.numel()).square().mean()
     variance = {
@@ -219,7 +263,7 @@ def test_the_minimum_variance_decoding_has_the_least_noise(
 def test_the_minimum_variance_decoding_is_unbiased() -> None:
     x = _normal(600)
     records = [pack(x, 2, seed=seed) for seed in range(400)]
-    share = records[0].min_variance_weight(x.view(-1)[records[0].sampled])
+    share = decorrelated_weight(x, records[0])
     mean = torch.stack([record.unpack_min_variance(share) for record in records]).mean(0)
     assert records[0].stats is not None
     # A reading's deviation is below half a step: five deviations of the mean.
@@ -234,16 +278,17 @@ def test_the_minimum_variance_decoding_is_unbiased() -> None:
 def test_the_minimum_variance_weight_is_a_number(x: Tensor) -> None:
     for tensor in (x, torch.cat([torch.full((256,), torch.nan), x])):
         packed = pack(tensor, 2)
-        share = packed.min_variance_weight(tensor.view(-1)[packed.sampled])
+        share = decorrelated_weight(tensor, packed)
         assert 0 <= share <= 0.75
         assert torch.equal(packed.unpack_min_variance(share).isnan(), tensor.isnan())
     if (x == x[0]).all():
         assert share == 0
 
 
-def _widths(n: int, device: str = "cpu") -> Widths:
-    """Widths of 1 to 16 for groups of 256."""
-    return Widths.of((7 * torch.arange(-(-n // 256)) % 16 + 1).byte().to(device), n)
+def _widths(n: int, device: str = "cpu", group_size: int = 256) -> Widths:
+    """Widths of 1 to 16."""
+    numbers = 7 * torch.arange(-(-n // group_size)) % 16 + 1
+    return Widths.of(numbers.byte().to(device), n, group_size)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -274,7 +319,7 @@ def test_every_decoding_of_a_record_with_widths(device: str) -> None:
     rows = torch.tensor([7, 0, 7, 299, 3], device=device)
     assert packed.stats is not None
     step = steps_of(packed.stats.cpu(), x.numel()).to(device)
-    weight = packed.min_variance_weight(x.view(-1)[packed.sampled])
+    weight = decorrelated_weight(x, packed)
     best = packed.unpack_min_variance(weight)
     for record in (packed, again):
         y = record.unpack()

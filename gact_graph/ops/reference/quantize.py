@@ -7,6 +7,7 @@ bytes.
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any
 
 import torch
@@ -80,7 +81,8 @@ def pack(
     seed: int,
     widths: Tensor | None = None,
     words: int = 0,
-    first: int = 0,
+    channels: Tensor | None = None,
+    inner: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Return codes [ceil(numel / 64), bits] (int64) and stats [ceil(numel / group_size), 2].
 
@@ -88,12 +90,12 @@ def pack(
         bits: The width of all groups; unused with ``widths``.
         widths: The width of each group [ceil(numel / group_size)] (uint8); None for ``bits``.
         words: The number of words with ``widths``; the codes are then [words].
-        first: The index of the first element for the noise, where ``x`` is part of a tensor.
+        channels, inner: As for :func:`normalized`, of which the result is packed.
     """
     check_quantization(bits, group_size)
     check_strided("x", x, x.device)
     check_coded("x", x.dtype)
-    flat = x.detach().contiguous().view(-1)
+    flat = normalized(x.detach(), channels, inner).contiguous().view(-1)
     n = flat.numel()
     if widths is not None:
         check_widths(widths, words, n, group_size, x.device)
@@ -105,7 +107,7 @@ def pack(
     stride = max(1, _SLICE // group_size) * group_size
     for start in range(0, n, stride):
         part = flat[start : start + stride]
-        pairs = _pack_slice(part, layout, seed, start, first, codes.view(-1))
+        pairs = _pack_slice(part, layout, seed, start, codes.view(-1))
         stats[start // group_size : start // group_size + len(pairs)] = pairs
     return codes, stats
 
@@ -118,13 +120,119 @@ def _pack_fake(
     seed: int,
     widths: Tensor | None = None,
     words: int = 0,
-    first: int = 0,
+    channels: Tensor | None = None,
+    inner: int = 1,
 ) -> tuple[Tensor, Tensor]:
     check_quantization(bits, group_size)
     n = x.numel()
     shape = ((n + TILE - 1) // TILE, bits) if widths is None else (words,)
     codes = x.new_empty(shape, dtype=torch.int64)
     return codes, x.new_empty((n + group_size - 1) // group_size, 2, dtype=torch.bfloat16)
+
+
+def normalized(x: Tensor, channels: Tensor | None, inner: int) -> Tensor:
+    """Return (x - mean) / deviation, flat and in float32; ``x`` itself without channels.
+
+    Args:
+        channels: The mean and the deviation of each channel, float32 [2, channels].
+        inner: Consecutive elements of a channel: element i is of channel i / ``inner``, modulo the
+            number of channels.
+    """
+    if channels is None:
+        return x
+    check_channels(x, channels, inner)
+    mean, deviation = channels[:, :, None]
+    return (x.reshape(-1, channels.size(1), inner).float() - mean).div_(deviation).view(-1)
+
+
+def check_channels(x: Tensor, channels: Tensor, inner: int) -> None:
+    """Raise an error unless channels are those of a tensor."""
+    count = channels.size(-1) if channels.dim() else 0
+    check_tensor("channels", channels, torch.float32, [2, count], x.device)
+    if inner < 1 or not count or x.numel() % (inner * count):
+        raise ValueError(
+            f"Expected channels that divide {x.numel()} elements (got {count} of {inner})"
+        )
+
+
+@operator()
+def group_ranges(
+    x: Tensor, group_size: int, channels: Tensor | None = None, inner: int = 1
+) -> Tensor:
+    """Return the maximum minus the minimum of each whole group, float32 [numel // group_size].
+
+    A range that is not finite is NaN.
+
+    Args:
+        channels, inner: As for :func:`normalized`, of which the groups are.
+    """
+    check_quantization(1, group_size)
+    check_strided("x", x, x.device)
+    check_coded("x", x.dtype)
+    flat = normalized(x.detach(), channels, inner).contiguous().view(-1)
+    whole = flat.numel() // group_size
+    groups = flat[: whole * group_size].view(whole, group_size)
+    # aminmax takes ten times as long.
+    ranges = groups.amax(1).float() - groups.amin(1).float()
+    return ranges.masked_fill_(~ranges.isfinite(), math.nan)
+
+
+@torch.library.register_fake("gact_graph::group_ranges")
+def _group_ranges_fake(
+    x: Tensor, group_size: int, channels: Tensor | None = None, inner: int = 1
+) -> Tensor:
+    check_quantization(1, group_size)
+    return x.new_empty(x.numel() // group_size, dtype=torch.float32)
+
+
+@operator()
+def decorrelated_weight(
+    x: Tensor,
+    stats: Tensor,
+    group_size: int,
+    groups: int,
+    channels: Tensor | None = None,
+    inner: int = 1,
+) -> Tensor:
+    """Return the weight of the decorrelated decoding in the one of minimum variance, float32 [1].
+
+    Args:
+        x: The packed tensor, not empty.
+        stats: The stats that :func:`pack` returned for it.
+        group_size: The group size that it was packed with.
+        groups: About the number of groups that are sampled.
+        channels, inner: As for :func:`pack`.
+    """
+    check_quantization(1, group_size)
+    check_strided("x", x, x.device)
+    check_coded("x", x.dtype)
+    n = x.numel()
+    check_tensor("stats", stats, torch.bfloat16, [-(-n // group_size), 2], x.device)
+    if n < 1 or groups < 1:
+        raise ValueError(f"Expected elements and groups (got {n} and {groups})")
+    size = min(group_size, n)
+    whole = n // size
+    stride = -(-whole // groups)
+    flat = normalized(x.detach(), channels, inner).contiguous().view(-1)
+    values = flat[: whole * size].view(whole, size)[::stride].float()
+    # Groups of equal elements have a step of 0, and exact groups have none.
+    low, step = stats[:whole:stride].float().nan_to_num_(0.0).unbind(1)
+    fraction = ((values - low[:, None]) / step[:, None]).nan_to_num_(0.0, 0.0, 0.0).frac_()
+    square = (step / step.amax()).square()
+    variance = (fraction * (1 - fraction)).mean(1) * square
+    return (3 * variance.sum() / square.sum()).nan_to_num(0.0).view(1)
+
+
+@torch.library.register_fake("gact_graph::decorrelated_weight")
+def _decorrelated_weight_fake(
+    x: Tensor,
+    stats: Tensor,
+    group_size: int,
+    groups: int,
+    channels: Tensor | None = None,
+    inner: int = 1,
+) -> Tensor:
+    return x.new_empty(1, dtype=torch.float32)
 
 
 @operator()
@@ -354,13 +462,8 @@ def _noise_key(seed: int, high: int) -> int:
     return z ^ (z >> 31)
 
 
-def _pack_slice(
-    x: Tensor, layout: _Layout, seed: int, start: int, first: int, words: Tensor
-) -> Tensor:
-    """Write the words of the elements from ``start`` on; return their stats.
-
-    ``first`` is added to their indices for the noise.
-    """
+def _pack_slice(x: Tensor, layout: _Layout, seed: int, start: int, words: Tensor) -> Tensor:
+    """Write the words of the elements from ``start`` on; return their stats."""
     n, group_size = len(x), layout.group_size
     groups = -(-n // group_size)
     tile = torch.arange(start // TILE, -(-(start + n) // TILE), device=x.device)
@@ -385,7 +488,7 @@ def _pack_slice(
     fine = ((values - low[:, None]) * scale).round()
     plain = (finite & ~constant)[:, None]
     index = torch.arange(start, start + groups * group_size, device=x.device)
-    noise = noise16(index + first, seed).view(groups, group_size) >> (16 - fraction)
+    noise = noise16(index, seed).view(groups, group_size) >> (16 - fraction)
     code = (torch.where(plain, fine, 0.0).to(torch.int64) + noise) >> fraction
     code = (torch.minimum(code, top[:, None]) * plain).view(-1)
     code[n:] = 0
