@@ -107,8 +107,8 @@ REFERENCE = [
     Fault(
         "the noise does not depend on the seed",
         f"{_REFERENCE}/quantize.py",
-        "noise = noise16(index + first, seed).view(groups, group_size)",
-        "noise = noise16(index + first, 0).view(groups, group_size)",
+        "noise = noise16(index, seed).view(groups, group_size)",
+        "noise = noise16(index, 0).view(groups, group_size)",
         ("ops/test_cpu.py",),
     ),
     Fault(
@@ -251,11 +251,25 @@ CAPTURE = [
         ("capture/test_in_place.py", "capture/test_recipes.py"),
     ),
     Fault(
-        "each part of a tensor has the noise of the first",
-        "gact_graph/ops/quantize.py",
-        "        first += count\n",
-        "        first += 0\n",
+        "a channel begins one run late",
+        "csrc/cpu/quantize.cpp",
+        "const int64_t channel = index / inner_ % count_;",
+        "const int64_t channel = (index + 1) / inner_ % count_;",
         ("codecs/test_slices.py", "ops/test_quantize.py"),
+    ),
+    Fault(
+        "a tensor that changed after its mask is stored by the mask",
+        "gact_graph/codecs/nonzero.py",
+        "if not others_are_zero:",
+        "if False:",
+        ("capture/test_nonzero.py",),
+    ),
+    Fault(
+        "weights of rows belong to rows of equal length",
+        "gact_graph/codecs/group_widths.py",
+        "row = torch.searchsorted(starts, ends, right=True).sub_(1)",
+        "row = (ends * len(weights) // starts[-1])",
+        ("capture/test_nonzero.py",),
     ),
     Fault(
         "each forward draws the same noise",
