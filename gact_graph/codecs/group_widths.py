@@ -71,12 +71,15 @@ def widths_of_groups(
         scales *= _means_by_group(row_weights, counts, whole, group_size).sqrt_()
     below = (scales.amax().log2() - scales.log2()).mul_(_FINENESS).nan_to_num_(_BINS - 1)
     bins = below.clamp_(0, _BINS - 1).long()
-    table = _table(device)
-    totals = table @ bins.bincount(minlength=_BINS).double()
-    chosen = (totals <= bits * whole).sum() - 1  # thresholds descend
+    first = _first_thresholds(device)
+    counts = bins.bincount(minlength=_BINS).expand(first.shape)
+    more = torch.zeros(3 * _BINS, dtype=torch.int64, device=device)  # the last threshold is 869
+    totals = more.scatter_add_(0, first.view(-1), counts.reshape(-1)).cumsum(0).add_(whole)
+    chosen = (totals <= bits * whole).sum() - 1
+    own = (first <= chosen).sum(0).add_(1).to(torch.uint8)
     count = -(-numel // group_size)
     widths = torch.full((count,), int(bits), dtype=torch.uint8, device=device)
-    widths[:whole] = table[chosen].to(torch.uint8)[bins]
+    widths[:whole] = own[bins]
     return Widths.of(widths, numel, group_size)
 
 
@@ -98,19 +101,16 @@ def _means_by_group(weights: Tensor, counts: Tensor, whole: int, group_size: int
 
 
 @functools.lru_cache
-def _table(device: torch.device) -> Tensor:
-    """Return the width of each bin under each threshold [thresholds, bins], in descending order."""
+def _first_thresholds(device: torch.device) -> Tensor:
+    """Return the first threshold at which a group gets one more bit [bits, bins], int64.
+
+    Thresholds descend. Threshold t is that of a logarithm of -t over the fineness.
+    """
     # By the logarithm of the noise that one more bit takes away.
-    of_bits = [math.log2(_noise(w) - _noise(w + 1)) for w in range(1, _MOST)]
-    lowered = torch.tensor(of_bits, dtype=torch.float64, device=device)
+    lowered = [math.log2(_noise(w) - _noise(w + 1)) for w in range(1, _MOST)]
+    of_bits = torch.tensor(lowered, dtype=torch.float64, device=device)[:, None]
     bins = torch.arange(_BINS, dtype=torch.float64, device=device)
-    gains = lowered[:, None] - 2 * bins / _FINENESS
-    span = 2 * (_BINS + math.ceil(-of_bits[-1] * _FINENESS / 2))
-    thresholds = -torch.arange(span, dtype=torch.float64, device=device) / _FINENESS
-    widths = torch.ones(len(thresholds), _BINS, dtype=torch.float64, device=device)
-    for gain in gains:  # one after another: together they would take 20 MB
-        widths += gain > thresholds[:, None]
-    return widths
+    return (2 * bins - _FINENESS * of_bits).floor_().long() + 1
 
 
 def _noise(bits: int) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from gact_graph.adaptive.state_checks import check_keys
-from gact_graph.api.budget.estimate import STOCK, Estimate, Strategy, strategies
+from gact_graph.api.budget.estimate import STOCK, Estimate, Strategy, is_strategy
 from gact_graph.api.budget.miniature import CannotShrink, GraphSize, Miniature
 from gact_graph.api.budget.trials import estimate_call
 from gact_graph.api.forward import CompressedForward
@@ -155,7 +155,7 @@ class Budget:
         strategy = Strategy(**state)
         model = patch.first.module
         assert model is not None
-        if strategy not in strategies(next(model.parameters()).device.type):
+        if not is_strategy(strategy, next(model.parameters()).device.type):
             raise ValueError(
                 f"Expected state['strategy'] to be a strategy on this device (got {dict(state)})"
             )

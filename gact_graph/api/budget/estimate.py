@@ -16,6 +16,9 @@ from gact_graph.capture.config import Config
 
 MOST_BITS, LEAST_BITS = 8, 2
 
+QUARTER = 0.25
+"""The step of averages of bits, where slots and groups share them out."""
+
 _MARGIN, _MARGIN_BYTES = 0.04, 4 << 20
 """The free part of a budget, relative to the peak and in bytes, for the error of an estimate."""
 
@@ -25,12 +28,13 @@ class Strategy(NamedTuple):
 
     Attributes:
         level: The ``level`` of :func:`gact_graph.wrap`; None for an uncompressed model.
-        bits: Average bits of an element of a quantized context; 32 if nothing is quantized.
+        bits: Average bits of an element of a quantized context, with :data:`QUARTER` between two
+            strategies; 32 if nothing is quantized.
         blocks: Whether message passing runs in blocks.
     """
 
     level: str | None
-    bits: int = 32
+    bits: float = 32
     blocks: bool = True
 
     @property
@@ -40,7 +44,7 @@ class Strategy(NamedTuple):
             return "stock"
         if self.bits == 32:
             return f"{self.level} + blocks" if self.blocks else self.level
-        return f"{self.level}, {self.bits} bits"
+        return f"{self.level}, {self.bits:g} bits"
 
     def config(self, base: Config) -> Config:
         """Return the settings of this strategy; every call is compressed, however small."""
@@ -54,16 +58,34 @@ LOSSLESS = Strategy("lossless", blocks=False)
 BLOCKS = Strategy("lossless")
 
 
+_FASTEST = "L1"
+"""The first of the levels that quantize, on every device."""
+
+
 def quantizing(device_type: str) -> tuple[str, ...]:
     """Return the levels that quantize, the faster first."""
     return ("L1", "L2", "CB2") if device_type == "cuda" else ("L1", "CB2")
 
 
 def strategies(device_type: str) -> list[Strategy]:
-    """Return all strategies by increasing loss of precision; of equal loss, the faster first."""
+    """Return the strategies of whole bits, the most precise and of these the fastest first."""
     widths = range(MOST_BITS, LEAST_BITS - 1, -1)
     coded = [Strategy(level, bits) for bits in widths for level in quantizing(device_type)]
     return [STOCK, LOSSLESS, BLOCKS, *coded]
+
+
+def is_strategy(strategy: Strategy, device_type: str) -> bool:
+    """Return whether a strategy is one of :func:`strategies`, or between two of them in bits."""
+    bits = strategy.bits
+    if isinstance(bits, bool) or not isinstance(bits, (int, float)):
+        return False
+    return float(bits / QUARTER).is_integer() and all(whole in strategies(device_type) for whole in _whole(strategy))
+
+
+def _whole(strategy: Strategy) -> tuple[Strategy, Strategy]:
+    """Return the strategies of whole bits around a strategy: the narrower and the wider."""
+    widths = math.floor(strategy.bits), math.ceil(strategy.bits)
+    return strategy._replace(bits=widths[0]), strategy._replace(bits=widths[1])
 
 
 class Line(NamedTuple):
@@ -115,7 +137,7 @@ class Row:
 
     strategy: str
     level: str | None
-    bits: int
+    bits: float
     blocks: bool
     peak_bytes: int
     saved_bytes: int
@@ -131,17 +153,22 @@ class Estimate:
     the training loop besides a classification loss are not included.
 
     Attributes:
-        strategies: The strategies by increasing loss of precision.
-        rows: The row of each strategy.
+        strategies: The strategies of whole bits by increasing loss of precision.
+        rows: The row of each of these.
         size: The size of the graph.
         memory: The budget in bytes; None without a budget.
         standing: The part of each peak that does not depend on the strategy, in bytes.
     """
 
     def __init__(
-        self, costs: Mapping[Strategy, Cost], size: GraphSize, memory: int | None, standing: int = 0
+        self,
+        costs: Mapping[Strategy, Cost],
+        size: GraphSize,
+        memory: int | None,
+        standing: int = 0,
+        quarters: bool = False,
     ) -> None:
-        self._costs = costs
+        self._costs, self._quarters = costs, quarters
         self.standing = standing
         self.size = size
         self.memory = memory
@@ -150,11 +177,20 @@ class Estimate:
 
     def within(self, memory: int) -> Estimate:
         """Return the same estimate for another budget, in bytes."""
-        return Estimate(self._costs, self.size, memory, self.standing)
+        return Estimate(self._costs, self.size, memory, self.standing, self._quarters)
 
     def choose(self) -> Strategy | None:
-        """Return the first strategy that fits; None if there is none."""
-        return next((s for s in self.strategies if self._fits(self.peak_of(s))), None)
+        """Return the first strategy that fits; None if there is none.
+
+        Where averages of bits may be fractions, the fastest level has those that fill the budget.
+        """
+        found = next((s for s in self.strategies if self._fits(self.peak_of(s))), None)
+        # Slower levels have whole bits: else more memory could mean fewer bits, in a faster level.
+        if found is None or not self._quarters or found.level != _FASTEST:
+            return found
+        while self.fits(wider := found._replace(bits=found.bits + QUARTER), self.size):
+            found = wider
+        return found
 
     def smallest(self) -> tuple[Strategy, float]:
         """Return the strategy with the lowest peak, and its peak in bytes."""
@@ -169,7 +205,10 @@ class Estimate:
 
     def peak_of(self, strategy: Strategy, share: float = 1.0) -> float:
         """Return the peak of a strategy in bytes, for a share of the graph."""
-        return self.standing + self._costs[strategy].peak.at(share)
+        narrow, wide = _whole(strategy)
+        between = strategy.bits - narrow.bits
+        least, most = (self._costs[s].peak.at(share) for s in (narrow, wide))
+        return self.standing + least + between * (most - least)
 
     def fits(self, strategy: Strategy, size: GraphSize) -> bool:
         """Return whether a strategy fits the budget; False if its cost is unknown.
@@ -180,7 +219,8 @@ class Estimate:
         """
         nodes = size.nodes / max(1, self.size.nodes)
         edges = size.edges / max(1, self.size.edges)
-        return strategy in self._costs and self._fits(self.peak_of(strategy, max(nodes, edges)))
+        known = all(s in self._costs for s in _whole(strategy))
+        return known and self._fits(self.peak_of(strategy, max(nodes, edges)))
 
     @staticmethod
     def budget_for(peak: float) -> int:

@@ -155,7 +155,8 @@ class Search:
     def estimate(self) -> Estimate:
         """Return the estimate by the costs known so far."""
         known = {s: self._costs[s] for s in strategies(self._device.type) if s in self._costs}
-        return Estimate(known, self._size, self._memory, self._standing)
+        quarters = self._config.adaptive
+        return Estimate(known, self._size, self._memory, self._standing, quarters)
 
     @property
     def _standing(self) -> int:

@@ -44,7 +44,7 @@ def known_costs(monkeypatch):
             way: Cost(Line(0.0, share * (100 - 5 * index) * MB), Line(0.0, MB))
             for index, way in enumerate(strategies("cpu"))
         }
-        return Estimate(costs, size, memory)
+        return Estimate(costs, size, memory, quarters=config.adaptive)
 
     monkeypatch.setattr(budgets, "estimate_call", estimate_call)
     return calls
@@ -80,8 +80,24 @@ def test_exact_ways_come_first(memory, way, level):
 def test_then_more_bits_before_fewer():
     model = gact_graph.wrap(Net(), memory="85 MB")
     step(model, graph())
+    assert chosen(model) == "L1, 7.25 bits"
+    assert model.forward.controller.config.bits == 7.25
+
+
+def test_bits_are_whole_where_slots_do_not_share_them_out():
+    model = gact_graph.wrap(Net(), memory="85 MB", adaptive=False)
+    step(model, graph())
     assert chosen(model) == "L1, 7 bits"
-    assert model.forward.controller.config.bits == 7
+
+
+def test_more_memory_never_means_fewer_bits():
+    found = []
+    for memory in range(60, 90):
+        model = gact_graph.wrap(Net(), memory=f"{memory} MB")
+        step(model, graph())
+        config = model.forward.controller.config
+        found.append(config.bits)
+    assert found == sorted(found) and len({*found}) > 6 and {b % 0.25 for b in found} == {0}
 
 
 def test_a_larger_graph_has_it_step_down_and_a_smaller_one_changes_nothing(known_costs):
@@ -90,7 +106,7 @@ def test_a_larger_graph_has_it_step_down_and_a_smaller_one_changes_nothing(known
     for nodes, edges in ((300, 2000), (200, 1000), (420, 2000), (300, 2400), (420, 2400)):
         step(model, graph(nodes, edges))
         found.append(chosen(model))
-    assert found == ["stock", "stock", "L1, 7 bits", "L1, 7 bits", "L1, 7 bits"]
+    assert found == ["stock", "stock", "L1, 7.25 bits", "L1, 7.25 bits", "L1, 7.25 bits"]
     # At first, when stock did not fit any more, and when seven bits did not by that.
     assert known_costs == ["forward"] * 3
 
@@ -135,11 +151,11 @@ def test_state_resumes_in_the_same_way(known_costs):
     state = gact_graph.state_dict(model)
     other = gact_graph.wrap(Net(), memory="85 MB")
     gact_graph.load_state_dict(other, state)
-    assert chosen(other) == "L1, 7 bits" and gact_graph.state_dict(other) == state
-    with pytest.raises(ValueError, match=r"Expected state\['strategy'\] to be a strategy"):
-        gact_graph.load_state_dict(
-            other, state | {"strategy": {"level": "L9", "bits": 1, "blocks": 1}}
-        )
+    assert chosen(other) == "L1, 7.25 bits" and gact_graph.state_dict(other) == state
+    for level, bits in (("L9", 1), ("L1", 7.3), ("L1", 8.25), ("L1", "7"), ("L1", float("nan"))):
+        strategy = {"level": level, "bits": bits, "blocks": True}
+        with pytest.raises(ValueError, match=r"Expected state\['strategy'\] to be a strategy"):
+            gact_graph.load_state_dict(other, state | {"strategy": strategy})
     with pytest.raises(ValueError, match="scheme"):
         gact_graph.load_state_dict(other, state | {"scheme": {}, "strategy": None})
     assert gact_graph.state_dict(other) == state
@@ -158,7 +174,7 @@ def test_other_methods_are_followed():
     model = gact_graph.wrap(GAE(Net()), memory="85 MB")
     x, edges = graph()
     model.recon_loss(model.encode(x, edges), edges).backward()
-    assert chosen(model) == "L1, 7 bits"
+    assert chosen(model) == "L1, 7.25 bits"
 
 
 class Links(Net):

@@ -58,7 +58,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (95, {"stock", "lossless"}, "lossless"),
         (70, {"stock", "lossless + blocks", "lossless"}, "lossless + blocks"),
         (49, {"stock", "lossless", "lossless + blocks", "L1, 2 bits"}, "L1, 8 bits"),
-        (47, {"stock", "lossless", "lossless + blocks", "L1, 2 bits"}, "L1, 4 bits"),
+        (47, {"stock", "lossless", "lossless + blocks", "L1, 2 bits"}, "L1, 4.25 bits"),
         (40, {*PEAKS}, "CB2, 8 bits"),
     ],
 )
