@@ -79,7 +79,8 @@ def is_strategy(strategy: Strategy, device_type: str) -> bool:
     bits = strategy.bits
     if isinstance(bits, bool) or not isinstance(bits, (int, float)):
         return False
-    return float(bits / QUARTER).is_integer() and all(whole in strategies(device_type) for whole in _whole(strategy))
+    known = strategies(device_type)
+    return float(bits / QUARTER).is_integer() and all(s in known for s in _whole(strategy))
 
 
 def _whole(strategy: Strategy) -> tuple[Strategy, Strategy]:
