@@ -184,3 +184,30 @@ def test_retained_graphs_and_second_readers() -> None:
         model.zero_grad()
         out.backward(retain_graph=True)
         assert equal(gradients(model), gradients(net))
+
+
+def test_a_result_that_the_model_returns_needs_no_mask() -> None:
+    class Returns(Net):
+        def forward(self, x: Tensor) -> Any:
+            h = F.relu(self.first(x).cumsum(0))
+            return self.second(h), h
+
+    net = make(lambda: Returns(F.relu))
+    model = gact_graph.wrap(copy.deepcopy(net), **FOUR_BITS)
+    for own in (model, net):
+        out, h = own(X)
+        (out.sum() + h.square().sum()).backward()
+    assert distance(gradients(model), gradients(net)) < 1e-6  # the caller holds the tensor
+
+
+def test_second_derivatives() -> None:
+    net = make(lambda: Net(lambda h: F.relu(h).square()))
+    model = gact_graph.wrap(copy.deepcopy(net), **LOSSLESS)
+    found = []
+    for own in (model, net):
+        own.zero_grad()
+        x = X.clone().requires_grad_()
+        (first,) = torch.autograd.grad(own(x).square().sum(), x, create_graph=True)
+        first.square().sum().backward()
+        found.append(gradients(own))
+    assert equal(*found)
