@@ -12,7 +12,7 @@ from gact_graph.adaptive.slot_names import with_new_names
 from gact_graph.adaptive.state_checks import check_count, check_flag, check_keys, check_measured
 from gact_graph.api.repeated import RepeatedInputs
 from gact_graph.capture.config import Config
-from gact_graph.capture.postponed import Places
+from gact_graph.capture.places import Places
 from gact_graph.codecs import Kept
 from gact_graph.support.exact import ExactSlots
 from gact_graph.support.rows import RECOMPUTED, Row

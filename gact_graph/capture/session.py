@@ -27,8 +27,10 @@ from gact_graph.capture.nodes import Attribute, attributes_of
 from gact_graph.capture.noise import Noise
 from gact_graph.capture.operations import reads_of, reads_of_source
 from gact_graph.capture.owned import Allowance, ExternallyOwned, owned_storages, storages_in
-from gact_graph.capture.postponed import Places, Postponement
+from gact_graph.capture.places import Places
+from gact_graph.capture.postponed import PostponedProducts
 from gact_graph.capture.recipes import EXPOSING, WRITERS, Recipes
+from gact_graph.capture.shared_sums import SharedSums
 from gact_graph.capture.trace import Call, Save, Trace
 from gact_graph.capture.variance import POSITION as VARIANCE_POSITION
 from gact_graph.capture.variance import Variance, variance_of
@@ -171,7 +173,8 @@ class Session:
             config.bits if config.quantize else 32,
         )
         self._joint_masks = JointMasks()
-        self._postponement = Postponement(places, self._recipes.see)
+        self._products = PostponedProducts(places, self._recipes.see)
+        self._sums = SharedSums(places)
         self._sparse_products = sparse_products
         # The variance that the submodule that started last computes, if any, and its name.
         self._variance: Variance | None = None
@@ -298,16 +301,21 @@ class Session:
 
     def settle(self) -> None:
         """Compute the postponed values that may be read from now on, and join masks."""
-        self._postponement.settle()
+        self._settle()
+
+    def _settle(self, call: Call | None = None) -> None:
+        """Compute the values that an operation may read (None: any code), and join masks."""
+        self._sums.settle(call)
+        self._products.settle(call, may_wait=self._sums.is_open)
         self._joint_masks.settle()
 
     def product_of(self, tensor: Tensor) -> current.Product | None:
         """Return the product that a tensor without memory stands for; None for another tensor."""
-        return self._postponement.product_of(tensor)
+        return self._products.product_of(tensor)
 
     def has_summed(self, label: str, result: Tensor, again: Callable[[], Tensor]) -> None:
         """Report the result of edge work, and a function that computes the same again."""
-        self._postponement.has_summed(label, result, again)
+        self._sums.has_summed(label, result, again)
 
     def count_baseline(self, operation: Call, nbytes: int, tensors: dict[str, Tensor]) -> None:
         """Count the tensors that stock autograd would save in edge work that runs in blocks.
@@ -355,15 +363,14 @@ class Session:
         sums = self._sums_of_rows(call)
         if sums is not None:
             return sums
-        self._postponement.settle(call)
-        self._joint_masks.settle()
+        self._settle(call)
         self._look_for_leaf(call.args)
         if self._restore_point is not None and self._model is not None and call.name == "backward":
             self._restore_point.add_gradients(self._model)
         replacement = self._replacement(call) if self._quantize else None
         if replacement is not None or not self._config.exact:
             return replacement
-        replacement = self._postponement.instead(call, self.trace.label)
+        replacement = self._products.instead(call, self.trace.label) or self._sums.instead(call)
         if replacement is not None:
             return replacement
         in_place = backward_in_place(call, self._quantize)
@@ -378,10 +385,9 @@ class Session:
         found = self._sparse_products(call.func, call.args, call.kwargs, self._encodes)
         if found is None:
             return None
-        product = self._postponement.product_of(found.x)
+        product = self._products.product_of(found.x)
         if product is None:
-            self._postponement.settle(call)
-        self._joint_masks.settle()
+            self._settle(call)
         label = self.trace.label(call)
         if self._layers is not None:
             self._layers[label] = LayerRow(label, "blocks", 1, None)
@@ -436,7 +442,7 @@ class Session:
 
     def _after(self, call: Call, result: Any) -> None:
         self._look_for_leaf((result, *call.args[:1]))
-        self._postponement.after(call, result)
+        self._sums.after(call, result)
         if self._pending:
             self._finish(call, result)
         if call.name in WRITERS and self._config.exact and torch.is_grad_enabled():

@@ -1,0 +1,32 @@
+"""The operations of a model whose results need no memory of their own.
+
+Memory is only saved where earlier calls have shown that nothing but the next operation reads the
+result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Places:
+    """The operations, by label, whose results nothing but the next operation reads.
+
+    Attributes:
+        proven: Edge work whose result was gone after the next operation.
+        refuted: Edge work and products whose result was not.
+    """
+
+    proven: set[str] = field(default_factory=set)
+    refuted: set[str] = field(default_factory=set)
+
+    def learn(self, label: str) -> None:
+        """Count a call whose result only the next operation has read."""
+        if label not in self.refuted:
+            self.proven.add(label)
+
+    def refute(self, label: str) -> None:
+        """Count a call whose result another operation has read."""
+        self.proven.discard(label)
+        self.refuted.add(label)
