@@ -299,12 +299,12 @@ class Session:
         """Return whether the operation or the layer with this name is kept exactly."""
         return self._keeps_all_exact or self._exact_slots.has(self._has_leaf, name)
 
-    def settle(self) -> None:
-        """Compute the postponed values that may be read from now on, and join masks."""
-        self._settle()
+    def settle(self, call: Call | None = None) -> None:
+        """Compute the values that an operation may read, or without one any code, and join masks.
 
-    def _settle(self, call: Call | None = None) -> None:
-        """Compute the values that an operation may read (None: any code), and join masks."""
+        Args:
+            call: The operation.
+        """
         self._sums.settle(call)
         self._products.settle(call, may_wait=self._sums.is_open)
         self._joint_masks.settle()
@@ -363,7 +363,7 @@ class Session:
         sums = self._sums_of_rows(call)
         if sums is not None:
             return sums
-        self._settle(call)
+        self.settle(call)
         self._look_for_leaf(call.args)
         if self._restore_point is not None and self._model is not None and call.name == "backward":
             self._restore_point.add_gradients(self._model)
@@ -387,7 +387,7 @@ class Session:
             return None
         product = self._products.product_of(found.x)
         if product is None:
-            self._settle(call)
+            self.settle(call)
         label = self.trace.label(call)
         if self._layers is not None:
             self._layers[label] = LayerRow(label, "blocks", 1, None)

@@ -66,9 +66,10 @@ def widths_of_groups(
     scales = group_ranges(x, group_size, channels).nan_to_num_(0.0)
     whole, device = len(scales), scales.device
     if row_weights is not None:
-        counts = torch.full_like(row_weights, numel // len(row_weights), dtype=torch.int64)
-        counts = counts if row_counts is None else row_counts
-        scales *= _means_by_group(row_weights, counts, whole, group_size).sqrt_()
+        if row_counts is None:
+            width = numel // len(row_weights)
+            row_counts = torch.full_like(row_weights, width, dtype=torch.int64)
+        scales *= _means_by_group(row_weights, row_counts, whole, group_size).sqrt_()
     below = (scales.amax().log2() - scales.log2()).mul_(_FINENESS).nan_to_num_(_BINS - 1)
     bins = below.clamp_(0, _BINS - 1).long()
     first = _first_thresholds(device)

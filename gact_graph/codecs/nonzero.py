@@ -7,6 +7,7 @@ exact, and backward puts them in their places again.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from dataclasses import dataclass
 
@@ -41,10 +42,9 @@ class Nonzero(Encoded):
 
     def __init__(self, values: Encoded, mask: Saved, coded: int, numel: int) -> None:
         self.codec, self.bits, self.coded = values.codec, values.bits, coded
-        self.exact, self.lossy = values.exact, values.lossy
+        self.exact, self.lossy = values.exact, not values.exact
         self.sources = (mask,)
-        self._values, self._mask = values, mask
-        self._coded, self._numel = coded, numel
+        self._values, self._mask, self._numel = values, mask, numel
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +66,9 @@ class Nonzero(Encoded):
         return self._with(self._values.moved(*tensors))
 
     def _with(self, values: Encoded) -> Nonzero:
-        return Nonzero(values, self._mask, self._coded, self._numel)
+        nonzero = copy.copy(self)
+        nonzero._values = values
+        return nonzero
 
 
 @dataclass(eq=False)
@@ -106,12 +108,8 @@ class NonzeroOnly(Codec):
         inner = dataclasses.replace(
             request, tensor=values, mask=None, row_counts=_counts_of_rows(request, masked.words)
         )
-        encoded: Encoded | None = Quantize().encode(inner) if lossy else None
-        if encoded is None:
-            encoded = Copied(values)
-        else:
-            encoded.lossy = True
-        return Nonzero(encoded, mask, values.numel(), x.numel())
+        quantized = Quantize().encode(inner) if lossy else None
+        return Nonzero(quantized or Copied(values), mask, values.numel(), x.numel())
 
 
 def _counts_of_rows(request: Request, words: Tensor) -> Tensor | None:

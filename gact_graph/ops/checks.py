@@ -57,6 +57,13 @@ def check_strided(name: str, x: Tensor, device: torch.device) -> None:
             raise ValueError(f"Expected {name} to have its memory (got {held} elements of storage)")
 
 
+def check_elements(x: Tensor, bits: int, group_size: int) -> None:
+    """Raise an error unless ``x`` can be packed in these bits and groups of this size."""
+    check_quantization(bits, group_size)
+    check_strided("x", x, x.device)
+    check_coded("x", x.dtype)
+
+
 def check_tensor(
     name: str, x: Tensor, dtype: torch.dtype, shape: Sequence[int], device: torch.device
 ) -> None:

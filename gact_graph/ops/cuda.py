@@ -12,11 +12,9 @@ from torch import Tensor
 from gact_graph.ops.checks import (
     DTYPES,
     TILE,
-    check_coded,
+    check_elements,
     check_packed,
-    check_quantization,
     check_rows,
-    check_strided,
     check_weight,
     check_widths,
     checked_numel,
@@ -83,9 +81,7 @@ class Kernels(Launcher):
         channels: Tensor | None = None,
         inner: int = 1,
     ) -> tuple[Tensor, Tensor]:
-        check_quantization(bits, group_size)
-        check_strided("x", x, x.device)
-        check_coded("x", x.dtype)
+        check_elements(x, bits, group_size)
         x = _aligned(reference.normalized(x, channels, inner))
         n, groups = x.numel(), -(-x.numel() // group_size)
         if widths is not None:

@@ -17,12 +17,11 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from gact_graph.ops.checks import (
     MOST_BITS,
     TILE,
-    check_coded,
+    check_elements,
     check_packed,
     check_quantization,
     check_range,
     check_rows,
-    check_strided,
     check_tensor,
     check_weight,
     check_widths,
@@ -92,9 +91,7 @@ def pack(
         words: The number of words with ``widths``; the codes are then [words].
         channels, inner: As for :func:`normalized`, of which the result is packed.
     """
-    check_quantization(bits, group_size)
-    check_strided("x", x, x.device)
-    check_coded("x", x.dtype)
+    check_elements(x, bits, group_size)
     flat = normalized(x.detach(), channels, inner).contiguous().view(-1)
     n = flat.numel()
     if widths is not None:
@@ -166,9 +163,7 @@ def group_ranges(
     Args:
         channels, inner: As for :func:`normalized`, of which the groups are.
     """
-    check_quantization(1, group_size)
-    check_strided("x", x, x.device)
-    check_coded("x", x.dtype)
+    check_elements(x, 1, group_size)
     flat = normalized(x.detach(), channels, inner).contiguous().view(-1)
     whole = flat.numel() // group_size
     groups = flat[: whole * group_size].view(whole, group_size)
@@ -203,9 +198,7 @@ def decorrelated_weight(
         groups: About the number of groups that are sampled.
         channels, inner: As for :func:`pack`.
     """
-    check_quantization(1, group_size)
-    check_strided("x", x, x.device)
-    check_coded("x", x.dtype)
+    check_elements(x, 1, group_size)
     n = x.numel()
     check_tensor("stats", stats, torch.bfloat16, [-(-n // group_size), 2], x.device)
     if n < 1 or groups < 1:
@@ -281,9 +274,7 @@ def gather_exact_groups(
             groups; if there are more, the last are omitted. None for the number of such groups,
             which waits for the device.
     """
-    check_quantization(1, group_size)
-    check_strided("x", x, x.device)
-    check_coded("x", x.dtype)
+    check_elements(x, 1, group_size)
     n = x.numel()
     check_tensor("stats", stats, torch.bfloat16, [-(-n // group_size), 2], x.device)
     without = stats[:, 1].isnan()
