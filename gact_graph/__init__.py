@@ -3,14 +3,15 @@
 import sys
 
 from gact_graph.api import distributed
-from gact_graph.api.budget.budget import MemoryBudgetError
 from gact_graph.api.budget.estimate import Estimate
+from gact_graph.api.budget.plan import MemoryBudgetError, Plan
 from gact_graph.api.message_passing import message_passing
 from gact_graph.api.report import Report
 from gact_graph.api.wrap import (
     compress,
     estimate,
     load_state_dict,
+    plan,
     report,
     state_dict,
     unwrap,
@@ -22,6 +23,7 @@ __version__ = "0.7.0"
 __all__ = [
     "Estimate",
     "MemoryBudgetError",
+    "Plan",
     "Report",
     "__version__",
     "compress",
@@ -29,6 +31,7 @@ __all__ = [
     "estimate",
     "load_state_dict",
     "message_passing",
+    "plan",
     "report",
     "state_dict",
     "unwrap",

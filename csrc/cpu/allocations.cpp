@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 namespace gact_graph {
 namespace {
@@ -31,6 +32,7 @@ class Watch : public profiler::ProfilerStateBase {
     if (!device.is_cpu()) return;
     const std::lock_guard<std::mutex> guard(mutex_);
     held_ += bytes;  // negative when memory is freed
+    recent_ = std::max(recent_, held_);
     most_ = std::max(most_, held_);
   }
 
@@ -39,9 +41,15 @@ class Watch : public profiler::ProfilerStateBase {
     return most_;
   }
 
+  // Returns the peak since the last mark, and begins another part of the watch.
+  int64_t mark() {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return std::exchange(recent_, held_);
+  }
+
  private:
   std::mutex mutex_;
-  int64_t held_ = 0, most_ = 0;
+  int64_t held_ = 0, recent_ = 0, most_ = 0;
 };
 
 thread_local std::shared_ptr<Watch> watch;
@@ -67,12 +75,15 @@ void end_watch() {
 
 int64_t most_watched() { return current().most(); }
 
+int64_t mark_watch() { return current().mark(); }
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(GACT_LIBRARY, library) {
   library.def("start_watch() -> bool", &start_watch);
   library.def("end_watch() -> ()", &end_watch);
   library.def("most_watched() -> int", &most_watched);
+  library.def("mark_watch() -> int", &mark_watch);
 }
 
 }  // namespace gact_graph

@@ -44,15 +44,23 @@ class Scheme:
         pin: Bits for the slots whose names match a pattern, as in ``{"*.lin*": 8}``. The first
             matching pattern is used.
         group_size: Elements per group of the quantizer.
+        planned: Bits of slots until they are measured; for good if they are 32.
 
     Attributes:
         gradient_error: The relative error of the gradient in the last measurement; None before.
     """
 
-    def __init__(self, average: float, pin: Mapping[str, int], group_size: int) -> None:
+    def __init__(
+        self,
+        average: float,
+        pin: Mapping[str, int],
+        group_size: int,
+        planned: Mapping[str, float] | None = None,
+    ) -> None:
         self._average = average
         self._group_size = group_size
         self._pin = dict(pin)
+        self._planned = dict(planned or {})
         self._sizes: dict[str, int] = {}
         self._sensitivities: dict[str, float] = {}
         self._bits: dict[str, float] = {}
@@ -62,11 +70,11 @@ class Scheme:
         self.gradient_error: float | None = None
 
     def bits_of(self, slot: str) -> float:
-        """Return the width of a slot: the average, rounded down, if it was never measured."""
+        """Return the width of a slot; as planned, or the average, rounded down, until measured."""
         pinned = self.pinned(slot)
         if pinned is not None:
             return pinned
-        return self._bits.get(slot, max(1, int(self._average)))
+        return self._bits.get(slot, self._planned.get(slot, max(1, int(self._average))))
 
     def sensitivity_of(self, slot: str) -> float | None:
         """Return c_l over the squared norm of the gradient, smoothed; None before a measurement."""
@@ -212,4 +220,5 @@ class Scheme:
 
     def pinned(self, slot: str) -> int | None:
         """Return the bits that the user pinned this slot to; 32 disables quantization."""
-        return next((b for p, b in self._pin.items() if fnmatch.fnmatchcase(slot, p)), None)
+        own = 32 if self._planned.get(slot) == 32 else None
+        return next((b for p, b in self._pin.items() if fnmatch.fnmatchcase(slot, p)), own)

@@ -17,6 +17,7 @@ from gact_graph.api.step import Step
 from gact_graph.api.tracked import TrackedMethod
 from gact_graph.capture import module_hooks
 from gact_graph.capture.config import Config
+from gact_graph.capture.moments import Moments
 from gact_graph.capture.noise import Noise
 from gact_graph.capture.session import Session, session_of
 from gact_graph.capture.uncompressed import Counted
@@ -72,12 +73,14 @@ class Controller:
         methods: The tracked methods by their full names.
         forwards: The number of compressed calls, a part of the seed of the noise.
         exchange: Fetches rows of other parts of a partitioned graph; None without a partition.
+        moments: Records the memory of the next step; None to record nothing.
     """
 
     def __init__(self, config: Config, model: nn.Module) -> None:
         self.owner = current.Owner()
         self.forwards = 0
         self.exchange: Exchange | None = None
+        self.moments: Moments | None = None
         self.methods: dict[str, TrackedMethod] = {}
         self._lock = threading.RLock()
         self._warned = False
@@ -271,6 +274,7 @@ class Controller:
                 sparse_products=None if self.blocks is None else self.blocks.sparse_product,
                 layers=self._step.layers,
                 advise=call.advise,
+                moments=self.moments,
             )
             self._start(method)
         start = monotonic()

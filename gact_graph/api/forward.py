@@ -25,6 +25,7 @@ class Budget(Protocol):
     """The interface of :class:`gact_graph.api.budget.budget.Budget`, which imports this module."""
 
     strategy: Strategy | None
+    planned_bytes: int | None
 
     def prepare(
         self, patch: CompressedForward, module: nn.Module, args: Any, kwargs: Any

@@ -48,7 +48,7 @@ class TrackedMethod:
     @classmethod
     def under(cls, config: Config) -> TrackedMethod:
         """Return the state before the first call, under these settings."""
-        scheme = Scheme(config.bits, config.pin, config.group_size)
+        scheme = Scheme(config.bits, config.pin, config.group_size, config.widths)
         adaptive = config.adaptive and config.quantize
         return cls(scheme, Adaptation(scheme, config.adapt_interval) if adaptive else None)
 

@@ -15,6 +15,8 @@ from gact_graph.api.advice import Advice
 from gact_graph.api.budget.budget import Budget
 from gact_graph.api.budget.estimate import Estimate
 from gact_graph.api.budget.miniature import CannotShrink
+from gact_graph.api.budget.plan import Plan
+from gact_graph.api.budget.planning import check_preference, plan_call
 from gact_graph.api.budget.trials import estimate_call
 from gact_graph.api.controller import Controller
 from gact_graph.api.forward import should_compress
@@ -35,6 +37,8 @@ _FEW_BITS = 2
 largest of a group. For 256 normally distributed elements, the noise has seven times their variance.
 """
 
+_NO_GRAPH = "Expected inputs that contain a graph (got {}); pass the inputs of the model"
+
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -43,6 +47,8 @@ def wrap(
     bits: float | None = None,
     *,
     memory: float | str | None = None,
+    prefer: str = "time",
+    plan: Plan | None = None,
     level: str | None = None,
     adaptive: bool = True,
     adapt_interval: int = 500,
@@ -70,9 +76,13 @@ def wrap(
             ``blocks``: the memory that training may add on the model's device (CUDA's allocator, or
             the resident set of the process). It includes gradients, two more tensors per parameter
             as for Adam, and libraries that load in the first step, but not parameters and inputs.
-            The first training call chooses the least lossy strategy that fits, from the
-            uncompressed model to 2 bits, and a larger graph may need another strategy.
-            ``min_bytes`` is then 0, and on a CPU freed tensors return to the system immediately.
+            The first training call makes a plan, see :func:`plan`, and a larger graph may need
+            another one. ``min_bytes`` is then 0, and on a CPU freed tensors return to the system
+            immediately.
+        prefer: With ``memory``: ``"time"`` runs message passing in blocks wherever compression is
+            worth it, ``"accuracy"`` only where the model would not fit without; see :func:`plan`.
+        plan: A plan that :func:`plan` made for this model and a graph that is at least as large, in
+            place of ``memory``.
         level: ``"L0"`` compresses nothing and reports the memory. ``"lossless"`` stores masks,
             indices and gathered tensors in small exact forms, and drops tensors that backward never
             reads; gradients are bit-identical. ``"L1"`` (default) also quantizes all other tensors.
@@ -118,11 +128,20 @@ def wrap(
     check_module(model)
     chosen = {"bits": bits, "level": level, "blocks": blocks}
     passed = [f"{name}={value!r}" for name, value in chosen.items() if value is not None]
-    if memory is not None and passed:
+    if plan is not None:
+        if not isinstance(plan, Plan):
+            raise TypeError(
+                f"Expected plan to be a gact_graph.Plan (got {type(plan).__name__}); "
+                "gact_graph.Plan.load(path) reads a file"
+            )
+        passed += [] if memory is None else [f"memory={memory!r}"]
+        plan.check(model)
+    limit = "memory" if plan is None else "plan"
+    if passed and (memory is not None or plan is not None):
         raise ValueError(
-            "Expected memory in place of bits, level and blocks, which it chooses (got "
-            f"{', '.join(passed)} too); leave them out, or leave memory out"
+            f"Expected {limit} in place of {', '.join(passed)} (got both); leave one of them out"
         )
+    check_preference(prefer)
     if pin is not None and not isinstance(pin, Mapping):
         raise TypeError(
             f"Expected pin to map patterns of slot names to bits (got {type(pin).__name__}); "
@@ -141,14 +160,16 @@ def wrap(
     )
     exchange = None
     if partition is not None:
-        exchange = _exchange(model, partition, halo_bits, config, memory is not None)
+        has_budget = memory is not None or plan is not None
+        exchange = _exchange(model, partition, halo_bits, config, has_budget)
     patch = install(model, config, methods)
     patch.adviser = Advice
     if exchange is not None:
         patch.controller.share(exchange)
         patch.halo = [*attach(model, exchange)]
-    if memory is not None:
-        patch.budget = Budget(parse_bytes(memory), config)
+    if memory is not None or plan is not None:
+        limit_bytes = parse_bytes(memory) if plan is None else plan.memory
+        patch.budget = Budget(limit_bytes, config, prefer, plan)
         patch.controller.configure(None, model)
     if config.quantize and config.bits < _FEW_BITS:
         warn(
@@ -216,6 +237,7 @@ def report(model: nn.Module, *, by: str = "slot") -> Report:
         changes["halo_bytes"] = exchange.sent_bytes
     if patch.budget is not None and patch.budget.strategy is not None:
         changes["strategy"] = patch.budget.strategy.name
+        changes["planned_bytes"] = patch.budget.planned_bytes
     return dataclasses.replace(latest, **changes) if changes else latest
 
 
@@ -249,17 +271,72 @@ def estimate(
     """
     check_module(model)
     budget = None if memory is None else parse_bytes(memory)
-    for name, count in (("nodes", nodes), ("edges", edges)):
-        if count is not None:
-            check_count(name, count)
+    _check_size(nodes, edges)
     patch = patch_of(model)
     config = Config() if patch is None else patch.controller.config
     try:
         return estimate_call(model, "forward", (inputs, {}), config, budget, nodes, edges)
     except CannotShrink as reason:
-        raise ValueError(
-            f"Expected inputs that contain a graph (got {reason}); pass the inputs of the model"
-        ) from reason
+        raise ValueError(_NO_GRAPH.format(reason)) from reason
+
+
+def plan(
+    model: nn.Module,
+    *inputs: Any,
+    memory: float | str,
+    prefer: str = "time",
+    nodes: int | None = None,
+    edges: int | None = None,
+) -> Plan:
+    """Plan a training step within a memory budget: which saved tensors stay exact, which get codes.
+
+    A copy of the model trains on parts of the graph, which gives the memory of each part of a step,
+    the sensitivity of the gradient to each tensor, and the time of codes. An integer program then
+    chooses the widths with the least error of the gradient that fit at every moment. The model, its
+    gradients, buffers and random states do not change.
+
+    ```python
+    plan = gact_graph.plan(model, x, edge_index, memory="8 GB")
+    print(plan)
+    model = gact_graph.wrap(model, plan=plan)
+    ```
+
+    Args:
+        model: A module with parameters, wrapped or not, on the device for training.
+        inputs: The positional arguments of its forward, including an ``edge_index`` [2, E] or a
+            sparse matrix for each type of edges.
+        memory: The budget in bytes, or as in ``"8 GB"``; see :func:`wrap`.
+        prefer: ``"time"`` plans blocks wherever the saved tensors take 16 MiB or more, since they
+            are faster. ``"accuracy"`` plans stock PyG if it fits, then bit-identical gradients,
+            then gradients that differ in rounding.
+        nodes: The number of nodes of all types, for a graph of another size than in ``inputs``.
+        edges: The number of edges of all types, likewise.
+
+    Returns:
+        The plan: print it, ``save`` it, or pass it to :func:`wrap`.
+
+    Raises:
+        TypeError: If ``model`` is not a module, or ``memory`` is neither a number nor a string.
+        ValueError: If no graph is found in ``inputs``, ``memory`` or ``prefer`` is malformed, or
+            the model has no parameters.
+        MemoryBudgetError: If no plan fits. The message names the least memory that does.
+    """
+    check_module(model)
+    budget = parse_bytes(memory)
+    check_preference(prefer)
+    _check_size(nodes, edges)
+    patch = patch_of(model)
+    config = Config() if patch is None else patch.controller.config
+    try:
+        return plan_call(model, "forward", (inputs, {}), config, budget, prefer, nodes, edges)
+    except CannotShrink as reason:
+        raise ValueError(_NO_GRAPH.format(reason)) from reason
+
+
+def _check_size(nodes: int | None, edges: int | None) -> None:
+    for name, count in (("nodes", nodes), ("edges", edges)):
+        if count is not None:
+            check_count(name, count)
 
 
 def state_dict(model: nn.Module) -> dict[str, Any]:

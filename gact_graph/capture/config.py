@@ -54,6 +54,7 @@ class Config:
     adaptive: bool = True
     adapt_interval: int = 500
     pin: Mapping[str, int] = field(default_factory=dict)
+    widths: Mapping[str, float] = field(default_factory=dict)
     group_size: int = 256
     blocks: int | str | None = None
     min_bytes: int = MIN_BYTES

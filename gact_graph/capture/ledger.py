@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from gact_graph.capture.moments import Moments
 from gact_graph.capture.trace import Save
 from gact_graph.codecs import Context, Kept
 from gact_graph.support.rows import RECOMPUTED, Row
@@ -76,6 +77,7 @@ class Entry:
         of_edges: Whether the tensor was saved while messages were computed.
         storage_bytes: The bytes of the whole storage.
         is_owned: Whether the model or its inputs turned out to own the storage.
+        name: The name in the record of moments, if there is one.
     """
 
     row: Row
@@ -89,6 +91,7 @@ class Entry:
     of_edges: bool = False
     storage_bytes: int = 0
     is_owned: bool = False
+    name: str = ""
 
     def count_as_saved(self) -> None:
         """Count the tensor as saved by stock autograd, not only by another context."""
@@ -111,10 +114,15 @@ class Entry:
 
 
 class Ledger:
-    """Collects the contexts of one forward."""
+    """Collects the contexts of one forward.
 
-    def __init__(self) -> None:
+    Args:
+        moments: Records when contexts are saved and released; None to record nothing.
+    """
+
+    def __init__(self, moments: Moments | None = None) -> None:
         self._entries: list[Entry] = []
+        self._moments = moments
 
     def add(
         self,
@@ -160,6 +168,8 @@ class Ledger:
             storage_bytes=storage,
         )
         self._entries.append(entry)
+        if self._moments is not None:
+            entry.name = self._moments.saved(row.slot, context)
         return entry
 
     def add_baseline(self, slot: str, nbytes: int, tensor: Tensor | None = None) -> None:
@@ -226,6 +236,8 @@ class Ledger:
                 raw.add(place)
             if row.raw_bytes or row.stored_bytes:
                 rows.append(row)
+                if self._moments is not None and entry.name:
+                    self._moments.rows[entry.name] = row
         return rows
 
     def clear(self) -> None:

@@ -23,6 +23,7 @@ from gact_graph.capture.dropout import dropout
 from gact_graph.capture.in_place import backward_in_place
 from gact_graph.capture.ledger import Ledger, Sizes
 from gact_graph.capture.masks import JointMasks, mask_of
+from gact_graph.capture.moments import Moments
 from gact_graph.capture.nodes import Attribute, attributes_of
 from gact_graph.capture.noise import Noise
 from gact_graph.capture.operations import reads_of, reads_of_source
@@ -120,6 +121,7 @@ class Session:
             to run them as PyTorch does.
         layers: The report's rows of layers, to which edge work outside of layers is added.
         advise: The advice for backward that runs out of memory.
+        moments: Records the memory of the step; None to record nothing.
 
     Attributes:
         rows: The rows of the report, once forward has ended.
@@ -147,6 +149,7 @@ class Session:
         sparse_products: SparseProducts | None = None,
         layers: dict[str, LayerRow] | None = None,
         advise: Advise | None = None,
+        moments: Moments | None = None,
     ) -> None:
         self.owner = owner
         self.rows: list[Row] = []
@@ -187,7 +190,7 @@ class Session:
         self._calls_of_root = 0
         self._pending: list[Save] = []
         self._cache = ContextCache()
-        self._ledger = Ledger()
+        self._ledger = Ledger(moments)
         self._calls: Counter[str] = Counter()
         self._layers = layers
         self._advise = advise

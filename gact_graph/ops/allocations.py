@@ -8,23 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from gact_graph.ops import cpu
 
 
+class Watch(NamedTuple):
+    """The bytes of tensors on one device, above those at the start.
+
+    Attributes:
+        peak: Returns the peak in bytes since the start.
+        mark: Returns the peak in bytes since the last mark, or since the start.
+    """
+
+    peak: Callable[[], int]
+    mark: Callable[[], int]
+
+
 @contextmanager
-def watching_allocations() -> Iterator[Callable[[], int] | None]:
+def watching_allocations() -> Iterator[Watch | None]:
     """Watch this thread inside the context, and the backward passes that it calls.
 
     Yields:
-        A function that returns the peak of CPU tensors in bytes, above the bytes at the start; None
-        without compiled kernels or under a profiler of torch.
+        The watch; None without compiled kernels or under a profiler of torch.
     """
     library = cpu.load()
     if library is None or not library.start_watch():
         yield None
         return
     try:
-        yield library.most_watched
+        yield Watch(library.most_watched, library.mark_watch)
     finally:
         library.end_watch()

@@ -95,10 +95,10 @@ def test_backward_allocates_one_tensor_beside_the_gradient() -> None:
     for _ in range(2):
         out = model(x)
         gradient = torch.ones_like(out)
-        with watching_allocations() as most:
-            if most is None:
+        with watching_allocations() as watch:
+            if watch is None:
                 pytest.skip("no compiled kernels watch allocations")
             torch.autograd.grad(out, model[2].bias, gradient)
-            peak = most()
+            peak = watch.peak()
     # The input, decoded.
     assert peak < 1.5 * x.nbytes

@@ -1,4 +1,4 @@
-"""The memory budget of a wrapped model: it chooses a strategy, and a smaller one when needed."""
+"""The memory budget of a wrapped model: it plans a step, and a smaller one when needed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from torch import nn
 
 from gact_graph.adaptive.state_checks import check_keys
-from gact_graph.api.budget.estimate import STOCK, Estimate, Strategy, is_strategy
+from gact_graph.api.budget.estimate import STOCK, Strategy, is_strategy
 from gact_graph.api.budget.miniature import CannotShrink, GraphSize, Miniature
-from gact_graph.api.budget.trials import estimate_call
+from gact_graph.api.budget.plan import Plan
+from gact_graph.api.budget.planning import plan_call
 from gact_graph.api.forward import CompressedForward
-from gact_graph.api.report import format_bytes
 from gact_graph.capture.config import Config
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.peak import resident_bytes
@@ -28,42 +28,44 @@ class _Accepted:
     Attributes:
         size: The largest graph.
         shapes: The shapes of the tensors in the last call.
-        estimate: The estimate for this method; None while an estimate for another method suffices.
+        plan: The plan for this method; None while the plan for another method suffices.
     """
 
     size: GraphSize = GraphSize(0, 0)  # noqa: RUF009
     shapes: list[tuple[int, ...]] = field(default_factory=list)
-    estimate: Estimate | None = None
-
-
-class MemoryBudgetError(RuntimeError):
-    """No strategy fits the memory that was passed to ``gact_graph.wrap``."""
+    plan: Plan | None = None
 
 
 class Budget:
-    """Choose a strategy in the first training call, and again when a larger graph needs it.
+    """Plan the first training call, and again when a larger graph needs it.
 
     Args:
         memory: The budget in bytes.
         config: The settings that all strategies share.
+        prefer: What counts first among plans that fit: ``"time"`` or ``"accuracy"``.
+        plan: The plan of the user; None to make plans.
 
     Attributes:
         strategy: The chosen strategy; None before the first training call.
+        planned_bytes: The planned peak; None before the first training call.
     """
 
-    def __init__(self, memory: int, config: Config) -> None:
+    def __init__(self, memory: int, config: Config, prefer: str, plan: Plan | None = None) -> None:
         self.memory = memory
         self.strategy: Strategy | None = None
+        self.planned_bytes: int | None = None
         self._config = config
+        self._prefer = prefer
+        self._given = plan
         self._methods: dict[str, _Accepted] = {}
         self._grown = 0  # bytes that estimates have added to the process permanently
 
     def prepare(self, patch: CompressedForward, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Choose a strategy that fits a call of a method, before it runs.
+        """Take a strategy that fits a call of a method, before it runs.
 
         Raises:
             MemoryBudgetError: If no strategy fits.
-            ValueError: If no graph is found in the inputs.
+            ValueError: If no graph is found in the inputs, or it is larger than that of the plan.
         """
         patch.controller.owner.tracked = True
         accepted = self._methods.setdefault(patch.attribute, _Accepted())
@@ -92,43 +94,45 @@ class Budget:
         largest = GraphSize(
             max(size.nodes, accepted.size.nodes), max(size.edges, accepted.size.edges)
         )
-        # The estimate for the first method serves the others as long as its strategy fits.
-        estimates = (method.estimate for method in self._methods.values())
-        estimate = accepted.estimate or next(filter(None, estimates), None)
-        if estimate is None or not self._fits(estimate, largest):
-            # A graph with more edges per node may need another estimate.
-            estimate = accepted.estimate = self._estimate(patch, module, inputs, largest)
-        if not self._fits(estimate, largest):
-            strategy = estimate.choose()
-            if strategy is None:
-                needed = estimate.budget_for(estimate.smallest()[1])
-                raise MemoryBudgetError(
-                    f"Expected a memory budget that some strategy fits (got "
-                    f"{format_bytes(self.memory)} for {largest.nodes:,} nodes and "
-                    f"{largest.edges:,} edges: {estimate.smallest_as_text()}); pass "
-                    f"{format_bytes(needed - (estimate.memory or 0))} more, or use a smaller model "
-                    "or smaller batches"
-                )
-            self._take(patch, strategy)
+        if self._given is not None:
+            self._check(self._given, size)
+        # The plan for the first method serves the others as long as its strategy fits.
+        plans = (accepted.plan, self._given, *(method.plan for method in self._methods.values()))
+        plan = next(filter(None, plans), None)
+        if plan is None or not self._fits(plan, largest):
+            # A graph with more edges per node may need another plan.
+            plan = accepted.plan = self._plan(patch, module, inputs, largest)
+        if plan.strategy != self.strategy:
+            self._take(patch, plan.strategy)
+        self.planned_bytes = max(plan.peak_bytes, self.planned_bytes or 0)
         accepted.size = largest
 
-    def _fits(self, estimate: Estimate, size: GraphSize) -> bool:
-        return self.strategy is not None and estimate.fits(self.strategy, size)
+    def _check(self, plan: Plan, size: GraphSize) -> None:
+        """Raise ValueError if a graph is larger than that of the user's plan."""
+        if size.nodes > plan.nodes or size.edges > plan.edges:
+            raise ValueError(
+                f"Expected a graph of at most {plan.nodes:,} nodes and {plan.edges:,} edges, as in "
+                f"the plan (got {size.nodes:,} nodes and {size.edges:,} edges); make a plan for "
+                "this graph with gact_graph.plan, or pass memory="
+            )
 
-    def _estimate(
+    def _fits(self, plan: Plan, size: GraphSize) -> bool:
+        own = self._given is plan or plan.fits(size.nodes, size.edges, self.memory - self._grown)
+        return own and self.strategy in (None, plan.strategy)
+
+    def _plan(
         self, patch: CompressedForward, module: nn.Module, inputs: Any, size: GraphSize
-    ) -> Estimate:
+    ) -> Plan:
         before = resident_bytes()
-        with log_if_slow("estimating the memory of a training step"):
-            estimate = estimate_call(
+        with log_if_slow("planning a training step"):
+            plan = plan_call(
                 *(module, patch.attribute, inputs, self._config),
-                *(max(1, self.memory - self._grown), size.nodes, size.edges),
+                *(max(1, self.memory - self._grown), self._prefer, size.nodes, size.edges),
                 first=self.strategy,
-                choosing=True,
             )
         if before is not None and next(module.parameters()).device.type == "cpu":
             self._grown += max(0, (resident_bytes() or 0) - before)
-        return estimate
+        return plan
 
     def _take(self, patch: CompressedForward, strategy: Strategy) -> None:
         model = patch.first.module
@@ -141,7 +145,9 @@ class Budget:
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the strategy as plain values; None before the first training call."""
-        return None if self.strategy is None else self.strategy._asdict()
+        if self.strategy is None:
+            return None
+        return {**self.strategy._asdict(), "widths": dict(self.strategy.widths)}
 
     def load_state_dict(self, state: Mapping[str, Any] | None, patch: CompressedForward) -> None:
         """Restore the strategy of another run.
@@ -151,8 +157,10 @@ class Budget:
         """
         if state is None:
             return
-        check_keys("state['strategy']", state, ("level", "bits", "blocks"))
-        strategy = Strategy(**state)
+        # Version 0.7.0 did not save the last two.
+        check_keys("state['strategy']", state, ("level", "bits", "blocks"), ("widths", "measures"))
+        widths = tuple(sorted(state.get("widths", {}).items()))
+        strategy = Strategy(**{**state, "widths": widths})
         model = patch.first.module
         assert model is not None
         if not is_strategy(strategy, next(model.parameters()).device.type):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -16,26 +16,27 @@ from gact_graph.capture.config import Config
 
 MOST_BITS, LEAST_BITS = 8, 2
 
-QUARTER = 0.25
-"""The step of averages of bits, where slots and groups share them out."""
-
 _MARGIN, _MARGIN_BYTES = 0.04, 4 << 20
 """The free part of a budget, relative to the peak and in bytes, for the error of an estimate."""
 
 
 class Strategy(NamedTuple):
-    """A choice of level, bits and blocks.
+    """A choice of level, bits and blocks, and of a width for each saved tensor.
 
     Attributes:
         level: The ``level`` of :func:`gact_graph.wrap`; None for an uncompressed model.
-        bits: Average bits of an element of a quantized context, with :data:`QUARTER` between two
-            strategies; 32 if nothing is quantized.
+        bits: Average bits of an element of a quantized context; 32 if nothing is quantized.
         blocks: Whether message passing runs in blocks.
+        widths: Slots with bits of their own, in alphabetical order; those at 32 are exact.
+        measures: Whether steps measure sensitivities, if the model is adaptive. If not, the bits
+            remain those of :attr:`widths`.
     """
 
     level: str | None
     bits: float = 32
     blocks: bool = True
+    widths: tuple[tuple[str, float], ...] = ()
+    measures: bool = True
 
     @property
     def name(self) -> str:
@@ -44,12 +45,17 @@ class Strategy(NamedTuple):
             return "stock"
         if self.bits == 32:
             return f"{self.level} + blocks" if self.blocks else self.level
-        return f"{self.level}, {self.bits:g} bits"
+        exact = sum(width == 32 for _, width in self.widths)
+        return f"{self.level}, {self.bits:g} bits{f', {exact} exact' if exact else ''}"
 
     def config(self, base: Config) -> Config:
         """Return the settings of this strategy; every call is compressed, however small."""
-        blocks = "auto" if self.blocks else False
-        own = {"bits": self.bits, "level": self.level, "blocks": blocks, "min_bytes": 0}
+        level, blocks = self.level or "L0", "auto" if self.blocks else False
+        own = {"bits": self.bits, "level": level, "blocks": blocks, "min_bytes": 0}
+        if self.widths:
+            adaptive = base.adaptive and self.measures
+            bits = self.bits if adaptive else int(self.bits)
+            own |= {"widths": dict(self.widths), "adaptive": adaptive, "bits": bits}
         return Config(**vars(base) | own)
 
 
@@ -58,39 +64,32 @@ LOSSLESS = Strategy("lossless", blocks=False)
 BLOCKS = Strategy("lossless")
 
 
-_FASTEST = "L1"
-"""The first of the levels that quantize, on every device."""
-
-
 def quantizing(device_type: str) -> tuple[str, ...]:
     """Return the levels that quantize, the faster first."""
     return ("L1", "L2", "CB2") if device_type == "cuda" else ("L1", "CB2")
 
 
 def strategies(device_type: str) -> list[Strategy]:
-    """Return the strategies of whole bits, the most precise and of these the fastest first."""
+    """Return the strategies with the same bits for all, the most precise and of these the fastest
+    first."""
     widths = range(MOST_BITS, LEAST_BITS - 1, -1)
     coded = [Strategy(level, bits) for bits in widths for level in quantizing(device_type)]
     return [STOCK, LOSSLESS, BLOCKS, *coded]
 
 
 def is_strategy(strategy: Strategy, device_type: str) -> bool:
-    """Return whether a strategy is one of :func:`strategies`, or between two of them in bits."""
-    bits = strategy.bits
-    if isinstance(bits, bool) or not isinstance(bits, (int, float)):
-        return False
-    known = strategies(device_type)
-    return float(bits / QUARTER).is_integer() and all(s in known for s in _whole(strategy))
-
-
-def _whole(strategy: Strategy) -> tuple[Strategy, Strategy]:
-    """Return the strategies of whole bits around a strategy: the narrower and the wider."""
-    widths = math.floor(strategy.bits), math.ceil(strategy.bits)
-    return strategy._replace(bits=widths[0]), strategy._replace(bits=widths[1])
+    """Return whether a model on this device can train with a strategy."""
+    if strategy._replace(widths=(), measures=True) in strategies(device_type):
+        return strategy.measures or bool(strategy.widths)
+    levels = quantizing(device_type)
+    return strategy.level in levels and strategy.blocks and bool(strategy.widths)
 
 
 class Line(NamedTuple):
-    """Bytes as a linear function of the share of the graph: ``fixed + growing * share``."""
+    """Bytes as a linear function of the share of the graph: ``fixed + growing * share``.
+
+    Neither is negative.
+    """
 
     fixed: float
     growing: float
@@ -107,18 +106,31 @@ class Line(NamedTuple):
         """Return the sum of two lines."""
         return Line(self.fixed + other.fixed, self.growing + other.growing)
 
+    @classmethod
+    def through(cls, low: float, high: float, shares: tuple[float, float]) -> Line:
+        """Return the line through the bytes at two shares; through zero if they are the same."""
+        first, second = shares
+        if second <= first:
+            return cls(0.0, high / second)
+        growing = max(0.0, (high - low) / (second - first))
+        return cls(max(0.0, high - growing * second), growing)
+
 
 @dataclass(frozen=True)
 class Cost:
     """The memory of a training step.
 
     Attributes:
-        peak: The peak, including gradients.
+        peaks: The peak of each part of the step, including gradients.
         saved: The tensors saved for backward.
     """
 
-    peak: Line
+    peaks: Sequence[Line]
     saved: Line
+
+    def peak_at(self, share: float) -> float:
+        """Return the peak of the step in bytes, for a share of the graph."""
+        return max(line.at(share) for line in self.peaks)
 
 
 @dataclass(frozen=True)
@@ -154,7 +166,7 @@ class Estimate:
     the training loop besides a classification loss are not included.
 
     Attributes:
-        strategies: The strategies of whole bits by increasing loss of precision.
+        strategies: The strategies, from the preferred to the last.
         rows: The row of each of these.
         size: The size of the graph.
         memory: The budget in bytes; None without a budget.
@@ -167,9 +179,8 @@ class Estimate:
         size: GraphSize,
         memory: int | None,
         standing: int = 0,
-        quarters: bool = False,
     ) -> None:
-        self._costs, self._quarters = costs, quarters
+        self._costs = costs
         self.standing = standing
         self.size = size
         self.memory = memory
@@ -178,20 +189,11 @@ class Estimate:
 
     def within(self, memory: int) -> Estimate:
         """Return the same estimate for another budget, in bytes."""
-        return Estimate(self._costs, self.size, memory, self.standing, self._quarters)
+        return Estimate(self._costs, self.size, memory, self.standing)
 
     def choose(self) -> Strategy | None:
-        """Return the first strategy that fits; None if there is none.
-
-        Where averages of bits may be fractions, the fastest level has those that fill the budget.
-        """
-        found = next((s for s in self.strategies if self._fits(self.peak_of(s))), None)
-        # Slower levels have whole bits: else more memory could mean fewer bits, in a faster level.
-        if found is None or not self._quarters or found.level != _FASTEST:
-            return found
-        while self.fits(wider := found._replace(bits=found.bits + QUARTER), self.size):
-            found = wider
-        return found
+        """Return the first strategy that fits; None if there is none."""
+        return next((s for s in self._costs if self._fits(self.peak_of(s))), None)
 
     def smallest(self) -> tuple[Strategy, float]:
         """Return the strategy with the lowest peak, and its peak in bytes."""
@@ -206,10 +208,7 @@ class Estimate:
 
     def peak_of(self, strategy: Strategy, share: float = 1.0) -> float:
         """Return the peak of a strategy in bytes, for a share of the graph."""
-        narrow, wide = _whole(strategy)
-        between = strategy.bits - narrow.bits
-        least, most = (self._costs[s].peak.at(share) for s in (narrow, wide))
-        return self.standing + least + between * (most - least)
+        return self.standing + self._costs[strategy].peak_at(share)
 
     def fits(self, strategy: Strategy, size: GraphSize) -> bool:
         """Return whether a strategy fits the budget; False if its cost is unknown.
@@ -220,7 +219,7 @@ class Estimate:
         """
         nodes = size.nodes / max(1, self.size.nodes)
         edges = size.edges / max(1, self.size.edges)
-        known = all(s in self._costs for s in _whole(strategy))
+        known = strategy in self._costs
         return known and self._fits(self.peak_of(strategy, max(nodes, edges)))
 
     @staticmethod
@@ -240,7 +239,7 @@ class Estimate:
     def _row(self, strategy: Strategy) -> Row:
         peak, saved = self.peak_of(strategy), self._costs[strategy].saved.at(1.0)
         fits = None if self.memory is None else self._fits(peak)
-        return Row(strategy.name, *strategy, round(peak), round(saved), fits)
+        return Row(strategy.name, *strategy[:3], round(peak), round(saved), fits)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         title = f"one step: {self.size.nodes:,} nodes, {self.size.edges:,} edges"

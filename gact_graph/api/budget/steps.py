@@ -5,19 +5,21 @@ from __future__ import annotations
 import copy
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gact_graph.api.budget.estimate import Strategy
-from gact_graph.api.controller import Controller
 from gact_graph.api.install import install, patch_of, remove
+from gact_graph.api.report.contexts import Contexts
 from gact_graph.capture.config import Config
-from gact_graph.ops.allocations import watching_allocations
+from gact_graph.capture.moments import Moments
+from gact_graph.ops.allocations import Watch, watching_allocations
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.peak import PeakMeter, resident_bytes
 from gact_graph.support.run_state import RunState
@@ -35,17 +37,33 @@ class Trial:
         share: The part, as a share of the graph.
         held: The inputs.
         peak: The peak above the memory in use before, including gradients.
-        raw: The tensors that stock autograd would save.
-        saved: The tensors saved in their place.
-        coded: The number of quantized elements.
+        contexts: The saved tensors of the last step.
+        steps: The record of each step.
+        seconds: The duration of the last step.
     """
 
     share: float
     held: int
     peak: int
-    raw: int = 0
-    saved: int = 0
-    coded: int = 0
+    contexts: Contexts = field(default_factory=Contexts)
+    steps: Sequence[Moments] = ()
+    seconds: float = 0.0
+
+    @property
+    def saved(self) -> int:
+        """The bytes of the saved tensors."""
+        return self.contexts.stored_bytes
+
+    @property
+    def coded(self) -> int:
+        """The number of quantized elements."""
+        return sum(row.numel for row in self.contexts.contexts if row.bits is not None)
+
+    @property
+    def sensitivities(self) -> dict[str, float]:
+        """The sensitivity of each slot; empty if none was measured."""
+        rows = self.contexts.contexts
+        return {row.slot: row.sensitivity for row in rows if row.sensitivity is not None}
 
 
 class TrainedCopy:
@@ -72,11 +90,9 @@ class TrainedCopy:
             for name in [*vars(module)]:
                 if name.startswith("_cached_"):  # PyG's layers cache results for the whole graph
                     setattr(module, name, None)
-        # Sensitivities are measured in the first step, and bits follow them in the second.
-        self._steps = 2 if strategy.bits < 32 and config.adaptive else 1
-        self._controller: Controller | None = None
-        if strategy.level is not None:
-            self._controller = install(model, strategy.config(config), (method,)).controller
+        # The first step measures sensitivities, and finds the results that need no memory.
+        self._steps = 2 if strategy.blocks else 1
+        self._controller = install(model, strategy.config(config), (method,)).controller
         self._attributes = [(module, dict(vars(module))) for module in model.modules()]
 
     @property
@@ -104,18 +120,25 @@ class TrainedCopy:
 
     def _train(self, inputs: tuple[Any, Any], share: float) -> Trial:
         controller = self._controller
-        if controller is not None and controller.blocks is not None:
+        if controller.blocks is not None:
             controller.blocks.share = max(share, _LEAST_BLOCK)
         held = sum(part.nbytes for t in tensors_in(inputs) for part in parts_of(t))
-        with watching_peak(self._device) as peak_bytes:
+        steps: list[Moments] = []
+        with watching(self._device) as watch:
             for _ in range(self._steps):
-                self._step(*inputs)
-            peak = peak_bytes()
-        if controller is None:
-            return Trial(share, held, peak)
-        report = controller.report
-        coded = sum(row.numel for row in report.contexts if row.codec == "quantize")
-        return Trial(share, held, peak, report.raw_bytes, report.stored_bytes, coded)
+                watch.mark()
+                controller.moments = Moments(watch.mark)
+                steps.append(controller.moments)
+                start = monotonic()
+                try:
+                    self._step(*inputs)
+                finally:
+                    controller.moments.close()
+                    controller.moments = None
+                seconds = monotonic() - start
+            peak = watch.peak()
+        contexts = Contexts(controller.report.contexts)
+        return Trial(share, held, peak, contexts, steps, seconds)
 
     def _step(self, args: Any, kwargs: Any) -> None:
         self._model.zero_grad(set_to_none=True)
@@ -128,8 +151,7 @@ class TrainedCopy:
         for module, attributes in self._attributes:
             vars(module).clear()
             vars(module).update(attributes)
-        if self._controller is not None:
-            self._controller.forget()
+        self._controller.forget()
 
 
 @contextmanager
@@ -151,10 +173,10 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def watching_peak(device: torch.device) -> Iterator[Callable[[], int]]:
-    """Yield a function that returns the peak in bytes since the context was entered.
+def watching(device: torch.device) -> Iterator[Watch]:
+    """Watch the bytes that are allocated inside the context.
 
-    On a CPU the peak is that of torch's allocator if it can be watched, or of the resident set.
+    On a CPU they are those of torch's allocator if it can be watched, or of the resident set.
 
     Raises:
         RuntimeError: If the memory of the process is unknown.
@@ -172,7 +194,11 @@ def watching_peak(device: torch.device) -> Iterator[Callable[[], int]]:
                 )
         meter = stack.enter_context(PeakMeter(device))
         before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-        yield lambda: (meter.peak_bytes or 0) - before
+
+        def peak() -> int:
+            return (meter.peak_bytes or 0) - before
+
+        yield Watch(peak, peak)
 
 
 def _loss(output: Tensor) -> Tensor:

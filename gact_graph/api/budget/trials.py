@@ -1,13 +1,13 @@
 """Trials of strategies on parts of the graph, and the memory of the whole graph by extrapolation.
 
-A peak is the highest of several moments of a step, each a linear function of the size of the graph.
-So the whole graph takes at least the extrapolation of two parts, and at most the peak of one part
-divided by its share. Parts grow until the bounds are close.
+A part of a step takes memory that is linear in the size of the graph, so two trials determine it
+for the whole. Mixed strategies come from a model of these parts, and a trial of each corrects it.
 """
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,9 +27,11 @@ from gact_graph.api.budget.estimate import (
     quantizing,
     strategies,
 )
+from gact_graph.api.budget.memory_model import alike
 from gact_graph.api.budget.miniature import CannotShrink, GraphSize, Miniature
+from gact_graph.api.budget.mixed import Mixed
 from gact_graph.api.budget.steps import TrainedCopy, Trial, undisturbed
-from gact_graph.capture.config import Config
+from gact_graph.capture.config import MIN_BYTES, Config
 from gact_graph.support.peak import resident_bytes
 
 _EDGES, _NODES = 1 << 14, 1 << 10
@@ -38,14 +40,11 @@ _EDGES, _NODES = 1 << 14, 1 << 10
 _FEW_EDGES, _FEW_NODES = 1 << 9, 1 << 6
 """The size of the very first part, tried while its memory is unknown."""
 
-_MOST = 0.5
+_MOST = 0.25
 """The share of the largest part."""
 
 _LARGER = 1.25
 """The least ratio of the sizes of two parts from which a line can be extrapolated."""
-
-_CLOSE = 1.1
-"""The ratio of the upper to the lower bound of a peak at which no larger part is needed."""
 
 _MOMENTS = 2
 """Tensors per parameter that the optimizer is expected to keep."""
@@ -68,8 +67,6 @@ def estimate_call(
     memory: int | None,
     nodes: int | None = None,
     edges: int | None = None,
-    first: Strategy | None = None,
-    choosing: bool = False,
 ) -> Estimate:
     """Estimate the memory of a training step under each strategy by trials on parts of the graph.
 
@@ -81,25 +78,38 @@ def estimate_call(
         memory: The budget in bytes, which holds for the trials, too.
         nodes: The number of nodes to extrapolate to; default: as in the inputs.
         edges: The number of edges to extrapolate to; default: as in the inputs.
-        first: The strategy to try before all others.
-        choosing: Whether to stop at the first strategy that fits.
 
     Raises:
         CannotShrink: If the inputs have no parts that the model runs on.
     """
     with undisturbed(next(model.parameters()).device):
-        search = Search(model, method, inputs, config, memory, nodes, edges, choosing)
-        if not choosing:
-            search.try_all()
-        elif first is None or not search.fits(first):
-            search.choose()
+        search = Search(model, method, inputs, config, memory, nodes, edges)
+        search.try_all()
         estimate = search.estimate()
         del search  # and its copy of the model, before memory is released
         return estimate
 
 
 class Search:
-    """The trials of one call of a model; see :func:`estimate_call`."""
+    """The trials of one call of a model.
+
+    Args:
+        model: The module.
+        method: The name of the method that training calls.
+        inputs: The positional and named arguments of the method.
+        config: The settings that all strategies share.
+        memory: The budget in bytes, which holds for the trials, too; None for none.
+        nodes: The number of nodes to extrapolate to; default: as in the inputs.
+        edges: The number of edges to extrapolate to; default: as in the inputs.
+        prefer: What counts first among strategies that fit, ``"time"`` or ``"accuracy"``; None to
+            estimate strategies that do not fit with the same care.
+
+    Attributes:
+        size: The size of the graph to extrapolate to.
+
+    Raises:
+        CannotShrink: If the inputs have no parts that the model runs on.
+    """
 
     def __init__(
         self,
@@ -110,22 +120,23 @@ class Search:
         memory: int | None,
         nodes: int | None = None,
         edges: int | None = None,
-        choosing: bool = False,
+        prefer: str | None = None,
     ) -> None:
         self._model, self._method, self._config = model, method, config
-        self._memory, self._choosing = memory, choosing
+        self._memory, self._prefer = memory, prefer
         self._miniature = Miniature(*inputs)
         own = self._miniature.size
-        self._size = GraphSize(nodes or own.nodes, edges or own.edges)
+        self.size = GraphSize(nodes or own.nodes, edges or own.edges)
         self._device = next(model.parameters()).device
         self._resident = resident_bytes()
         self._parameters = 0
         self._fixed = float("inf")  # bytes that a step takes for any graph, once known
         self._costs: dict[Strategy, Cost] = {}
         self._trials: dict[tuple[Strategy, float], Trial] = {}
+        self._largest: dict[Strategy, Trial] = {}  # of each strategy with a known cost
         self._copy: TrainedCopy | None = None  # for the last strategy
         self._coded = [Strategy(level, LEAST_BITS) for level in quantizing(self._device.type)]
-        self._second = min(_MOST / 2, self._share_of(_NODES, _EDGES))
+        self._second = min(_MOST, self._share_of(_NODES, _EDGES))
         few = self._share_of(_FEW_NODES, _FEW_EDGES)
         self._first = self._run(STOCK, min(self._second / 4, few))
 
@@ -134,32 +145,68 @@ class Search:
         for strategy in (STOCK, LOSSLESS, BLOCKS, *self._coded):
             self._find_cost(strategy)
 
-    def choose(self) -> None:
-        """Find costs until the first strategy that fits is known, or that no strategy fits."""
-        if self.fits(STOCK):
-            return
+    def choose(self, first: Strategy | None = None) -> Strategy | None:
+        """Return the preferred strategy that fits; None if there is none.
+
+        Args:
+            first: The strategy that is preferred to all others.
+        """
+        stock_fits = self._fits(STOCK)
+        if first is not None and self._fits(first):
+            return first
+        if stock_fits and (self._prefer == "accuracy" or self._is_small):
+            return STOCK
         is_far = self.estimate().peak_of(STOCK) > _FAR * (self._memory or 0)
         if is_far and not any(self._may_fit(strategy) for strategy in self._coded):
-            return  # exact strategies take no less
-        for strategy in (LOSSLESS, BLOCKS, *self._coded):
-            if self.fits(strategy):
-                return
+            return None  # exact strategies take no less
+        exact = (LOSSLESS, BLOCKS) if self._prefer == "accuracy" else (BLOCKS,)
+        fastest, *others = self._coded
+        return (
+            next(filter(self._fits, exact), None)
+            or self._mixed(fastest)
+            or next(filter(None, map(self._widest, (fastest, *others))), None)
+        )
 
-    def fits(self, strategy: Strategy) -> bool:
-        """Return whether a strategy fits the budget."""
+    def _widest(self, coded: Strategy) -> Strategy | None:
+        """Return the most bits with which a strategy that quantizes all tensors fits."""
+        self._fits(coded)
+        bits = range(MOST_BITS, LEAST_BITS - 1, -1)
+        return next(filter(self._fits, (coded._replace(bits=b) for b in bits)), None)
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether compression would save little, in a step that takes long beside the savings."""
+        return self._costs[STOCK].saved.at(1.0) < MIN_BYTES
+
+    def _fits(self, strategy: Strategy) -> bool:
+        """Return whether a strategy fits the budget; for one that quantizes, with some bits."""
         if strategy not in self._costs:
-            quantizes = strategy.bits < 32
-            self._find_cost(strategy._replace(bits=LEAST_BITS) if quantizes else strategy)
-        return self.estimate().fits(strategy, self._size)
+            self._find_cost(_tried_for(strategy))
+        return self.estimate().fits(strategy, self.size)
 
     def estimate(self) -> Estimate:
         """Return the estimate by the costs known so far."""
-        known = {s: self._costs[s] for s in strategies(self._device.type) if s in self._costs}
-        quarters = self._config.adaptive
-        return Estimate(known, self._size, self._memory, self._standing, quarters)
+        uniform = [s for s in strategies(self._device.type) if s in self._costs]
+        costs = {s: self._costs[s] for s in (*uniform, *self._costs)}
+        return Estimate(costs, self.size, self._memory, self.standing)
+
+    def peaks_of(self, strategy: Strategy) -> Sequence[Line]:
+        """Return the peak of each part of a step, without :attr:`standing`."""
+        return self._costs[strategy].peaks
+
+    def largest_trial(self, strategy: Strategy) -> Trial:
+        """Return the trial of a strategy on the largest part, or of the same with fewer bits."""
+        return self._largest[_tried_for(strategy)]
 
     @property
-    def _standing(self) -> int:
+    def sensitivities(self) -> dict[str, float]:
+        """The sensitivity of each slot, as far as they were measured."""
+        trial = self._largest.get(self._coded[0])
+        return {} if trial is None else trial.sensitivities
+
+    @property
+    def standing(self) -> int:
+        """Bytes that any strategy takes: the state of the optimizer, and libraries."""
         return _MOMENTS * self._parameters + self._grown()
 
     def _may_fit(self, strategy: Strategy) -> bool:
@@ -173,53 +220,83 @@ class Search:
 
     def _find_cost(self, strategy: Strategy) -> None:
         """Find the cost of a strategy; if it quantizes, for all numbers of bits."""
+        self._add_cost(strategy, *self._pair(strategy))
+
+    def _pair(self, strategy: Strategy, anyway: bool = False) -> tuple[Trial, Trial]:
+        """Return the trials of a strategy on two parts, or on one if that shows it does not fit.
+
+        Args:
+            strategy: The strategy.
+            anyway: Whether to try the larger part even so.
+        """
         low = self._first
         if strategy != STOCK:
             low = self._run(strategy, self._share_after(self._first, self._second / 4))
-        high = low
-        if not self._is_hopeless(low):
-            high = self._run(strategy, self._share_after(low, self._second))
-        while not self._are_enough(strategy, low, high):
-            share = self._share_after(high, min(_MOST, 4 * high.share))
-            if share < 1.5 * high.share:
-                break
-            low, high = high, self._run(strategy, share)
-        self._add_cost(strategy, low, high)
+        if self._is_hopeless(low) and not anyway:
+            return low, low
+        return low, self._run(strategy, self._share_after(low, self._second))
 
     def _add_cost(self, strategy: Strategy, low: Trial, high: Trial) -> None:
         """Extrapolate two trials of a strategy to its cost."""
-        peak = _line(low, high, "peak")
+        cost = Cost(self._lines(low, high), _line(low, high, "saved"))
         if strategy == STOCK:
-            self._fixed = max(peak.fixed, self._parameters) + _FIXED
-        if high.peak / high.share > _CLOSE * peak.at(1.0):
-            peak = Line(0.0, high.peak / high.share)
-        if strategy == LOSSLESS and STOCK in self._costs:
-            self._costs[STOCK] = Cost(self._costs[STOCK].peak, _line(low, high, "raw"))
-        self._costs[strategy] = cost = Cost(peak, _line(low, high, "saved"))
-        if strategy.bits < 32:
+            self._fixed = max(*(line.fixed for line in cost.peaks), self._parameters) + _FIXED
+        self._costs[strategy], self._largest[strategy] = cost, high
+        if strategy.bits < 32 and not strategy.widths:
             element = _line(low, high, "coded")
             for bits in range(LEAST_BITS, MOST_BITS + 1):
                 more = element.times((bits - LEAST_BITS) / 8)
-                wider = Cost(cost.peak.plus(more), cost.saved.plus(more))
+                wider = Cost([line.plus(more) for line in cost.peaks], cost.saved.plus(more))
                 self._costs[strategy._replace(bits=bits)] = wider
+
+    def _lines(self, low: Trial, high: Trial) -> list[Line]:
+        """Return the peak of each part of a strategy's steps."""
+        if not high.steps or not all(map(alike, low.steps, high.steps)):
+            fixed = min(self._parameters, high.peak)  # gradients; other bytes may all grow
+            return [Line(fixed, (high.peak - fixed) / high.share)]
+        return [
+            Line.through(a.peak, b.peak, (low.share, high.share))
+            for one, two in zip(low.steps, high.steps, strict=True)
+            for a, b in zip(one.moments, two.moments, strict=True)
+        ]
+
+    def _mixed(self, coded: Strategy) -> Strategy | None:
+        """Return the mixed strategy with the least error that fits.
+
+        Bisection takes the same way for all budgets up to where one of two fits and the other does
+        not, so more memory never means a strategy with more error.
+        """
+        if not self._config.adaptive:
+            return None
+        exact_pair, coded_pair = (self._pair(s, anyway=True) for s in (BLOCKS, coded))
+        self._add_cost(BLOCKS, *exact_pair)
+        self._add_cost(coded, *coded_pair)
+        mixed = Mixed.of(exact_pair, coded_pair, coded)
+        if mixed is None:
+            return None
+        least, most = -1, len(mixed.rungs)
+        while most - least > 1:
+            middle = (least + most) // 2
+            strategy = mixed.strategy(middle)
+            trial = self._largest[strategy] = self._run(strategy, mixed.share)
+            self._costs[strategy] = mixed.corrected(middle, trial)
+            if self._fits(strategy):
+                least = middle
+            else:
+                most = middle
+        return None if least < 0 else mixed.strategy(least)
 
     def _is_hopeless(self, trial: Trial) -> bool:
         """Return whether a single trial shows that a strategy does not fit."""
         growing = max(0.0, trial.peak - self._fixed)
-        return self._choosing and not self._is_kept(trial.peak - growing + growing / trial.share)
+        is_kept = self._is_kept(trial.peak - growing + growing / trial.share)
+        return self._prefer is not None and not is_kept
 
     def _is_kept(self, peak: float) -> bool:
-        return Estimate.budget_for(self._standing + peak) <= (self._memory or 0)
-
-    def _are_enough(self, strategy: Strategy, low: Trial, high: Trial) -> bool:
-        """Return whether two trials determine the peak, or whether it fits."""
-        least, most = _line(low, high, "peak").at(1.0), high.peak / high.share
-        if self._memory is None or most <= _CLOSE * least:
-            return most <= _CLOSE * least
-        return not self._is_kept(least) or (strategy.bits == 32 and self._is_kept(most))
+        return Estimate.budget_for(self.standing + peak) <= (self._memory or 0)
 
     def _share_of(self, nodes: int, edges: int) -> float:
-        return max(edges / max(1, self._size.edges), nodes / max(1, self._size.nodes))
+        return max(edges / max(1, self.size.edges), nodes / max(1, self.size.nodes))
 
     def _share_after(self, trial: Trial, wanted: float) -> float:
         """Return the share of a part that keeps to the budget, judging by an earlier trial."""
@@ -251,8 +328,8 @@ class Search:
             self._copy = TrainedCopy(self._model, self._method, strategy, config)
         own = self._miniature.size
         inputs = self._miniature.shrunk(
-            share * self._size.nodes / max(1, own.nodes),
-            share * self._size.edges / max(1, own.edges),
+            share * self.size.nodes / max(1, own.nodes),
+            share * self.size.edges / max(1, own.edges),
         )
         try:
             trial = self._copy.train(inputs, share)
@@ -265,10 +342,12 @@ class Search:
         return trial
 
 
+def _tried_for(strategy: Strategy) -> Strategy:
+    """Return the strategy whose trials have the contexts of a strategy."""
+    is_uniform = strategy.bits < 32 and not strategy.widths
+    return strategy._replace(bits=LEAST_BITS) if is_uniform else strategy
+
+
 def _line(low: Trial, high: Trial, name: str) -> Line:
-    """Return the line through two trials; slope and intercept are not negative."""
-    at_low, at_high = getattr(low, name), getattr(high, name)
-    if high.share <= low.share:
-        return Line(0.0, at_high / high.share)
-    growing = max(0.0, (at_high - at_low) / (high.share - low.share))
-    return Line(max(0.0, at_high - growing * high.share), growing)
+    sizes = getattr(low, name), getattr(high, name)
+    return Line.through(*sizes, (low.share, high.share))

@@ -18,8 +18,15 @@ from gact_graph.support.rows import LayerRow
 
 _NUMBERS = (
     *("raw_bytes", "stored_bytes", "host_bytes", "rate", "average_bits", "variance_ratio"),
-    *("gradient_error", "measurements", "forward_seconds", "peak_bytes", "strategy", "halo_bytes"),
-    *("order_bytes", "order_seconds", "spared_below"),
+    *(
+        "gradient_error",
+        "measurements",
+        "forward_seconds",
+        "peak_bytes",
+        "strategy",
+        "planned_bytes",
+    ),
+    *("halo_bytes", "order_bytes", "order_seconds", "spared_below"),
 )
 _OF_CONTEXTS = (
     *("slot", "role", "codec", "bits", "sensitivity", "raw_bytes", "stored_bytes", "host_bytes"),
@@ -50,6 +57,8 @@ class Report(Contexts):
             encoded.
         strategy: Choice of a memory budget, such as ``"stock"`` or ``"L1, 4 bits"``; None without a
             budget, and before it has chosen.
+        planned_bytes: The peak that the plan of the memory budget expects, of the bytes that
+            training adds; None without a budget.
         halo_bytes: Bytes that this process has sent to others since the start of the last forward:
             rows of nodes and, after backward, their gradients; None for a graph in one part.
         forward_seconds: Time of the forwards of the last step, including saving; None on CUDA,
@@ -69,6 +78,7 @@ class Report(Contexts):
     swaps_from: int | None = None
     spared_below: int | None = None
     strategy: str | None = None
+    planned_bytes: int | None = None
     halo_bytes: int | None = None
     forward_seconds: float | None = None
     peak_bytes: int | None = None
@@ -220,7 +230,10 @@ class Report(Contexts):
                 "restored from it"
             )
         if self.strategy is not None:
-            yield f"chosen for the memory budget: {self.strategy}"
+            planned = ""
+            if self.planned_bytes is not None:
+                planned = f"; planned peak {format_bytes(self.planned_bytes)}"
+            yield f"chosen for the memory budget: {self.strategy}{planned}"
         if self.spared_below is not None:
             yield (
                 f"contexts stay uncompressed until {format_bytes(self.spared_below)} are saved: "

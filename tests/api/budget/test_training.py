@@ -22,7 +22,7 @@ from torch_geometric.nn import (
 )
 
 import gact_graph
-from gact_graph.api.budget.steps import watching_peak
+from gact_graph.api.budget.steps import watching
 from gact_graph.api.report.names import parse_bytes
 from gact_graph.support.storage import tensors_in
 
@@ -141,9 +141,9 @@ def test_a_budget_below_stock_is_kept(make: Callable[[], Case]) -> None:
         assert ways[-1] != "stock" and (ways[0] == "stock") == (make is growing)
     optimizer.zero_grad()
     for arguments in case.calls:
-        with watching_peak(CPU) as peak_bytes:
+        with watching(CPU) as watch:
             step(arguments)
-            assert peak_bytes() <= memory
+            assert watch.peak() <= memory
         optimizer.step()
         optimizer.zero_grad()  # a watch does not see the end of earlier tensors
     assert all(p.isfinite().all() for p in model.parameters())

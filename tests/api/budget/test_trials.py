@@ -13,10 +13,12 @@ from torch_geometric.nn import GAT, GCN, GCNConv, GraphSAGE
 
 import gact_graph
 from gact_graph.api.budget import trials
-from gact_graph.api.budget.estimate import LOSSLESS, STOCK, Estimate, Strategy
+from gact_graph.api.budget.estimate import LOSSLESS, STOCK, Strategy
 from gact_graph.api.budget.steps import Trial
 from gact_graph.api.budget.trials import Search, estimate_call
+from gact_graph.api.report.contexts import Contexts
 from gact_graph.capture.config import Config
+from gact_graph.support.rows import Row
 
 MB = 10**6
 PEAKS = {"stock": 100, "lossless": 80, "lossless + blocks": 60, "L1, 2 bits": 40, "CB2, 2 bits": 30}
@@ -43,36 +45,47 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def run(self: Search, strategy: Strategy, share: float, config: Config) -> Trial:
         names.append(strategy.name)
-        peak = round(share * PEAKS[strategy.name] * MB)
-        return Trial(share, 0, peak, raw=peak, saved=peak // 2, coded=round(share * 4 * MB))
+        peak, coded = round(share * PEAKS[strategy.name] * MB), round(share * 4 * MB)
+        codes = Row("codes", "node", "quantize", (), coded, 2, peak, peak // 2)
+        kept = Row("kept", "node", "keep", (), coded, None, peak, peak // 2)
+        return Trial(share, 0, peak, Contexts([codes if strategy.bits < 32 else kept]))
 
     monkeypatch.setattr(Search, "_trial", run)
     monkeypatch.setattr(trials, "resident_bytes", lambda: 0)
     return names
 
 
+EXACT = {"stock", "lossless + blocks"}
+
+
 @pytest.mark.parametrize(
-    ("memory", "expected", "strategy"),
+    ("memory", "prefer", "expected", "strategy"),
     [
-        (110, {"stock"}, "stock"),
-        (95, {"stock", "lossless"}, "lossless"),
-        (70, {"stock", "lossless + blocks", "lossless"}, "lossless + blocks"),
-        (49, {"stock", "lossless", "lossless + blocks", "L1, 2 bits"}, "L1, 8 bits"),
-        (47, {"stock", "lossless", "lossless + blocks", "L1, 2 bits"}, "L1, 4.25 bits"),
-        (40, {*PEAKS}, "CB2, 8 bits"),
+        (110, "time", EXACT, "lossless + blocks"),
+        (110, "accuracy", {"stock"}, "stock"),
+        (95, "accuracy", {"stock", "lossless"}, "lossless"),
+        (70, "time", EXACT, "lossless + blocks"),
+        (70, "accuracy", {*EXACT, "lossless"}, "lossless + blocks"),
+        (49, "time", {*EXACT, "L1, 2 bits"}, "L1, 8 bits"),
+        (47, "time", {*EXACT, "L1, 2 bits"}, "L1, 4 bits"),
+        (40, "accuracy", {*PEAKS}, "CB2, 8 bits"),
     ],
 )
 def test_a_budget_tries_no_more_than_it_takes_to_choose(
-    tried: list[str], memory: int, expected: set[str], strategy: str
+    tried: list[str], memory: int, prefer: str, expected: set[str], strategy: str
 ) -> None:
-    model = gact_graph.wrap(Net(), memory=memory * MB)
+    model = gact_graph.wrap(Net(), memory=memory * MB, prefer=prefer)
     model(*graph())
     assert {*tried} == expected
     assert gact_graph.report(model).strategy == strategy
 
 
 @pytest.mark.parametrize(
-    ("memory", "expected"), [(30, [*PEAKS]), (18, ["stock", "L1, 2 bits", "CB2, 2 bits"])]
+    ("memory", "expected"),
+    [
+        (30, ["stock", "lossless + blocks", "L1, 2 bits", "CB2, 2 bits"]),
+        (18, ["stock", "L1, 2 bits", "CB2, 2 bits"]),
+    ],
 )
 def test_a_far_too_small_budget_is_refused_by_the_smallest_strategies_alone(
     tried: list[str], memory: int, expected: list[str]
@@ -113,7 +126,7 @@ def test_a_refusal_takes_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = torch.randn(100_000, 64), torch.randint(100_000, (2, 800_000))
     with pytest.raises(gact_graph.MemoryBudgetError):
         model(*inputs)
-    assert Steps.count <= 4  # two with stock, and one with each of the smallest strategies
+    assert Steps.count <= 6  # two with stock, and two with each of the smallest strategies
 
 
 class Basis(nn.Module):
@@ -130,7 +143,7 @@ class Basis(nn.Module):
 
 
 def test_memory_that_does_not_grow_with_the_graph_refuses_no_budget() -> None:
-    model = gact_graph.wrap(Basis(), memory="600 MB")
+    model = gact_graph.wrap(Basis(), memory="600 MB", prefer="accuracy")
     model(torch.randn(50_000, 16), torch.randint(50_000, (2, 200_000)))
     assert gact_graph.report(model).strategy == "stock"
 
@@ -156,7 +169,7 @@ def test_a_table_has_every_strategy_and_is_not_ruled_by_a_budget(tried: list[str
     found = gact_graph.estimate(Net(), *graph(), memory=110 * MB)
     assert {*tried} == {*PEAKS}
     assert {row.bits for row in found.rows} == {32, *range(2, 9)}
-    assert found.rows[0].saved_bytes == 80 * MB  # what the lossless trial says of stock
+    assert found.rows[0].saved_bytes == 50 * MB
 
 
 def test_a_strategy_that_was_taken_is_tried_first_whatever_else_fits(tried: list[str]) -> None:
@@ -276,9 +289,9 @@ def test_no_trial_takes_more_than_half_of_the_budget(
 
 def test_a_strategy_that_cannot_be_told_counts_with_the_most_it_may_take(tried: list[str]) -> None:
     """Its parts end where they reach half of the budget."""
-    found = estimate_call(Net(), "forward", (graph(), {}), Config(), 2 * MB, choosing=True)
-    assert isinstance(found, Estimate) and found.choose() is None
-    assert found.smallest()[0].level == "CB2"
+    search = Search(Net(), "forward", (graph(), {}), Config(), 2 * MB, prefer="time")
+    assert search.choose() is None
+    assert search.estimate().smallest()[0].level == "CB2"
 
 
 def test_no_part_is_tried_twice_with_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,6 +306,6 @@ def test_no_part_is_tried_twice_with_a_strategy(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Search, "_trial", noted)
     model = GCNConv(16, 16)
     inputs = (torch.randn(20_000, 16), torch.randint(20_000, (2, 100_000)))
-    estimate_call(model, "forward", (inputs, {}), Config(), 100_000, choosing=True)
+    Search(model, "forward", (inputs, {}), Config(), 100_000, prefer="time").choose()
     assert len(tried) >= 3  # stock and two levels
     assert len(set(tried)) == len(tried)

@@ -1,0 +1,287 @@
+"""The plan of a training step: the form of each saved tensor, and the memory over the step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from gact_graph.adaptive.adaptation import ALARM
+from gact_graph.adaptive.state_checks import check_keys
+from gact_graph.api.budget.estimate import Estimate, Line, Strategy
+from gact_graph.api.report import format_bytes
+from gact_graph.api.report.names import label_of, layer_of
+
+_FORMAT = 1
+"""The version of the JSON format."""
+
+
+class MemoryBudgetError(RuntimeError):
+    """No strategy fits the memory that was passed to ``gact_graph.wrap``."""
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """A saved tensor.
+
+    Attributes:
+        slot: The slot.
+        choice: ``"exact"``, a number of bits as in ``"4 bits"``, or another codec of the report.
+        stock_bytes: The bytes that stock PyG would hold.
+        bytes: The bytes that are held.
+        error: Expected squared error of the gradient, relative to its square.
+    """
+
+    slot: str
+    choice: str
+    stock_bytes: int
+    bytes: int
+    error: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The form of each saved tensor under a memory budget: print it, or pass it to ``wrap``.
+
+    A peak is defined as for :class:`gact_graph.Estimate`. Make a plan by :func:`gact_graph.plan`.
+
+    Attributes:
+        strategy: The choices.
+        memory: The budget in bytes.
+        nodes: The number of nodes of all types.
+        edges: The number of edges of all types.
+        error: Expected squared error of the gradient, relative to its square; 0 if all is exact.
+        tensors: The saved tensors, in the order of forward.
+        peaks: The planned peak of each part of a step in order, by the size of the graph.
+        stock_peaks: The same of stock PyG.
+        standing: Bytes that any strategy takes: the state of the optimizer, libraries.
+        model: The shape of each parameter, by name.
+    """
+
+    strategy: Strategy
+    memory: int
+    nodes: int
+    edges: int
+    error: float
+    tensors: Sequence[PlannedTensor]
+    peaks: Sequence[Line]
+    stock_peaks: Sequence[Line]
+    standing: int
+    model: Mapping[str, Sequence[int]]
+
+    @property
+    def curve(self) -> list[int]:
+        """The planned peak of each part of a step in bytes, in order."""
+        return [self.standing + round(line.at(1.0)) for line in self.peaks]
+
+    @property
+    def stock_curve(self) -> list[int]:
+        """The same of stock PyG."""
+        return [self.standing + round(line.at(1.0)) for line in self.stock_peaks]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The planned peak of a step."""
+        return max(self.curve)
+
+    @property
+    def stock_bytes(self) -> int:
+        """The peak of a step of stock PyG."""
+        return max(self.stock_curve)
+
+    def fits(self, nodes: int, edges: int, memory: int) -> bool:
+        """Return whether a graph with a similar number of edges per node fits a budget.
+
+        Args:
+            nodes: The number of nodes.
+            edges: The number of edges.
+            memory: The budget in bytes.
+        """
+        share = max(nodes / max(1, self.nodes), edges / max(1, self.edges))
+        peak = self.standing + max(line.at(share) for line in self.peaks)
+        return Estimate.budget_for(peak) <= memory
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            **own,
+            "format": _FORMAT,
+            "strategy": {**self.strategy._asdict(), "widths": dict(self.strategy.widths)},
+            "tensors": [asdict(tensor) for tensor in self.tensors],
+            "peaks": [[*line] for line in self.peaks],
+            "stock_peaks": [[*line] for line in self.stock_peaks],
+            "model": {name: [*shape] for name, shape in self.model.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
+        """Return the plan of :meth:`to_dict`.
+
+        Raises:
+            TypeError: If ``values`` is no mapping.
+            ValueError: If a key is missing or unknown, or the format is that of another version.
+        """
+        names = [field.name for field in fields(cls)]
+        check_keys("plan", values, ("format", *names))
+        if values["format"] != _FORMAT:
+            raise ValueError(
+                f"Expected a plan of format {_FORMAT} (got {values['format']!r}); make the plan "
+                "again with gact_graph.plan"
+            )
+        strategy = dict(values["strategy"])
+        strategy["widths"] = tuple(sorted(strategy["widths"].items()))
+        own = {
+            "strategy": Strategy(**strategy),
+            "tensors": [PlannedTensor(**tensor) for tensor in values["tensors"]],
+            "peaks": [Line(*line) for line in values["peaks"]],
+            "stock_peaks": [Line(*line) for line in values["stock_peaks"]],
+        }
+        return cls(**{name: values[name] for name in names} | own)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON, or a picture of the memory over the step, by the suffix.
+
+        Args:
+            path: A file that ends in ``.json``, or in a suffix of matplotlib, such as ``.png``.
+
+        Raises:
+            ImportError: If matplotlib is not installed, for a picture.
+        """
+        path = Path(path)
+        if path.suffix.lower() == ".json":
+            path.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        else:
+            _draw(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan that :meth:`save` wrote as JSON.
+
+        Raises:
+            ValueError: If the file is not a plan.
+        """
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"Expected a plan as JSON in {str(path)!r} (got {error})") from None
+        return cls.from_dict(values)
+
+    def check(self, model: nn.Module) -> None:
+        """Raise ValueError unless the plan was made for a model with these parameters.
+
+        Args:
+            model: The model.
+        """
+        shapes, planned = shapes_of(model), {name: [*s] for name, s in self.model.items()}
+        if shapes == planned:
+            return
+        name = next(n for n in {**planned, **shapes} if planned.get(n) != shapes.get(n))
+        raise ValueError(
+            f"Expected the model that the plan was made for, with {name!r} of shape "
+            f"{planned.get(name)} (got {shapes.get(name)}); make a plan for this model with "
+            "gact_graph.plan"
+        )
+
+    @property
+    def headline(self) -> str:
+        """The peaks in one line."""
+        return (
+            f"{self.nodes:,} nodes, {self.edges:,} edges: {format_bytes(self.peak_bytes)} of "
+            f"{format_bytes(self.memory)}, stock {format_bytes(self.stock_bytes)}"
+        )
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = Table(title=self.headline, min_width=min(len(self.headline), options.max_width))
+        table.add_column("layer", overflow="fold")
+        table.add_column("tensors", overflow="fold")
+        for head in ("stock", "planned", "error"):
+            table.add_column(head, justify="right", no_wrap=True)
+        layers: dict[str, list[PlannedTensor]] = {}
+        for tensor in self.tensors:
+            layers.setdefault(layer_of(tensor.slot), []).append(tensor)
+        for layer, tensors in layers.items():
+            table.add_row(*map(Text, (label_of(layer), *_sums(tensors))))
+        yield table
+        yield Text(f"strategy: {self.strategy.name}; {self._of_error}")
+
+    @property
+    def _of_error(self) -> str:
+        if all(tensor.choice[-5:] != " bits" for tensor in self.tensors):
+            return "the gradient is exact"
+        error = f"expected error of the gradient {_percent(self.error)}"
+        if self.error > ALARM:
+            error += ", of which most would be noise: take more memory"
+        if not self.strategy.measures:
+            error += "; no room to measure sensitivities during training"
+        return error
+
+    def __str__(self) -> str:
+        console = Console(width=100, force_terminal=False, color_system=None)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get()
+
+    __repr__ = __str__
+
+
+def shapes_of(model: nn.Module) -> dict[str, list[int]]:
+    """Return the shape of each parameter, by name; empty if its first forward decides it."""
+    return {
+        name: [] if is_lazy(parameter) else [*parameter.shape]
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _sums(tensors: Sequence[PlannedTensor]) -> tuple[str, ...]:
+    """Return the cells of a layer: its choices, the largest first, bytes and error."""
+    counts: dict[str, tuple[int, int]] = {}
+    for tensor in tensors:
+        number, size = counts.get(tensor.choice, (0, 0))
+        counts[tensor.choice] = number + 1, size + max(tensor.bytes, tensor.stock_bytes)
+    largest = sorted(counts, key=lambda choice: -counts[choice][1])
+    error = sum(tensor.error for tensor in tensors)
+    return (
+        ", ".join(f"{choice} ({counts[choice][0]})" for choice in largest),
+        format_bytes(sum(tensor.stock_bytes for tensor in tensors)),
+        format_bytes(sum(tensor.bytes for tensor in tensors)),
+        _percent(error) if error else "",
+    )
+
+
+def _percent(squared: float) -> str:
+    return f"{100 * squared**0.5:.2g} %" if squared < 1 else "over 100 %"
+
+
+def _draw(plan: Plan, path: Path) -> None:
+    """Write the memory over the step beside that of stock as an image, by matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "Expected matplotlib for a picture (got none): pip install matplotlib"
+        ) from error
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for curve, name, color in (
+        (plan.stock_curve, "stock", "#9aa5b1"),
+        (plan.curve, "planned", "#d1495b"),
+    ):
+        places = [place / max(1, len(curve) - 1) for place in range(len(curve))]
+        axes.fill_between(places, [b / 2**20 for b in curve], step="mid", alpha=0.3, color=color)
+        axes.step(places, [b / 2**20 for b in curve], where="mid", label=name, color=color)
+    axes.axhline(plan.memory / 2**20, color="#1d3557", linestyle="--", label="budget")
+    axes.set_xlim(0, 1)
+    axes.set_xticks([0, 1], ["start of forward", "end of backward"])
+    axes.set_ylabel("MiB")
+    axes.set_title(plan.headline, fontsize=10)
+    axes.legend(loc="upper right")
+    figure.savefig(path, dpi=120)

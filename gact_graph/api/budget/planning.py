@@ -1,0 +1,130 @@
+"""Plans: which strategy fits a budget, and the form of each saved tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from gact_graph.adaptive.allocator import noise
+from gact_graph.api.budget.estimate import STOCK, Strategy
+from gact_graph.api.budget.plan import MemoryBudgetError, Plan, PlannedTensor, shapes_of
+from gact_graph.api.budget.steps import undisturbed
+from gact_graph.api.budget.trials import Search
+from gact_graph.api.report import format_bytes
+from gact_graph.capture.config import Config
+from gact_graph.codecs import Kept
+from gact_graph.support.rows import Row
+
+PREFERENCES = ("time", "accuracy")
+"""The values of ``prefer``: with ``"accuracy"``, exact gradients come before a shorter step."""
+
+_NAMED = 3
+"""The number of tensors that a refusal names."""
+
+
+def check_preference(prefer: object) -> None:
+    """Raise ValueError unless ``prefer`` is one of :data:`PREFERENCES`."""
+    if prefer not in PREFERENCES:
+        names = " or ".join(map(repr, PREFERENCES))
+        raise ValueError(f"Expected prefer to be {names} (got {prefer!r})")
+
+
+def plan_call(
+    model: nn.Module,
+    method: str,
+    inputs: tuple[Any, Any],
+    config: Config,
+    memory: int,
+    prefer: str,
+    nodes: int | None = None,
+    edges: int | None = None,
+    first: Strategy | None = None,
+) -> Plan:
+    """Plan a training step within a budget by trials on parts of the graph.
+
+    Args:
+        model: The module.
+        method: The name of the method that training calls.
+        inputs: The positional and named arguments of the method.
+        config: The settings that all strategies share.
+        memory: The budget in bytes, which holds for the trials, too.
+        prefer: One of :data:`PREFERENCES`.
+        nodes: The number of nodes to plan for; default: as in the inputs.
+        edges: The number of edges to plan for; default: as in the inputs.
+        first: The strategy to take if it fits, whatever else does.
+
+    Raises:
+        CannotShrink: If the inputs have no parts that the model runs on.
+        MemoryBudgetError: If nothing fits.
+    """
+    with undisturbed(next(model.parameters()).device):
+        search = Search(model, method, inputs, config, memory, nodes, edges, prefer)
+        strategy = search.choose(first)
+        if strategy is None:
+            raise MemoryBudgetError(_refusal(search, memory))
+        plan = _plan(search, strategy, memory, shapes_of(model))
+        del search  # and its copy of the model, before memory is released
+        return plan
+
+
+def _plan(search: Search, strategy: Strategy, memory: int, shapes: Mapping[str, list[int]]) -> Plan:
+    """Return the plan of a strategy."""
+    trial, widths = search.largest_trial(strategy), dict(strategy.widths)
+    tensors = []
+    for row in trial.contexts.contexts:
+        bits = widths.get(row.slot, strategy.bits) if row.bits is not None else None
+        sensitivity = search.sensitivities.get(row.slot, 0.0)
+        tensors.append(_planned(row, bits, sensitivity, trial.share))
+    return Plan(
+        strategy=strategy,
+        memory=memory,
+        nodes=search.size.nodes,
+        edges=search.size.edges,
+        error=sum(tensor.error for tensor in tensors),
+        tensors=tensors,
+        peaks=search.peaks_of(strategy),
+        stock_peaks=search.peaks_of(STOCK),
+        standing=search.standing,
+        model=shapes,
+    )
+
+
+def _planned(row: Row, bits: float | None, sensitivity: float, share: float) -> PlannedTensor:
+    """Return a tensor of a plan.
+
+    Args:
+        row: The row of a trial on a part of the graph.
+        bits: The planned bits; None for other codecs than codes.
+        sensitivity: The sensitivity of the gradient.
+        share: The part, as a share of the graph.
+    """
+    stored, error, choice = float(row.stored_bytes), 0.0, row.codec
+    if bits is not None:
+        stored += (bits - (row.bits or bits)) * row.numel / 8
+        choice, error = f"{bits:g} bits", sensitivity * noise(bits)
+    elif row.codec == Kept.codec:
+        choice = "exact"
+    return PlannedTensor(
+        row.slot, choice, round(row.raw_bytes / share), round(stored / share), error
+    )
+
+
+def _refusal(search: Search, memory: int) -> str:
+    """Return the message of an error: the least that is possible, and what holds it."""
+    estimate = search.estimate()
+    strategy, peak = estimate.smallest()
+    rows = sorted(search.largest_trial(strategy).contexts.contexts, key=_stored, reverse=True)
+    largest = ", ".join(row.slot for row in rows[:_NAMED])
+    return (
+        f"Expected a memory budget that some strategy fits (got {format_bytes(memory)} for "
+        f"{search.size.nodes:,} nodes and {search.size.edges:,} edges: "
+        f"{estimate.smallest_as_text()}, for temporary tensors and for saved ones, the largest "
+        f"{largest}); pass {format_bytes(estimate.budget_for(peak) - memory)} more, or use a "
+        "smaller model or smaller batches"
+    )
+
+
+def _stored(row: Row) -> int:
+    return row.stored_bytes

@@ -1,0 +1,86 @@
+"""The choices with the least error for each budget, beside all choices there are."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gact_graph.api.budget import ladder as ladders
+from gact_graph.api.budget.integer_program import minimize
+from gact_graph.api.budget.ladder import Prices, ladder
+from gact_graph.api.budget.memory_model import MemoryModel
+
+WIDTHS = (2, 4, 32)
+
+
+def problem(seed: int, units: int, parts: int) -> tuple[MemoryModel, Prices]:
+    """Random memory, larger for wider choices, and errors, smaller for these."""
+    random = np.random.default_rng(seed)
+    sizes = random.integers(1, 1000, (2 * parts, units, 1)) * random.integers(
+        0, 2, (2 * parts, units, 1)
+    )
+    model = MemoryModel(
+        tuple(f"unit {unit}" for unit in range(units)),
+        WIDTHS,
+        random.integers(0, 500, 2 * parts).astype(float),
+        sizes * np.array(WIDTHS, dtype=float),
+        np.repeat([True, False], parts),
+    )
+    error = random.random((units, 1)) * np.array([1 / 9, 1 / 225, 0])
+    return model, Prices(error, np.ones((units, 1)) * np.array([1.0, 1.0, 0.0]))
+
+
+def least_error(model: MemoryModel, prices: Prices, budget: float) -> float:
+    """The least error of all choices within a budget, one by one."""
+    every = itertools.product(range(len(WIDTHS)), repeat=len(model.units))
+    return min(prices.of(c)[0] for c in every if model.peak(c) <= budget)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 6))
+@settings(max_examples=40, deadline=None)
+def test_no_choice_in_as_much_memory_has_less_error(seed: int, units: int, parts: int) -> None:
+    model, prices = problem(seed, units, parts)
+    for rung in ladder(model, prices):
+        memory = model if rung.measures else model.steady()
+        budget = memory.peak(rung.choices)
+        assert rung.error <= least_error(memory, prices, budget) * (1 + 1e-6) + 1e-12
+        assert rung.least <= rung.error * (1 + 1e-6) + 1e-12
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_more_memory_means_less_error_and_no_more_time(seed: int) -> None:
+    model, prices = problem(seed, 12, 8)
+    rungs = ladder(model, prices)
+    errors = [rung.error for rung in rungs]
+    seconds = [rung.seconds for rung in rungs]
+    assert len(rungs) > 3 and errors == sorted(errors, reverse=True)
+    assert all(b <= a * (1 + 1e-6) for a, b in itertools.pairwise(seconds))
+    assert rungs[-1].error == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_without_time_a_greedy_search_takes_over_and_names_a_bound(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, prices = problem(seed, 5, 6)
+    exact = ladder(model, prices)
+    monkeypatch.setattr(ladders, "minimize", lambda *args: (None, 0.0))
+    greedy = ladder(model, prices)
+    errors = [rung.error for rung in greedy]
+    assert errors == sorted(errors, reverse=True)
+    for rung in greedy:
+        memory = model if rung.measures else model.steady()
+        assert rung.least <= least_error(memory, prices, memory.peak(rung.choices))
+    assert greedy[-1].error == exact[-1].error == 0
+
+
+def test_a_program_without_solution_and_one_with_too_little_time() -> None:
+    ones = np.ones((2, 2))
+    assert minimize(np.ones(2), ones, np.array([1.0, 0.0]), 1, 1.0) is None
+    found = minimize(np.array([3.0, 2.0]), ones[:1], np.array([1.0]), 1, 1.0)
+    assert found is not None and found[0] is not None
+    assert found[0].tolist() == [0, 1] and found[1] == pytest.approx(2)

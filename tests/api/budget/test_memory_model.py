@@ -1,0 +1,102 @@
+"""The peak of each part of a step, for tensors that are exact and tensors in codes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from gact_graph.api.budget.memory_model import MemoryModel, Timeline, unit_of
+from gact_graph.capture.moments import Moment, Moments
+from gact_graph.support.rows import Row
+
+WIDTHS = (2, 8, 32)
+
+
+def recorded(
+    parts: list[tuple[str, bool, int]], stored: dict[str, int], bits: int | None
+) -> Moments:
+    """A record of 8 elements for each stored byte of codes."""
+    moments = Moments(lambda: 0)
+    moments.moments = [Moment(*part) for part in parts]
+    for name, size in stored.items():
+        numel = size * 8 // (bits or 1)
+        moments.rows[name] = Row(name, "node", "", (), numel, bits, size, size)
+    return moments
+
+
+EXACT = recorded(
+    [
+        ("a/x", False, 150),
+        ("b/x", False, 250),
+        ("b/x", True, 260),
+        ("a/x", True, 170),
+        ("", True, 9),
+    ],
+    {"a/x": 100, "b/x": 100},
+    None,
+)
+CODED = recorded(
+    [
+        ("a/x", False, 150),
+        ("b/x", False, 160),
+        ("b/x", True, 190),
+        ("a/x", True, 180),
+        ("", True, 9),
+    ],
+    {"a/x": 10, "b/x": 10},
+    2,
+)
+
+
+def timeline(record: Moments) -> Timeline:
+    return Timeline.of(record, record, (1.0, 1.0))
+
+
+@pytest.fixture
+def model() -> MemoryModel:
+    exact, coded = timeline(EXACT), timeline(CODED)
+    return MemoryModel.of([exact, exact], [coded, coded], 2, WIDTHS)
+
+
+def test_uniform_choices_take_what_was_recorded(model: MemoryModel) -> None:
+    assert model.units == ("a", "b")
+    assert model.peak([0, 0]) == 190 and model.peak([2, 2]) == 260
+
+
+def test_each_part_takes_the_contexts_alive_and_the_temporary_memory_of_its_own(
+    model: MemoryModel,
+) -> None:
+    # a exact, b in codes: saving b takes 150 besides a's 10 bytes; releasing it 170 besides 20.
+    assert model.steady().curve([2, 0]).tolist() == [150, 250, 280, 70 + 100, 9]
+    # a in codes of 8 bits, which take 30 bytes more than those of 2.
+    assert model.steady().curve([1, 2]).tolist() == [150, 150 + 40, 60 + 140, 170 + 40, 9]
+
+
+def test_wider_codes_take_no_less(model: MemoryModel) -> None:
+    for choices in itertools.product(range(2), repeat=2):
+        for unit in range(2):
+            if choices[unit] == 0:
+                wider = [*choices]
+                wider[unit] = 1
+                assert model.peak(wider) >= model.peak(choices)
+
+
+def test_two_parts_of_the_graph_give_the_whole() -> None:
+    low = recorded([("a/x", False, 40), ("", True, 20)], {"a/x": 10}, 2)
+    high = recorded([("a/x", False, 60), ("", True, 20)], {"a/x": 20}, 2)
+    whole = Timeline.of(low, high, (0.1, 0.2))
+    assert [peak for *_, peak in whole.moments] == pytest.approx([220, 20])
+    assert whole.stored["a/x"] == pytest.approx(100)
+
+
+def test_a_step_that_differs_counts_in_proportion_to_the_larger_part() -> None:
+    low = recorded([("b/x", False, 40), ("", True, 20)], {"b/x": 10}, 2)
+    high = recorded([("a/x", False, 60), ("", True, 20)], {"a/x": 20}, 2)
+    whole = Timeline.of(low, high, (0.1, 0.2))
+    assert [peak for *_, peak in whole.moments] == pytest.approx([300, 100])
+
+
+def test_contexts_of_a_module_share_their_choice() -> None:
+    assert unit_of("convs.0/lin/linear.input") == unit_of("convs.0/lin/linear.weight 2")
+    assert unit_of("relu.result") == ""

@@ -1,0 +1,204 @@
+"""Plans: their numbers, their files, and models that follow them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GAT, GCN, GraphSAGE
+
+import gact_graph
+from gact_graph.api.budget.steps import undisturbed, watching
+from gact_graph.api.budget.trials import Search
+from gact_graph.capture.config import Config
+from gact_graph.ops import cpu
+
+NODES, EDGES = 30_000, 200_000
+MB = 10**6
+CPU = torch.device("cpu")
+
+pytestmark = pytest.mark.skipif(cpu.load() is None, reason="nothing watches allocations")
+
+
+def graph(nodes: int = NODES, edges: int = EDGES) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(nodes, 64), torch.randint(nodes, (2, edges))
+
+
+def net(kind: Any = GCN, **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    made: nn.Module = kind(64, 64, 3, 8, norm="batch_norm", dropout=0.5, **options)
+    return made
+
+
+def range_of(model: nn.Module) -> tuple[int, int]:
+    """The least budget that a plan keeps, and one that keeps all tensors exactly."""
+    with pytest.raises(gact_graph.MemoryBudgetError) as refused:
+        gact_graph.plan(model, *graph(), memory=1 * MB)
+    assert "needs a budget of" in str(refused.value)
+    found = gact_graph.estimate(model, *graph())
+    peaks = {row.strategy: row.peak_bytes for row in found.rows}
+    return round(0.6 * peaks["L1, 2 bits"]), round(1.1 * peaks["lossless + blocks"]) + 5 * MB
+
+
+def test_more_memory_never_means_more_error_or_a_slower_plan() -> None:
+    model = net()
+    low, high = range_of(model)
+    errors: list[float] = []
+    exact: list[int] = []
+    for step in range(12):
+        memory = low + (high - low) * step // 11
+        try:
+            plan = gact_graph.plan(model, *graph(), memory=memory)
+        except gact_graph.MemoryBudgetError:
+            assert not errors  # refused below all that are kept
+            continue
+        assert plan.peak_bytes <= memory
+        errors.append(plan.error)
+        exact.append(sum(tensor.choice[-5:] != " bits" for tensor in plan.tensors))
+    assert errors == sorted(errors, reverse=True) and len({*errors}) > 3 and errors[-1] == 0
+    assert exact[-1] == max(exact)
+
+
+def mixed(model: nn.Module) -> gact_graph.Plan:
+    """A plan that keeps some tensors exactly and others in codes."""
+    low, high = range_of(model)
+    for step in range(1, 8):
+        memory = low + (high - low) * step // 8
+        try:
+            plan = gact_graph.plan(model, *graph(), memory=memory)
+        except gact_graph.MemoryBudgetError:
+            continue
+        widths = [width for _, width in plan.strategy.widths]
+        if 32 in widths and min(widths) < 32:
+            return plan
+    raise AssertionError("no plan is mixed")
+
+
+@pytest.mark.parametrize(("kind", "options"), [(GCN, {}), (GAT, {"heads": 2}), (GraphSAGE, {})])
+def test_a_mixed_plan_takes_what_it_says(kind: Any, options: dict[str, Any]) -> None:
+    model = net(kind, **options)
+    plan = mixed(model)
+    with undisturbed(CPU):
+        search = Search(model, "forward", (graph(), {}), Config(), None)
+        peak = search._run(plan.strategy, 1.0).peak
+    assert max(line.at(1.0) for line in plan.peaks) == pytest.approx(peak, rel=0.08)
+
+
+def test_a_wrapped_model_follows_its_plan() -> None:
+    plan = mixed(net())
+    model = gact_graph.wrap(net(), plan=plan)
+    x, edges = graph()
+    with watching(CPU) as watch:
+        for _ in range(2):
+            model.zero_grad()
+            model(x, edges).square().mean().backward()
+        assert watch.peak() <= plan.memory
+    report = gact_graph.report(model)
+    assert report.strategy == plan.strategy.name
+    assert report.planned_bytes == plan.peak_bytes and "planned" in str(report)
+    widths = dict(plan.strategy.widths)
+    for row in report.contexts:
+        if widths.get(row.slot) == 32:
+            assert row.bits is None, row
+        elif row.slot in widths and not plan.strategy.measures:
+            assert row.bits == widths[row.slot], row
+
+
+def test_a_plan_survives_its_file(tmp_path: Path) -> None:
+    plan = mixed(net())
+    plan.save(tmp_path / "plan.json")
+    assert gact_graph.Plan.load(tmp_path / "plan.json") == plan
+    plan.save(tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
+    text = str(plan)
+    assert "norms.0" in text and "exact" in text and "30,000 nodes" in text
+    assert "bits" in plan.strategy.name
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"format": 0}, ValueError, "make the plan again"),
+        ({"peaks": None}, ValueError, "the keys"),
+    ],
+)
+def test_another_file_is_refused(
+    tmp_path: Path, change: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    values = gact_graph.plan(net(), *graph(), memory="1 GB").to_dict()
+    for key, value in change.items():
+        if value is None:
+            del values[key]
+        else:
+            values[key] = value
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(error, match=words):
+        gact_graph.Plan.load(path)
+    path.write_text("nothing")
+    with pytest.raises(ValueError, match=r"Expected a plan as JSON in .*plan\.json"):
+        gact_graph.Plan.load(path)
+
+
+def test_a_plan_for_another_model_or_a_smaller_graph_is_refused_with_the_difference() -> None:
+    plan = gact_graph.plan(net(), *graph(), memory="1 GB")
+    with pytest.raises(ValueError, match=r"'convs.0.att_src' of shape None \(got \[1, 1, 64\]\)"):
+        gact_graph.wrap(net(GAT), plan=plan)
+    model = gact_graph.wrap(net(), plan=plan)
+    with pytest.raises(ValueError, match=r"at most 30,000 nodes .* \(got 40,000 nodes"):
+        model(*graph(40_000))
+    model(*graph(20_000, 100_000))  # a smaller graph fits
+
+
+def test_a_plan_for_a_graph_that_is_not_there_yet() -> None:
+    small = gact_graph.plan(net(), *graph(), memory="1 GB")
+    plan = gact_graph.plan(net(), *graph(), memory="1 GB", nodes=2 * NODES, edges=2 * EDGES)
+    assert (plan.nodes, plan.edges) == (2 * NODES, 2 * EDGES)
+    growth = (plan.peak_bytes - plan.standing) / (small.peak_bytes - small.standing)
+    assert growth == pytest.approx(2, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"memory": "8 gigs"}, ValueError, "Expected memory as a number of bytes"),
+        ({"memory": 0}, ValueError, "Expected memory"),
+        ({"memory": -5}, ValueError, "Expected memory"),
+        ({"memory": float("nan")}, ValueError, "Expected memory"),
+        ({"memory": "1 GB", "prefer": "speed"}, ValueError, "Expected prefer to be 'time' or"),
+        ({"memory": "1 GB", "nodes": -1}, ValueError, "nodes"),
+    ],
+)
+def test_wrong_arguments(options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        gact_graph.plan(net(), *graph(100, 500), **options)
+
+
+def test_wrap_takes_a_plan_or_a_budget() -> None:
+    plan = gact_graph.plan(net(), *graph(), memory="1 GB")
+    with pytest.raises(ValueError, match="Expected plan in place of memory='1 GB'"):
+        gact_graph.wrap(net(), plan=plan, memory="1 GB")
+    with pytest.raises(TypeError, match=r"Expected plan to be a gact_graph.Plan \(got str\)"):
+        gact_graph.wrap(net(), plan="plan.json")  # type: ignore[arg-type]
+
+
+def test_accuracy_first_leaves_a_model_that_fits_as_it_is() -> None:
+    assert gact_graph.plan(net(), *graph(), memory="1 GB").strategy.name == "lossless + blocks"
+    plan = gact_graph.plan(net(), *graph(), memory="1 GB", prefer="accuracy")
+    assert plan.strategy.name == "stock" and plan.error == 0
+    assert plan.peak_bytes == plan.stock_bytes
+
+
+def test_planning_leaves_no_trace() -> None:
+    model, inputs = net(), graph()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    gact_graph.plan(model, *inputs, memory="40 MB", prefer="accuracy")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters()) and "forward" not in vars(model)
