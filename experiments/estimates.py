@@ -115,7 +115,8 @@ def _apart(function: str, task: tuple[str, ...], *more: Any) -> Any:
     )
 
 
-def _prepared(model: str, dataset: str, root: str) -> tuple[nn.Module, tuple[Any, ...], Tensor]:
+def prepared(model: str, dataset: str, root: str) -> tuple[nn.Module, tuple[Any, ...], Tensor]:
+    """Return a model with initialized parameters, its inputs on a graph, and the labels."""
     graph = load(dataset, root)
     seed_everything(0)
     made, inputs = KINDS[model].make(graph), KINDS[model].inputs(graph)
@@ -126,23 +127,23 @@ def _prepared(model: str, dataset: str, root: str) -> tuple[nn.Module, tuple[Any
 
 def estimate(*task: str) -> dict[str, Any]:
     """Return the library's estimate of a model on a graph."""
-    model, inputs, _ = _prepared(*task)
+    model, inputs, _ = prepared(*task)
     rows = gact_graph.estimate(model, *inputs).to_dict()["strategies"]
     return {"ways": [{"way": row.pop("strategy"), **row} for row in rows]}
 
 
 def peak_of(model: str, dataset: str, root: str, way: dict[str, Any]) -> dict[str, Any]:
     """Return the peak of a model in a way of the estimate."""
-    made, inputs, y = _prepared(model, dataset, root)
+    made, inputs, y = prepared(model, dataset, root)
     memory_policy.limit(way["peak_bytes"])  # as within a budget of that size
     # Libraries stay in a process after its first step, whatever trains.
-    _train(_in_way(copy.deepcopy(made), way), inputs, y, 1)
-    return {"peak_bytes": max(_train(_in_way(made, way), inputs, y, _STEPS))}
+    train(_in_way(copy.deepcopy(made), way), inputs, y, 1)
+    return {"peak_bytes": max(train(_in_way(made, way), inputs, y, _STEPS))}
 
 
 def choice(model: str, dataset: str, root: str, memory: int) -> dict[str, Any]:
     """Return the way that a budget of ``memory`` bytes leads to, and the peak."""
-    made, inputs, y = _prepared(model, dataset, root)
+    made, inputs, y = prepared(model, dataset, root)
     gact_graph.wrap(made, memory=memory)
     try:
         # The first training call chooses; its graph is dropped.
@@ -151,7 +152,7 @@ def choice(model: str, dataset: str, root: str, memory: int) -> dict[str, Any]:
     except gact_graph.MemoryBudgetError:
         return {"way": REFUSED, "peak_bytes": None}
     set_cap(torch.device("cpu"), memory)
-    peaks = _train(made, inputs, y, _STEPS)
+    peaks = train(made, inputs, y, _STEPS)
     return {"peak_bytes": max(peaks), "way": gact_graph.report(made).strategy}
 
 
@@ -162,8 +163,8 @@ def _in_way(model: nn.Module, way: dict[str, Any]) -> nn.Module:
     return Level(way["level"], blocks, way["bits"]).wrap(model, adaptive=True)
 
 
-def _train(model: nn.Module, inputs: tuple[Any, ...], y: Tensor, steps: int) -> list[int]:
-    """The peak of each step."""
+def train(model: nn.Module, inputs: tuple[Any, ...], y: Tensor, steps: int) -> list[int]:
+    """Train, and return the peak of each step in bytes."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     peaks = []
     for _ in range(steps):

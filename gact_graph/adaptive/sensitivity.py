@@ -46,6 +46,7 @@ from gact_graph.codecs.compared import Widths
 from gact_graph.ops.quantize import DTYPES, Packed, pack
 from gact_graph.support.current import unpack
 from gact_graph.support.graph import nodes_of, saved_by_node
+from gact_graph.support.part import in_proportion
 
 
 class Measured(NamedTuple):
@@ -411,7 +412,7 @@ that reads the factor, which is the gradient of the other factor."""
 
 def _small(error: Tensor) -> Tensor | Packed:
     """Return the form in which an error waits for the next operation."""
-    if error.is_sparse or error.dtype not in DTYPES or error.numel() < _MANY:
+    if error.is_sparse or error.dtype not in DTYPES or error.numel() < in_proportion(_MANY):
         return error
     if error.untyped_storage().nbytes() <= error.numel() // 2:  # expanded: 4 bits would take more
         return error

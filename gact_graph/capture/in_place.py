@@ -18,6 +18,7 @@ from gact_graph.capture.derivatives import is_opaque
 from gact_graph.capture.trace import Call
 from gact_graph.codecs.mask import Joint
 from gact_graph.support.current import saved_by, with_advice
+from gact_graph.support.part import in_proportion
 from gact_graph.support.storage import is_plain
 
 aten = torch.ops.aten
@@ -47,7 +48,7 @@ def _fits(*tensors: Any) -> bool:
     return all(
         isinstance(t, Tensor) and is_plain(t) and t.is_floating_point() for t in tensors
     ) and (
-        tensors[0].numel() >= _LEAST
+        tensors[0].numel() >= in_proportion(_LEAST)
         and tensors[0].is_contiguous()
         and len({(t.dtype, t.device) for t in tensors}) == 1
         and not torch.is_autocast_enabled(tensors[0].device.type)
@@ -126,7 +127,7 @@ class _Scaled(torch.autograd.Function):
             return of_x, (gradient * x).sum_to_size(weight.shape) if of_factor else None
         of_weight = None
         if of_factor:
-            rows = max(1, _PART // max(1, x[0].numel()))
+            rows = max(1, in_proportion(_PART) // max(1, x[0].numel()))
             parts = zip(x.split(rows), gradient.split(rows), strict=True)
             of_weight = torch.stack([(a * b).sum(0) for a, b in parts]).sum(0).view(weight.shape)
         if not of_rows:

@@ -49,6 +49,7 @@ from gact_graph.support import current
 from gact_graph.support.exact import ExactSlots, Reading, RestorePoint, needs_a_gradient
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.messages import Advise
+from gact_graph.support.part import in_proportion
 from gact_graph.support.rows import LayerRow, Row
 from gact_graph.support.storage import (
     Elements,
@@ -469,7 +470,7 @@ class Session:
     def _pack(self, tensor: Tensor) -> Saved:
         save = Save(tensor, self.trace.call, tensor.requires_grad)
         if is_plain(tensor):
-            if tensor.numel() >= nonzero.LEAST and _is_older(tensor, save.call):
+            if tensor.numel() >= in_proportion(nonzero.LEAST) and _is_older(tensor, save.call):
                 save.mask = mask_of(tensor)
             save.tensor = tensor = tensor.detach()
             if tensor in self._owned:

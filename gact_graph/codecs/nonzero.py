@@ -20,6 +20,7 @@ from gact_graph.codecs.mask import Masked
 from gact_graph.codecs.quantize import Quantize
 from gact_graph.codecs.reads import Exact, Values
 from gact_graph.ops.bitmask import masked_scatter, masked_select, pack_bits, unpack_bits
+from gact_graph.support.part import in_proportion
 
 LEAST = 1 << 14
 """The least number of elements of a tensor whose mask is looked for."""
@@ -93,7 +94,7 @@ class NonzeroOnly(Codec):
         x, mask, reads = request.tensor, request.mask, request.reads
         if mask is None or not x.dtype.is_floating_point or not isinstance(reads, (Exact, Values)):
             return None
-        if x.numel() < (LEAST if x.device.type == "cpu" else _LEAST_ON_DEVICE):
+        if x.numel() < in_proportion(LEAST if x.device.type == "cpu" else _LEAST_ON_DEVICE):
             return None
         masked = mask.context.sample
         if not isinstance(masked, Masked) or masked.numel != x.numel():

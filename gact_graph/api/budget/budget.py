@@ -102,9 +102,9 @@ class Budget:
         if plan is None or not self._fits(plan, largest):
             # A graph with more edges per node may need another plan.
             plan = accepted.plan = self._plan(patch, module, inputs, largest)
+        self.planned_bytes = max(plan.peak_bytes, self.planned_bytes or 0)
         if plan.strategy != self.strategy:
             self._take(patch, plan.strategy)
-        self.planned_bytes = max(plan.peak_bytes, self.planned_bytes or 0)
         accepted.size = largest
 
     def _check(self, plan: Plan, size: GraphSize) -> None:

@@ -39,9 +39,9 @@ class Miniature:
     """Resize the inputs of a model to a part of their graph.
 
     A part has the first nodes, repeated if it has more nodes than the graph, and edges at even
-    distances in the list of edges. Their ends are taken modulo the number of nodes, which preserves
-    degrees. Heterogeneous inputs may be dicts, with types of nodes and triples of types as keys, or
-    ``HeteroData``.
+    distances in the list of edges. Their ends are scaled to the number of nodes, which preserves
+    mean degrees and the order of edges: sorted edges need no sorted copy. Heterogeneous inputs may
+    be dicts, with types of nodes and triples of types as keys, or ``HeteroData``.
 
     Args:
         args: The positional arguments of a call of the model.
@@ -145,8 +145,8 @@ class Miniature:
     def _resized(self, tensor: Any, key: _Key, nodes: float, edges: float) -> Any:
         if is_edges(tensor) and id(tensor) not in self._features:
             kinds = _ANY if isinstance(key, str) else key
-            ends = [_share(self._nodes[kind], nodes) for kind in (kinds[0], kinds[2])]
-            return _fewer_edges(tensor, edges, *ends)
+            ends = [self._nodes[kind] for kind in (kinds[0], kinds[2])]
+            return _fewer_edges(tensor, edges, ends, [_share(count, nodes) for count in ends])
         if not tensor.dim():
             return tensor
         length = tensor.size(0)
@@ -255,20 +255,27 @@ def _spread(length: int, count: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device) * length // max(1, count)
 
 
-def _fewer_edges(edges: Any, share: float, sources: int, destinations: int) -> Any:
-    """Return a share of the edges or of a sparse matrix, between these numbers of nodes."""
+def _fewer_edges(edges: Any, share: float, before: Sequence[int], after: Sequence[int]) -> Any:
+    """Return a share of the edges or of a sparse matrix, between other numbers of nodes.
+
+    Args:
+        edges: The edges [2, E], or a matrix.
+        share: The share of the edges.
+        before: The numbers of source and destination nodes.
+        after: The numbers of source and destination nodes in the result.
+    """
     count, device = _count(edges), _device_of(edges)
     chosen = _spread(count, _share(count, share), device)
+    old, new = (torch.tensor([[n] for n in numbers], device=device) for numbers in (before, after))
     if not _is_sparse(edges):
-        ends = torch.tensor([[sources], [destinations]], device=device)
-        return edges.index_select(1, chosen) % ends
+        return (edges.index_select(1, chosen).long() * new // old.clamp(min=1)).to(edges.dtype)
     indices, values = _entries(edges, chosen)
-    indices = indices % torch.tensor([[destinations], [sources]], device=device)
+    row, col = indices * new.flip(0) // old.flip(0).clamp(min=1)
+    size = after[1], after[0]
     if isinstance(edges, SparseTensor):
-        row, col = indices
-        return SparseTensor(row=row, col=col, value=values, sparse_sizes=(destinations, sources))
+        return SparseTensor(row=row, col=col, value=values, sparse_sizes=size)
     small = torch.sparse_coo_tensor(
-        indices, values, (destinations, sources), check_invariants=False, device=device
+        torch.stack([row, col]), values, size, check_invariants=False, device=device
     ).coalesce()
     return _in_layout(small, edges.layout)
 

@@ -21,12 +21,13 @@ from gact_graph.capture.config import Config
 from gact_graph.capture.moments import Moments
 from gact_graph.ops.allocations import Watch, watching_allocations
 from gact_graph.support.memory.policy import memory_policy
+from gact_graph.support.part import part_of_graph
 from gact_graph.support.peak import PeakMeter, resident_bytes
 from gact_graph.support.run_state import RunState
 from gact_graph.support.storage import parts_of, tensors_in
 
-_LEAST_BLOCK = 1 / 256
-"""The least share of the usual edges of a block, for small parts of the graph."""
+_LEAST_SHARE = 1 / 256
+"""The least share of the usual sizes of blocks and pieces: smaller ones take too long."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +121,9 @@ class TrainedCopy:
 
     def _train(self, inputs: tuple[Any, Any], share: float) -> Trial:
         controller = self._controller
-        if controller.blocks is not None:
-            controller.blocks.share = max(share, _LEAST_BLOCK)
         held = sum(part.nbytes for t in tensors_in(inputs) for part in parts_of(t))
         steps: list[Moments] = []
-        with watching(self._device) as watch:
+        with watching(self._device) as watch, part_of_graph(max(share, _LEAST_SHARE)):
             for _ in range(self._steps):
                 watch.mark()
                 controller.moments = Moments(watch.mark)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gact_graph.support.content import checksum
 from gact_graph.support.current import capture_disabled
+from gact_graph.support.part import in_proportion
 from gact_graph.support.storage import key_of, version_of
 
 _CACHED_SIZES = 16
@@ -317,15 +318,10 @@ class Cutting:
         orders: The cache of orders.
         size: Edges of a block, or ``"auto"``.
         quantized: Whether saved tensors are quantized.
-
-    Attributes:
-        share: The factor of the edges of a block if ``size`` is ``"auto"``: a small part of a graph
-            is cut into as many blocks as the whole, to measure how memory grows.
     """
 
     def __init__(self, orders: Orders, size: int | str, quantized: bool) -> None:
         self.orders, self.size, self.quantized = orders, size, quantized
-        self.share = 1.0
 
     @property
     def _confirms(self) -> bool:
@@ -353,4 +349,4 @@ class Cutting:
             nbytes = float(_CPU_BYTES_QUANTIZED if self.quantized else _CPU_BYTES)
             most = _CPU_EDGES
         edges = min(max(LEAST_EDGES, int(nbytes / max(1.0, row_bytes))), most)
-        return max(1, round(edges * self.share))
+        return in_proportion(edges)

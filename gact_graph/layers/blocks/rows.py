@@ -17,6 +17,7 @@ from gact_graph.codecs.quantize import Quantized
 from gact_graph.ops.checks import TILE
 from gact_graph.ops.quantize import Packed
 from gact_graph.support.current import saved_by
+from gact_graph.support.part import in_proportion
 
 _DECODED_BYTES = 2 << 20
 """Bytes of rows that are decoded at a time."""
@@ -63,7 +64,9 @@ def rows_at_a_time(tensor: Tensor | CodedRows) -> int:
     """Return the number of rows to read at a time: all of a tensor, few of a quantized tensor."""
     if isinstance(tensor, Tensor):
         return max(1, tensor.shape[0])
-    return max(1, _DECODED_BYTES // (tensor.shape[1:].numel() * tensor.dtype.itemsize))
+    return max(
+        1, in_proportion(_DECODED_BYTES) // (tensor.shape[1:].numel() * tensor.dtype.itemsize)
+    )
 
 
 def write_rows(tensor: Tensor, index: Tensor | slice, rows: Tensor) -> None:

@@ -16,6 +16,7 @@ from gact_graph.codecs.quantize import Quantized
 from gact_graph.ops.checks import TILE
 from gact_graph.ops.quantize import DTYPES, pack
 from gact_graph.support.current import Coding
+from gact_graph.support.part import in_proportion
 from gact_graph.support.storage import is_plain, key_of, span_of, version_of
 
 BITS = 8
@@ -76,7 +77,7 @@ def _is_worth_it(tensor: Tensor) -> bool:
     return (
         is_plain(tensor)
         and tensor.dtype in DTYPES
-        and tensor.nbytes >= _LEAST_BYTES
+        and tensor.nbytes >= in_proportion(_LEAST_BYTES)
         and tensor.dim() > 1
         and tensor.size(0) > 0
         and tensor[0].numel() >= TILE
