@@ -27,9 +27,14 @@ class Budget(Protocol):
     strategy: Strategy | None
     planned_bytes: int | None
 
+    @property
+    def measured_bytes(self) -> int | None: ...
+
     def prepare(
         self, patch: CompressedForward, module: nn.Module, args: Any, kwargs: Any
     ) -> None: ...
+
+    def watch(self, output: Any) -> None: ...
 
     def state_dict(self) -> dict[str, Any] | None: ...
 
@@ -107,17 +112,26 @@ class CompressedForward(Patch):
                 return forward(*args, **kwargs)
         if current.is_uncompressed(controller.owner):
             return forward(*args, **kwargs)
-        if self.first.budget is not None:
-            self.first.budget.prepare(self, module, args, kwargs)
+        budget = self.first.budget
+        if budget is not None:
+            budget.prepare(self, module, args, kwargs)
         model = self.first.module  # `or` would call its __len__
         memory_policy.start_step(module if model is None else model)
-        if controller.idle:
+        output = self._train(module, forward, args, kwargs)
+        if budget is not None:
+            budget.watch(output)
+        return output
+
+    def _train(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Return the output of a training call."""
+        if self.controller.idle:
             return forward(*args, **kwargs)
         before = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
         adviser = self.first.adviser
         advise = None if adviser is None else adviser(self, module, before, args, kwargs)
         with advising(advise):
-            return controller.run(Call(self._method, module, (args, kwargs), forward, advise))
+            call = Call(self._method, module, (args, kwargs), forward, advise)
+            return self.controller.run(call)
 
     @property
     def __code__(self) -> Any:

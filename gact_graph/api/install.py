@@ -39,8 +39,7 @@ def install(model: nn.Module, config: Config, methods: Sequence[str] = ()) -> Co
             f"Expected a model that runs in Python (got {type(model).__name__}, made by torch.jit);"
             " wrap the original model"
         )
-    if next(model.parameters(), None) is None:
-        raise ValueError(f"Expected a model with parameters (got {type(model).__name__} with none)")
+    check_parameters(model)
     reason = _why_wrapped(model)
     if reason is not None:
         raise ValueError(
@@ -99,6 +98,12 @@ def check_module(model: object) -> None:
     """Raise TypeError unless ``model`` is a module."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"Expected model to be a torch.nn.Module (got {type(model).__name__})")
+
+
+def check_parameters(model: nn.Module) -> None:
+    """Raise ValueError unless ``model`` has a parameter."""
+    if next(model.parameters(), None) is None:
+        raise ValueError(f"Expected a model with parameters (got {type(model).__name__} with none)")
 
 
 def _why_wrapped(model: nn.Module) -> str | None:

@@ -20,8 +20,15 @@ from gact_graph.api.budget.planning import check_preference, plan_call
 from gact_graph.api.budget.trials import estimate_call
 from gact_graph.api.controller import Controller
 from gact_graph.api.forward import should_compress
-from gact_graph.api.install import check_module, install, patch_of, remove, wrapped
-from gact_graph.api.report import Report
+from gact_graph.api.install import (
+    check_module,
+    check_parameters,
+    install,
+    patch_of,
+    remove,
+    wrapped,
+)
+from gact_graph.api.report import Report, format_bytes
 from gact_graph.api.report.names import parse_bytes
 from gact_graph.api.tracked import NEWER
 from gact_graph.capture.config import MIN_BYTES, Config
@@ -30,7 +37,7 @@ from gact_graph.layers.halo.layers import attach
 from gact_graph.layers.halo.supported import check_supported
 from gact_graph.ops.quantize import check_bits
 from gact_graph.support.messages import warn
-from gact_graph.support.peak import peak_so_far
+from gact_graph.support.peak import peak_so_far, total_bytes
 
 _FEW_BITS = 2
 """With fewer bits, many elements have one bit, which rounds them, unbiased, to the least or the
@@ -142,6 +149,9 @@ def wrap(
             f"Expected {limit} in place of {', '.join(passed)} (got both); leave one of them out"
         )
     check_preference(prefer)
+    budget = None if plan is None else plan.memory
+    if memory is not None:
+        budget = _budget_of(model, memory)
     if pin is not None and not isinstance(pin, Mapping):
         raise TypeError(
             f"Expected pin to map patterns of slot names to bits (got {type(pin).__name__}); "
@@ -160,16 +170,14 @@ def wrap(
     )
     exchange = None
     if partition is not None:
-        has_budget = memory is not None or plan is not None
-        exchange = _exchange(model, partition, halo_bits, config, has_budget)
+        exchange = _exchange(model, partition, halo_bits, config, budget is not None)
     patch = install(model, config, methods)
     patch.adviser = Advice
     if exchange is not None:
         patch.controller.share(exchange)
         patch.halo = [*attach(model, exchange)]
-    if memory is not None or plan is not None:
-        limit_bytes = parse_bytes(memory) if plan is None else plan.memory
-        patch.budget = Budget(limit_bytes, config, prefer, plan)
+    if budget is not None:
+        patch.budget = Budget(budget, config, prefer, plan)
         patch.controller.configure(None, model)
     if config.quantize and config.bits < _FEW_BITS:
         warn(
@@ -238,6 +246,7 @@ def report(model: nn.Module, *, by: str = "slot") -> Report:
     if patch.budget is not None and patch.budget.strategy is not None:
         changes["strategy"] = patch.budget.strategy.name
         changes["planned_bytes"] = patch.budget.planned_bytes
+        changes["measured_bytes"] = patch.budget.measured_bytes
     return dataclasses.replace(latest, **changes) if changes else latest
 
 
@@ -270,6 +279,7 @@ def estimate(
             parameters.
     """
     check_module(model)
+    check_parameters(model)
     budget = None if memory is None else parse_bytes(memory)
     _check_size(nodes, edges)
     patch = patch_of(model)
@@ -322,7 +332,8 @@ def plan(
         MemoryBudgetError: If no plan fits. The message names the least memory that does.
     """
     check_module(model)
-    budget = parse_bytes(memory)
+    check_parameters(model)
+    budget = _budget_of(model, memory)
     check_preference(prefer)
     _check_size(nodes, edges)
     patch = patch_of(model)
@@ -331,6 +342,18 @@ def plan(
         return plan_call(model, "forward", (inputs, {}), config, budget, prefer, nodes, edges)
     except CannotShrink as reason:
         raise ValueError(_NO_GRAPH.format(reason)) from reason
+
+
+def _budget_of(model: nn.Module, memory: float | str) -> int:
+    """Return a budget in bytes; warn if the device has less memory."""
+    budget, parameter = parse_bytes(memory), next(model.parameters(), None)
+    total = None if parameter is None else total_bytes(parameter.device)
+    if parameter is not None and total is not None and budget > total:
+        warn(
+            f"The memory budget, {format_bytes(budget)}, is more than there is: {parameter.device} has "
+            f"{format_bytes(total)}. Take less, so that a plan keeps within it."
+        )
+    return budget
 
 
 def _check_size(nodes: int | None, edges: int | None) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from torch.autograd import Variable
 
 from gact_graph.support.memory.policy import memory_policy
 
@@ -77,6 +80,60 @@ class PeakMeter:
     def _sample(self) -> None:
         while not self._stop.wait(_INTERVAL):
             self._update()
+
+
+class StepPeak:
+    """The peak of training steps, above the memory in use before the first.
+
+    Unlike :class:`PeakMeter` it resets nothing: it knows the peak of a step only if the step raised
+    the peak of the process, or of CUDA's allocator.
+
+    Args:
+        device: The device whose memory is measured.
+
+    Attributes:
+        nbytes: The largest known peak in bytes; 0 before.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.nbytes = 0
+        self._device = device
+        self._high: int | None = None
+        is_cuda = device.type == "cuda"
+        self._start = torch.cuda.memory_allocated(device) if is_cuda else resident_bytes() or 0
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._high = peak_so_far(self._device)
+
+    def end_after(self, outputs: Iterable[Tensor]) -> None:
+        """End the step after the next backward through one of these tensors.
+
+        Args:
+            outputs: The outputs of forward.
+        """
+        node = next((t.grad_fn for t in outputs if t.grad_fn is not None), None)
+        if node is not None:
+            node.register_prehook(self._queue)
+
+    def _queue(self, gradients: object) -> None:
+        Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        high, before = peak_so_far(self._device), self._high
+        if high is not None and before is not None and high > before:
+            self.nbytes = max(self.nbytes, high - self._start)
+            self._high = high
+
+
+def total_bytes(device: torch.device) -> int | None:
+    """Return the memory of a CUDA device, or of this machine, in bytes; None if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 def peak_so_far(device: torch.device) -> int | None:

@@ -78,3 +78,39 @@ def test_cuda_asks_the_allocator() -> None:
     with PeakMeter(torch.device("cuda")) as meter:
         torch.ones(25_000_000, device="cuda").sum()
     assert meter.peak_bytes >= 100 * MEGA
+
+
+_STEPS = """
+import torch
+from gact_graph.support.peak import StepPeak, resident_bytes
+
+MB = 10**6
+meter = StepPeak(torch.device("cpu"))
+found = []
+
+def step(size):
+    x = torch.ones(1000, requires_grad=True)
+    meter.begin()
+    saved = torch.ones(size // 4)  # lives until backward ends
+    out = x * 2
+    meter.end_after([saved, out])
+    out.sum().backward()
+    del saved
+    found.append(meter.nbytes / MB)
+
+step(400 * MB)
+step(100 * MB)                     # a smaller step is not known to take more
+outside = torch.ones(150 * MB)     # nor does memory between two steps count
+del outside
+step(100 * MB)
+step(1000 * MB)
+print(*found)
+"""
+
+
+@needs_proc
+def test_the_peak_of_steps_counts_and_no_other() -> None:
+    process = run(_STEPS)
+    first, second, third, last = map(float, process.split())
+    assert 400 <= first < 460 and second == third == first
+    assert 1000 <= last < 1100

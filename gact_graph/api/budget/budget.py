@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ from gact_graph.api.budget.planning import plan_call
 from gact_graph.api.forward import CompressedForward
 from gact_graph.capture.config import Config
 from gact_graph.support.memory.policy import memory_policy
-from gact_graph.support.peak import resident_bytes
+from gact_graph.support.peak import StepPeak, resident_bytes
 from gact_graph.support.progress import log_if_slow
 from gact_graph.support.storage import tensors_in
 
@@ -59,6 +60,7 @@ class Budget:
         self._given = plan
         self._methods: dict[str, _Accepted] = {}
         self._grown = 0  # bytes that estimates have added to the process permanently
+        self._peak: StepPeak | None = None
 
     def prepare(self, patch: CompressedForward, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Take a strategy that fits a call of a method, before it runs.
@@ -68,13 +70,17 @@ class Budget:
             ValueError: If no graph is found in the inputs, or it is larger than that of the plan.
         """
         patch.controller.owner.tracked = True
+        if self._peak is None:
+            self._peak = StepPeak(next(module.parameters()).device)
         accepted = self._methods.setdefault(patch.attribute, _Accepted())
         shapes = [tuple(tensor.shape) for tensor in tensors_in((args, kwargs))]
-        if shapes == accepted.shapes:
+        if shapes == accepted.shapes and self._peak.nbytes <= self.memory:
+            self._peak.begin()
             return
         try:
             size = Miniature(args, kwargs).size
-            if size.nodes > accepted.size.nodes or size.edges > accepted.size.edges:
+            is_larger = size.nodes > accepted.size.nodes or size.edges > accepted.size.edges
+            if is_larger or self._peak.nbytes > self.memory:
                 self._accept(accepted, patch, module, (args, kwargs), size)
         except CannotShrink as reason:
             raise ValueError(
@@ -82,6 +88,17 @@ class Budget:
                 "level= and blocks= in its place"
             ) from reason
         accepted.shapes = shapes
+        self._peak.begin()
+
+    def watch(self, output: Any) -> None:
+        """Measure the peak of the step to which an output of forward belongs."""
+        if self._peak is not None:
+            self._peak.end_after(tensors_in(output))
+
+    @property
+    def measured_bytes(self) -> int | None:
+        """The largest peak of a step that was measured; None if none was."""
+        return None if self._peak is None else self._peak.nbytes or None
 
     def _accept(
         self,
@@ -100,7 +117,7 @@ class Budget:
         plans = (accepted.plan, self._given, *(method.plan for method in self._methods.values()))
         plan = next(filter(None, plans), None)
         if plan is None or not self._fits(plan, largest):
-            # A graph with more edges per node may need another plan.
+            # A graph with more edges per node may need another plan, and a step may take more.
             plan = accepted.plan = self._plan(patch, module, inputs, largest)
         self.planned_bytes = max(plan.peak_bytes, self.planned_bytes or 0)
         if plan.strategy != self.strategy:
@@ -117,20 +134,32 @@ class Budget:
             )
 
     def _fits(self, plan: Plan, size: GraphSize) -> bool:
-        own = self._given is plan or plan.fits(size.nodes, size.edges, self.memory - self._grown)
-        return own and self.strategy in (None, plan.strategy)
+        if self._given is plan and self._excess == 1:
+            return True
+        fits = plan.fits(size.nodes, size.edges, self._room)
+        return fits and self.strategy in (None, plan.strategy)
+
+    @property
+    def _excess(self) -> float:
+        """The measured over the planned peak, at least 1."""
+        return max(1.0, (self.measured_bytes or 0) / (self.planned_bytes or math.inf))
+
+    @property
+    def _room(self) -> int:
+        """The budget of the next plan, if its peak exceeds the plan as that of the last did."""
+        return max(1, int((self.memory - self._grown) / self._excess))
 
     def _plan(
         self, patch: CompressedForward, module: nn.Module, inputs: Any, size: GraphSize
     ) -> Plan:
-        before = resident_bytes()
+        before, on_cpu = resident_bytes(), next(module.parameters()).device.type == "cpu"
         with log_if_slow("planning a training step"):
             plan = plan_call(
                 *(module, patch.attribute, inputs, self._config),
-                *(max(1, self.memory - self._grown), self._prefer, size.nodes, size.edges),
+                *(self._room, self._prefer, size.nodes, size.edges),
                 first=self.strategy,
             )
-        if before is not None and next(module.parameters()).device.type == "cpu":
+        if before is not None and on_cpu:
             self._grown += max(0, (resident_bytes() or 0) - before)
         return plan
 

@@ -44,7 +44,9 @@ class Strategy(NamedTuple):
         if self.level is None:
             return "stock"
         if self.bits == 32:
-            return f"{self.level} + blocks" if self.blocks else self.level
+            return (
+                f"{self.level} + blocks" if self.level == "lossless" and self.blocks else self.level
+            )
         exact = sum(width == 32 for _, width in self.widths)
         return f"{self.level}, {self.bits:g} bits{f', {exact} exact' if exact else ''}"
 
@@ -81,8 +83,8 @@ def is_strategy(strategy: Strategy, device_type: str) -> bool:
     """Return whether a model on this device can train with a strategy."""
     if strategy._replace(widths=(), measures=True) in strategies(device_type):
         return strategy.measures or bool(strategy.widths)
-    levels = quantizing(device_type)
-    return strategy.level in levels and strategy.blocks and bool(strategy.widths)
+    has_widths = bool(strategy.widths) or strategy.bits == 32
+    return strategy.level in quantizing(device_type) and strategy.blocks and has_widths
 
 
 class Line(NamedTuple):

@@ -123,7 +123,7 @@ def _prices(model: MemoryModel, counts: Mapping[str, Mapping[str, float]], trial
     """Return the error and the time of each choice."""
     shape = len(model.units), len(_WIDTHS)
     error, seconds = np.zeros(shape), np.zeros(shape)
-    of_element = _seconds_of_element()
+    of_element = seconds_of_element()
     for unit, name in enumerate(model.units):
         sensitivity = sum(trial.sensitivities.get(slot, 0.0) for slot in counts[name])
         elements = sum(counts[name].values()) / trial.share
@@ -134,7 +134,7 @@ def _prices(model: MemoryModel, counts: Mapping[str, Mapping[str, float]], trial
 
 
 @functools.cache
-def _seconds_of_element() -> float:
+def seconds_of_element() -> float:
     """Return the seconds to encode and decode an element on this machine, by a short trial."""
     x = torch.rand(_TIMED, device="cpu")
     durations = []

@@ -38,6 +38,7 @@ class PlannedTensor:
         stock_bytes: The bytes that stock PyG would hold.
         bytes: The bytes that are held.
         error: Expected squared error of the gradient, relative to its square.
+        seconds: Time to encode and decode, on the machine that made the plan.
     """
 
     slot: str
@@ -45,6 +46,7 @@ class PlannedTensor:
     stock_bytes: int
     bytes: int
     error: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,7 @@ class Plan:
         table = Table(title=self.headline, min_width=min(len(self.headline), options.max_width))
         table.add_column("layer", overflow="fold")
         table.add_column("tensors", overflow="fold")
-        for head in ("stock", "planned", "error"):
+        for head in ("stock", "planned", "time", "error"):
             table.add_column(head, justify="right", no_wrap=True)
         layers: dict[str, list[PlannedTensor]] = {}
         for tensor in self.tensors:
@@ -249,10 +251,12 @@ def _sums(tensors: Sequence[PlannedTensor]) -> tuple[str, ...]:
         counts[tensor.choice] = number + 1, size + max(tensor.bytes, tensor.stock_bytes)
     largest = sorted(counts, key=lambda choice: -counts[choice][1])
     error = sum(tensor.error for tensor in tensors)
+    seconds = sum(tensor.seconds for tensor in tensors)
     return (
         ", ".join(f"{choice} ({counts[choice][0]})" for choice in largest),
         format_bytes(sum(tensor.stock_bytes for tensor in tensors)),
         format_bytes(sum(tensor.bytes for tensor in tensors)),
+        f"{1e3 * seconds:.1f} ms" if seconds else "",
         _percent(error) if error else "",
     )
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from gact_graph.adaptive.allocator import noise
 from gact_graph.api.budget.estimate import STOCK, Strategy
+from gact_graph.api.budget.mixed import seconds_of_element
 from gact_graph.api.budget.plan import MemoryBudgetError, Plan, PlannedTensor, shapes_of
 from gact_graph.api.budget.steps import undisturbed
 from gact_graph.api.budget.trials import Search
@@ -107,7 +108,12 @@ def _planned(row: Row, bits: float | None, sensitivity: float, share: float) -> 
     elif row.codec == Kept.codec:
         choice = "exact"
     return PlannedTensor(
-        row.slot, choice, round(row.raw_bytes / share), round(stored / share), error
+        slot=row.slot,
+        choice=choice,
+        stock_bytes=round(row.raw_bytes / share),
+        bytes=round(stored / share),
+        error=error,
+        seconds=0.0 if bits is None else row.numel / share * seconds_of_element(),
     )
 
 

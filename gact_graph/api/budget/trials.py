@@ -160,11 +160,10 @@ class Search:
         if is_far and not any(self._may_fit(strategy) for strategy in self._coded):
             return None  # exact strategies take no less
         exact = (LOSSLESS, BLOCKS) if self._prefer == "accuracy" else (BLOCKS,)
-        fastest, *others = self._coded
         return (
             next(filter(self._fits, exact), None)
-            or self._mixed(fastest)
-            or next(filter(None, map(self._widest, (fastest, *others))), None)
+            or next(filter(None, map(self._mixed, self._coded)), None)
+            or next(filter(None, map(self._widest, self._coded)), None)
         )
 
     def _widest(self, coded: Strategy) -> Strategy | None:
@@ -261,15 +260,18 @@ class Search:
         ]
 
     def _mixed(self, coded: Strategy) -> Strategy | None:
-        """Return the mixed strategy with the least error that fits.
+        """Return the strategy with the least error that fits, from exact tensors to codes.
 
         Bisection takes the same way for all budgets up to where one of two fits and the other does
         not, so more memory never means a strategy with more error.
         """
+        exact = BLOCKS if coded == self._coded[0] else coded._replace(bits=32)
+        if exact != BLOCKS and self._fits(exact):
+            return exact
         if not self._config.adaptive:
             return None
-        exact_pair, coded_pair = (self._pair(s, anyway=True) for s in (BLOCKS, coded))
-        self._add_cost(BLOCKS, *exact_pair)
+        exact_pair, coded_pair = (self._pair(s, anyway=True) for s in (exact, coded))
+        self._add_cost(exact, *exact_pair)
         self._add_cost(coded, *coded_pair)
         mixed = Mixed.of(exact_pair, coded_pair, coded)
         if mixed is None:

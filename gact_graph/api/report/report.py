@@ -25,6 +25,7 @@ _NUMBERS = (
         "peak_bytes",
         "strategy",
         "planned_bytes",
+        "measured_bytes",
     ),
     *("halo_bytes", "order_bytes", "order_seconds", "spared_below"),
 )
@@ -59,6 +60,7 @@ class Report(Contexts):
             budget, and before it has chosen.
         planned_bytes: The peak that the plan of the memory budget expects, of the bytes that
             training adds; None without a budget.
+        measured_bytes: The largest peak of a step that was measured, likewise; None if unknown.
         halo_bytes: Bytes that this process has sent to others since the start of the last forward:
             rows of nodes and, after backward, their gradients; None for a graph in one part.
         forward_seconds: Time of the forwards of the last step, including saving; None on CUDA,
@@ -79,6 +81,7 @@ class Report(Contexts):
     spared_below: int | None = None
     strategy: str | None = None
     planned_bytes: int | None = None
+    measured_bytes: int | None = None
     halo_bytes: int | None = None
     forward_seconds: float | None = None
     peak_bytes: int | None = None
@@ -233,6 +236,8 @@ class Report(Contexts):
             planned = ""
             if self.planned_bytes is not None:
                 planned = f"; planned peak {format_bytes(self.planned_bytes)}"
+            if self.measured_bytes is not None:
+                planned += f", measured {format_bytes(self.measured_bytes)}"
             yield f"chosen for the memory budget: {self.strategy}{planned}"
         if self.spared_below is not None:
             yield (

@@ -21,7 +21,14 @@ from gact_graph.capture.config import Config
 from gact_graph.support.rows import Row
 
 MB = 10**6
-PEAKS = {"stock": 100, "lossless": 80, "lossless + blocks": 60, "L1, 2 bits": 40, "CB2, 2 bits": 30}
+UNIFORM = {
+    "stock": 100,
+    "lossless": 80,
+    "lossless + blocks": 60,
+    "L1, 2 bits": 40,
+    "CB2, 2 bits": 30,
+}
+PEAKS = UNIFORM | {"CB2": 70}
 
 
 class Net(nn.Module):
@@ -66,8 +73,8 @@ EXACT = {"stock", "lossless + blocks"}
         (95, "accuracy", {"stock", "lossless"}, "lossless"),
         (70, "time", EXACT, "lossless + blocks"),
         (70, "accuracy", {*EXACT, "lossless"}, "lossless + blocks"),
-        (49, "time", {*EXACT, "L1, 2 bits"}, "L1, 8 bits"),
-        (47, "time", {*EXACT, "L1, 2 bits"}, "L1, 4 bits"),
+        (49, "time", {*PEAKS} - {"lossless"}, "L1, 8 bits"),
+        (47, "time", {*PEAKS} - {"lossless"}, "L1, 4 bits"),
         (40, "accuracy", {*PEAKS}, "CB2, 8 bits"),
     ],
 )
@@ -83,7 +90,7 @@ def test_a_budget_tries_no_more_than_it_takes_to_choose(
 @pytest.mark.parametrize(
     ("memory", "expected"),
     [
-        (30, ["stock", "lossless + blocks", "L1, 2 bits", "CB2, 2 bits"]),
+        (30, ["stock", "lossless + blocks", "L1, 2 bits", "CB2", "CB2, 2 bits"]),
         (18, ["stock", "L1, 2 bits", "CB2, 2 bits"]),
     ],
 )
@@ -167,7 +174,7 @@ def test_each_part_meets_the_model_as_it_was() -> None:
 
 def test_a_table_has_every_strategy_and_is_not_ruled_by_a_budget(tried: list[str]) -> None:
     found = gact_graph.estimate(Net(), *graph(), memory=110 * MB)
-    assert {*tried} == {*PEAKS}
+    assert {*tried} == {*UNIFORM}
     assert {row.bits for row in found.rows} == {32, *range(2, 9)}
     assert found.rows[0].saved_bytes == 50 * MB
 
@@ -253,7 +260,8 @@ def test_parts_of_the_graph_say_what_the_whole_takes(kind: type[nn.Module], feat
     found = estimate_call(model, "forward", (inputs, {}), Config(), None)
     for strategy in (STOCK, LOSSLESS, Strategy("lossless"), Strategy("L1", 2)):
         peak = found.peak_of(strategy) - found.standing
-        assert peak == pytest.approx(whole(model, inputs, strategy), rel=0.1, abs=3 * MB), strategy
+        real = whole(model, inputs, strategy)
+        assert peak == pytest.approx(real, rel=0.03, abs=0.5 * MB), strategy
 
 
 def test_more_bits_take_what_their_codes_take() -> None:
@@ -263,7 +271,7 @@ def test_more_bits_take_what_their_codes_take() -> None:
     for bits in (4, 8):
         peak = found.peak_of(Strategy("L1", bits)) - found.standing
         assert peak == pytest.approx(
-            whole(model, inputs, Strategy("L1", bits)), rel=0.1, abs=3 * MB
+            whole(model, inputs, Strategy("L1", bits)), rel=0.05, abs=0.5 * MB
         )
 
 

@@ -1,0 +1,28 @@
+"""Sizes on a part of a graph that stands for the whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gact_graph.support.content import checksum
+from gact_graph.support.part import in_proportion, part_of_graph
+
+
+def test_sizes_are_in_proportion_inside_the_context_alone() -> None:
+    assert in_proportion(1000) == 1000
+    with part_of_graph(0.25):
+        assert in_proportion(1000) == 250 and in_proportion(1) == 1
+        with part_of_graph(0.5):
+            assert in_proportion(1000) == 500
+        assert in_proportion(1000) == 250
+    with pytest.raises(KeyError), part_of_graph(0.1):
+        raise KeyError
+    assert in_proportion(1000) == 1000
+
+
+def test_pieces_do_not_change_what_is_computed_of_them() -> None:
+    x = torch.arange(3000).view(1, -1)
+    with part_of_graph(1 / 256):
+        few = checksum(x), checksum(x.clone())
+    assert few[0] == few[1]
