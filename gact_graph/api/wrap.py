@@ -350,8 +350,8 @@ def _budget_of(model: nn.Module, memory: float | str) -> int:
     total = None if parameter is None else total_bytes(parameter.device)
     if parameter is not None and total is not None and budget > total:
         warn(
-            f"The memory budget, {format_bytes(budget)}, is more than there is: {parameter.device} has "
-            f"{format_bytes(total)}. Take less, so that a plan keeps within it."
+            f"The memory budget, {format_bytes(budget)}, is more than there is: "
+            f"{parameter.device} has {format_bytes(total)}. Take less, so that a plan keeps within it."
         )
     return budget
 

@@ -198,7 +198,7 @@ def test_planning_leaves_no_trace() -> None:
     model, inputs = net(), graph()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    gact_graph.plan(model, *inputs, memory="40 MB", prefer="accuracy")
+    gact_graph.plan(model, *inputs, memory="80 MB", prefer="accuracy")
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters()) and "forward" not in vars(model)
