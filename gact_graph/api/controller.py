@@ -22,6 +22,7 @@ from gact_graph.capture.noise import Noise
 from gact_graph.capture.session import Session, session_of
 from gact_graph.capture.uncompressed import Counted
 from gact_graph.codecs.compared import Widths
+from gact_graph.codecs.offload.files import Files
 from gact_graph.codecs.offload.streams import CudaStreams
 from gact_graph.codecs.offload.swap import Swap, Swapping
 from gact_graph.layers.blocks.layers import Blocks
@@ -87,15 +88,20 @@ class Controller:
         self._handles: list[Any] = []
         self._hooks: list[Any] = []  # apart: these hold no reference to a module
         self._remove_hooks_at_death()
-        self._set_up(config)
+        self._set_up(config, model)
         self.track("forward")
         self._attach_to(model)
 
-    def _set_up(self, config: Config) -> None:
+    def _set_up(self, config: Config, model: nn.Module) -> None:
         self.config = config
         self.idle = False
         self._report = Report(empty=True)
-        self.swapping = Swapping(CudaStreams()) if config.swap else None
+        self.swapping = None
+        if config.swap:
+            on_cuda = any(parameter.is_cuda for parameter in model.parameters())
+            self.swapping = (
+                Swapping(CudaStreams()) if on_cuda else Swapping(Files(), prefetch=False)
+            )
         self._step = Step(config)
         size, layers = config.block_size, self._step.layers
         self.blocks = (
@@ -113,7 +119,7 @@ class Controller:
         """
         with self._lock:
             self.remove_hooks()
-            self._set_up(self.config if config is None else config)
+            self._set_up(self.config if config is None else config, model)
             self.idle = config is None
             self.forget()
             if not self.idle:

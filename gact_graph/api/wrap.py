@@ -93,10 +93,10 @@ def wrap(
         level: ``"L0"`` compresses nothing and reports the memory. ``"lossless"`` stores masks,
             indices and gathered tensors in small exact forms, and drops tensors that backward never
             reads; gradients are bit-identical. ``"L1"`` (default) also quantizes all other tensors.
-            ``"L2"`` is ``"L1"`` with masks and quantized tensors of 1 MiB or more swapped from a
-            CUDA device to host memory. ``"CB2"`` (alias ``"CB1"``) is ``"L1"`` with message passing
-            layers that save their inputs only and run again in backward, where tensors for blocks
-            take 8 bits or more.
+            ``"L2"`` is ``"L1"`` with tensors of 1 MiB or more swapped from a CUDA device to host
+            memory, or from a CPU to temporary files; with ``bits=32`` they are exact. ``"CB2"``
+            (alias ``"CB1"``) is ``"L1"`` with message passing layers that save their inputs only
+            and run again in backward, where tensors for blocks take 8 bits or more.
         adaptive: Assign bits by the sensitivity of the gradient (section 4.1 of the paper). It is
             measured in backward of the first compressed step, which takes about twice as long, of
             the 32nd, and of each interval; with ``partition``, on each part, and averaged. False
@@ -351,7 +351,8 @@ def _budget_of(model: nn.Module, memory: float | str) -> int:
     if parameter is not None and total is not None and budget > total:
         warn(
             f"The memory budget, {format_bytes(budget)}, is more than there is: "
-            f"{parameter.device} has {format_bytes(total)}. Take less, so that a plan keeps within it."
+            f"{parameter.device} has {format_bytes(total)}. Take less, so that a plan keeps within "
+            "it."
         )
     return budget
 

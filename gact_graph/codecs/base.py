@@ -135,6 +135,19 @@ class Movable(Encoded):
         return dataclasses.replace(self, **dict(zip(self.parts, tensors, strict=True)))
 
 
+@dataclass(eq=False)
+class Copied(Movable):
+    """A copy of elements, of which nothing else changes the memory."""
+
+    values: Tensor
+    codec: str
+    exact = True
+    parts = ("values",)
+
+    def decode(self) -> Tensor:
+        return self.values
+
+
 class Context:
     """An encoded tensor, shared by all saved tensors that view the same elements.
 

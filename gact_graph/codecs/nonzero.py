@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gact_graph.codecs.base import Encoded, Movable, Saved
+from gact_graph.codecs.base import Copied, Encoded, Saved
 from gact_graph.codecs.codec import Codec, Request
 from gact_graph.codecs.mask import Masked
 from gact_graph.codecs.quantize import Quantize
@@ -72,23 +71,11 @@ class Nonzero(Encoded):
         return nonzero
 
 
-@dataclass(eq=False)
-class Copied(Movable):
-    """A copy of elements."""
-
-    values: Tensor
-    codec = "nonzero"
-    exact = True
-    parts = ("values",)
-
-    def decode(self) -> Tensor:
-        return self.values
-
-
 class NonzeroOnly(Codec):
     """Encodes tensors outside of whose mask all elements are zero, and leaves out these."""
 
     lossless = True
+    name = "nonzero"
 
     def encode(self, request: Request) -> Nonzero | None:
         x, mask, reads = request.tensor, request.mask, request.reads
@@ -110,7 +97,9 @@ class NonzeroOnly(Codec):
             request, tensor=values, mask=None, row_counts=_counts_of_rows(request, masked.words)
         )
         quantized = Quantize().encode(inner) if lossy else None
-        return Nonzero(quantized or Copied(values), mask, values.numel(), x.numel())
+        return Nonzero(
+            quantized or Copied(values, NonzeroOnly.name), mask, values.numel(), x.numel()
+        )
 
 
 def _counts_of_rows(request: Request, words: Tensor) -> Tensor | None:

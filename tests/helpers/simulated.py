@@ -39,6 +39,8 @@ class Simulated:
             waited for.
     """
 
+    copies_later = True
+
     def __init__(self, seed: int | None = None) -> None:
         self.compute = Stream("compute")
         self.sides = {name: Stream(name) for name in (OFFLOAD, PREFETCH)}
@@ -49,7 +51,7 @@ class Simulated:
     def serves(self, device: torch.device) -> bool:
         return True
 
-    def pinned(self, nbytes: int) -> Tensor:
+    def buffer(self, nbytes: int) -> Tensor:
         self.host.append(torch.full((nbytes,), 0x5A, dtype=torch.uint8))
         return self.host[-1]
 

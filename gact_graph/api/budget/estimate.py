@@ -67,8 +67,8 @@ BLOCKS = Strategy("lossless")
 
 
 def quantizing(device_type: str) -> tuple[str, ...]:
-    """Return the levels that quantize, the faster first."""
-    return ("L1", "L2", "CB2") if device_type == "cuda" else ("L1", "CB2")
+    """Return the levels that quantize, the faster first: files are slower than host memory."""
+    return ("L1", "L2", "CB2") if device_type == "cuda" else ("L1", "CB2", "L2")
 
 
 def strategies(device_type: str) -> list[Strategy]:

@@ -134,6 +134,7 @@ class Search:
         self._costs: dict[Strategy, Cost] = {}
         self._trials: dict[tuple[Strategy, float], Trial] = {}
         self._largest: dict[Strategy, Trial] = {}  # of each strategy with a known cost
+        self._hopeless: dict[Strategy, bool] = {}
         self._copy: TrainedCopy | None = None  # for the last strategy
         self._coded = [Strategy(level, LEAST_BITS) for level in quantizing(self._device.type)]
         self._second = min(_MOST, self._share_of(_NODES, _EDGES))
@@ -157,14 +158,14 @@ class Search:
         if stock_fits and (self._prefer == "accuracy" or self._is_small):
             return STOCK
         is_far = self.estimate().peak_of(STOCK) > _FAR * (self._memory or 0)
-        if is_far and not any(self._may_fit(strategy) for strategy in self._coded):
+        if is_far and not any(map(self._may_fit, self._coded)):
             return None  # exact strategies take no less
-        exact = (LOSSLESS, BLOCKS) if self._prefer == "accuracy" else (BLOCKS,)
-        return (
-            next(filter(self._fits, exact), None)
-            or next(filter(None, map(self._mixed, self._coded)), None)
-            or next(filter(None, map(self._widest, self._coded)), None)
-        )
+        exact: tuple[Strategy, ...] = (BLOCKS,)
+        if self._prefer == "accuracy":
+            exact = LOSSLESS, BLOCKS, *(coded._replace(bits=32) for coded in self._coded[1:])
+        fitting = filter(self._may_fit, self._coded)
+        levels = (self._mixed(coded) or self._widest(coded) for coded in fitting)
+        return next(filter(self._fits, exact), None) or next(filter(None, levels), None)
 
     def _widest(self, coded: Strategy) -> Strategy | None:
         """Return the most bits with which a strategy that quantizes all tensors fits."""
@@ -208,14 +209,15 @@ class Search:
         """Bytes that any strategy takes: the state of the optimizer, and libraries."""
         return _MOMENTS * self._parameters + self._grown()
 
-    def _may_fit(self, strategy: Strategy) -> bool:
-        """Return whether a strategy that quantizes may fit, by a step that measures nothing."""
-        share = self._share_after(self._first, self._second / 4)
-        trial = self._trial(strategy, share, replace(self._config, adaptive=False))
-        if not self._is_hopeless(trial):
-            return True
-        self._add_cost(strategy, trial, trial)
-        return False
+    def _may_fit(self, coded: Strategy) -> bool:
+        """Return whether a strategy that quantizes may fit, by steps that measure nothing."""
+        if coded not in self._hopeless:
+            share = self._share_after(self._first, self._second / 4)
+            trial = self._trial(coded, share, replace(self._config, adaptive=False))
+            self._hopeless[coded] = self._is_hopeless(trial)
+            if self._hopeless[coded]:
+                self._add_cost(coded, trial, trial)
+        return not self._hopeless[coded]
 
     def _find_cost(self, strategy: Strategy) -> None:
         """Find the cost of a strategy; if it quantizes, for all numbers of bits."""
@@ -276,17 +278,20 @@ class Search:
         mixed = Mixed.of(exact_pair, coded_pair, coded)
         if mixed is None:
             return None
-        least, most = -1, len(mixed.rungs)
+
+        def fits(rung: int) -> bool:
+            strategy = mixed.strategy(rung)
+            trial = self._largest[strategy] = self._run(strategy, mixed.share)
+            self._costs[strategy] = mixed.corrected(rung, trial)
+            return self._fits(strategy)
+
+        least, most = 0, len(mixed.rungs)
+        if not most or not fits(least):
+            return None
         while most - least > 1:
             middle = (least + most) // 2
-            strategy = mixed.strategy(middle)
-            trial = self._largest[strategy] = self._run(strategy, mixed.share)
-            self._costs[strategy] = mixed.corrected(middle, trial)
-            if self._fits(strategy):
-                least = middle
-            else:
-                most = middle
-        return None if least < 0 else mixed.strategy(least)
+            least, most = (middle, most) if fits(middle) else (least, middle)
+        return mixed.strategy(least)
 
     def _is_hopeless(self, trial: Trial) -> bool:
         """Return whether a single trial shows that a strategy does not fit."""

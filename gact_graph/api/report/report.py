@@ -40,7 +40,7 @@ class Report(Contexts):
 
     ``raw_bytes`` are the unique storages that stock autograd would keep for backward, without
     parameters, buffers and the inputs of forward; ``stored_bytes`` are those that are kept, of
-    which ``host_bytes`` stay in host memory until backward reads them.
+    which ``host_bytes`` stay in host memory, or on a CPU in files, until backward reads them.
 
     Attributes:
         contexts: The saved tensors.
@@ -53,7 +53,7 @@ class Report(Contexts):
         layers: Message passing layers; empty without blocks and recomputation.
         order_bytes: Bytes of the sorted edges of the graphs in use.
         order_seconds: Time to sort edges, and to look up sorted edges, since the model was wrapped.
-        swaps_from: Bytes from which an encoded context leaves a CUDA device; None without swapping.
+        swaps_from: Bytes from which an encoded context leaves the device; None without swapping.
         spared_below: The ``min_bytes`` below which contexts stayed uncompressed; None if all were
             encoded.
         strategy: Choice of a memory budget, such as ``"stock"`` or ``"L1, 4 bits"``; None without a
@@ -248,12 +248,11 @@ class Report(Contexts):
             yield f"{format_bytes(self.halo_bytes)} sent to other processes since forward started"
         if self.host_bytes:
             rest = format_bytes(self.stored_bytes - self.host_bytes)
-            yield f"{format_bytes(self.host_bytes)} are in host memory, {rest} on the device"
+            waiting = format_bytes(self.host_bytes)
+            yield f"{waiting} wait in host memory, or on a CPU in files, {rest} on the device"
         elif self.swaps_from is not None:
-            yield (
-                "L2 equals L1 here: no context on a CUDA device takes "
-                f"{format_bytes(self.swaps_from)} or more after encoding"
-            )
+            least = format_bytes(self.swaps_from)
+            yield f"L2 equals L1 here: no context takes {least} or more after encoding"
         blocks = [row.blocks for row in self.layers if row.blocks is not None]
         if blocks:
             calls = counted(len(blocks), "call")

@@ -1,7 +1,7 @@
 """The device operations of swapping: two side streams, events and copies.
 
-Only :class:`CudaStreams` calls CUDA. Each method is one call, so that tests can verify the order of
-calls, which ``swap`` decides, without a GPU.
+Only :class:`CudaStreams` calls CUDA; ``files`` has the same for a CPU. Each method is one call, so
+that tests can verify the order of calls, which ``swap`` decides, without a GPU.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ OFFLOAD, PREFETCH = "offload", "prefetch"
 
 
 class Streams(Protocol):
-    """The device operations. Streams and events are opaque values of the implementation."""
+    """The device operations. Streams and events are opaque values of the implementation.
+
+    Attributes:
+        copies_later: Whether copies may run after :meth:`copy` has returned.
+    """
+
+    copies_later: bool
 
     def serves(self, device: torch.device) -> bool:
         """Return whether contexts of this device can be offloaded."""
 
-    def pinned(self, nbytes: int) -> Tensor:
-        """Return pinned host memory [nbytes] uint8."""
+    def buffer(self, nbytes: int) -> Tensor:
+        """Return memory [nbytes] uint8 for contexts that wait for backward."""
 
     def empty_like(self, host: Tensor, device: torch.device) -> Tensor:
         """Return memory of the device for a copy of ``host``, allocated on its current stream."""
@@ -49,13 +55,15 @@ class Streams(Protocol):
 class CudaStreams:
     """CUDA streams, created at first use."""
 
+    copies_later = True
+
     def __init__(self) -> None:
         self._sides: dict[tuple[torch.device, str], torch.cuda.Stream] = {}
 
     def serves(self, device: torch.device) -> bool:
         return device.type == "cuda"
 
-    def pinned(self, nbytes: int) -> Tensor:
+    def buffer(self, nbytes: int) -> Tensor:
         # Explicit, because the default device may be another one.
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 

@@ -1,4 +1,6 @@
-"""Level ``L2``: encoded contexts are offloaded to host memory in forward, prefetched in backward.
+"""Level ``L2``: contexts are offloaded in forward, and prefetched in backward.
+
+Those of a CUDA device wait in host memory, those of a CPU in files.
 
 Events order the work on a device; the host waits only to pin a buffer for the first time:
 
@@ -25,9 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gact_graph.codecs import Encoded
+from gact_graph.codecs import Encoded, Kept
+from gact_graph.codecs.base import Copied
 from gact_graph.codecs.offload.pinned import Buffer, Pool, room_for
 from gact_graph.codecs.offload.streams import OFFLOAD, PREFETCH, Streams
+from gact_graph.support.part import in_proportion
+from gact_graph.support.storage import is_plain
 
 LEAST_BYTES = 2**20
 """The least encoded bytes of a swapped context. Over PCIe their copy takes some 40 us, about as
@@ -60,7 +65,7 @@ class Swapping:
         self.streams = streams
         self.least = least
         self.prefetch = prefetch
-        self.pool = Pool(streams.pinned)
+        self.pool = Pool(streams.buffer)
 
     def __reduce__(self) -> tuple[type[Swapping], tuple[Streams, int, bool]]:
         """Give a copy, pickled or deep-copied with its model, new buffers."""
@@ -167,7 +172,7 @@ class Swap:
     def __init__(self, shared: Swapping) -> None:
         self._streams = shared.streams
         self._pool = shared.pool
-        self._least = shared.least
+        self._least = in_proportion(shared.least)
         self._prefetch = shared.prefetch
         # Backward runs on one thread per device.
         self._lock = threading.Lock()
@@ -179,7 +184,9 @@ class Swap:
 
     def leave(self, encoded: Encoded) -> Encoded:
         """Return the swapped form of an encoded context; the context itself if it is small."""
-        streams, tensors = self._streams, encoded.movable()
+        streams = self._streams
+        encoded = self._movable(encoded)
+        tensors = encoded.movable()
         if not tensors or encoded.nbytes < self._least or not streams.serves(tensors[0].device):
             return encoded
         device = tensors[0].device
@@ -199,10 +206,23 @@ class Swap:
             self._leaving.append(
                 _Leaving(tensors, encoded.nbytes, allocating, offload, buffer.last)
             )
-            while len(self._leaving) > 1 and sum(x.nbytes for x in self._leaving) > _LEAVING_BYTES:
+            most = _LEAVING_BYTES if streams.copies_later else 0
+            while len(self._leaving) > 1 and sum(x.nbytes for x in self._leaving) > most:
                 first = self._leaving.popleft()
                 streams.wait(first.allocated_on, first.done)
         return swapped
+
+    def _movable(self, encoded: Encoded) -> Encoded:
+        """Return a copy of a large tensor that is kept by reference; other forms as they are.
+
+        The model may change the tensor while a copy to the host is under way.
+        """
+        if not isinstance(encoded, Kept) or not is_plain(encoded.tensor):
+            return encoded
+        tensor = encoded.tensor
+        if tensor.nbytes < self._least or not self._streams.serves(tensor.device):
+            return encoded
+        return Copied(tensor.clone() if self._streams.copies_later else tensor, Kept.codec)
 
     def close(self) -> None:
         """Release the tensors of unfinished copies, at the end of forward."""

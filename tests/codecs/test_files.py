@@ -1,0 +1,146 @@
+"""Contexts of a CPU that wait for backward in files."""
+
+from __future__ import annotations
+
+import copy
+import mmap
+import sys
+from typing import Any
+
+import pytest
+import torch
+from fresh import run
+from torch import Tensor, nn
+from torch_geometric.nn import GAT, GCN
+
+import gact_graph
+from gact_graph.codecs.offload.files import Files
+from gact_graph.codecs.offload.pinned import Pool, room_for
+
+MB = 1 << 20
+NODES = 8_000
+
+
+def graph() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(NODES, 64), torch.randint(NODES, (2, 40_000))
+
+
+def net(kind: Any) -> nn.Module:
+    torch.manual_seed(0)
+    made: nn.Module = kind(64, 64, 3, 8, norm="batch_norm", dropout=0.5)
+    return made
+
+
+def gradient(model: nn.Module, steps: int = 2) -> Tensor:
+    for step in range(steps):
+        model.zero_grad()
+        torch.manual_seed(step)
+        model(*graph.inputs).square().mean().backward()  # type: ignore[attr-defined]
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+graph.inputs = graph()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.int64])
+@pytest.mark.parametrize("count", [1, 1000, 3 * MB + 5])
+def test_what_goes_to_a_file_comes_back(dtype: torch.dtype, count: int) -> None:
+    files = Files()
+    tensors = [torch.randint(100, (count,)).to(dtype), torch.arange(7)]
+    buffer = Pool(files.buffer).take(room_for(tensors))
+    pieces = buffer.like(tensors)
+    for piece, tensor in zip(pieces, tensors, strict=True):
+        files.copy(piece, tensor, None)
+    for piece, tensor in zip(pieces, tensors, strict=True):
+        back = files.empty_like(piece, torch.device("cpu"))
+        files.copy(back, piece, None)
+        assert torch.equal(back, tensor)
+
+
+_RESIDENT = """
+import torch
+from gact_graph.codecs.offload.files import Files
+from gact_graph.support.peak import PeakMeter
+
+files, x = Files(), torch.ones(50_000_000)  # 200 MB
+with PeakMeter(torch.device("cpu")) as meter:
+    memory = files.buffer(x.nbytes).view(torch.float32)
+    files.copy(memory, x, None)
+    print(meter.peak_bytes // 1_000_000)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_file_takes_no_memory_of_the_process() -> None:
+    assert int(run(_RESIDENT)) < 40
+
+
+def test_a_page_holds_several_pieces() -> None:
+    """Their pages leave memory with the first of them, and come back with the next."""
+    files = Files()
+    memory = files.buffer(2 * mmap.PAGESIZE)
+    parts = memory.split(100)
+    for number, part in enumerate(parts):
+        files.copy(part, torch.full((len(part),), number % 251, dtype=torch.uint8), None)
+    for number, part in enumerate(parts):
+        assert (part == number % 251).all()
+
+
+@pytest.mark.parametrize("kind", [GCN, GAT])
+def test_gradients_are_those_of_l1_bit_by_bit(kind: Any) -> None:
+    in_memory = gact_graph.wrap(net(kind), level="L1", min_bytes=0)
+    in_files = gact_graph.wrap(net(kind), level="L2", min_bytes=0)
+    assert torch.equal(gradient(in_memory), gradient(in_files))
+
+
+def test_without_codes_exact_tensors_wait_in_files() -> None:
+    exact = gact_graph.wrap(net(GCN), level="lossless", blocks="auto", min_bytes=0)
+    in_files = gact_graph.wrap(net(GCN), level="L2", bits=32, min_bytes=0)
+    assert torch.equal(gradient(exact), gradient(in_files))
+    kept, report = gact_graph.report(exact), gact_graph.report(in_files)
+    assert report.stored_bytes == kept.stored_bytes
+    assert report.host_bytes > 0.7 * report.stored_bytes
+    rows = [row for row in report.contexts if row.host_bytes]
+    assert rows and all(row.stored_bytes >= MB for row in rows)
+
+
+def test_backward_runs_twice_and_a_copy_has_files_of_its_own() -> None:
+    model = gact_graph.wrap(net(GCN), level="L2", bits=32, min_bytes=0)
+    loss = model(*graph()).square().mean()
+    loss.backward(retain_graph=True)
+    first = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    loss.backward()
+    for once, parameter in zip(first, model.parameters(), strict=True):
+        assert parameter.grad is not None and torch.equal(parameter.grad, 2 * once)
+    other = copy.deepcopy(model)
+    assert torch.isfinite(gradient(other)).all()
+
+
+def test_a_change_in_place_does_not_reach_the_file() -> None:
+    class Changes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin, self.weight = nn.Linear(64, 64), nn.Parameter(torch.ones(64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.lin(x)
+            out: Tensor = h * self.weight
+            h.zero_()
+            return out
+
+    model = gact_graph.wrap(Changes(), level="L2", bits=32, min_bytes=0)
+    x = torch.randn(NODES, 64)
+    expected = model.lin(x).sum(0)
+    model(x).sum().backward()
+    assert model.weight.grad is not None
+    torch.testing.assert_close(model.weight.grad, expected, rtol=1e-3, atol=1e-2)
+
+
+def test_a_full_disk_is_an_error_that_names_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, start: int, count: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(OSError, match=r"Expected 4,096 free bytes in .* set TMPDIR"):
+        Files().buffer(4096)
