@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import allocation, memory, overhead, scaling, step_time
+from experiments import allocation, memory, overhead, plans, scaling, step_time
 from experiments.allocators import by_allocator
 from experiments.estimates import budgets, predictions, verdict
 from experiments.forces import COSTS, PHYSICS, by_way
@@ -115,6 +115,8 @@ def tables(results: Path) -> dict[str, Page]:
     if (results / "estimates.json").exists():
         add("estimates", _estimates, "estimates.json")
         add("budgets", _budgets, "estimates.json")
+    if (results / "plans.json").exists():
+        add("plans", _plans, "plans.json")
     kinds: dict[str, Callable[[Any], str | Table]] = {
         "peers": _peers,
         "timeline": lambda content: memory.alive(content["variants"]),
@@ -325,6 +327,11 @@ def _estimates(content: Row) -> str:
 def _budgets(content: Row) -> str:
     shown, text = budgets(content["budgets"])
     return f"{shown.markdown()}\n\n{text}"
+
+
+def _plans(content: Row) -> str:
+    found = content["plans"]
+    return f"{plans.rows(found).markdown()}\n\n{plans.verdict(found)}"
 
 
 def _studies(files: Files) -> list[dict[str, Any]]:
