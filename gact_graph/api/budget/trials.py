@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gact_graph.adaptive.adaptation import ALARM
 from gact_graph.api.budget.estimate import (
     BLOCKS,
     LEAST_BITS,
@@ -135,6 +136,7 @@ class Search:
         self._trials: dict[tuple[Strategy, float], Trial] = {}
         self._largest: dict[Strategy, Trial] = {}  # of each strategy with a known cost
         self._hopeless: dict[Strategy, bool] = {}
+        self._errors: dict[Strategy, float] = {}  # of mixed strategies
         self._copy: TrainedCopy | None = None  # for the last strategy
         self._coded = [Strategy(level, LEAST_BITS) for level in quantizing(self._device.type)]
         self._second = min(_MOST, self._share_of(_NODES, _EDGES))
@@ -163,9 +165,16 @@ class Search:
         exact: tuple[Strategy, ...] = (BLOCKS,)
         if self._prefer == "accuracy":
             exact = LOSSLESS, BLOCKS, *(coded._replace(bits=32) for coded in self._coded[1:])
-        fitting = filter(self._may_fit, self._coded)
-        levels = (self._mixed(coded) or self._widest(coded) for coded in fitting)
-        return next(filter(self._fits, exact), None) or next(filter(None, levels), None)
+        found = next(filter(self._fits, exact), None)
+        if found is not None:
+            return found
+        noisy: Strategy | None = None
+        for coded in filter(self._may_fit, self._coded):
+            found = self._mixed(coded) or self._widest(coded)
+            if found is not None and self._errors.get(found, 0.0) <= ALARM:
+                return found
+            noisy = noisy or found  # a slower level may be exact
+        return noisy
 
     def _widest(self, coded: Strategy) -> Strategy | None:
         """Return the most bits with which a strategy that quantizes all tensors fits."""
@@ -283,6 +292,7 @@ class Search:
             strategy = mixed.strategy(rung)
             trial = self._largest[strategy] = self._run(strategy, mixed.share)
             self._costs[strategy] = mixed.corrected(rung, trial)
+            self._errors[strategy] = mixed.rungs[rung].error
             return self._fits(strategy)
 
         least, most = 0, len(mixed.rungs)

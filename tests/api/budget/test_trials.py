@@ -262,7 +262,7 @@ def test_parts_of_the_graph_say_what_the_whole_takes(kind: type[nn.Module], feat
     for strategy in (STOCK, LOSSLESS, Strategy("lossless"), Strategy("L1", 2)):
         peak = found.peak_of(strategy) - found.standing
         real = whole(model, inputs, strategy)
-        assert peak == pytest.approx(real, rel=0.03, abs=0.5 * MB), strategy
+        assert peak == pytest.approx(real, rel=0.05, abs=1 * MB), strategy
 
 
 def test_more_bits_take_what_their_codes_take() -> None:
