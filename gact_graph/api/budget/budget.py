@@ -12,11 +12,13 @@ from torch import nn
 from gact_graph.adaptive.state_checks import check_keys
 from gact_graph.api.budget.estimate import STOCK, Strategy, is_strategy
 from gact_graph.api.budget.miniature import CannotShrink, GraphSize, Miniature
-from gact_graph.api.budget.plan import Plan
+from gact_graph.api.budget.plan import MemoryBudgetError, Plan
 from gact_graph.api.budget.planning import plan_call
 from gact_graph.api.forward import CompressedForward
+from gact_graph.api.report import format_bytes
 from gact_graph.capture.config import Config
 from gact_graph.support.memory.policy import memory_policy
+from gact_graph.support.messages import warn
 from gact_graph.support.peak import StepPeak, resident_bytes
 from gact_graph.support.progress import log_if_slow
 from gact_graph.support.storage import tensors_in
@@ -61,6 +63,8 @@ class Budget:
         self._methods: dict[str, _Accepted] = {}
         self._grown = 0  # bytes that estimates have added to the process permanently
         self._peak: StepPeak | None = None
+        self._most = 0  # bytes of the largest step that was over the budget
+        self._excess = 1.0  # measured over planned peak, at least 1
 
     def prepare(self, patch: CompressedForward, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Take a strategy that fits a call of a method, before it runs.
@@ -74,13 +78,15 @@ class Budget:
             self._peak = StepPeak(next(module.parameters()).device)
         accepted = self._methods.setdefault(patch.attribute, _Accepted())
         shapes = [tuple(tensor.shape) for tensor in tensors_in((args, kwargs))]
-        if shapes == accepted.shapes and self._peak.nbytes <= self.memory:
+        is_over = self._peak.nbytes > self.memory
+        if shapes == accepted.shapes and not is_over:
             self._peak.begin()
             return
         try:
             size = Miniature(args, kwargs).size
-            is_larger = size.nodes > accepted.size.nodes or size.edges > accepted.size.edges
-            if is_larger or self._peak.nbytes > self.memory:
+            if is_over:
+                self._step_down(accepted, patch, module, (args, kwargs))
+            if size.nodes > accepted.size.nodes or size.edges > accepted.size.edges:
                 self._accept(accepted, patch, module, (args, kwargs), size)
         except CannotShrink as reason:
             raise ValueError(
@@ -98,7 +104,32 @@ class Budget:
     @property
     def measured_bytes(self) -> int | None:
         """The largest peak of a step that was measured; None if none was."""
-        return None if self._peak is None else self._peak.nbytes or None
+        now = 0 if self._peak is None else self._peak.nbytes
+        return max(self._most, now) or None
+
+    def _step_down(
+        self, accepted: _Accepted, patch: CompressedForward, module: nn.Module, inputs: Any
+    ) -> None:
+        """Follow a smaller plan after a step that took more than the budget, if there is one."""
+        assert self._peak is not None
+        taken = self._most = self._peak.nbytes
+        self._peak.nbytes = 0  # only a step that takes even more is measured again
+        self._excess = max(self._excess, taken / (self.planned_bytes or taken))
+        try:
+            plan = accepted.plan = self._plan(patch, module, inputs, accepted.size)
+        except MemoryBudgetError:
+            warn(
+                f"A training step took {format_bytes(taken)}, more than the budget of "
+                f"{format_bytes(self.memory)}, and no smaller plan fits. Training continues as "
+                "planned; other memory of the process may have grown during the step."
+            )
+            return
+        self._follow(patch, plan)
+
+    def _follow(self, patch: CompressedForward, plan: Plan) -> None:
+        self.planned_bytes = plan.peak_bytes
+        if plan.strategy != self.strategy:
+            self._take(patch, plan.strategy)
 
     def _accept(
         self,
@@ -117,11 +148,12 @@ class Budget:
         plans = (accepted.plan, self._given, *(method.plan for method in self._methods.values()))
         plan = next(filter(None, plans), None)
         if plan is None or not self._fits(plan, largest):
-            # A graph with more edges per node may need another plan, and a step may take more.
+            if self.planned_bytes is not None:
+                taken = self.measured_bytes or 0
+                self._excess = max(self._excess, taken / self.planned_bytes)
+            # A graph with more edges per node may need another plan.
             plan = accepted.plan = self._plan(patch, module, inputs, largest)
-        self.planned_bytes = max(plan.peak_bytes, self.planned_bytes or 0)
-        if plan.strategy != self.strategy:
-            self._take(patch, plan.strategy)
+        self._follow(patch, plan)
         accepted.size = largest
 
     def _check(self, plan: Plan, size: GraphSize) -> None:
@@ -134,19 +166,15 @@ class Budget:
             )
 
     def _fits(self, plan: Plan, size: GraphSize) -> bool:
-        if self._given is plan and self._excess == 1:
+        if self._given is plan:
             return True
-        fits = plan.fits(size.nodes, size.edges, self._room)
+        excess = max(self._excess, (self.measured_bytes or 0) / (self.planned_bytes or math.inf))
+        fits = plan.fits(size.nodes, size.edges, int(self._room * self._excess / excess))
         return fits and self.strategy in (None, plan.strategy)
 
     @property
-    def _excess(self) -> float:
-        """The measured over the planned peak, at least 1."""
-        return max(1.0, (self.measured_bytes or 0) / (self.planned_bytes or math.inf))
-
-    @property
     def _room(self) -> int:
-        """The budget of the next plan, if its peak exceeds the plan as that of the last did."""
+        """The budget of a plan, if its peak exceeds the plan as that of the last did."""
         return max(1, int((self.memory - self._grown) / self._excess))
 
     def _plan(

@@ -120,6 +120,19 @@ def test_steps_that_take_more_than_the_budget_have_it_step_down(planned):
     # A peak of 130 in place of 100 leaves 92 of the 120.
     assert chosen(model) == "L1, 7 bits" and planned == ["forward"] * 2
     assert gact_graph.report(model).measured_bytes == 130 * MB
+    step(model, graph())
+    assert planned == ["forward"] * 2  # not again for the same step
+
+
+def test_a_step_over_the_budget_is_no_error_where_no_smaller_plan_fits(planned):
+    model = gact_graph.wrap(Net(), memory="120 MB")
+    step(model, graph())
+    model.forward.budget._peak.nbytes = 900 * MB
+    with pytest.warns(RuntimeWarning, match="more than the budget of .* no smaller plan fits"):
+        step(model, graph())
+    assert chosen(model) == "stock" and planned == ["forward"] * 2
+    step(model, graph())
+    assert planned == ["forward"] * 2
 
 
 def test_a_larger_graph_is_expected_to_exceed_its_plan_as_the_smaller_did(planned):
