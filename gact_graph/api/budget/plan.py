@@ -279,7 +279,9 @@ def _draw(plan: Plan, path: Path) -> None:
         (plan.stock_curve, "stock", "#9aa5b1"),
         (plan.curve, "planned", "#d1495b"),
     ):
-        places = [place / max(1, len(curve) - 1) for place in range(len(curve))]
+        if len(curve) == 1:  # of a step that differs between parts of the graph, the peak alone
+            curve = curve * 2
+        places = [place / (len(curve) - 1) for place in range(len(curve))]
         axes.fill_between(places, [b / 2**20 for b in curve], step="mid", alpha=0.3, color=color)
         axes.step(places, [b / 2**20 for b in curve], where="mid", label=name, color=color)
     axes.axhline(plan.memory / 2**20, color="#1d3557", linestyle="--", label="budget")

@@ -239,9 +239,7 @@ class Search:
             strategy: The strategy.
             anyway: Whether to try the larger part even so.
         """
-        low = self._first
-        if strategy != STOCK:
-            low = self._run(strategy, self._share_after(self._first, self._second / 4))
+        low = self._run(strategy, self._share_after(self._first, self._second / 4))
         if self._is_hopeless(low) and not anyway:
             return low, low
         return low, self._run(strategy, self._share_after(low, self._second))
