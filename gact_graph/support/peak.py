@@ -83,10 +83,11 @@ class PeakMeter:
 
 
 class StepPeak:
-    """The peak of training steps, above the memory in use before the first.
+    """The peak of training steps, above the memory in use when each step began.
 
     Unlike :class:`PeakMeter` it resets nothing: it knows the peak of a step only if the step raised
-    the peak of the process, or of CUDA's allocator.
+    the peak of the process, or of CUDA's allocator. Memory that is in use between steps belongs to
+    the training loop, or is kept for the next step.
 
     Args:
         device: The device whose memory is measured.
@@ -98,13 +99,15 @@ class StepPeak:
     def __init__(self, device: torch.device) -> None:
         self.nbytes = 0
         self._device = device
+        self._start = 0
         self._high: int | None = None
-        is_cuda = device.type == "cuda"
-        self._start = torch.cuda.memory_allocated(device) if is_cuda else resident_bytes() or 0
 
     def begin(self) -> None:
         """Begin a step."""
         self._high = peak_so_far(self._device)
+        is_cuda = self._device.type == "cuda"
+        in_use = torch.cuda.memory_allocated(self._device) if is_cuda else resident_bytes()
+        self._start = in_use or 0
 
     def end_after(self, outputs: Iterable[Tensor]) -> None:
         """End the step after the next backward through one of these tensors.

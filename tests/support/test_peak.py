@@ -114,3 +114,24 @@ def test_the_peak_of_steps_counts_and_no_other() -> None:
     first, second, third, last = map(float, process.split())
     assert 400 <= first < 460 and second == third == first
     assert 1000 <= last < 1100
+
+
+_BESIDE = """
+import torch
+from gact_graph.support.peak import StepPeak
+
+MB = 10**6
+meter, x = StepPeak(torch.device("cpu")), torch.ones(1000, requires_grad=True)
+beside = torch.ones(200 * MB)  # memory of the training loop: 800 MB
+meter.begin()
+saved = torch.ones(100 * MB)
+out = x * 2
+meter.end_after([out])
+out.sum().backward()
+print(meter.nbytes / MB)
+"""
+
+
+@needs_proc
+def test_memory_of_the_training_loop_does_not_count() -> None:
+    assert 400 <= float(run(_BESIDE)) < 460
