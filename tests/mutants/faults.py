@@ -1,4 +1,4 @@
-"""Fifty faults that the fast tests find: what to change where, and which tests see it."""
+"""Faults that the fast tests find: what to change where, and which tests see it."""
 
 from __future__ import annotations
 
@@ -415,4 +415,54 @@ LAYERS = [
     ),
 ]
 
-FAULTS = [*CPU_KERNELS, *CUDA_KERNELS, *REFERENCE, *CODECS, *CAPTURE, *ADAPTIVE, *API, *LAYERS]
+_BUDGET = "gact_graph/api/budget"
+
+PLANNING = [
+    Fault(
+        "a part of a step does not take its exact tensors",
+        f"{_BUDGET}/memory_model.py",
+        "part[unit, -1] += without.stored.get(other, stored)",
+        "part[unit, -1] += stored",
+        ("api/budget/test_memory_model.py",),
+    ),
+    Fault(
+        "the widest choices of an integer program are not bounded by memory",
+        f"{_BUDGET}/ladder.py",
+        "return np.asarray(most > budget)",
+        "return np.asarray(most > 2 * budget)",
+        ("api/budget/test_ladder.py",),
+    ),
+    Fault(
+        "a mixed plan is not corrected by its trial",
+        f"{_BUDGET}/mixed.py",
+        "factor = trial.peak / part.peak(rung.choices)",
+        "factor = 0.8",
+        ("api/budget/test_plan.py",),
+    ),
+    Fault(
+        "pieces of work do not shrink with a part of a graph",
+        "gact_graph/support/part.py",
+        "return max(1, round(count * _share))",
+        "return count",
+        ("support/test_part.py", "api/budget/test_trials.py"),
+    ),
+    Fault(
+        "a larger graph is planned as if the last step had kept to its plan",
+        f"{_BUDGET}/budget.py",
+        "self._excess = max(self._excess, taken / self.planned_bytes)",
+        "self._excess = max(self._excess, 1.0)",
+        ("api/budget/test_budget.py",),
+    ),
+    Fault(
+        "pages of a file stay in memory after a copy",
+        "gact_graph/codecs/offload/files.py",
+        "mapped.madvise(mmap.MADV_DONTNEED,",
+        "mapped.madvise(mmap.MADV_NORMAL,",
+        ("codecs/test_files.py",),
+    ),
+]
+
+FAULTS = [
+    *(*CPU_KERNELS, *CUDA_KERNELS, *REFERENCE, *CODECS, *CAPTURE, *ADAPTIVE, *API, *LAYERS),
+    *PLANNING,
+]
