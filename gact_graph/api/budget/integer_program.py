@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import highspy
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,16 +14,20 @@ def minimize(
     """Minimize ``cost @ x`` over x of 0 and 1, subject to ``rows @ x <= most``.
 
     Args:
-        cost: The cost of each variable, [variables].
+        cost: The cost of each variable, not negative, [variables].
         rows: The constraints, [constraints, variables].
         most: Their right sides, [constraints].
         equalities: The number of the first constraints that hold with equality.
         patience: Seconds to search.
 
     Returns:
-        The optimum, or None if it was not found in time; and a lower bound of its cost. None in
-        place of both if no x satisfies the constraints.
+        The optimum, or None if it was not found in time, or without HiGHS; and a lower bound of its
+        cost, which is not negative. None in place of both if no x satisfies the constraints.
     """
+    try:
+        import highspy
+    except ImportError:
+        return None, 0.0
     program = highspy.HighsLp()
     program.num_col_, program.num_row_ = rows.shape[1], rows.shape[0]
     program.col_cost_ = cost

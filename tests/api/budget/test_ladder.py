@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 
 import numpy as np
 import pytest
@@ -76,6 +77,13 @@ def test_without_time_a_greedy_search_takes_over_and_names_a_bound(
         memory = model if rung.measures else model.steady()
         assert rung.least <= least_error(memory, prices, memory.peak(rung.choices))
     assert greedy[-1].error == exact[-1].error == 0
+
+
+def test_without_the_solver_there_is_no_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    assert minimize(np.ones(2), np.ones((1, 2)), np.ones(1), 1, 1.0) == (None, 0.0)
+    model, prices = problem(0, 5, 6)
+    assert ladder(model, prices)[-1].error == 0
 
 
 def test_a_program_without_solution_and_one_with_too_little_time() -> None:
