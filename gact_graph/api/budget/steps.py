@@ -175,29 +175,49 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 def watching(device: torch.device) -> Iterator[Watch]:
     """Watch the bytes that are allocated inside the context.
 
-    On a CPU they are those of torch's allocator if it can be watched, or of the resident set.
+    On a CPU they are those of torch's allocator if it can be watched, or of the resident set, where
+    a mark ends no part: each part then counts with the peak so far.
 
     Raises:
         RuntimeError: If the memory of the process is unknown.
     """
+    if device.type == "cuda":
+        yield _watch_cuda(device)
+        return
     with ExitStack() as stack:
-        if device.type == "cpu":
-            watch = stack.enter_context(watching_allocations())
-            if watch is not None:
-                yield watch
-                return
-            if resident_bytes() is None:
-                raise RuntimeError(
-                    "Expected a system that reports the memory of a process in /proc, such as "
-                    "Linux (got none); pass bits=, level= and blocks= in place of memory="
-                )
+        watch = stack.enter_context(watching_allocations())
+        if watch is not None:
+            yield watch
+            return
+        if resident_bytes() is None:
+            raise RuntimeError(
+                "Expected a system that reports the memory of a process in /proc, such as "
+                "Linux (got none); pass bits=, level= and blocks= in place of memory="
+            )
         meter = stack.enter_context(PeakMeter(device))
-        before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
         def peak() -> int:
-            return (meter.peak_bytes or 0) - before
+            return meter.peak_bytes or 0
 
         yield Watch(peak, peak)
+
+
+def _watch_cuda(device: torch.device) -> Watch:
+    """Watch CUDA's allocator, whose peak is reset by each mark."""
+    torch.cuda.reset_peak_memory_stats(device)
+    before, most = torch.cuda.memory_allocated(device), 0
+
+    def recent() -> int:
+        return torch.cuda.max_memory_allocated(device) - before
+
+    def mark() -> int:
+        nonlocal most
+        now = recent()
+        most = max(most, now)
+        torch.cuda.reset_peak_memory_stats(device)
+        return now
+
+    return Watch(lambda: max(most, recent()), mark)
 
 
 def _loss(output: Tensor) -> Tensor:
