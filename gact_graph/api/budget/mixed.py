@@ -47,7 +47,11 @@ class Mixed:
 
     @classmethod
     def of(
-        cls, exact: tuple[Trial, Trial], coded: tuple[Trial, Trial], strategy: Strategy
+        cls,
+        exact: tuple[Trial, Trial],
+        coded: tuple[Trial, Trial],
+        strategy: Strategy,
+        device: torch.device,
     ) -> Mixed | None:
         """Return the ladder; None if nothing was quantized or measured.
 
@@ -55,6 +59,7 @@ class Mixed:
             exact: The trials of a strategy without codes, on two parts of the graph.
             coded: The trials of a strategy that quantizes all tensors, likewise.
             strategy: The latter strategy.
+            device: The device that encodes and decodes.
         """
         high = coded[1]
         counts: dict[str, dict[str, float]] = {}
@@ -69,7 +74,7 @@ class Mixed:
             MemoryModel.of(_timelines(exact, at), _timelines(coded, at), LEAST_BITS, _WIDTHS)
             for at in (1.0, share)
         )
-        prices = _prices(whole, counts, high)
+        prices = _prices(whole, counts, high, seconds_of_element(device))
         exact_choices = (len(_WIDTHS) - 1,) * len(whole.units)  # the strategy without codes
         rungs = [rung for rung in ladder(whole, prices) if rung.choices != exact_choices]
         return cls(strategy, rungs, whole, part, share, counts)
@@ -119,11 +124,15 @@ def _timelines(trials: tuple[Trial, Trial], share: float) -> list[Timeline]:
     ]
 
 
-def _prices(model: MemoryModel, counts: Mapping[str, Mapping[str, float]], trial: Trial) -> Prices:
+def _prices(
+    model: MemoryModel,
+    counts: Mapping[str, Mapping[str, float]],
+    trial: Trial,
+    of_element: float,
+) -> Prices:
     """Return the error and the time of each choice."""
     shape = len(model.units), len(_WIDTHS)
     error, seconds = np.zeros(shape), np.zeros(shape)
-    of_element = seconds_of_element()
     for unit, name in enumerate(model.units):
         sensitivity = sum(trial.sensitivities.get(slot, 0.0) for slot in counts[name])
         elements = sum(counts[name].values()) / trial.share
@@ -134,12 +143,14 @@ def _prices(model: MemoryModel, counts: Mapping[str, Mapping[str, float]], trial
 
 
 @functools.cache
-def seconds_of_element() -> float:
-    """Return the seconds to encode and decode an element on this machine, by a short trial."""
-    x = torch.rand(_TIMED, device="cpu")
+def seconds_of_element(device: torch.device) -> float:
+    """Return the seconds to encode and decode an element on a device, by a short trial."""
+    x = torch.rand(_TIMED, device=device)
     durations = []
     for _ in range(5):
         start = perf_counter()
         pack(x, 4).unpack()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         durations.append(perf_counter() - start)
     return statistics.median(durations) / _TIMED

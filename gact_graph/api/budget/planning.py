@@ -77,7 +77,8 @@ def _plan(search: Search, strategy: Strategy, memory: int, shapes: Mapping[str, 
     for row in trial.contexts.contexts:
         bits = widths.get(row.slot, strategy.bits) if row.bits is not None else None
         sensitivity = search.sensitivities.get(row.slot, 0.0)
-        tensors.append(_planned(row, bits, sensitivity, trial.share))
+        seconds = seconds_of_element(search.device)
+        tensors.append(_planned(row, bits, sensitivity, trial.share, seconds))
     return Plan(
         strategy=strategy,
         memory=memory,
@@ -92,7 +93,9 @@ def _plan(search: Search, strategy: Strategy, memory: int, shapes: Mapping[str, 
     )
 
 
-def _planned(row: Row, bits: float | None, sensitivity: float, share: float) -> PlannedTensor:
+def _planned(
+    row: Row, bits: float | None, sensitivity: float, share: float, of_element: float
+) -> PlannedTensor:
     """Return a tensor of a plan.
 
     Args:
@@ -100,6 +103,7 @@ def _planned(row: Row, bits: float | None, sensitivity: float, share: float) -> 
         bits: The planned bits; None for other codecs than codes.
         sensitivity: The sensitivity of the gradient.
         share: The part, as a share of the graph.
+        of_element: The seconds to encode and decode an element.
     """
     stored, error, choice = float(row.stored_bytes), 0.0, row.codec
     if bits is not None:
@@ -113,7 +117,7 @@ def _planned(row: Row, bits: float | None, sensitivity: float, share: float) -> 
         stock_bytes=round(row.raw_bytes / share),
         bytes=round(stored / share),
         error=error,
-        seconds=0.0 if bits is None else row.numel / share * seconds_of_element(),
+        seconds=0.0 if bits is None else row.numel / share * of_element,
     )
 
 

@@ -107,6 +107,7 @@ class Search:
 
     Attributes:
         size: The size of the graph to extrapolate to.
+        device: The device of the model.
 
     Raises:
         CannotShrink: If the inputs have no parts that the model runs on.
@@ -128,7 +129,7 @@ class Search:
         self._miniature = Miniature(*inputs)
         own = self._miniature.size
         self.size = GraphSize(nodes or own.nodes, edges or own.edges)
-        self._device = next(model.parameters()).device
+        self.device = next(model.parameters()).device
         self._resident = resident_bytes()
         self._parameters = 0
         self._fixed = float("inf")  # bytes that a step takes for any graph, once known
@@ -138,7 +139,7 @@ class Search:
         self._hopeless: dict[Strategy, bool] = {}
         self._errors: dict[Strategy, float] = {}  # of mixed strategies
         self._copy: TrainedCopy | None = None  # for the last strategy
-        self._coded = [Strategy(level, LEAST_BITS) for level in quantizing(self._device.type)]
+        self._coded = [Strategy(level, LEAST_BITS) for level in quantizing(self.device.type)]
         self._second = min(_MOST, self._share_of(_NODES, _EDGES))
         few = self._share_of(_FEW_NODES, _FEW_EDGES)
         self._first = self._run(STOCK, min(self._second / 4, few))
@@ -195,7 +196,7 @@ class Search:
 
     def estimate(self) -> Estimate:
         """Return the estimate by the costs known so far."""
-        uniform = [s for s in strategies(self._device.type) if s in self._costs]
+        uniform = [s for s in strategies(self.device.type) if s in self._costs]
         costs = {s: self._costs[s] for s in (*uniform, *self._costs)}
         return Estimate(costs, self.size, self._memory, self.standing)
 
@@ -282,7 +283,7 @@ class Search:
         exact_pair, coded_pair = (self._pair(s, anyway=True) for s in (exact, coded))
         self._add_cost(exact, *exact_pair)
         self._add_cost(coded, *coded_pair)
-        mixed = Mixed.of(exact_pair, coded_pair, coded)
+        mixed = Mixed.of(exact_pair, coded_pair, coded, self.device)
         if mixed is None:
             return None
 
@@ -325,7 +326,7 @@ class Search:
 
     def _grown(self) -> int:
         """Return the bytes of libraries that the process has loaded since the search began."""
-        if self._device.type != "cpu" or self._resident is None:
+        if self.device.type != "cpu" or self._resident is None:
             return 0
         return max(0, (resident_bytes() or 0) - self._resident)
 
