@@ -134,6 +134,7 @@ def test_make_installs_a_torch_that_the_package_takes(wheel: zipfile.ZipFile) ->
         "torch",
         "torch-geometric",
         "numpy",
+        "highspy",
         "rich",
         "jinja2",
     }
