@@ -170,15 +170,17 @@ def train(model: nn.Module, inputs: tuple[Any, ...], y: Tensor, steps: int) -> l
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)
         with PeakMeter(torch.device("cpu")) as meter:
-            losses = [
-                nn.functional.cross_entropy(output, y) for output in tensors_in(model(*inputs))
-            ]
-            torch.stack(losses).sum().backward()
-            del losses
+            loss_of(model, inputs, y).backward()
             optimizer.step()
         assert meter.peak_bytes is not None
         peaks.append(meter.peak_bytes)
     return peaks
+
+
+def loss_of(model: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> Tensor:
+    """Return the sum of the losses of all outputs, a scalar."""
+    outputs = tensors_in(model(*inputs))
+    return torch.stack([nn.functional.cross_entropy(output, y) for output in outputs]).sum()
 
 
 def _ways(text: str) -> list[str]:

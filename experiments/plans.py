@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import gact_graph
-from experiments.estimates import prepared, train
+from experiments.estimates import loss_of, prepared, train
 from experiments.helpers import command
 from experiments.helpers.kept import Kept
 from experiments.helpers.levels import Level
@@ -29,7 +29,6 @@ from experiments.helpers.summary import dataset_name
 from experiments.helpers.tables import Column, Row, Table, table
 from experiments.helpers.train import gradient_of, seed_everything
 from experiments.models.memory import KINDS
-from gact_graph.support.storage import tensors_in
 
 FILE_NAME = "plans.json"
 
@@ -161,8 +160,7 @@ def _gradient(
     model.load_state_dict(state)
     model.zero_grad(set_to_none=True)
     seed_everything(draw)
-    losses = [nn.functional.cross_entropy(out, y) for out in tensors_in(model(*inputs))]
-    torch.stack(losses).sum().backward()
+    loss_of(model, inputs, y).backward()
     return gradient_of(model).clone()
 
 

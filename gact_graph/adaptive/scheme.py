@@ -219,6 +219,6 @@ class Scheme:
         return least if pinned is None or (least is not None and least > pinned) else pinned
 
     def pinned(self, slot: str) -> int | None:
-        """Return the bits that the user pinned this slot to; 32 disables quantization."""
+        """Return the bits that the user or a plan fixed; 32, the only ones of a plan, are exact."""
         own = 32 if self._planned.get(slot) == 32 else None
         return next((b for p, b in self._pin.items() if fnmatch.fnmatchcase(slot, p)), own)

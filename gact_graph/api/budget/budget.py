@@ -202,9 +202,7 @@ class Budget:
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the strategy as plain values; None before the first training call."""
-        if self.strategy is None:
-            return None
-        return {**self.strategy._asdict(), "widths": dict(self.strategy.widths)}
+        return None if self.strategy is None else self.strategy.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | None, patch: CompressedForward) -> None:
         """Restore the strategy of another run.
@@ -216,8 +214,7 @@ class Budget:
             return
         # Version 0.7.0 did not save the last two.
         check_keys("state['strategy']", state, ("level", "bits", "blocks"), ("widths", "measures"))
-        widths = tuple(sorted(state.get("widths", {}).items()))
-        strategy = Strategy(**{**state, "widths": widths})
+        strategy = Strategy.from_dict(state)
         model = patch.first.module
         assert model is not None
         if not is_strategy(strategy, next(model.parameters()).device.type):

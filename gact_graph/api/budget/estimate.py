@@ -50,6 +50,15 @@ class Strategy(NamedTuple):
         exact = sum(width == 32 for _, width in self.widths)
         return f"{self.level}, {self.bits:g} bits{f', {exact} exact' if exact else ''}"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON."""
+        return {**self._asdict(), "widths": dict(self.widths)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Strategy:
+        """Return the strategy of :meth:`to_dict`; version 0.7.0 had no widths."""
+        return cls(**{**values, "widths": tuple(sorted(values.get("widths", {}).items()))})
+
     def config(self, base: Config) -> Config:
         """Return the settings of this strategy; every call is compressed, however small."""
         level, blocks = self.level or "L0", "auto" if self.blocks else False

@@ -117,7 +117,7 @@ class Plan:
         return {
             **own,
             "format": _FORMAT,
-            "strategy": {**self.strategy._asdict(), "widths": dict(self.strategy.widths)},
+            "strategy": self.strategy.to_dict(),
             "tensors": [asdict(tensor) for tensor in self.tensors],
             "peaks": [[*line] for line in self.peaks],
             "stock_peaks": [[*line] for line in self.stock_peaks],
@@ -139,10 +139,8 @@ class Plan:
                 f"Expected a plan of format {_FORMAT} (got {values['format']!r}); make the plan "
                 "again with gact_graph.plan"
             )
-        strategy = dict(values["strategy"])
-        strategy["widths"] = tuple(sorted(strategy["widths"].items()))
         own = {
-            "strategy": Strategy(**strategy),
+            "strategy": Strategy.from_dict(values["strategy"]),
             "tensors": [PlannedTensor(**tensor) for tensor in values["tensors"]],
             "peaks": [Line(*line) for line in values["peaks"]],
             "stock_peaks": [Line(*line) for line in values["stock_peaks"]],

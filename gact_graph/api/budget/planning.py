@@ -46,14 +46,14 @@ def plan_call(
     """Plan a training step within a budget by trials on parts of the graph.
 
     Args:
-        model: The module.
-        method: The name of the method that training calls.
-        inputs: The positional and named arguments of the method.
-        config: The settings that all strategies share.
-        memory: The budget in bytes, which holds for the trials, too.
+        model: The module; see :class:`~gact_graph.api.budget.trials.Search` for it and the next.
+        method: The name of the method.
+        inputs: Its arguments.
+        config: The settings.
+        memory: The budget in bytes.
         prefer: One of :data:`PREFERENCES`.
-        nodes: The number of nodes to plan for; default: as in the inputs.
-        edges: The number of edges to plan for; default: as in the inputs.
+        nodes: The number of nodes to plan for.
+        edges: The number of edges to plan for.
         first: The strategy to take if it fits, whatever else does.
 
     Raises:
@@ -73,11 +73,11 @@ def plan_call(
 def _plan(search: Search, strategy: Strategy, memory: int, shapes: Mapping[str, list[int]]) -> Plan:
     """Return the plan of a strategy."""
     trial, widths = search.largest_trial(strategy), dict(strategy.widths)
+    sensitivities, seconds = search.sensitivities, seconds_of_element(search.device)
     tensors = []
     for row in trial.contexts.contexts:
         bits = widths.get(row.slot, strategy.bits) if row.bits is not None else None
-        sensitivity = search.sensitivities.get(row.slot, 0.0)
-        seconds = seconds_of_element(search.device)
+        sensitivity = sensitivities.get(row.slot, 0.0)
         tensors.append(_planned(row, bits, sensitivity, trial.share, seconds))
     return Plan(
         strategy=strategy,

@@ -71,14 +71,7 @@ def estimate_call(
 ) -> Estimate:
     """Estimate the memory of a training step under each strategy by trials on parts of the graph.
 
-    Args:
-        model: The module.
-        method: The name of the method that training calls.
-        inputs: The positional and named arguments of the method.
-        config: The settings that all strategies share.
-        memory: The budget in bytes, which holds for the trials, too.
-        nodes: The number of nodes to extrapolate to; default: as in the inputs.
-        edges: The number of edges to extrapolate to; default: as in the inputs.
+    Arguments are those of :class:`Search`.
 
     Raises:
         CannotShrink: If the inputs have no parts that the model runs on.

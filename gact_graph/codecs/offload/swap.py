@@ -203,11 +203,12 @@ class Swap:
             for piece, tensor in zip(host.movable(), tensors, strict=True):
                 streams.copy(piece, tensor, offload)
             buffer.last = streams.record(offload)
+            if not streams.copies_later:
+                return swapped
             self._leaving.append(
                 _Leaving(tensors, encoded.nbytes, allocating, offload, buffer.last)
             )
-            most = _LEAVING_BYTES if streams.copies_later else 0
-            while len(self._leaving) > 1 and sum(x.nbytes for x in self._leaving) > most:
+            while len(self._leaving) > 1 and sum(x.nbytes for x in self._leaving) > _LEAVING_BYTES:
                 first = self._leaving.popleft()
                 streams.wait(first.allocated_on, first.done)
         return swapped
