@@ -47,6 +47,7 @@ from gact_graph.ops.quantize import DTYPES, Packed, pack
 from gact_graph.support.current import unpack
 from gact_graph.support.graph import nodes_of, saved_by_node
 from gact_graph.support.part import in_proportion
+from gact_graph.support.storage import holders_of
 
 
 class Measured(NamedTuple):
@@ -431,9 +432,8 @@ def _is_alone(tensor: Tensor, others: Gradients) -> bool:
     """Return whether nothing else holds the memory of a result, which a node has just returned."""
     if tensor.layout != torch.strided or any(tensor is other for other in others):
         return False
-    holders = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    # The tensor holds its storage, and so does the storage above.
-    return bool(tensor._use_count() == 1 and holders == 2)  # type: ignore[attr-defined]
+    # The tensor holds its storage, and so does the function that counts.
+    return bool(tensor._use_count() == 1 and holders_of(tensor) == 2)  # type: ignore[attr-defined]
 
 
 def _with_random_signs(tensor: Tensor) -> Tensor:

@@ -26,7 +26,6 @@ from gact_graph.codecs.offload.files import Files
 from gact_graph.codecs.offload.streams import CudaStreams
 from gact_graph.codecs.offload.swap import Swap, Swapping
 from gact_graph.layers.blocks.layers import Blocks
-from gact_graph.layers.blocks.order import Orders
 from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.recompute import layers as recompute
 from gact_graph.support import current
@@ -107,7 +106,9 @@ class Controller:
         self.blocks = (
             None
             if size is None
-            else Blocks(self.owner, layers, size, config.quantize, self._min_bytes)
+            else Blocks(
+                self.owner, layers, size, config.quantize, self._min_bytes, config.keep_results
+            )
         )
 
     def configure(self, config: Config | None, model: nn.Module) -> None:
@@ -132,7 +133,7 @@ class Controller:
         for method in self.methods:
             self.track(method)
         if self.blocks is not None:
-            self.blocks.orders = Orders()
+            self.blocks.forget()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"}
@@ -319,7 +320,7 @@ class Controller:
     def _start(self, method: str) -> None:
         self._step.start(method)
         if self.blocks is not None:
-            self.blocks.orders.next_forward()
+            self.blocks.next_forward()
         self.forwards += 1
 
     def _end(
@@ -334,7 +335,7 @@ class Controller:
         """Notify the layers of the start of an uncompressed forward."""
         self._step.layers.clear()
         if self.blocks is not None:
-            self.blocks.orders.next_forward()
+            self.blocks.next_forward()
 
     @property
     def _min_bytes(self) -> int:

@@ -62,6 +62,7 @@ class Step:
             layers=[*self.layers.values()],
             order_bytes=0 if blocks is None else blocks.orders.nbytes,
             order_seconds=0.0 if blocks is None else blocks.orders.seconds,
+            sum_bytes=0 if blocks is None else blocks.sums.nbytes,
             swaps_from=None if swapping is None else swapping.least,
             spared_below=spared_below,
             forward_seconds=sum(seconds) if len(seconds) == len(self._seconds) else None,

@@ -47,7 +47,11 @@ LEVELS["CB1"] = LEVELS["CB2"]
 
 @dataclass(frozen=True)
 class Config:
-    """The settings of one wrapped model; see :func:`gact_graph.wrap` for their meaning."""
+    """The settings of one wrapped model; see :func:`gact_graph.wrap` for their meaning.
+
+    Plans alone set ``widths`` and ``keep_results``: see
+    :class:`~gact_graph.api.budget.estimate.Strategy`.
+    """
 
     bits: float = 4
     level: str = "L1"
@@ -59,6 +63,7 @@ class Config:
     blocks: int | str | None = None
     min_bytes: int = MIN_BYTES
     seed: int = 0
+    keep_results: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.adaptive, bool):

@@ -96,7 +96,7 @@ class PostponedProducts:
         x, weight = _factors(call)
         with _WithoutProduct():
             result: Tensor = F.linear(x, weight)
-        product = Product(x.detach(), weight.detach())
+        product = Product(x, weight)
         self._postponed.append(_Postponed(call, weakref.ref(result), product))
         return result
 

@@ -71,6 +71,7 @@ class Recipes:
         saved: A function that returns an input or a tensor that is saved already; else None.
         is_input: A function of a tensor: whether its memory is the caller's.
         bits: The average of bits per element of saved tensors; 32 if none is quantized.
+        products: Whether matrix products are computed again.
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class Recipes:
         saved: Callable[[Tensor], Saved | None],
         is_input: Callable[[Tensor], bool],
         bits: float,
+        products: bool,
     ) -> None:
         self._saved, self._is_input, self.bits = saved, is_input, bits
+        self.products = products
         # By the places of the results; an expired key shows that a result is gone.
         self._records: dict[int, _Record] = {}
         self._exposed: dict[int, StorageWeakRef] = {}
@@ -491,7 +494,11 @@ def _matrix_product(first: int) -> _Writer:
     def write(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
         arguments = call.args[: first + 2]
         # Keywords may come in any order.
-        if len(arguments) < first + 2 or not all(map(_is_plain_tensor, arguments)):
+        if (
+            not recipes.products
+            or len(arguments) < first + 2
+            or not all(map(_is_plain_tensor, arguments))
+        ):
             return None
         factors = arguments[first:]
         copies = sum(f.nbytes for f in factors if f.is_leaf and f.requires_grad)

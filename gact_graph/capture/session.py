@@ -175,6 +175,7 @@ class Session:
             self._saved_already,
             self._owned.is_input,
             config.bits if config.quantize else 32,
+            products=not config.keep_results,
         )
         self._joint_masks = JointMasks()
         self._products = PostponedProducts(places, self._recipes.see)
@@ -275,6 +276,14 @@ class Session:
         """Add tensors without a graph to the model's inputs, if these are unknown."""
         if self._inputs is None:
             self._owned.add(t for t in tensors_in(inputs) if t.grad_fn is None)
+
+    def is_input(self, tensor: Tensor) -> bool:
+        """Return whether a tensor belongs to the caller alone."""
+        return self._owned.is_input(tensor)
+
+    def add_owned(self, tensor: Tensor) -> None:
+        """Add a tensor to which references take no memory."""
+        self._owned.add([tensor])
 
     def is_too_small(self, nbytes: int) -> bool:
         """Return whether a layer that would save this number of bytes is too small to compress."""

@@ -61,6 +61,11 @@ def storage_id(tensor: Tensor) -> int:
     return cdata
 
 
+def holders_of(tensor: Tensor) -> int:
+    """Return the number of holders of a tensor's storage, among them this function."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
 def parts_of(tensor: Tensor) -> list[Tensor]:
     """Return the plain tensors in a tensor: itself, or the indices and values of a sparse tensor.
 

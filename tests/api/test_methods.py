@@ -100,7 +100,7 @@ class TestNamed:
 
     def test_each_has_bits_of_its_own(self):
         model = gact_graph.wrap(
-            make(Parts), bits=4, methods=("score", "embed"), seed=3, min_bytes=0
+            make(lambda: Parts("gat")), bits=4, methods=("score", "embed"), seed=3, min_bytes=0
         )
         for _ in range(3):
             score(model)

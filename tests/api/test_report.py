@@ -49,6 +49,7 @@ def test_before_a_forward_it_says_so(tmp_path):
         "order_bytes": 0,
         "halo_bytes": None,
         "order_seconds": 0.0,
+        "sum_bytes": 0,
         "spared_below": None,
         "forward_seconds": None,
         "peak_bytes": None,
@@ -103,6 +104,7 @@ def test_dict_has_the_keys_and_their_sums(trained):
         "order_bytes",
         "halo_bytes",
         "order_seconds",
+        "sum_bytes",
         "spared_below",
     }
     keys = counts | {"slot", "role", "codec", "shape", "bits", "sensitivity"}

@@ -314,7 +314,7 @@ class TestRecords:
     def test_live_as_long_as_the_gathered_tensor(self):
         gc.disable()
         try:
-            gathers = Recipes(lambda tensor: None, lambda tensor: False, bits=32)
+            gathers = Recipes(lambda tensor: None, lambda tensor: False, bits=32, products=True)
             source, index = torch.randn(10, 4), torch.arange(20) % 10
             result = source[index]
             gathers.see(Call(torch.Tensor.__getitem__, (source, index), {}), result)

@@ -426,6 +426,27 @@ PLANNING = [
         ("api/budget/test_memory_model.py",),
     ),
     Fault(
+        "sums of features are kept although the features changed",
+        "gact_graph/layers/blocks/constant_sums.py",
+        "and self.content == content",
+        "and self.content is not None",
+        ("layers/blocks/test_constant_sums.py",),
+    ),
+    Fault(
+        "kept sums are returned although an earlier result still shares their memory",
+        "gact_graph/layers/blocks/constant_sums.py",
+        "return self.sums is None or holders_of(self.sums) == self.holders",
+        "return True",
+        ("layers/blocks/test_constant_sums.py",),
+    ),
+    Fault(
+        "kept sums that the caller has changed in place are returned again",
+        "gact_graph/layers/blocks/constant_sums.py",
+        "and version_of(self.sums) == self.version",
+        "and self.version is not None",
+        ("layers/blocks/test_constant_sums.py",),
+    ),
+    Fault(
         "the widest choices of an integer program are not bounded by memory",
         f"{_BUDGET}/ladder.py",
         "return np.asarray(most > budget)",

@@ -212,8 +212,9 @@ class Budget:
         """
         if state is None:
             return
-        # Version 0.7.0 did not save the last two.
-        check_keys("state['strategy']", state, ("level", "bits", "blocks"), ("widths", "measures"))
+        # Version 0.7.0 saved the first three.
+        later = "widths", "measures", "keep_results"
+        check_keys("state['strategy']", state, ("level", "bits", "blocks"), later)
         strategy = Strategy.from_dict(state)
         model = patch.first.module
         assert model is not None

@@ -30,6 +30,8 @@ class Strategy(NamedTuple):
         widths: Slots with bits of their own, in alphabetical order; those at 32 are exact.
         measures: Whether steps measure sensitivities, if the model is adaptive. If not, the bits
             remain those of :attr:`widths`.
+        keep_results: Whether results that take long to compute again are kept: matrix products
+            until backward, and sums over neighbors of constant rows until the next step.
     """
 
     level: str | None
@@ -37,6 +39,7 @@ class Strategy(NamedTuple):
     blocks: bool = True
     widths: tuple[tuple[str, float], ...] = ()
     measures: bool = True
+    keep_results: bool = False
 
     @property
     def name(self) -> str:
@@ -44,9 +47,8 @@ class Strategy(NamedTuple):
         if self.level is None:
             return "stock"
         if self.bits == 32:
-            return (
-                f"{self.level} + blocks" if self.level == "lossless" and self.blocks else self.level
-            )
+            blocks = " + blocks" if self.level == "lossless" and self.blocks else ""
+            return f"{self.level}{blocks}{' + kept results' if self.keep_results else ''}"
         exact = sum(width == 32 for _, width in self.widths)
         return f"{self.level}, {self.bits:g} bits{f', {exact} exact' if exact else ''}"
 
@@ -63,6 +65,7 @@ class Strategy(NamedTuple):
         """Return the settings of this strategy; every call is compressed, however small."""
         level, blocks = self.level or "L0", "auto" if self.blocks else False
         own = {"bits": self.bits, "level": level, "blocks": blocks, "min_bytes": 0}
+        own |= {"keep_results": self.keep_results}
         if self.widths:
             adaptive = base.adaptive and self.measures
             bits = self.bits if adaptive else int(self.bits)
@@ -73,6 +76,7 @@ class Strategy(NamedTuple):
 STOCK = Strategy(None, blocks=False)
 LOSSLESS = Strategy("lossless", blocks=False)
 BLOCKS = Strategy("lossless")
+FAST = BLOCKS._replace(keep_results=True)
 
 
 def quantizing(device_type: str) -> tuple[str, ...]:
@@ -85,7 +89,7 @@ def strategies(device_type: str) -> list[Strategy]:
     first."""
     widths = range(MOST_BITS, LEAST_BITS - 1, -1)
     coded = [Strategy(level, bits) for bits in widths for level in quantizing(device_type)]
-    return [STOCK, LOSSLESS, BLOCKS, *coded]
+    return [STOCK, LOSSLESS, FAST, BLOCKS, *coded]
 
 
 def is_strategy(strategy: Strategy, device_type: str) -> bool:

@@ -17,6 +17,7 @@ from torch import nn
 from gact_graph.adaptive.adaptation import ALARM
 from gact_graph.api.budget.estimate import (
     BLOCKS,
+    FAST,
     LEAST_BITS,
     LOSSLESS,
     MOST_BITS,
@@ -139,7 +140,7 @@ class Search:
 
     def try_all(self) -> None:
         """Find the costs of all strategies."""
-        for strategy in (STOCK, LOSSLESS, BLOCKS, *self._coded):
+        for strategy in (STOCK, LOSSLESS, FAST, BLOCKS, *self._coded):
             self._find_cost(strategy)
 
     def choose(self, first: Strategy | None = None) -> Strategy | None:
@@ -156,9 +157,9 @@ class Search:
         is_far = self.estimate().peak_of(STOCK) > _FAR * (self._memory or 0)
         if is_far and not any(map(self._may_fit, self._coded)):
             return None  # exact strategies take no less
-        exact: tuple[Strategy, ...] = (BLOCKS,)
+        exact: tuple[Strategy, ...] = FAST, BLOCKS
         if self._prefer == "accuracy":
-            exact = LOSSLESS, BLOCKS, *(coded._replace(bits=32) for coded in self._coded[1:])
+            exact = LOSSLESS, *exact, *(coded._replace(bits=32) for coded in self._coded[1:])
         found = next(filter(self._fits, exact), None)
         if found is not None:
             return found

@@ -27,7 +27,7 @@ _NUMBERS = (
         "planned_bytes",
         "measured_bytes",
     ),
-    *("halo_bytes", "order_bytes", "order_seconds", "spared_below"),
+    *("halo_bytes", "order_bytes", "order_seconds", "sum_bytes", "spared_below"),
 )
 _OF_CONTEXTS = (
     *("slot", "role", "codec", "bits", "sensitivity", "raw_bytes", "stored_bytes", "host_bytes"),
@@ -53,6 +53,8 @@ class Report(Contexts):
         layers: Message passing layers; empty without blocks and recomputation.
         order_bytes: Bytes of the sorted edges of the graphs in use.
         order_seconds: Time to sort edges, and to look up sorted edges, since the model was wrapped.
+        sum_bytes: Bytes of sums over neighbors that are kept from one step to the next, since their
+            rows and weights are constant.
         swaps_from: Bytes from which an encoded context leaves the device; None without swapping.
         spared_below: The ``min_bytes`` below which contexts stayed uncompressed; None if all were
             encoded.
@@ -77,6 +79,7 @@ class Report(Contexts):
     layers: list[LayerRow] = field(default_factory=list)
     order_bytes: int = 0
     order_seconds: float = 0.0
+    sum_bytes: int = 0
     swaps_from: int | None = None
     spared_below: int | None = None
     strategy: str | None = None
@@ -260,6 +263,8 @@ class Report(Contexts):
                 f"{calls} of message passing in {counted(sum(blocks), 'block')}; sorting edges "
                 f"took {self.order_seconds:.2f} s so far, {format_bytes(self.order_bytes)}"
             )
+        if self.sum_bytes:
+            yield f"{format_bytes(self.sum_bytes)} of sums over neighbors kept for the next step"
         if self.not_counted:
             yield (
                 "raw bytes exclude the tensors that stock PyTorch would save inside "

@@ -98,6 +98,27 @@ class BlockedCall:
                 self._write(results, self.outputs, block, parts, shape_only)
             return results
 
+    @torch.no_grad()
+    def weights(self, weighted_sum: WeightedSum, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the weights of all edges [E, ..., 1], in the order of edge_index.
+
+        Raises:
+            CannotBlock: The layer raises an error.
+        """
+        order, graph, inputs = self.order, weighted_sum.weights, [*map(Input, tensors)]
+        weights: Tensor | None = None
+        with without_autocast(order.neighbors.device), _errors_as_reasons():
+            for block in [None] if weighted_sum.of_edges else self.blocks:
+                values, _ = self.arguments.inputs(inputs, graph.inputs, order, block)
+                weight: Tensor = graph(values)[0]
+                if block is None:
+                    return weight
+                if weights is None:
+                    weights = weight.new_empty(order.num_edges, *weight.shape[1:])
+                write_rows(weights, order.positions(block), weight)
+        assert weights is not None  # calls without edges run as in PyG
+        return weights
+
     def again(self, tensors: Sequence[Tensor], product: Product | None) -> Tensor:
         """Return the result of :meth:`forward` again."""
         with self.run_state.restored():
@@ -109,16 +130,17 @@ class BlockedCall:
         order, graph, x = self.order, weighted_sum.weights, tensors[weighted_sum.index]
         result, kept = x.new_empty(order.num_nodes, *x.shape[1:]), list[Tensor]()
         inputs = [*map(Input, tensors)]
-        for block in [None] if weighted_sum.of_edges else self.blocks:
+        if weighted_sum.of_edges:
+            weight = self.weights(weighted_sum, tensors)
+            if product is None:
+                sum_edges(result, x, weight, order, self.size)
+            else:
+                sum_products(result, product, weight, order)
+            return [result]
+        for block in self.blocks:
             with _errors_as_reasons():
                 values, _ = self.arguments.inputs(inputs, graph.inputs, order, block)
                 weight, *parts = graph(values)
-            if block is None:
-                if product is None:
-                    sum_edges(result, x, weight, order, self.size)
-                else:
-                    sum_products(result, product, weight, order)
-                continue
             sources, starts = values["edge_index_j"], order.starts_of(block)
             sum_block(result[block.nodes], x, weight, sources, starts)
             self._write(kept, self.outputs[1:], block, parts)

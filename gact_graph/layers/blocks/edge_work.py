@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,8 +13,9 @@ from torch import Tensor
 from gact_graph.layers.blocks.analysis import BaselineSaves, LayerAnalysis, analyze
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, EdgeFunction
 from gact_graph.layers.blocks.call import BlockedCall, Output
+from gact_graph.layers.blocks.constant_sums import ConstantSums, KeptSums
+from gact_graph.layers.blocks.cutting import Cutting
 from gact_graph.layers.blocks.function import run_in_blocks
-from gact_graph.layers.blocks.order import Cutting
 from gact_graph.layers.recompute import runs
 from gact_graph.ops.weighted_sum import makes_messages
 from gact_graph.support import current
@@ -109,8 +110,9 @@ class EdgeWork:
                 if session is None:
                     out = run_in_blocks(call, arguments.tensors, module)
                 else:
+                    sums = _constant_sums(call, arguments.tensors, product, session, cutting.sums)
                     out = self._captured(
-                        call, product, edge_index, arguments, named, module, session
+                        call, product, sums, edge_index, arguments, named, module, session
                     )
                     messages = out.nbytes * edge_index.size(1)
                     session.count_unallocated(messages // max(1, arguments.num_destinations))
@@ -166,6 +168,7 @@ class EdgeWork:
         self,
         call: BlockedCall,
         product: current.Product | None,
+        sums: ConstantSums | None,
         edge_index: Tensor,
         arguments: Arguments,
         named: dict[str, Tensor],
@@ -183,7 +186,10 @@ class EdgeWork:
         name = self.edge_function.name
         with session.trace.standing_for(name, named, extra, gathered) as operation:
             with current.capture_disabled():
-                result = run_in_blocks(call, arguments.tensors, module, product)
+                if sums is None:
+                    result = run_in_blocks(call, arguments.tensors, module, product)
+                else:
+                    result = sums.values() if product is None else sums.times(product.weight)
             made = {"edge_index": edge_index, "result": result}
             for other in baseline.others:
                 of_stock[other] = made[other] if other in made else getattr(module, other)
@@ -215,6 +221,39 @@ def _product(
             return product
     session.settle()
     return None
+
+
+def _constant_sums(
+    call: BlockedCall,
+    tensors: Sequence[Tensor],
+    product: current.Product | None,
+    session: current.Capture,
+    cache: KeptSums,
+) -> ConstantSums | None:
+    """Return the constant sums that are the result of a call, or are multiplied in it, if any.
+
+    Args:
+        call: The call.
+        tensors: Its tensors.
+        product: The product of which the call sums the rows, if that has no memory.
+        session: The session.
+        cache: Sums of earlier calls.
+    """
+    weighted_sum = call.analysis.weighted_sum
+    if weighted_sum is None or weighted_sum.weights.is_random or len(call.outputs) > 1:
+        return None
+    if runs.current() is not None:  # a layer that is computed again in backward
+        return None
+    x = tensors[weighted_sum.index] if product is None else product.x
+    others = (t for i, t in enumerate(tensors) if i != weighted_sum.index)
+    if x.requires_grad or any(t.requires_grad for t in others) or not session.is_input(x):
+        return None
+    sums = cache.find(x, call.weights(weighted_sum, tensors), call.order)
+    if product is None and sums.kept is None:
+        return None  # without a gradient, there is nothing to gain
+    if sums.kept is not None:
+        session.add_owned(sums.kept)
+    return sums
 
 
 def _properties(arguments: Arguments) -> Hashable:

@@ -15,8 +15,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.utils import scatter
 
 from gact_graph.layers.blocks.arguments import EdgeFunction
+from gact_graph.layers.blocks.cutting import LEAST_EDGES, Cutting
 from gact_graph.layers.blocks.edge_work import EdgeWork, in_blocks
-from gact_graph.layers.blocks.order import LEAST_EDGES, Cutting, Orders
+from gact_graph.layers.blocks.order import Orders
 from gact_graph.layers.blocks.sort_arguments import Collector, check_edge_index, nested
 from gact_graph.layers.recompute.runs import ended_as_stock
 from gact_graph.support import current

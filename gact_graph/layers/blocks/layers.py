@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing, MetaLayer
 
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, EdgeFunction
+from gact_graph.layers.blocks.cutting import Cutting
 from gact_graph.layers.blocks.edge_work import EdgeWork, in_blocks
-from gact_graph.layers.blocks.order import Cutting, Orders
+from gact_graph.layers.blocks.order import Orders
 from gact_graph.layers.blocks.sort_arguments import (
     check_layer,
     nested,
@@ -67,6 +68,7 @@ class Blocks(Cutting):
         quantized: Whether saved tensors are quantized, so that free memory is a large share.
         min_bytes: A layer with fewer than a quarter of these bytes of messages runs as in PyG, if
             ``size`` is ``"auto"``.
+        keep_sums: Whether sums of constant rows are kept from one forward to the next.
     """
 
     def __init__(
@@ -76,8 +78,9 @@ class Blocks(Cutting):
         size: int | str,
         quantized: bool,
         min_bytes: int,
+        keep_sums: bool,
     ) -> None:
-        super().__init__(Orders(), size, quantized)
+        super().__init__(Orders(), size, quantized, keep_sums)
         self.owner, self.report, self.min_bytes = owner, report, min_bytes
 
     @property

@@ -11,32 +11,14 @@ import torch
 from torch import Tensor
 
 from gact_graph.support.content import checksum
-from gact_graph.support.current import capture_disabled
-from gact_graph.support.part import in_proportion
 from gact_graph.support.storage import key_of, version_of
 
 _CACHED_SIZES = 16
 """Block sizes for which blocks are cached: layers of other widths use other sizes."""
 
-_IDLE_FORWARDS = 2
-"""Forwards after which an unused order is dropped: training and evaluation may alternate."""
-
-_CPU_BYTES = 12 << 20
-"""Messages of a block on a CPU: the tensors of a block stay in the cache."""
-
-_CPU_BYTES_QUANTIZED = 6 << 20
-"""Messages of a block on a CPU where saved tensors are quantized, so that the memory of a block is
-a larger share; slightly slower."""
-
-_CUDA_SHARE = 1 / 256
-"""Messages of a block on CUDA, as a share of the device's memory; with gradients a block takes
-several times that."""
-
-LEAST_EDGES = 4096
-"""With fewer edges, the overhead of a block shows."""
-
-_CPU_EDGES, _CUDA_EDGES = 1 << 15, 1 << 24
-"""With more edges, narrow messages gain nothing, and index tensors begin to count."""
+IDLE_FORWARDS = 2
+"""Forwards after which an unused order or sum is dropped: training and evaluation may
+alternate."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +214,7 @@ class Orders:
     def next_forward(self) -> None:
         """Count a forward, and drop orders that have not been used lately."""
         self._forward += 1
-        since = self._forward - _IDLE_FORWARDS
+        since = self._forward - IDLE_FORWARDS
         # A copy, here and below, because another thread may add an entry meanwhile.
         self._entries = {k: v for k, v in [*self._entries.items()] if v.forward >= since}
 
@@ -280,7 +262,7 @@ class Orders:
     ) -> Order:
         """Return the order of the edges that some tensors [..., E] describe."""
         start = time.perf_counter()
-        identity = (*map(_identity, tensors), target, num_destinations)
+        identity = (*map(identity_of, tensors), target, num_destinations)
         entry = self._entries.get(identity)
         if entry is None or confirm or entry.forward != self._forward:
             sums = [checksum(tensor.view(-1, tensor.size(-1))) for tensor in tensors]
@@ -305,48 +287,7 @@ class Orders:
         return {"seconds": 0.0, "_forward": 0, "_entries": {}}
 
 
-def _identity(tensor: Tensor) -> Hashable:
+def identity_of(tensor: Tensor) -> Hashable:
     """Return a key that is equal for two tensors that show the same elements at one version."""
     where = key_of(tensor), version_of(tensor), tensor.storage_offset()
     return *where, tensor.shape, tensor.stride()
-
-
-class Cutting:
-    """Sorts the edges of calls and chooses the size of blocks.
-
-    Args:
-        orders: The cache of orders.
-        size: Edges of a block, or ``"auto"``.
-        quantized: Whether saved tensors are quantized.
-    """
-
-    def __init__(self, orders: Orders, size: int | str, quantized: bool) -> None:
-        self.orders, self.size, self.quantized = orders, size, quantized
-
-    @property
-    def _confirms(self) -> bool:
-        """Whether a known edge_index may have changed since its order was cached."""
-        return False
-
-    def order(self, edge_index: Tensor, target: int, num_destinations: int) -> Order:
-        """Return the order of edges; see :meth:`Orders.get`."""
-        with capture_disabled():  # else the index that sorts the edges would count as saved
-            return self.orders.get(edge_index, target, num_destinations, self._confirms)
-
-    def edges_per_block(self, row_bytes: float, device: torch.device) -> int:
-        """Return the number of edges of a block.
-
-        Args:
-            row_bytes: The bytes of the widest row that an edge has.
-            device: The device of the edges.
-        """
-        if isinstance(self.size, int):
-            return self.size
-        if device.type == "cuda":
-            nbytes = torch.cuda.get_device_properties(device).total_memory * _CUDA_SHARE
-            most = _CUDA_EDGES
-        else:
-            nbytes = float(_CPU_BYTES_QUANTIZED if self.quantized else _CPU_BYTES)
-            most = _CPU_EDGES
-        edges = min(max(LEAST_EDGES, int(nbytes / max(1.0, row_bytes))), most)
-        return in_proportion(edges)

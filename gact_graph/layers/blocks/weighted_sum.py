@@ -11,7 +11,7 @@ Shapes:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,13 +113,25 @@ def sum_products(out: Tensor, product: Product, weight: Tensor, edges: SortedEdg
         weight: The weights [E, 1].
         edges: The edges.
     """
-    x, weight = product.x, _matrix(weight)
+    for nodes, sums in sums_by_part(product.x, weight, edges):
+        Product(sums, product.weight).write(out[nodes])
+
+
+def sums_by_part(x: Tensor, weight: Tensor, edges: SortedEdges) -> Iterator[tuple[slice, Tensor]]:
+    """Yield some nodes after another, and their sums [R, F], in memory that the next ones take.
+
+    Args:
+        x: The rows [N, F].
+        weight: The weights [E, 1].
+        edges: The edges.
+    """
+    x, weight = _matrix(x), _matrix(weight)
     rows = max(1, in_proportion(_SUMMED_BYTES) // max(1, x.size(1) * x.element_size()))
     sums = x.new_empty(min(rows, edges.num_nodes), x.size(1))
     for block in edges.blocks_of_nodes(rows):
         part = sums[: block.num_nodes]
         ops.weighted_sum(part, x, *_block_operands(edges, weight, block))
-        Product(part, product.weight).write(out[block.nodes])
+        yield block.nodes, part
 
 
 def sum_gradients(

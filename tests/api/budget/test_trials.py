@@ -24,6 +24,7 @@ MB = 10**6
 UNIFORM = {
     "stock": 100,
     "lossless": 80,
+    "lossless + blocks + kept results": 65,
     "lossless + blocks": 60,
     "L1, 2 bits": 40,
     "CB2, 2 bits": 30,
@@ -63,13 +64,15 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-EXACT = {"stock", "lossless + blocks"}
+FAST = "lossless + blocks + kept results"
+EXACT = {"stock", FAST, "lossless + blocks"}
 
 
 @pytest.mark.parametrize(
     ("memory", "prefer", "expected", "strategy"),
     [
-        (110, "time", EXACT, "lossless + blocks"),
+        (110, "time", {"stock", FAST}, FAST),
+        (73, "time", {"stock", FAST}, FAST),
         (110, "accuracy", {"stock"}, "stock"),
         (95, "accuracy", {"stock", "lossless"}, "lossless"),
         (70, "time", EXACT, "lossless + blocks"),
@@ -91,7 +94,7 @@ def test_a_budget_tries_no_more_than_it_takes_to_choose(
 @pytest.mark.parametrize(
     ("memory", "expected"),
     [
-        (30, ["stock", "lossless + blocks", "L1, 2 bits", "CB2, 2 bits", "L2, 2 bits"]),
+        (30, ["stock", FAST, "lossless + blocks", "L1, 2 bits", "CB2, 2 bits", "L2, 2 bits"]),
         (18, ["stock", "L1, 2 bits", "CB2, 2 bits", "L2, 2 bits"]),
     ],
 )

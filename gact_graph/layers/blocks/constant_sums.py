@@ -1,0 +1,204 @@
+r"""Sums over neighbors of rows that training does not change, such as the features of nodes.
+
+The first graph convolution of a model computes :math:`Y = A X W^T` with constant :math:`A` and
+:math:`X`. Its only gradient is :math:`\nabla W = (\nabla Y)^T (A X)`, for which rows of :math:`X`
+are summed again. They are narrower than the rows of :math:`\nabla Y`, which autograd would sum in
+the other direction. Where a plan has memory for it, the sums :math:`A X` are kept from one step to
+the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gact_graph.layers.blocks.order import IDLE_FORWARDS, SortedEdges, identity_of
+from gact_graph.layers.blocks.weighted_sum import sum_edges, sum_products, sums_by_part
+from gact_graph.support.content import checksum
+from gact_graph.support.current import Product, capture_disabled_in_backward, with_advice
+from gact_graph.support.storage import holders_of, key_of, version_of
+
+
+@dataclass(frozen=True)
+class ConstantSums:
+    """Weighted sums of constant rows.
+
+    Attributes:
+        x: The rows [N, ...].
+        weights: The weights [E, ..., 1], without a gradient.
+        edges: The edges, sorted by destination.
+        kept: The sums [D, ...], if they are kept.
+    """
+
+    x: Tensor
+    weights: Tensor
+    edges: SortedEdges
+    kept: Tensor | None = None
+
+    @torch.no_grad()
+    def values(self) -> Tensor:
+        """Return the sums [D, ...]."""
+        if self.kept is not None:
+            return self.kept.detach()
+        out = self.x.new_empty(self.edges.num_nodes, *self.x.shape[1:])
+        sum_edges(out, self.x, self.weights, self.edges, self.edges.num_edges)
+        return out
+
+    def times(self, factor: Tensor) -> Tensor:
+        """Return the sums of rows [N, F], multiplied by a weight matrix [W, F]: [D, W].
+
+        The autograd graph leads to the matrix alone.
+        """
+        result: Tensor = _Multiplied.apply(self, self.x, factor)
+        return result
+
+    def multiply(self, factor: Tensor) -> Tensor:
+        """Return the result of :meth:`times` without a graph."""
+        out = self.x.new_empty(self.edges.num_nodes, factor.size(0))
+        if self.kept is not None:
+            Product(self.kept, factor).write(out)
+        else:
+            sum_products(out, Product(self.x, factor), self.weights, self.edges)
+        return out
+
+    def gradient(self, gradient: Tensor) -> Tensor:
+        """Return the gradient of the weight matrix [W, F] from that of the result [D, W]."""
+        if self.kept is not None:
+            return gradient.t() @ self.kept
+        total = gradient.new_zeros(gradient.size(1), self.x.size(1))
+        for nodes, sums in sums_by_part(self.x, self.weights, self.edges):
+            total.addmm_(gradient[nodes].t(), sums)
+        return total
+
+
+class _Multiplied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, sums: ConstantSums, x: Tensor, factor: Tensor) -> Tensor:
+        ctx.sums = sums
+        ctx.save_for_backward(x)  # for the error if it changes in place
+        return sums.multiply(factor)
+
+    @staticmethod
+    @with_advice
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        _ = ctx.saved_tensors
+        sums: ConstantSums = ctx.sums
+        (gradient,) = gradients
+        if torch.is_grad_enabled():  # the gradient may be differentiated again
+            return None, None, gradient.t() @ sums.values()
+        with capture_disabled_in_backward():
+            return None, None, sums.gradient(gradient)
+
+
+class _Key(NamedTuple):
+    """The identity of rows and edges; their content may change without a trace in it."""
+
+    x: Hashable
+    edges: SortedEdges
+
+
+@dataclass
+class _Entry:
+    """Sums of one key.
+
+    Attributes:
+        forward: The last forward that computed them.
+        content: The checksums of rows and weights.
+        sums: The sums; None in the first forward.
+        version: Their version.
+        holders: The number of holders of their memory while nothing uses them.
+    """
+
+    forward: int
+    content: tuple[int, int] | None = None
+    sums: Tensor | None = None
+    version: int | None = None
+    holders: int = 0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing holds sums that an earlier call returned."""
+        return self.sums is None or holders_of(self.sums) == self.holders
+
+    def is_same(self, content: tuple[int, int]) -> bool:
+        """Return whether the sums are those of this content, and unchanged."""
+        return (
+            self.sums is not None
+            and self.content == content
+            and version_of(self.sums) == self.version
+        )
+
+    def keep(self, sums: Tensor, content: tuple[int, int]) -> None:
+        """Keep sums of this content."""
+        self.sums, self.content = sums, content
+        self.version, self.holders = version_of(sums), holders_of(sums)
+
+
+class KeptSums:
+    """Keep sums of constant rows from the second forward on that computes them.
+
+    Args:
+        is_active: Whether to keep sums.
+    """
+
+    def __init__(self, is_active: bool) -> None:
+        self._is_active, self._forward = is_active, 0
+        self._entries: dict[_Key, _Entry] = {}
+
+    def next_forward(self) -> None:
+        """Count a forward, and drop sums that have not been used lately."""
+        self._forward += 1
+        since = self._forward - IDLE_FORWARDS
+        self._entries = {k: v for k, v in [*self._entries.items()] if v.forward >= since}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all sums."""
+        tensors = (entry.sums for entry in [*self._entries.values()])
+        return sum(sums.nbytes for sums in tensors if sums is not None)
+
+    def find(self, x: Tensor, weights: Tensor, edges: SortedEdges) -> ConstantSums:
+        """Return the sums of rows, with those of an earlier forward if they are the same.
+
+        Args:
+            x: The rows [N, ...] of the caller.
+            weights: The weights [E, ..., 1].
+            edges: The edges, sorted by destination.
+        """
+        sums = ConstantSums(x.detach(), weights.detach(), edges)
+        if not self._is_active or self._holds(x):  # in a plan's two steps, sums of sums are new
+            return sums
+        key = _Key(identity_of(x), edges)
+        entry = self._entries.get(key)
+        if entry is None:
+            self._entries[key] = _Entry(self._forward)
+            return sums
+        is_first = entry.forward < self._forward  # in this forward
+        entry.forward = self._forward
+        content = _content(sums.x), _content(sums.weights)
+        if not entry.is_same(content) and is_first and entry.is_free:
+            entry.sums = None  # before the next ones take memory
+            entry.keep(sums.values(), content)
+        if entry.is_same(content) and entry.is_free:
+            return ConstantSums(sums.x, sums.weights, edges, entry.sums)
+        return sums
+
+    def _holds(self, x: Tensor) -> bool:
+        key = key_of(x)
+        tensors = (entry.sums for entry in [*self._entries.values()])
+        return any(sums is not None and key_of(sums) == key for sums in tensors)
+
+    def emptied(self) -> KeptSums:
+        """Return a cache with the same setting and no sums."""
+        return KeptSums(self._is_active)
+
+    def __getstate__(self) -> dict[str, object]:
+        return vars(self) | {"_forward": 0, "_entries": {}}
+
+
+def _content(tensor: Tensor) -> int:
+    return int(checksum(tensor.reshape(1, -1)))

@@ -1,0 +1,85 @@
+"""What the calls of a model share: sorted edges, kept sums, and the size of blocks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gact_graph.layers.blocks.constant_sums import KeptSums
+from gact_graph.layers.blocks.order import Order, Orders
+from gact_graph.support.current import capture_disabled
+from gact_graph.support.part import in_proportion
+
+_CPU_BYTES = 12 << 20
+"""Messages of a block on a CPU: the tensors of a block stay in the cache."""
+
+_CPU_BYTES_QUANTIZED = 6 << 20
+"""Messages of a block on a CPU where saved tensors are quantized, so that the memory of a block is
+a larger share; slightly slower."""
+
+_CUDA_SHARE = 1 / 256
+"""Messages of a block on CUDA, as a share of the device's memory; with gradients a block takes
+several times that."""
+
+LEAST_EDGES = 4096
+"""With fewer edges, the overhead of a block shows."""
+
+_CPU_EDGES, _CUDA_EDGES = 1 << 15, 1 << 24
+"""With more edges, narrow messages gain nothing, and index tensors begin to count."""
+
+
+class Cutting:
+    """Sorts the edges of calls and chooses the size of blocks.
+
+    Args:
+        orders: The cache of orders.
+        size: Edges of a block, or ``"auto"``.
+        quantized: Whether saved tensors are quantized.
+        keep_sums: Whether sums of constant rows are kept from one forward to the next.
+
+    Attributes:
+        sums: The cache of these sums.
+    """
+
+    def __init__(
+        self, orders: Orders, size: int | str, quantized: bool, keep_sums: bool = False
+    ) -> None:
+        self.orders, self.size, self.quantized = orders, size, quantized
+        self.sums = KeptSums(keep_sums)
+
+    def next_forward(self) -> None:
+        """Count a forward, and drop orders and sums that have not been used lately."""
+        self.orders.next_forward()
+        self.sums.next_forward()
+
+    def forget(self) -> None:
+        """Drop all orders and sums."""
+        self.orders, self.sums = Orders(), self.sums.emptied()
+
+    @property
+    def _confirms(self) -> bool:
+        """Whether a known edge_index may have changed since its order was cached."""
+        return False
+
+    def order(self, edge_index: Tensor, target: int, num_destinations: int) -> Order:
+        """Return the order of edges; see :meth:`Orders.get`."""
+        with capture_disabled():  # else the index that sorts the edges would count as saved
+            return self.orders.get(edge_index, target, num_destinations, self._confirms)
+
+    def edges_per_block(self, row_bytes: float, device: torch.device) -> int:
+        """Return the number of edges of a block.
+
+        Args:
+            row_bytes: The bytes of the widest row that an edge has.
+            device: The device of the edges.
+        """
+        if isinstance(self.size, int):
+            return self.size
+        if device.type == "cuda":
+            nbytes = torch.cuda.get_device_properties(device).total_memory * _CUDA_SHARE
+            most = _CUDA_EDGES
+        else:
+            nbytes = float(_CPU_BYTES_QUANTIZED if self.quantized else _CPU_BYTES)
+            most = _CPU_EDGES
+        edges = min(max(LEAST_EDGES, int(nbytes / max(1.0, row_bytes))), most)
+        return in_proportion(edges)
