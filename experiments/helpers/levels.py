@@ -35,6 +35,7 @@ class Level:
         bits: Of an element; None takes those of the case.
         adaptive: Whether bits are spent by sensitivity; None takes that of the case.
         prefetch: Whether ``L2`` brings tensors back before they are needed.
+        memory: The budget that decides, in place of all of these.
     """
 
     level: str
@@ -42,10 +43,13 @@ class Level:
     bits: int | None = None
     adaptive: bool | None = None
     prefetch: bool = True
+    memory: str | None = None
 
     @property
     def label(self) -> str:
         """The name in tables."""
+        if self.memory is not None:
+            return f"`memory=\"{self.memory}\"`"
         bits = f" {self.bits} bit" if self.bits else ""
         blocks = ", blocks" if self.blocks and self.level != "CB2" else ""
         return f"`{self.level}`{bits}{blocks}" + ("" if self.prefetch else " without prefetch")
@@ -54,6 +58,8 @@ class Level:
         self, model: nn.Module, bits: int = 4, adaptive: bool = False, **more: Any
     ) -> nn.Module:
         """Wrap a model, small tensors included; bits and adaptive are for levels that quantize."""
+        if self.memory is not None:
+            return gact_graph.wrap(model, memory=self.memory, **more)
         exact = self.level in EXACT_LEVELS
         gact_graph.wrap(
             model,
@@ -72,6 +78,7 @@ class Level:
 
 
 LEVELS_BY_NAME = {
+    "8GB": Level("lossless", memory="8 GB"),
     "lossless": Level("lossless"),
     "lossless+blocks": Level("lossless", "auto"),
     "L1": Level("L1"),

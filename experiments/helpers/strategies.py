@@ -329,6 +329,6 @@ LABELS = {name: strategy.label for name, strategy in STRATEGIES.items()} | {"CB2
 PEERS = (
     *("stock", "stock-kept", "stock-jemalloc", "compiled", "compiled-jemalloc", "checkpoint"),
     *("save_on_cpu", "bf16", "dgl", "dgl-jemalloc", "exact", "exact-blocks", "mesa", "gact"),
-    *("lossless", "lossless+blocks", "L1-4+blocks", "L1-2+blocks", "CB2"),
+    *("8GB", "lossless", "lossless+blocks", "L1-4+blocks", "L1-2+blocks", "CB2"),
 )
 """Of ``experiments.peers``, in the order of its table."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from samples import graph, one_thread  # noqa: F401
@@ -81,9 +79,8 @@ def assert_near(gradients: list[Tensor], expected: list[Tensor]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
+def _seeded() -> None:
     torch.manual_seed(2)
-    yield
 
 
 @pytest.mark.parametrize("keep", [False, True])

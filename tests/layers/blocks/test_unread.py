@@ -40,7 +40,7 @@ def test_what_backward_does_not_read_is_not_saved(learn, aggr):
 
 
 def test_a_constant_weight_spares_the_features():
-    """Of GCN's messages in blocks nothing but the weights is saved, and of the features' nothing."""
+    """Of GCN's messages in blocks the weights alone are saved, and for the features nothing."""
     model = gact_graph.wrap(make(lambda: GraphNet("gcn")), blocks=256, **EXACT)
     model(X, EDGES).sum().backward()
     saved = [c for c in gact_graph.report(model).contexts if c.codec != "blocks"]
