@@ -6,6 +6,10 @@ For each budget, a share of the peak that is estimated for stock PyG, a fresh pr
 trains for some steps with the memory capped, and another one trains in the best strategy of
 ``gact_graph.estimate`` that fits: exact in blocks, or else with the most bits. Both report peak,
 time and the error of the gradient, relative to the gradient in blocks without codes.
+
+``--ways`` adds other ways to train on each graph, without a cap, and with plans for the same
+budgets: levels of the library, and peers, for which jemalloc keeps freed memory. Their peaks are
+bytes of tensors. ``experiments.tables`` draws them.
 """
 
 from __future__ import annotations
@@ -22,15 +26,24 @@ from torch import Tensor, nn
 import gact_graph
 from experiments.estimates import loss_of, prepared, train
 from experiments.helpers import command
+from experiments.helpers.errors import UsageError
 from experiments.helpers.kept import Kept
 from experiments.helpers.levels import Level
-from experiments.helpers.process import call, checked, set_cap
+from experiments.helpers.process import call, call_together, checked, environment, set_cap
+from experiments.helpers.strategies import checkpoint_layers
 from experiments.helpers.summary import dataset_name
 from experiments.helpers.tables import Column, Row, Table, table
 from experiments.helpers.train import gradient_of, seed_everything
 from experiments.models.memory import KINDS
+from gact_graph.ops.allocations import watching_allocations
 
 FILE_NAME = "plans.json"
+
+PEERS = ("stock", "checkpoint", "compiled 100", "compiled 50", "compiled 25")
+"""Stock PyG, torch's checkpoint of each layer, and torch.compile with a budget for what it saves,
+in percent (``torch._functorch.config.activation_memory_budget``)."""
+
+LEVELS = ("lossless", "lossless + blocks", "L1 8", "L1 4", "L1 2", "CB2 4")
 
 _STEPS = 5
 _DRAWS = 2
@@ -139,12 +152,54 @@ def cost_of(
         except gact_graph.MemoryBudgetError:
             return {}  # by some memory of the process, which differs from that of the run above
         seconds.append(time.perf_counter() - begun)
-    state = {name: value.clone() for name, value in wrapped.state_dict().items()}
+    error = _error(exact, wrapped, inputs, y)
+    return {"error": error, "seconds": statistics.median(seconds[1:])}
+
+
+def _error(exact: nn.Module, trained: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> float:
+    """Return the error of the gradient of a trained model, as a share of its length."""
+    state = {name: value.clone() for name, value in trained.state_dict().items()}
     errors = []
     for draw in range(_DRAWS):
-        right, own = (_gradient(net, state, inputs, y, draw) for net in (exact, wrapped))
+        right, own = (_gradient(net, state, inputs, y, draw) for net in (exact, trained))
         errors.append(float((own - right).norm() / right.norm()))
-    return {"error": statistics.fmean(errors), "seconds": statistics.median(seconds[1:])}
+    return statistics.fmean(errors)
+
+
+def beside(model: str, dataset: str, root: str, way: str | int) -> dict[str, Any]:
+    """Return peak, time and error of a way to train, or of the plan for a budget in bytes."""
+    made, inputs, y = prepared(model, dataset, root)
+    exact, trained = copy.deepcopy(made), _in_way(made, way)
+    gact_graph.wrap(exact, level="lossless", blocks="auto", min_bytes=0)
+    train(trained, inputs, y, 2)  # compiles, plans and measures
+    trained.zero_grad(set_to_none=True)
+    with watching_allocations() as watch:
+        train(trained, inputs, y, 1)
+        peak = None if watch is None else watch.peak()
+    seconds = []
+    for _ in range(_STEPS):
+        begun = time.perf_counter()
+        train(trained, inputs, y, 1)
+        seconds.append(time.perf_counter() - begun)
+    error = _error(exact, trained, inputs, y)
+    return {"peak": peak, "seconds": statistics.median(seconds), "error": error}
+
+
+def _in_way(model: nn.Module, way: str | int) -> nn.Module:
+    if isinstance(way, int):
+        return gact_graph.wrap(model, memory=way)
+    name, _, number = way.rpartition(" ")
+    if name == "compiled":
+        torch._functorch.config.activation_memory_budget = int(number) / 100
+        torch._inductor.config.fallback_random = True
+        model.compile()
+    elif way == "checkpoint":
+        checkpoint_layers(model)
+    elif way.startswith("lossless"):
+        Level("lossless", "auto" if "blocks" in way else False).wrap(model)
+    elif way != "stock":
+        Level(name, "auto", int(number)).wrap(model, adaptive=True)
+    return model
 
 
 def _wrapped(model: nn.Module, memory: int, way: Mapping[str, Any] | None) -> nn.Module:
@@ -164,8 +219,10 @@ def _gradient(
     return gradient_of(model).clone()
 
 
-def _compare(kept: Kept, task: tuple[str, ...], shares: Sequence[float]) -> None:
-    """One model on one graph, at some shares of the peak of stock PyG."""
+def _compare(
+    kept: Kept, task: tuple[str, ...], shares: Sequence[float], ways: Sequence[str]
+) -> None:
+    """One model on one graph, at some shares of the peak of stock PyG, and in some ways."""
     key = {"model": task[0], "dataset": dataset_name(task[1])}
     peak = kept.once(("stock", key), lambda: _apart("stock", task))["peak"]
 
@@ -189,15 +246,31 @@ def _compare(kept: Kept, task: tuple[str, ...], shares: Sequence[float]) -> None
     for share in shares:
         memory = int(peak * share)
         kept.once(("plans", key | {"share": share, "memory": memory}), find, memory)
+    budgets = [int(peak * share) for share in shares] if ways else []
+    for way in (*ways, *budgets):
+        place = ("ways", key | {"way": way})
+        kept.once(place, lambda way=way: _apart("beside", task, way) or {"peak": None})
 
 
 def _apart(function: str, task: tuple[str, ...], *more: Any) -> Any:
     """Return a result from a fresh process; None where the memory did not suffice."""
-    return checked(call(f"experiments.plans:{function}", *task, *more), f"{function} of {task[0]}")
+    name, subject = f"experiments.plans:{function}", f"{function} of {task[0]}"
+    if more and more[-1] in PEERS:
+        kept_memory = environment("jemalloc-tuned")
+        return checked(call_together(name, [(*task, *more)], kept_memory)[0], subject)
+    return checked(call(name, *task, *more), subject)
 
 
 def _shares(text: str) -> list[float]:
     return [float(share) / 100 for share in text.split(",")]
+
+
+def _ways(text: str) -> list[str]:
+    ways = [way for way in text.split(",") if way]
+    for way in ways:
+        if way not in (*PEERS, *LEVELS):
+            raise UsageError(f"Expected ways of {', '.join((*PEERS, *LEVELS))} (got {way!r})")
+    return ways
 
 
 @command.main(
@@ -205,15 +278,16 @@ def _shares(text: str) -> list[float]:
     command.flag("--datasets", default="digits", metavar="D,D"),
     command.DATA_ROOT,
     command.flag("--shares", _shares, "75,50,25,10", "of stock's peak, in percent"),
+    command.flag("--ways", _ways, "", f"of {','.join((*PEERS, *LEVELS))}"),
     command.OUT_NEEDED,
 )
 def main(args: command.Args) -> None:
     kept = args.keep(FILE_NAME, steps=_STEPS)
-    kept.content |= {kind: kept.content.get(kind, []) for kind in ("stock", "plans")}
+    kept.content |= {kind: kept.content.get(kind, []) for kind in ("stock", "plans", "ways")}
     for dataset in args.datasets.split(","):
         for model in args.models:
             args.say(f"{model} on {dataset_name(dataset)}")
-            _compare(kept, (model, dataset, str(args.data_root)), args.shares)
+            _compare(kept, (model, dataset, str(args.data_root)), args.shares, args.ways)
     args.show("plans", rows(kept.content["plans"]))
     args.say(verdict(kept.content["plans"]))
 

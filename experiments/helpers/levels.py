@@ -49,7 +49,7 @@ class Level:
     def label(self) -> str:
         """The name in tables."""
         if self.memory is not None:
-            return f"`memory=\"{self.memory}\"`"
+            return f'`memory="{self.memory}"`'
         bits = f" {self.bits} bit" if self.bits else ""
         blocks = ", blocks" if self.blocks and self.level != "CB2" else ""
         return f"`{self.level}`{bits}{blocks}" + ("" if self.prefetch else " without prefetch")

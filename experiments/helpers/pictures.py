@@ -57,6 +57,11 @@ def pictures(root: Path) -> dict[Path, str]:
     with_peers = codes.with_peers(codes.pairs(results / "codes"))
     if with_peers:
         drawn[folder / "codes-light.svg"] = draw_codes(with_peers)
+    plans = results / "plans.json"
+    if plans.exists():
+        content = json.loads(plans.read_text(encoding="utf-8"))
+        if content.get("ways"):
+            drawn[folder / "plans-light.svg"] = draw_plans(content["ways"])
     for path, text in drawn.items():
         # Its title has the numbers; the rest differs between versions of matplotlib.
         if path in light and _TITLE.findall(light[path]) == _TITLE.findall(text):
@@ -143,6 +148,74 @@ def draw_codes(pairs: Sequence[codes.Pair]) -> str:
         figure.axes[0].set_ylabel("squared error of the gradient")
         figure.axes[0].legend(frameon=False, title="by bits an element", loc="lower left")
         return _svg(figure, title)
+
+
+def draw_plans(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Draw time and error by peak memory: plans as a line, other ways to train as points.
+
+    One row of two panels for each network and graph.
+
+    Args:
+        rows: The ``ways`` of ``experiments.plans``; those of plans are budgets in bytes.
+    """
+    subjects: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["peak"] is not None:
+            subjects.setdefault((row["model"], row["dataset"]), []).append(row)
+    title = []
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(8.4, 3.2 * len(subjects)), layout="constrained")
+        grid = figure.subplots(len(subjects), 2, squeeze=False)
+        for panels, ((model, graph), found) in zip(grid, subjects.items(), strict=True):
+            for axes, measure in zip(panels, ("seconds", "error"), strict=True):
+                _ways(axes, found, measure)
+                axes.set(xscale="log", yscale="log", xlabel="peak of a step, MB")
+                axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axes.xaxis.set_major_formatter("{x:g}")
+                axes.minorticks_off()
+                axes.grid()
+            panels[0].set(title=f"{model}, {graph.removesuffix('.npz')}: s/step")
+            panels[1].set(title="error of the gradient, of its length")
+            for row in found:
+                name = _name_of_way(row["way"])
+                title.append(f"{name} {row['peak'] / 1e6:,.0f} MB {row['seconds']:.2f} s")
+        grid[0][0].legend(frameon=False)
+        return _svg(figure, title)
+
+
+_SEEN = 1e-6
+"""The least error that is drawn: a smaller one is that of the order of sums."""
+
+
+def _ways(axes: Any, rows: Sequence[Mapping[str, Any]], measure: str) -> None:
+    """Draw the ways to train of one network and graph."""
+    shown = [row for row in rows if measure == "seconds" or row[measure] > _SEEN]
+    plans = sorted(
+        (row["peak"] / 1e6, row[measure]) for row in shown if isinstance(row["way"], int)
+    )
+    if plans:
+        axes.plot(*zip(*plans, strict=True), "o-", color=_COLORS[1], markersize=4, label="plans")
+    for row in shown:
+        if isinstance(row["way"], int):
+            continue
+        point = row["peak"] / 1e6, row[measure]
+        axes.plot(*point, "D", color="#57606a", markersize=4, fillstyle="none")
+        beside = {"xytext": (5, 2), "color": "#57606a", "fontsize": 7}
+        axes.annotate(_name_of_way(row["way"]), point, textcoords="offset points", **beside)
+
+
+def _name_of_way(way: str | int) -> str:
+    """Return the name of a way of ``experiments.plans``.
+
+    >>> _name_of_way("compiled 50"), _name_of_way(650_000_000), _name_of_way("L1 4")
+    ('torch.compile, budget 50 %', 'plan for 650 MB', 'L1 4 bit')
+    """
+    if isinstance(way, int):
+        return f"plan for {way / 1e6:,.0f} MB"
+    name, _, number = way.rpartition(" ")
+    if name == "compiled":
+        return f"torch.compile, budget {number} %"
+    return f"{way} bit" if number.isdigit() else way
 
 
 def _svg(figure: Figure, title: Sequence[str]) -> str:

@@ -190,10 +190,15 @@ def _compiled(*start: Any) -> Trainee:
 
 def _checkpoint(*start: Any) -> Trainee:
     model, task = _make(*start)
+    return _trainee(checkpoint_layers(model), task)
+
+
+def checkpoint_layers(model: nn.Module) -> nn.Module:
+    """Compute each message passing layer again in backward, by torch's own checkpoint."""
     for module in model.modules():
         if isinstance(module, MessagePassing):
             module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
-    return _trainee(model, task)
+    return model
 
 
 def _save_on_cpu(*start: Any) -> Trainee:

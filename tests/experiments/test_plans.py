@@ -11,6 +11,7 @@ import pytest
 
 from experiments import plans
 from experiments.helpers import result_tables
+from experiments.helpers.pictures import draw_plans
 
 MB = 10**6
 
@@ -98,3 +99,37 @@ def test_the_best_uniform_strategy_is_exact_or_else_has_the_most_bits(
     rows = [{"level": level, "bits": b, "blocks": k, "fits": True} for level, b, k in fitting]
     found = plans.best([*rows, {"level": None, "bits": 32, "blocks": False, "fits": False}])
     assert (found and (found["level"], found["bits"], found["blocks"])) == expected
+
+
+def test_other_ways_are_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def beside(function: str, *task: Any) -> dict[str, Any]:
+        way = task[-1]
+        error = 1e-8 if way == "stock" else 0.1 if way == "L1 2" else 0.01
+        return {"peak": 40 * MB if way == "stock" else 8 * MB, "seconds": 2.5, "error": error}
+
+    processes = Processes()
+
+    def call(function: str, *task: Any) -> dict[str, Any]:
+        return (
+            beside(function, *task) if function.endswith("beside") else processes(function, *task)
+        )
+
+    monkeypatch.setattr(plans, "call", call)
+    monkeypatch.setattr(
+        plans, "call_together", lambda name, calls, environment: [beside(name, *calls[0])]
+    )
+    monkeypatch.setattr(plans, "environment", lambda allocator: {"of": allocator})
+    given = ["--models", "gcn", "--datasets", "digits", "--shares", "50", "--ways", "stock,L1 2"]
+    plans.main([*given, "--out", str(tmp_path)])
+    found = json.loads((tmp_path / plans.FILE_NAME).read_text())["ways"]
+    assert [row["way"] for row in found] == ["stock", "L1 2", 50 * MB]
+    svg = draw_plans(found)
+    for text in ("stock 40 MB 2.50 s", "L1 2 bit 8 MB 2.50 s", "plan for 50 MB 8 MB 2.50 s"):
+        assert text in svg
+    assert plans.main(["--ways", "L3 4", "--out", str(tmp_path)]) == 2
+
+
+def test_a_way_by_its_name() -> None:
+    for way in ("checkpoint", "lossless + blocks", "L1 4"):
+        found = plans.beside("gcn", "digits", "data", way)
+        assert found["peak"] > 0 and (found["error"] > 1e-3) == (way == "L1 4")

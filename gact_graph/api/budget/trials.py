@@ -140,7 +140,7 @@ class Search:
 
     def try_all(self) -> None:
         """Find the costs of all strategies."""
-        for strategy in (STOCK, LOSSLESS, FAST, BLOCKS, *self._coded):
+        for strategy in (STOCK, LOSSLESS, BLOCKS, *self._coded):
             self._find_cost(strategy)
 
     def choose(self, first: Strategy | None = None) -> Strategy | None:
