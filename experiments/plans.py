@@ -9,7 +9,8 @@ time and the error of the gradient, relative to the gradient in blocks without c
 
 ``--ways`` adds other ways to train on each graph, without a cap, and with plans for the same
 budgets: levels of the library, and peers, for which jemalloc keeps freed memory. Their peaks are
-bytes of tensors. ``experiments.tables`` draws them.
+bytes of tensors. ``experiments.tables`` draws them. ``--no-times`` measures the peaks of plans
+alone.
 """
 
 from __future__ import annotations
@@ -78,14 +79,15 @@ def verdict(results: Sequence[Row]) -> str:
     off = [row["planned"] / row["peak"] - 1 for row in ran if row["peak"]]
     kept = sum(row["peak"] is not None and row["peak"] <= row["memory"] for row in ran)
     alone = sum(row["uniform"] == REFUSED for row in ran)
-    text = [
-        f"Budgets kept: {kept} of {len(ran)}, {alone} of them refused by each uniform strategy."
-    ]
+    text = [f"Budgets kept: {kept} of {len(ran)}"]
+    text[0] += f", {alone} of them refused by each uniform strategy." if alone else "."
     if off:
         near = sum(abs(value) <= 0.05 for value in off)
-        most = max(off, key=abs)
-        text.append(f"Planned peaks within 5 % of the measured: {near} of {len(off)}, {most:+.0%}.")
-    both = [row for row in ran if row["uniform"] != REFUSED and row["seconds"]]
+        text.append(
+            f"Planned peaks within 5 % of the measured: {near} of {len(off)}, from "
+            f"{min(off):+.0%} to {max(off):+.0%}."
+        )
+    both = [row for row in ran if row["uniform"] not in ("", REFUSED) and row["seconds"]]
     for name, title in (("seconds", "time"), ("error", "error of the gradient")):
         pairs = [(row[name], row[f"uniform_{name}"]) for row in both]
         ratios = [own / other for own, other in pairs if own is not None and other]
@@ -220,26 +222,31 @@ def _gradient(
 
 
 def _compare(
-    kept: Kept, task: tuple[str, ...], shares: Sequence[float], ways: Sequence[str]
+    kept: Kept, task: tuple[str, ...], shares: Sequence[float], ways: Sequence[str], times: bool
 ) -> None:
-    """One model on one graph, at some shares of the peak of stock PyG, and in some ways."""
+    """One model on one graph, at some shares of the peak of stock PyG, and in some ways.
+
+    Without times, plans are compared with nothing.
+    """
     key = {"model": task[0], "dataset": dataset_name(task[1])}
     peak = kept.once(("stock", key), lambda: _apart("stock", task))["peak"]
 
     def run(memory: int, way: Mapping[str, Any] | None) -> dict[str, Any]:
         found = _apart("peak_of", task, memory, way) or {}
-        refused = found.get("strategy") == REFUSED
-        return found if refused else found | (_apart("cost_of", task, memory, way) or {})
+        done = not times or found.get("strategy") == REFUSED
+        return found if done else found | (_apart("cost_of", task, memory, way) or {})
 
     def find(memory: int) -> dict[str, Any]:
         names = ("peak", "seconds", "error")
-        own, way = run(memory, None), (_apart("uniform", task, memory) or {})["way"]
+        own, way = run(memory, None), None
+        if times:
+            way = (_apart("uniform", task, memory) or {})["way"]
         other = {} if way is None else run(memory, way)
         return {
             "plan": own.get("strategy"),
             "planned": own.get("planned"),
             **{name: own.get(name) for name in names},
-            "uniform": REFUSED if way is None else way["strategy"],
+            "uniform": way["strategy"] if way is not None else REFUSED if times else "",
             **{f"uniform_{name}": other.get(name) for name in names},
         }
 
@@ -279,15 +286,17 @@ def _ways(text: str) -> list[str]:
     command.DATA_ROOT,
     command.flag("--shares", _shares, "75,50,25,10", "of stock's peak, in percent"),
     command.flag("--ways", _ways, "", f"of {','.join((*PEERS, *LEVELS))}"),
+    command.NO_TIMES,
     command.OUT_NEEDED,
 )
 def main(args: command.Args) -> None:
-    kept = args.keep(FILE_NAME, steps=_STEPS)
+    kept = args.keep(FILE_NAME, steps=_STEPS, times=not args.no_times)
     kept.content |= {kind: kept.content.get(kind, []) for kind in ("stock", "plans", "ways")}
     for dataset in args.datasets.split(","):
         for model in args.models:
             args.say(f"{model} on {dataset_name(dataset)}")
-            _compare(kept, (model, dataset, str(args.data_root)), args.shares, args.ways)
+            task = model, dataset, str(args.data_root)
+            _compare(kept, task, args.shares, args.ways, not args.no_times)
     args.show("plans", rows(kept.content["plans"]))
     args.say(verdict(kept.content["plans"]))
 

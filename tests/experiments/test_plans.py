@@ -68,7 +68,7 @@ def test_the_table_and_its_verdict(
     assert second["uniform"] == plans.REFUSED and last["plan"] == plans.REFUSED
     text = plans.verdict(content["plans"])
     assert "Budgets kept: 2 of 2, 1 of them refused by each uniform strategy." in text
-    assert "Planned peaks within 5 % of the measured: 0 of 2, +6%." in text
+    assert "Planned peaks within 5 % of the measured: 0 of 2, from +6% to +6%." in text
     assert "Ratio of time: 0.80 to 0.80" in text and "error of the gradient: 0.20" in text
     table = plans.rows(content["plans"]).markdown()
     assert "| gcn | digits | 50% | 50 | L1, 8 bits, 3 exact | 19 | 18 | 1.00 | 1.00% |" in table
