@@ -242,8 +242,8 @@ def _constant_sums(
     weighted_sum = call.analysis.weighted_sum
     if weighted_sum is None or weighted_sum.weights.is_random or len(call.outputs) > 1:
         return None
-    if runs.current() is not None:  # a layer that is computed again in backward
-        return None
+    if runs.current() is not None or not current.are_innermost():
+        return None  # a layer that is computed again in backward, by the library or a checkpoint
     x = tensors[weighted_sum.index] if product is None else product.x
     others = (t for i, t in enumerate(tensors) if i != weighted_sum.index)
     if x.requires_grad or any(t.requires_grad for t in others) or not session.is_input(x):
