@@ -6,6 +6,7 @@ import pytest
 import torch
 from samples import graph, one_thread  # noqa: F401
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import GCNConv, GINConv, LGConv, SAGEConv, SGConv, TAGConv
 
 from gact_graph.api.controller import Controller
@@ -256,3 +257,19 @@ def test_products_are_kept_too() -> None:
         rows = controller.report.contexts
         [saved[keep]] = [row.codec for row in rows if row.slot.endswith("batch_norm.input")]
     assert saved == {False: "rebuild", True: "keep"}
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_checkpoint_around_the_layer(keep: bool) -> None:
+    class Checkpointed(TwoLayers):
+        def forward(self, x: Tensor, edge_index: Tensor, *weight: Tensor) -> Tensor:
+            hidden = checkpoint(self.first, x, edge_index, use_reentrant=False).sigmoid()
+            out: Tensor = self.second(hidden, edge_index)
+            return out
+
+    model, plain = Checkpointed(GCNConv(F, W)), NETS["GCN"]()
+    plain.load_state_dict(model.state_dict())
+    wrapped(model, keep)
+    expected = in_float64(plain)
+    for _ in range(3):
+        assert_near(step(model), expected)
