@@ -32,6 +32,8 @@ _NO_MEMORY = (
     # Of cuBLAS and cuSPARSE, for what they take from the device themselves.
     "STATUS_ALLOC_FAILED",
     "STATUS_INSUFFICIENT_RESOURCES",
+    # Of extension modules that get no memory while they are imported.
+    "error return without exception set",
 )
 
 _TUNED = "dirty_decay_ms:-1,muzzy_decay_ms:-1"
