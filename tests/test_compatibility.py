@@ -297,6 +297,25 @@ class TestCheckpoint:
         slots = [row.slot for row in gact_graph.report(model).contexts]
         assert not any(slot.startswith("convs.1/aggregate") for slot in slots)
 
+    @pytest.mark.parametrize("level", LEVELS)
+    def test_around_a_norm(self, level):
+        class Normed(GraphNet):
+            def __init__(self):
+                super().__init__("gcn")
+                self.norm = nn.BatchNorm1d(self.convs[0].out_channels)
+
+            def part(self, x, edge_index):
+                return self.norm(self.convs[0](x, edge_index)).relu()
+
+            def forward(self, x, edge_index):
+                hidden = checkpoint(self.part, x, edge_index, use_reentrant=False)
+                return self.convs[1](hidden, edge_index)
+
+        model = gact_graph.wrap(make(Normed), bits=8, adaptive=False, level=level, min_bytes=0)
+        expected = train_step(make(Normed), X, EDGES)
+        for _ in range(2):
+            assert distance(train_step(model, X, EDGES), expected) < 0.05
+
     def test_inside_with_adaptive_bits(self):
         model = gact_graph.wrap(make(Checkpointed), bits=8, min_bytes=0)
         expected = train_step(make(Checkpointed), X, EDGES)

@@ -30,17 +30,17 @@ _PART = 1 << 19
 """The elements of a part of a sum of products: temporary tensors of a part stay in the cache."""
 
 
-def backward_in_place(call: Call, quantizes: bool) -> Callable[[], Tensor] | None:
+def backward_in_place(call: Call, may_reorder: bool) -> Callable[[], Tensor] | None:
     """Return a function to run in place of an operation; None for the operation itself.
 
     Args:
         call: The operation.
-        quantizes: Whether gradients may add up in another order, since saved tensors have noise.
+        may_reorder: Whether gradients may add up in another order: with codes, and in blocks.
     """
     match = _MATCHES.get(call.func)
     if match is None or not torch.is_grad_enabled() or is_opaque():
         return None
-    return match(call) if quantizes or match is _relu else None
+    return match(call) if may_reorder or match is _relu else None
 
 
 def _fits(*tensors: Any) -> bool:

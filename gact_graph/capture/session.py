@@ -161,6 +161,7 @@ class Session:
         # Not a method of the session: contexts in two widths hold it.
         self._encoded = functools.partial(_encoded, config.exact, config.quantize)
         self._quantize = config.quantize
+        self._may_reorder = config.quantize or places is not None  # numbers that backward adds up
         self._scheme = scheme
         self._noise = noise
         self._model: nn.Module | None = model
@@ -380,16 +381,22 @@ class Session:
         self._look_for_leaf(call.args)
         if self._restore_point is not None and self._model is not None and call.name == "backward":
             self._restore_point.add_gradients(self._model)
+        if not current.packs_with(self.pack):
+            return None  # in a checkpoint, which runs the same operations again without a session
         replacement = self._replacement(call) if self._quantize else None
         if replacement is not None or not self._config.exact:
             return replacement
         replacement = self._products.instead(call, self.trace.label) or self._sums.instead(call)
         if replacement is not None:
             return replacement
-        in_place = backward_in_place(call, self._quantize)
-        if in_place is not None and current.packs_with(self.pack):  # not in a checkpoint
-            return in_place
-        return dropout(call, self._saves_noise)
+        return self._in_place(call) or dropout(call, self._saves_noise)
+
+    def _in_place(self, call: Call) -> Callable[[], Tensor] | None:
+        """Return a function to run in place of an operation whose backward needs less memory."""
+        norm = None if self._quantize or not self._may_reorder else batch_norm(call)
+        if norm is not None:
+            return functools.partial(norm.run, self.trace.label(call))
+        return backward_in_place(call, self._may_reorder)
 
     def _sums_of_rows(self, call: Call) -> Callable[[], Tensor] | None:
         """Return a function to run in place of a product with a sparse matrix."""

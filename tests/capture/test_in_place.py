@@ -54,7 +54,7 @@ def test_gradients_are_those_of_pytorch(name: str) -> None:
     inputs = [a.detach().clone().requires_grad_(a.requires_grad) for a in args]
 
     def run(*values: Tensor) -> Tensor:
-        found = backward_in_place(Call(function, values, kwargs), quantizes=True)
+        found = backward_in_place(Call(function, values, kwargs), may_reorder=True)
         assert found is not None
         return found()
 
@@ -84,17 +84,17 @@ OTHERS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...], dict[str, Any]]]
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_calls_are_left_to_pytorch(name: str) -> None:
     function, args, kwargs = OTHERS[name]
-    assert backward_in_place(Call(function, args, kwargs), quantizes=True) is None
+    assert backward_in_place(Call(function, args, kwargs), may_reorder=True) is None
 
 
 def test_small_tensors_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gact_graph.capture.in_place._LEAST", _X.numel() + 1)
-    assert backward_in_place(Call(F.relu, (_X,), {}), quantizes=True) is None
+    assert backward_in_place(Call(F.relu, (_X,), {}), may_reorder=True) is None
 
 
 def test_sums_keep_their_order_where_nothing_is_quantized() -> None:
     for function, args, kwargs in CALLS.values():
-        found = backward_in_place(Call(function, args, kwargs), quantizes=False)
+        found = backward_in_place(Call(function, args, kwargs), may_reorder=False)
         assert (found is None) == (function not in (F.relu, Tensor.relu))
 
 
