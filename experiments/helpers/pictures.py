@@ -57,11 +57,10 @@ def pictures(root: Path) -> dict[Path, str]:
     with_peers = codes.with_peers(codes.pairs(results / "codes"))
     if with_peers:
         drawn[folder / "codes-light.svg"] = draw_codes(with_peers)
-    plans = results / "plans.json"
-    if plans.exists():
-        content = json.loads(plans.read_text(encoding="utf-8"))
-        if content.get("ways"):
-            drawn[folder / "plans-light.svg"] = draw_plans(content["ways"])
+    ways = results / "plan_ways.json"
+    if ways.exists():
+        content = json.loads(ways.read_text(encoding="utf-8"))
+        drawn[folder / "plans-light.svg"] = draw_plans(content["ways"])
     for path, text in drawn.items():
         # Its title has the numbers; the rest differs between versions of matplotlib.
         if path in light and _TITLE.findall(light[path]) == _TITLE.findall(text):
@@ -169,27 +168,26 @@ def draw_plans(rows: Sequence[Mapping[str, Any]]) -> str:
         for panels, ((model, graph), found) in zip(grid, subjects.items(), strict=True):
             for axes, measure in zip(panels, ("seconds", "error"), strict=True):
                 _ways(axes, found, measure)
-                axes.set(xscale="log", yscale="log", xlabel="peak of a step, MB")
+                axes.set(xscale="log", xlabel="peak of a step, MB")
+                axes.margins(x=0.3)  # for the names
                 axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
                 axes.xaxis.set_major_formatter("{x:g}")
                 axes.minorticks_off()
                 axes.grid()
-            panels[0].set(title=f"{model}, {graph.removesuffix('.npz')}: s/step")
-            panels[1].set(title="error of the gradient, of its length")
+            panels[0].set(title=f"{model}, {graph.removesuffix('.npz')}: s/step", ylim=(0, None))
+            panels[1].set(title="error of the gradient, as a share of its length", yscale="log")
             for row in found:
                 name = _name_of_way(row["way"])
                 title.append(f"{name} {row['peak'] / 1e6:,.0f} MB {row['seconds']:.2f} s")
-        grid[0][0].legend(frameon=False)
+        grid[0][0].legend(frameon=False, loc="lower right")
         return _svg(figure, title)
-
-
-_SEEN = 1e-6
-"""The least error that is drawn: a smaller one is that of the order of sums."""
 
 
 def _ways(axes: Any, rows: Sequence[Mapping[str, Any]], measure: str) -> None:
     """Draw the ways to train of one network and graph."""
-    shown = [row for row in rows if measure == "seconds" or row[measure] > _SEEN]
+    # Other ways are exact; those whose dropout draws other noise have another gradient.
+    with_codes = (row for row in rows if row["error"] and _may_quantize(row["way"]))
+    shown = [*rows] if measure == "seconds" else [*with_codes]
     plans = sorted(
         (row["peak"] / 1e6, row[measure]) for row in shown if isinstance(row["way"], int)
     )
@@ -204,17 +202,22 @@ def _ways(axes: Any, rows: Sequence[Mapping[str, Any]], measure: str) -> None:
         axes.annotate(_name_of_way(row["way"]), point, textcoords="offset points", **beside)
 
 
+def _may_quantize(way: str | int) -> bool:
+    """Return whether a way of ``experiments.plans`` is a plan or a level with codes."""
+    return isinstance(way, int) or way.startswith(("L1", "CB2"))
+
+
 def _name_of_way(way: str | int) -> str:
     """Return the name of a way of ``experiments.plans``.
 
     >>> _name_of_way("compiled 50"), _name_of_way(650_000_000), _name_of_way("L1 4")
-    ('torch.compile, budget 50 %', 'plan for 650 MB', 'L1 4 bit')
+    ('compile, budget 50 %', 'plan for 650 MB', 'L1 4 bit')
     """
     if isinstance(way, int):
         return f"plan for {way / 1e6:,.0f} MB"
     name, _, number = way.rpartition(" ")
     if name == "compiled":
-        return f"torch.compile, budget {number} %"
+        return f"compile, budget {number} %"
     return f"{way} bit" if number.isdigit() else way
 
 
