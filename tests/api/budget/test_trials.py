@@ -178,7 +178,7 @@ def test_each_part_meets_the_model_as_it_was() -> None:
 
 def test_a_table_has_every_strategy_and_is_not_ruled_by_a_budget(tried: list[str]) -> None:
     found = gact_graph.estimate(Net(), *graph(), memory=110 * MB)
-    assert {*tried} == {*UNIFORM}
+    assert {*tried} == {*UNIFORM} - {FAST}
     assert {row.bits for row in found.rows} == {32, *range(2, 9)}
     assert found.rows[0].saved_bytes == 50 * MB
 
