@@ -23,7 +23,7 @@ help:
 	@echo "make test-long  run the others, which take longer"
 	@echo "make mutants    plant faults one by one; the tests must find each"
 	@echo "make attack     20,000 random programs beside stock; PROGRAMS=1000 SEED=7 for others"
-	@echo "make lint       ruff, mypy, clang-format"
+	@echo "make lint       ruff, mypy, clang-format, codespell"
 	@echo "make format     let ruff and clang-format rewrite the sources"
 	@echo "make docs       build the documentation in site/; a broken link is an error"
 	@echo "make wheel      build dist/*.whl"
@@ -63,6 +63,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(CSRC)
+	git ls-files -z | grep -zvE '\.(svg|json|png)$$' | xargs -0 $(BIN)/codespell
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
