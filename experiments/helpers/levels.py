@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
 import gact_graph
 from experiments.helpers.values import FP32_BITS
+from gact_graph.capture.config import LevelName
 
 EXACT_LEVELS = ("L0", "lossless")
 """Levels that quantize nothing."""
@@ -64,7 +65,7 @@ class Level:
         gact_graph.wrap(
             model,
             bits=FP32_BITS if exact else self.bits or bits,
-            level=self.level,
+            level=cast(LevelName, self.level),
             adaptive=(adaptive if self.adaptive is None else self.adaptive) and not exact,
             blocks=self.blocks,
             min_bytes=0,

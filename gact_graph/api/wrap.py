@@ -16,7 +16,7 @@ from gact_graph.api.budget.budget import Budget
 from gact_graph.api.budget.estimate import Estimate
 from gact_graph.api.budget.miniature import CannotShrink
 from gact_graph.api.budget.plan import Plan
-from gact_graph.api.budget.planning import check_preference, plan_call
+from gact_graph.api.budget.planning import Preference, check_preference, plan_call
 from gact_graph.api.budget.trials import estimate_call
 from gact_graph.api.controller import Controller
 from gact_graph.api.forward import should_compress
@@ -31,7 +31,7 @@ from gact_graph.api.install import (
 from gact_graph.api.report import Report, format_bytes
 from gact_graph.api.report.names import parse_bytes
 from gact_graph.api.tracked import NEWER
-from gact_graph.capture.config import MIN_BYTES, Config
+from gact_graph.capture.config import MIN_BYTES, Config, LevelName
 from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.halo.layers import attach
 from gact_graph.layers.halo.supported import check_supported
@@ -54,9 +54,9 @@ def wrap(
     bits: float | None = None,
     *,
     memory: float | str | None = None,
-    prefer: str = "time",
+    prefer: Preference = "time",
     plan: Plan | None = None,
-    level: str | None = None,
+    level: LevelName | None = None,
     adaptive: bool = True,
     adapt_interval: int = 500,
     pin: Mapping[str, int] | None = None,
@@ -294,7 +294,7 @@ def plan(
     model: nn.Module,
     *inputs: Any,
     memory: float | str,
-    prefer: str = "time",
+    prefer: Preference = "time",
     nodes: int | None = None,
     edges: int | None = None,
 ) -> Plan:

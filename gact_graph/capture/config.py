@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from gact_graph.ops.quantize import check_bits, check_group_size, check_int
 
@@ -14,6 +15,9 @@ MIN_BYTES = 16 << 20
 """The default of ``min_bytes``. Compressing a small graph makes a step several times as long, for
 little memory. The value does not depend on the device's memory: otherwise the same training would
 be compressed on one machine and not on another, and its gradients would differ."""
+
+
+LevelName = Literal["L0", "lossless", "L1", "L2", "CB1", "CB2"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Level:
     swap: bool = False
 
 
-LEVELS = {
+LEVELS: dict[str, Level] = {
     "L0": Level(exact=False, quantize=False),
     "lossless": Level(exact=True, quantize=False),
     "L1": Level(exact=True, quantize=True, blocks=True),
@@ -54,7 +58,7 @@ class Config:
     """
 
     bits: float = 4
-    level: str = "L1"
+    level: LevelName = "L1"
     adaptive: bool = True
     adapt_interval: int = 500
     pin: Mapping[str, int] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 from torch import nn
 
@@ -18,7 +18,9 @@ from gact_graph.capture.config import Config
 from gact_graph.codecs import Kept
 from gact_graph.support.rows import Row
 
-PREFERENCES = ("time", "accuracy")
+Preference = Literal["time", "accuracy"]
+
+PREFERENCES: tuple[str, ...] = get_args(Preference)
 """The values of ``prefer``: with ``"accuracy"``, exact gradients come before a shorter step."""
 
 _NAMED = 3
