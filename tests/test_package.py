@@ -63,7 +63,7 @@ def test_the_wheel_holds_every_source(wheel: zipfile.ZipFile) -> None:
     }
     assert "gact_graph/api/report/templates/page.html" in templates
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert held == modules | kernels | templates
+    assert held == modules | kernels | templates | {"gact_graph/py.typed"}
 
 
 @pytest.mark.long
