@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gact_graph.layers.blocks.order import IDLE_FORWARDS, SortedEdges, identity_of
+from gact_graph.layers.blocks.order import SortedEdges, identity_of
+from gact_graph.layers.blocks.recent import Recent
 from gact_graph.layers.blocks.weighted_sum import sum_edges, sum_products, sums_by_part
 from gact_graph.support.content import checksum
 from gact_graph.support.current import Product, capture_disabled_in_backward, with_advice
@@ -138,7 +139,7 @@ class _Entry:
         self.version, self.holders = version_of(sums), holders_of(sums)
 
 
-class KeptSums:
+class KeptSums(Recent[_Key, _Entry]):
     """Keep sums of constant rows from the second forward on that computes them.
 
     Args:
@@ -146,14 +147,8 @@ class KeptSums:
     """
 
     def __init__(self, is_active: bool) -> None:
-        self._is_active, self._forward = is_active, 0
-        self._entries: dict[_Key, _Entry] = {}
-
-    def next_forward(self) -> None:
-        """Count a forward, and drop sums that have not been used lately."""
-        self._forward += 1
-        since = self._forward - IDLE_FORWARDS
-        self._entries = {k: v for k, v in [*self._entries.items()] if v.forward >= since}
+        super().__init__()
+        self.is_active = is_active
 
     @property
     def nbytes(self) -> int:
@@ -170,7 +165,7 @@ class KeptSums:
             edges: The edges, sorted by destination.
         """
         sums = ConstantSums(x.detach(), weights.detach(), edges)
-        if not self._is_active or self._holds(x):  # in a plan's two steps, sums of sums are new
+        if not self.is_active or self._holds(x):  # in a plan's two steps, sums of sums are new
             return sums
         key = _Key(identity_of(x), edges)
         entry = self._entries.get(key)
@@ -194,10 +189,7 @@ class KeptSums:
 
     def emptied(self) -> KeptSums:
         """Return a cache with the same setting and no sums."""
-        return KeptSums(self._is_active)
-
-    def __getstate__(self) -> dict[str, object]:
-        return vars(self) | {"_forward": 0, "_entries": {}}
+        return KeptSums(self.is_active)
 
 
 def _content(tensor: Tensor) -> int:

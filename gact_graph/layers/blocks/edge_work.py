@@ -244,13 +244,15 @@ def _constant_sums(
         return None
     if runs.current() is not None or not current.are_innermost():
         return None  # a layer that is computed again in backward, by the library or a checkpoint
+    if product is None and not cache.is_active:
+        return None  # without a gradient, there is nothing else to gain
     x = tensors[weighted_sum.index] if product is None else product.x
     others = (t for i, t in enumerate(tensors) if i != weighted_sum.index)
     if x.requires_grad or any(t.requires_grad for t in others) or not session.is_input(x):
         return None
     sums = cache.find(x, call.weights(weighted_sum, tensors), call.order)
     if product is None and sums.kept is None:
-        return None  # without a gradient, there is nothing to gain
+        return None
     if sums.kept is not None:
         session.add_owned(sums.kept)
     return sums

@@ -10,15 +10,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from gact_graph.layers.blocks.recent import Recent
 from gact_graph.support.content import checksum
 from gact_graph.support.storage import key_of, version_of
 
 _CACHED_SIZES = 16
 """Block sizes for which blocks are cached: layers of other widths use other sizes."""
-
-IDLE_FORWARDS = 2
-"""Forwards after which an unused order or sum is dropped: training and evaluation may
-alternate."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +191,7 @@ class _Entry:
     forward: int  # the last forward that used the order
 
 
-class Orders:
+class Orders(Recent[Hashable, _Entry]):
     """A cache of the orders that the last forwards used, so that edges are sorted once.
 
     A layer may make a new edge_index with equal content in each forward (GATConv adds self-loops),
@@ -207,16 +204,8 @@ class Orders:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.seconds = 0.0
-        self._forward = 0
-        self._entries: dict[Hashable, _Entry] = {}
-
-    def next_forward(self) -> None:
-        """Count a forward, and drop orders that have not been used lately."""
-        self._forward += 1
-        since = self._forward - IDLE_FORWARDS
-        # A copy, here and below, because another thread may add an entry meanwhile.
-        self._entries = {k: v for k, v in [*self._entries.items()] if v.forward >= since}
 
     @property
     def nbytes(self) -> int:
@@ -284,7 +273,7 @@ class Orders:
         return None
 
     def __getstate__(self) -> dict[str, object]:
-        return {"seconds": 0.0, "_forward": 0, "_entries": {}}
+        return {**super().__getstate__(), "seconds": 0.0}
 
 
 def identity_of(tensor: Tensor) -> Hashable:
