@@ -50,6 +50,12 @@ def check_by_slot(path: str, entries: object, check: Check) -> None:
         check(f"{path}[{slot!r}]", value)
 
 
+def check_names(path: str, value: object) -> None:
+    """Raise TypeError unless ``value`` is a list of str."""
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise TypeError(f"Expected {path} to be a list of names (got {_got(value)})")
+
+
 def check_count(path: str, value: object) -> None:
     """Raise TypeError or ValueError unless ``value`` is an int of at least 0."""
     if isinstance(value, bool) or not isinstance(value, int):

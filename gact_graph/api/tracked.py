@@ -9,7 +9,13 @@ from typing import Any
 from gact_graph.adaptive.adaptation import Adaptation
 from gact_graph.adaptive.scheme import Scheme
 from gact_graph.adaptive.slot_names import with_new_names
-from gact_graph.adaptive.state_checks import check_count, check_flag, check_keys, check_measured
+from gact_graph.adaptive.state_checks import (
+    check_count,
+    check_flag,
+    check_keys,
+    check_measured,
+    check_names,
+)
 from gact_graph.api.repeated import RepeatedInputs
 from gact_graph.capture.config import Config
 from gact_graph.capture.places import Places
@@ -17,7 +23,7 @@ from gact_graph.codecs import Kept
 from gact_graph.support.exact import ExactSlots
 from gact_graph.support.rows import RECOMPUTED, Row
 
-NEWER = ("exactly", "compressible", "repeated")
+NEWER = ("exactly", "compressible", "repeated", "places")
 """Entries of a state that version 0.7.0 did not save."""
 
 
@@ -79,6 +85,7 @@ class TrackedMethod:
             "exactly": self.exact_slots.state_dict(),
             "compressible": self.compressible,
             "repeated": self.inputs.repeated,
+            "places": self.places.to_dict(),
         }
 
     def check_state(self, path: str, state: object) -> None:
@@ -109,6 +116,10 @@ class TrackedMethod:
             check_keys(f"{path}['exactly']", state["exactly"], ("with_leaf", "without", "decided"))
         check_measured(f"{path}['compressible']", state.get("compressible", 1.0))
         check_flag(f"{path}['repeated']", state.get("repeated", True))
+        if "places" in state:
+            check_keys(f"{path}['places']", state["places"], ("proven", "refuted"))
+            for kind, names in state["places"].items():
+                check_names(f"{path}['places'][{kind!r}]", names)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that :meth:`check_state` accepts."""
@@ -122,3 +133,5 @@ class TrackedMethod:
         self.compressible = state.get("compressible", 1.0)
         self.inputs = RepeatedInputs()
         self.inputs.repeated = state.get("repeated", True)
+        if "places" in state:
+            self.places = Places.from_dict(state["places"])

@@ -6,6 +6,7 @@ result.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -25,6 +26,20 @@ class Places:
         """Count a call whose result only the next operation has read."""
         if label not in self.refuted:
             self.proven.add(label)
+
+    def to_dict(self) -> dict[str, list[str]]:
+        """Return plain values, ready for JSON."""
+        return {"proven": sorted(self.proven), "refuted": sorted(self.refuted)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Sequence[str]]) -> Places:
+        """Return the operations of :meth:`to_dict`. If they are those of other calls, results get
+        their memory back as in the first call."""
+        return cls({*values["proven"]}, {*values["refuted"]})
+
+    def renamed(self, change: Callable[[str], str]) -> Places:
+        """Return the same operations with other labels."""
+        return Places({*map(change, self.proven)}, {*map(change, self.refuted)})
 
     def refute(self, label: str) -> None:
         """Count a call whose result another operation has read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -130,6 +131,8 @@ class Budget:
         self.planned_bytes = plan.peak_bytes
         if plan.strategy != self.strategy:
             self._take(patch, plan.strategy)
+            for method in patch.controller.methods.values():
+                method.places = copy.deepcopy(plan.places)
 
     def _accept(
         self,
@@ -181,12 +184,15 @@ class Budget:
         self, patch: CompressedForward, module: nn.Module, inputs: Any, size: GraphSize
     ) -> Plan:
         before, on_cpu = resident_bytes(), next(module.parameters()).device.type == "cpu"
+        first = self.strategy  # whose slots have their names in the whole model
+        if first is not None and patch.part:
+            first = first.renamed(lambda slot: slot.removeprefix(f"{patch.part}/"))
         with log_if_slow("planning a training step"):
             plan = plan_call(
                 *(module, patch.attribute, inputs, self._config),
                 *(self._room, self._prefer, size.nodes, size.edges),
-                first=self.strategy,
-            )
+                first=first,
+            ).under(patch.part)
         if before is not None and on_cpu:
             self._grown += max(0, (resident_bytes() or 0) - before)
         return plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -60,6 +60,10 @@ class Strategy(NamedTuple):
     def from_dict(cls, values: Mapping[str, Any]) -> Strategy:
         """Return the strategy of :meth:`to_dict`; version 0.7.0 had no widths."""
         return cls(**{**values, "widths": tuple(sorted(values.get("widths", {}).items()))})
+
+    def renamed(self, change: Callable[[str], str]) -> Strategy:
+        """Return the strategy with another name for each slot."""
+        return self._replace(widths=tuple(sorted((change(s), w) for s, w in self.widths)))
 
     def config(self, base: Config) -> Config:
         """Return the settings of this strategy; every call is compressed, however small."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from gact_graph.adaptive.state_checks import check_keys
 from gact_graph.api.budget.estimate import Estimate, Line, Strategy
 from gact_graph.api.report import format_bytes
 from gact_graph.api.report.names import label_of, layer_of
+from gact_graph.capture.places import Places
 
 _FORMAT = 1
 """The version of the JSON format."""
@@ -65,6 +66,7 @@ class Plan:
         peaks: The planned peak of each part of a step in order, by the size of the graph.
         stock_peaks: The same of stock PyG.
         standing: Bytes that any strategy takes: the state of the optimizer, libraries.
+        places: The operations whose results need no memory of their own.
         model: The shape of each parameter, by name.
     """
 
@@ -77,6 +79,7 @@ class Plan:
     peaks: Sequence[Line]
     stock_peaks: Sequence[Line]
     standing: int
+    places: Places
     model: Mapping[str, Sequence[int]]
 
     @property
@@ -98,6 +101,22 @@ class Plan:
     def stock_bytes(self) -> int:
         """The peak of a step of stock PyG."""
         return max(self.stock_curve)
+
+    def under(self, part: str) -> Plan:
+        """Return the plan for a whole model, of which a part was planned.
+
+        Args:
+            part: The full name of the part; empty for the whole model.
+        """
+        if not part:
+            return self
+
+        def name(slot: str) -> str:
+            return f"{part}/{slot}"
+
+        tensors = [replace(tensor, slot=name(tensor.slot)) for tensor in self.tensors]
+        strategy, places = self.strategy.renamed(name), self.places.renamed(name)
+        return replace(self, strategy=strategy, tensors=tensors, places=places)
 
     def fits(self, nodes: int, edges: int, memory: int) -> bool:
         """Return whether a graph with a similar number of edges per node fits a budget.
@@ -121,6 +140,7 @@ class Plan:
             "tensors": [asdict(tensor) for tensor in self.tensors],
             "peaks": [[*line] for line in self.peaks],
             "stock_peaks": [[*line] for line in self.stock_peaks],
+            "places": self.places.to_dict(),
             "model": {name: [*shape] for name, shape in self.model.items()},
         }
 
@@ -144,6 +164,7 @@ class Plan:
             "tensors": [PlannedTensor(**tensor) for tensor in values["tensors"]],
             "peaks": [Line(*line) for line in values["peaks"]],
             "stock_peaks": [Line(*line) for line in values["stock_peaks"]],
+            "places": Places.from_dict(values["places"]),
         }
         return cls(**{name: values[name] for name in names} | own)
 

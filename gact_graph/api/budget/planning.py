@@ -91,6 +91,7 @@ def _plan(search: Search, strategy: Strategy, memory: int, shapes: Mapping[str, 
         peaks=search.peaks_of(strategy),
         stock_peaks=search.peaks_of(STOCK),
         standing=search.standing,
+        places=trial.places,
         model=shapes,
     )
 

@@ -19,6 +19,7 @@ from gact_graph.api.install import install, patch_of, remove
 from gact_graph.api.report.contexts import Contexts
 from gact_graph.capture.config import Config
 from gact_graph.capture.moments import Moments
+from gact_graph.capture.places import Places
 from gact_graph.ops.allocations import Watch, watching_allocations
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.part import part_of_graph
@@ -41,6 +42,7 @@ class Trial:
         contexts: The saved tensors of the last step.
         steps: The record of each step.
         seconds: The duration of the last step.
+        places: The results that need no memory of their own, as far as they were found.
     """
 
     share: float
@@ -49,6 +51,7 @@ class Trial:
     contexts: Contexts = field(default_factory=Contexts)
     steps: Sequence[Moments] = ()
     seconds: float = 0.0
+    places: Places = field(default_factory=Places)
 
     @property
     def saved(self) -> int:
@@ -73,12 +76,25 @@ class TrainedCopy:
     Parameters and attributes of the copy are restored after each part; analyses of its layers are
     kept.
 
+    Args:
+        original: The model.
+        method: The name of the method that training calls.
+        strategy: The strategy.
+        config: The settings that all strategies share.
+        is_planned: Whether the model will start with the results that need no memory of their own
+            in the copy, as under a plan. If not, it finds them in its first step.
+
     Attributes:
         settings: The strategy, and the settings that all strategies share.
     """
 
     def __init__(
-        self, original: nn.Module, method: str, strategy: Strategy, config: Config
+        self,
+        original: nn.Module,
+        method: str,
+        strategy: Strategy,
+        config: Config,
+        is_planned: bool = False,
     ) -> None:
         self.settings = strategy, config
         self._method = method
@@ -91,8 +107,10 @@ class TrainedCopy:
             for name in [*vars(module)]:
                 if name.startswith("_cached_"):  # PyG's layers cache results for the whole graph
                     setattr(module, name, None)
-        # The first step measures sensitivities, and finds the results that need no memory.
+        # The first step measures sensitivities, and may find results that need no memory.
         self._steps = 2 if strategy.blocks else 1
+        self._places: Places | None = None
+        self._finds_places = is_planned and strategy.blocks
         self._controller = install(model, strategy.config(config), (method,)).controller
         self._attributes = [(module, dict(vars(module))) for module in model.modules()]
 
@@ -121,6 +139,12 @@ class TrainedCopy:
 
     def _train(self, inputs: tuple[Any, Any], share: float) -> Trial:
         controller = self._controller
+        if self._finds_places and self._places is None:
+            self._step(*inputs)
+            self._places = copy.deepcopy(controller.methods[self._method].places)
+            self._forget()
+        if self._places is not None:
+            controller.methods[self._method].places = self._places
         held = sum(part.nbytes for t in tensors_in(inputs) for part in parts_of(t))
         steps: list[Moments] = []
         with watching(self._device) as watch, part_of_graph(max(share, _LEAST_SHARE)):
@@ -137,7 +161,8 @@ class TrainedCopy:
                 seconds = monotonic() - start
             peak = watch.peak()
         contexts = Contexts(controller.report.contexts)
-        return Trial(share, held, peak, contexts, steps, seconds)
+        places = copy.deepcopy(controller.methods[self._method].places)
+        return Trial(share, held, peak, contexts, steps, seconds, places)
 
     def _step(self, args: Any, kwargs: Any) -> None:
         self._model.zero_grad(set_to_none=True)

@@ -45,6 +45,10 @@ _FEW_EDGES, _FEW_NODES = 1 << 9, 1 << 6
 _MOST = 0.25
 """The share of the largest part."""
 
+_MOST_OF_STOCK = 1 / 32
+"""The share of the second part for stock, on which it takes less memory than another strategy on
+the whole graph."""
+
 _LARGER = 1.25
 """The least ratio of the sizes of two parts from which a line can be extrapolated."""
 
@@ -237,7 +241,10 @@ class Search:
         low = self._run(strategy, self._share_after(self._first, self._second / 4))
         if self._is_hopeless(low) and not anyway:
             return low, low
-        return low, self._run(strategy, self._share_after(low, self._second))
+        second = self._second
+        if strategy == STOCK:
+            second = min(second, max(2 * low.share, _MOST_OF_STOCK))
+        return low, self._run(strategy, self._share_after(low, second))
 
     def _add_cost(self, strategy: Strategy, low: Trial, high: Trial) -> None:
         """Extrapolate two trials of a strategy to its cost."""
@@ -335,7 +342,9 @@ class Search:
         if self._copy is None or self._copy.settings != (strategy, config):
             self._copy = None  # frees the last copy before the next is made
             gc.collect()
-            self._copy = TrainedCopy(self._model, self._method, strategy, config)
+            self._copy = TrainedCopy(
+                self._model, self._method, strategy, config, is_planned=self._prefer is not None
+            )
         own = self._miniature.size
         inputs = self._miniature.shrunk(
             share * self.size.nodes / max(1, own.nodes),

@@ -137,7 +137,7 @@ def test_a_refusal_takes_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = torch.randn(100_000, 64), torch.randint(100_000, (2, 800_000))
     with pytest.raises(gact_graph.MemoryBudgetError):
         model(*inputs)
-    assert Steps.count <= 9  # three with stock, and two with each of the smallest strategies
+    assert Steps.count <= 12  # three with stock, and three with each of the smallest strategies
 
 
 class Basis(nn.Module):
