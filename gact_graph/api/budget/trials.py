@@ -159,8 +159,9 @@ class Search:
         if stock_fits and (self._prefer == "accuracy" or self._is_small):
             return STOCK
         is_far = self.estimate().peak_of(STOCK) > _FAR * (self._memory or 0)
-        if is_far and not any(map(self._may_fit, self._coded)):
-            return None  # exact strategies take no less
+        # Blocks first: the libraries that codes load take a large part of a small budget.
+        if is_far and not any(map(self._may_fit, (BLOCKS, *self._coded))):
+            return None
         exact: tuple[Strategy, ...] = FAST, BLOCKS
         if self._prefer == "accuracy":
             exact = LOSSLESS, *exact, *(coded._replace(bits=32) for coded in self._coded[1:])
@@ -217,15 +218,15 @@ class Search:
         """Bytes that any strategy takes: the state of the optimizer, and libraries."""
         return _MOMENTS * self._parameters + self._grown()
 
-    def _may_fit(self, coded: Strategy) -> bool:
-        """Return whether a strategy that quantizes may fit, by steps that measure nothing."""
-        if coded not in self._hopeless:
+    def _may_fit(self, strategy: Strategy) -> bool:
+        """Return whether a strategy may fit, by steps that measure nothing."""
+        if strategy not in self._hopeless:
             share = self._share_after(self._first, self._second / 4)
-            trial = self._trial(coded, share, replace(self._config, adaptive=False))
-            self._hopeless[coded] = self._is_hopeless(trial)
-            if self._hopeless[coded]:
-                self._add_cost(coded, trial, trial)
-        return not self._hopeless[coded]
+            trial = self._trial(strategy, share, replace(self._config, adaptive=False))
+            self._hopeless[strategy] = self._is_hopeless(trial)
+            if self._hopeless[strategy]:
+                self._add_cost(strategy, trial, trial)
+        return not self._hopeless[strategy]
 
     def _find_cost(self, strategy: Strategy) -> None:
         """Find the cost of a strategy; if it quantizes, for all numbers of bits."""

@@ -95,7 +95,7 @@ def test_a_budget_tries_no_more_than_it_takes_to_choose(
     ("memory", "expected"),
     [
         (30, ["stock", FAST, "lossless + blocks", "L1, 2 bits", "CB2, 2 bits", "L2, 2 bits"]),
-        (18, ["stock", "L1, 2 bits", "CB2, 2 bits", "L2, 2 bits"]),
+        (18, ["stock", "lossless + blocks", "L1, 2 bits", "CB2, 2 bits", "L2, 2 bits"]),
     ],
 )
 def test_a_far_too_small_budget_is_refused_by_the_smallest_strategies_alone(
@@ -137,7 +137,7 @@ def test_a_refusal_takes_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = torch.randn(100_000, 64), torch.randint(100_000, (2, 800_000))
     with pytest.raises(gact_graph.MemoryBudgetError):
         model(*inputs)
-    assert Steps.count <= 12  # three with stock, and three with each of the smallest strategies
+    assert Steps.count <= 15  # three with stock, and three with each of the smallest strategies
 
 
 class Basis(nn.Module):
