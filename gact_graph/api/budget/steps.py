@@ -37,7 +37,7 @@ class Trial:
 
     Attributes:
         share: The part, as a share of the graph.
-        held: The inputs.
+        held: The inputs, apart from views of the whole graph's.
         peak: The peak above the memory in use before, including gradients.
         contexts: The saved tensors of the last step.
         steps: The record of each step.
@@ -145,7 +145,8 @@ class TrainedCopy:
             self._forget()
         if self._places is not None:
             controller.methods[self._method].places = self._places
-        held = sum(part.nbytes for t in tensors_in(inputs) for part in parts_of(t))
+        parts = [part for tensor in tensors_in(inputs) for part in parts_of(tensor)]
+        held = sum(part.nbytes for part in parts if _owns_storage(part))
         steps: list[Moments] = []
         with watching(self._device) as watch, part_of_graph(max(share, _LEAST_SHARE)):
             for _ in range(self._steps):
@@ -243,6 +244,10 @@ def _watch_cuda(device: torch.device) -> Watch:
         return now
 
     return Watch(lambda: max(most, recent()), mark)
+
+
+def _owns_storage(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() <= tensor.nbytes
 
 
 def _loss(output: Tensor) -> Tensor:
