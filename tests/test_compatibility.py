@@ -60,19 +60,12 @@ def backend():
 # Dynamo looks at the gradient of a tensor that has none.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 class TestCompile:
-    @pytest.mark.parametrize("options", [EXACT, {"bits": 8}], ids=str)
-    def test_before_wrap(self, backend, options):
-        expected = train_step(torch.compile(make(Mlp), backend="aot_eager"), X)
-        model = gact_graph.wrap(
-            torch.compile(make(Mlp), backend=backend), **{"min_bytes": 0} | options
-        )
-        got = train_step(model, X)
-        assert distance(got, expected) < (0.05 if "bits" in options else 1e-6)
-        compiled = backend.frame_count
-        assert compiled > 0
-        train_step(model, X)
-        assert backend.frame_count == compiled
-        assert gact_graph.report(model).raw_bytes > 0
+    def test_before_wrap(self, backend):
+        expected = train_step(torch.compile(make(GraphNet), backend="aot_eager"), X, EDGES)
+        model = gact_graph.wrap(torch.compile(make(GraphNet), backend=backend), memory="1 GB")
+        assert distance(train_step(model, X, EDGES), expected) < 1e-6
+        assert backend.frame_count > 0
+        assert gact_graph.report(model).planned_bytes < 10**9
 
     @pytest.mark.parametrize("in_place", [False, True])
     def test_of_a_layer(self, backend, in_place):

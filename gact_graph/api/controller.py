@@ -16,6 +16,7 @@ from gact_graph.api.report import Report
 from gact_graph.api.step import Step
 from gact_graph.api.tracked import TrackedMethod
 from gact_graph.capture import module_hooks
+from gact_graph.capture.compiled import CompiledForward
 from gact_graph.capture.config import Config
 from gact_graph.capture.moments import Moments
 from gact_graph.capture.noise import Noise
@@ -102,6 +103,7 @@ class Controller:
                 Swapping(CudaStreams()) if on_cuda else Swapping(Files(), prefetch=False)
             )
         self._step = Step(config)
+        self._compiled: CompiledForward | None = None
         size, layers = config.block_size, self._step.layers
         self.blocks = (
             None
@@ -136,7 +138,8 @@ class Controller:
             self.blocks.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
+        state = {name: value for name, value in vars(self).items() if name != "_lock"}
+        return state | {"_compiled": None}  # its graphs belong to this model
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -300,6 +303,26 @@ class Controller:
             self._end(method, session.rows, saved, seconds, is_small=spare > 0)
             complete = all(m.saved_bytes is not None for m in self.methods.values())
             self._step.check_pins(session.rows, complete)
+
+    def run_compiled(self, call: Call) -> Any:
+        """Run a call of a compiled model, whose graphs encode the tensors that they save."""
+        tracked, (args, kwargs) = self.methods[call.method], call.inputs
+        self.owner.tracked = True
+        with self._lock:
+            if self._compiled is None:
+                self._compiled = CompiledForward(self.config)
+            compiled = self._compiled
+            repeated = tracked.inputs.see(call.inputs)
+            noise = Noise(self.config.seed, self.forwards, repeated)
+            self._start(call.method)
+        start = monotonic()
+        with compiled.running(noise):
+            output = call.forward(*args, **kwargs)
+        seconds = _seconds_since(start, call.module)
+        with self._lock:
+            raw = sum(row.raw_bytes for row in compiled.rows)
+            self._end(call.method, compiled.rows, raw, seconds, is_small=False)
+        return output
 
     def _run_uncompressed(self, call: Call) -> Any:
         """Run a call that is expected to save little, and keep the tensors that autograd saves."""

@@ -13,6 +13,7 @@ from torch.jit._trace import is_tracing
 
 from gact_graph.api.budget.estimate import Strategy
 from gact_graph.api.controller import Call, Controller
+from gact_graph.capture.compiled import is_compiled
 from gact_graph.layers.halo.layers import Handle
 from gact_graph.support import current
 from gact_graph.support.current import is_transformed
@@ -131,6 +132,9 @@ class CompressedForward(Patch):
         advise = None if adviser is None else adviser(self, module, before, args, kwargs)
         with advising(advise):
             call = Call(self._method, module, (args, kwargs), forward, advise)
+            compresses = self.controller.config.exact and self.first.budget is None
+            if compresses and is_compiled(module):
+                return self.controller.run_compiled(call)
             return self.controller.run(call)
 
     @property

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GAT, GCN, GCNConv, GraphSAGE
 
 import gact_graph
+from gact_graph.api.budget.mixed import seconds_of_element
 from gact_graph.api.budget.steps import undisturbed, watching
 from gact_graph.api.budget.trials import Search
 from gact_graph.api.install import patch_of
@@ -90,6 +91,14 @@ def test_a_mixed_plan_takes_what_it_says(kind: Any, options: dict[str, Any]) -> 
         search = Search(model, "forward", (graph(), {}), Config(), plan.memory, prefer="time")
         peak = search._run(plan.strategy, 1.0).peak
     assert max(line.at(1.0) for line in plan.peaks) == pytest.approx(peak, rel=0.08)
+
+
+def test_planning_draws_no_random_numbers() -> None:
+    seconds_of_element.cache_clear()
+    model, inputs = net(), graph()
+    before = torch.get_rng_state()
+    gact_graph.plan(model, *inputs, memory="1 GB")
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_wrapped_model_follows_its_plan() -> None:

@@ -1,0 +1,276 @@
+"""Forwards of compiled models: codes inside the compiled graphs.
+
+AOTAutograd inlines saved-tensor hooks that are ``GraphModule``: it traces the pack hook into the
+end of the forward graph and the unpack hook into the beginning of the backward graph, once for each
+intermediate tensor that the partitioner saves. The hooks here decide by the backward graph what is
+stored: one bit for an element of a mask, 32 for an index, and codes where
+:mod:`gact_graph.capture.backward_graph` proves that noise is harmless.
+
+Encoding and decoding run as operators, which a compiler does not look into. The former counts bytes
+and takes the seed of its noise when it runs, so that each step has its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._functorch._aot_autograd.graph_compile import _get_saved_tensor_hook_context
+from torch.autograd.graph import saved_tensors_hooks
+
+from gact_graph.capture.backward_graph import is_index_in, reads_in
+from gact_graph.capture.config import Config
+from gact_graph.capture.noise import Noise
+from gact_graph.codecs.reads import Values
+from gact_graph.ops.bitmask import pack_bits, unpack_bits
+from gact_graph.ops.checks import TILE
+from gact_graph.ops.quantize import DTYPES, Packed, decorrelated_weight, pack
+from gact_graph.support.rows import Row
+
+_SMALL = 8192
+"""The bytes up to which a tensor is kept."""
+
+_BITS, _INDEX, _CODES, _CONSTANT = range(4)
+"""The first item of a packed tensor."""
+
+
+class _Local(threading.local):
+    running: CompiledForward | None = None
+
+
+_local = _Local()
+
+
+class CompiledForward:
+    """The hooks of one compiled model, and the rows of its last forward.
+
+    Args:
+        config: The settings.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        # A compiled graph belongs to these two objects: others would compile again.
+        self._hooks = _traced(_pack), _traced(_unpack)
+        self._noise = Noise(config.seed, 0, False)
+        self._rows: dict[str, Row] = {}
+
+    @contextlib.contextmanager
+    def running(self, noise: Noise) -> Iterator[None]:
+        """Store the tensors that compiled graphs save inside in their small forms."""
+        outer = _local.running
+        self._noise, self._rows = noise, {}
+        _local.running = self
+        try:
+            with saved_tensors_hooks(*self._hooks):
+                yield
+        finally:
+            _local.running = outer
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of the last forward."""
+        return [*self._rows.values()]
+
+    def bits_of(self, x: Tensor, graph: fx.Graph, name: str) -> int:
+        """Return the bits for an element of a saved tensor; 32 if it is kept."""
+        if not self._config.quantize or x.dtype not in DTYPES:
+            return 32
+        reads = reads_in(graph, name)
+        if not isinstance(reads, Values) or reads.relative:
+            return 32
+        return max(int(self._config.bits), reads.least_bits)
+
+    def seed_of(self, slot: str) -> int:
+        """Return the seed of a slot's noise."""
+        return self._noise.seed_of(slot)
+
+    def count(self, slot: str, codec: str, x: Tensor, stored: int, bits: int) -> None:
+        """Count a tensor that is stored now."""
+        role = {"mask": "mask", "index": "index"}.get(codec, "node")
+        own = float(bits) if codec == "quantize" else None
+        shape = tuple(x.shape)
+        self._rows[slot] = Row(slot, role, codec, shape, x.numel(), own, x.nbytes, stored)
+
+    @property
+    def group_size(self) -> int:
+        """Elements of a group of codes."""
+        return self._config.group_size
+
+    @property
+    def least_bytes(self) -> int:
+        """The bytes that a graph must save for backward to be compressed."""
+        return self._config.min_bytes
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether a module is the result of ``torch.compile``."""
+    return isinstance(module, torch._dynamo.OptimizedModule)
+
+
+def _traced(function: Any) -> fx.GraphModule:
+    """Return a module that calls a function of one argument, as hooks must have it."""
+    graph = fx.Graph()
+    graph.output(graph.call_function(function, (graph.placeholder("saved"),)))
+    return fx.GraphModule(nn.Module(), graph)
+
+
+def _pack(saved: Tensor) -> Any:
+    """Return the outputs of the forward graph for a saved tensor, which the backward graph reads.
+
+    The tensor itself, or a tuple: a form, the bits, tensors, and the shape.
+    """
+    context, running = _get_saved_tensor_hook_context(), _local.running
+    if context is None or running is None or _is_small(saved):
+        return saved
+    node, graph = context["_node"], context["_bw_graph"]
+    if _saved_by(context["_fw_graph"], graph) < running.least_bytes:
+        return saved
+    if node.target is torch.ops.aten.full.default and isinstance(node.args[1], float | int):
+        return _CONSTANT, float(node.args[1]), *saved.shape
+    slot = _slot_of(node)
+    if saved.dtype == torch.bool:
+        return _BITS, 1, _save_bits(saved, slot), *saved.shape
+    if saved.dtype == torch.int64 and is_index_in(graph, node.name):
+        return _INDEX, 32, _save_index(saved, slot), *saved.shape
+    bits = running.bits_of(saved, graph, node.name)
+    if bits >= 8 * saved.element_size():
+        return saved
+    return _CODES, bits, *_save_codes(saved, bits, running.group_size, slot), *saved.shape
+
+
+def _unpack(packed: Any) -> Tensor:
+    """Return the saved tensor of a form that :func:`_pack` has returned."""
+    if isinstance(packed, Tensor):
+        return packed
+    context, running = _get_saved_tensor_hook_context(), _local.running
+    assert context is not None and running is not None
+    like = context["_node"].meta["val"]
+    form, number, *rest = packed
+    if form == _CONSTANT:
+        return torch.full(rest, number, dtype=like.dtype, device=like.device)
+    first, *rest = rest
+    if form == _BITS:
+        return unpack_bits(first, rest, 0.0, 1.0, torch.bool)
+    if form == _INDEX:
+        return first.long()
+    stats, seed, weight, *shape = rest
+    return _load_codes(first, stats, seed, weight, shape, number, running.group_size, like.dtype)
+
+
+def _is_small(saved: Tensor) -> bool:
+    """Return whether a tensor is small, as far as its size is known to the compiler."""
+    return _expected_bytes(saved) <= _SMALL
+
+
+def _saved_by(forward: fx.Graph, backward: fx.Graph) -> float:
+    """Return the bytes of the intermediate tensors that a forward graph saves for backward."""
+    read = {node.name for node in backward.find_nodes(op="placeholder")}
+    made = (node for node in forward.nodes if node.op == "call_function" and node.name in read)
+    values = (node.meta.get("val") for node in made)
+    return sum(_expected_bytes(value) for value in values if isinstance(value, Tensor))
+
+
+def _expected_bytes(value: Tensor) -> float:
+    """Return the size of a tensor in the call for which a graph is compiled."""
+    numel = value.numel()
+    known = numel if isinstance(numel, int) else numel.node.hint
+    return math.inf if known is None else known * value.element_size()
+
+
+def _slot_of(node: fx.Node) -> str:
+    """Return the name of a saved tensor: the module that made it, and its name in the graph."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next(reversed([name for name, _ in stack.values()]), "")
+    path = re.sub(r"^L\['\w+'\]\.?", "", path)  # dynamo's name of the model
+    return f"{path}/{node.name}" if path else node.name
+
+
+@torch.library.custom_op("gact_graph::save_bits", mutates_args=())
+def _save_bits(x: Tensor, slot: str) -> Tensor:
+    words = pack_bits(x)
+    _count(slot, "mask", x, 1, words)
+    return words
+
+
+@_save_bits.register_fake
+def _(x: Tensor, slot: str) -> Tensor:
+    return x.new_empty((x.numel() + TILE - 1) // TILE, dtype=torch.int64)
+
+
+@torch.library.custom_op("gact_graph::save_index", mutates_args=())
+def _save_index(x: Tensor, slot: str) -> Tensor:
+    index = x.to(torch.int32)
+    _count(slot, "index", x, 32, index)
+    return index
+
+
+@_save_index.register_fake
+def _(x: Tensor, slot: str) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.int32)
+
+
+@torch.library.custom_op("gact_graph::save_codes", mutates_args=())
+def _save_codes(
+    x: Tensor, bits: int, group_size: int, slot: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return codes, stats, the seed and the weight of the decorrelated decoding.
+
+    Groups with NaN or Inf decode to NaN: the number of such groups is unknown to a compiler.
+    """
+    seed = 0 if _local.running is None else _local.running.seed_of(slot)
+    packed = pack(x, bits, group_size=group_size, seed=seed)
+    assert packed.stats is not None and packed.seed is not None
+    weight = decorrelated_weight(x, packed)
+    _count(slot, "quantize", x, bits, packed.codes, packed.stats)
+    return packed.codes, packed.stats, x.new_full((1,), packed.seed, dtype=torch.int64), weight
+
+
+@_save_codes.register_fake
+def _(x: Tensor, bits: int, group_size: int, slot: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    codes = x.new_empty((x.numel() + TILE - 1) // TILE, bits, dtype=torch.int64)
+    groups = (x.numel() + group_size - 1) // group_size
+    stats = x.new_empty(groups, 2, dtype=torch.bfloat16)
+    return codes, stats, x.new_empty(1, dtype=torch.int64), x.new_empty(1, dtype=torch.float32)
+
+
+@torch.library.custom_op("gact_graph::load_codes", mutates_args=())
+def _load_codes(
+    codes: Tensor,
+    stats: Tensor,
+    seed: Tensor,
+    weight: Tensor,
+    shape: list[int],
+    bits: int,
+    group_size: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return the minimum-variance decoding."""
+    size = torch.Size(shape)
+    packed = Packed(codes, stats, size, dtype, bits, group_size, seed=int(seed))
+    return packed.unpack_min_variance(weight)
+
+
+@_load_codes.register_fake
+def _(
+    codes: Tensor,
+    stats: Tensor,
+    seed: Tensor,
+    weight: Tensor,
+    shape: list[int],
+    bits: int,
+    group_size: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    return codes.new_empty(shape, dtype=dtype)
+
+
+def _count(slot: str, codec: str, x: Tensor, bits: int, *stored: Tensor) -> None:
+    if _local.running is not None:
+        _local.running.count(slot, codec, x, sum(tensor.nbytes for tensor in stored), bits)

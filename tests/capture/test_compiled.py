@@ -1,0 +1,200 @@
+"""Compiled models: what their graphs save, the gradients, and that nothing compiles twice."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch_geometric.nn import GAT, GCN
+
+import gact_graph
+
+NODES = 800
+
+# Dynamo looks at the gradient of a tensor that has none.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+
+@pytest.fixture
+def backend() -> Iterator[CompileCounterWithBackend]:
+    torch.compiler.reset()
+    yield CompileCounterWithBackend("aot_eager")
+    torch.compiler.reset()
+
+
+def inputs(nodes: int = NODES) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(nodes)
+    edges = torch.randint(nodes, (2, 6 * nodes), generator=generator)
+    return torch.randn(nodes, 32, generator=generator), edges
+
+
+def gcn() -> nn.Module:
+    torch.manual_seed(0)
+    made: nn.Module = GCN(32, 32, 3, 4, norm="batch_norm", dropout=0.5, normalize=False)
+    return made
+
+
+def gat() -> nn.Module:
+    torch.manual_seed(0)
+    made: nn.Module = GAT(
+        *(32, 32, 2, 4), heads=2, dropout=0.3, norm="layer_norm", add_self_loops=False
+    )
+    return made
+
+
+class Attention(nn.Module):
+    """Two layers of a transformer on rows of 32 features, and no graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 2, 64, 0.1, "gelu", batch_first=True)
+        self.encoder, self.last = nn.TransformerEncoder(layer, 2), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.last(self.encoder(x.view(8, -1, 32))).flatten(0, 1)
+        return out
+
+
+def attention() -> nn.Module:
+    torch.manual_seed(0)
+    return Attention()
+
+
+def gradient(model: nn.Module, x: Tensor, edges: Tensor, draw: int = 0) -> Tensor:
+    model.zero_grad()
+    torch.manual_seed(draw)
+    out = model(x, edges)
+    nn.functional.cross_entropy(out, torch.arange(len(out)) % 4).backward()
+    grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return torch.cat(grads)
+
+
+def pair(make: Callable[[], nn.Module], backend: Any, **options: Any) -> tuple[nn.Module, Any]:
+    """The compiled model, alone and wrapped."""
+    own: Any = torch.compile(make(), backend=backend)
+    return torch.compile(make(), backend="aot_eager"), gact_graph.wrap(own, **options)
+
+
+MODELS = pytest.mark.parametrize("make", [gcn, gat, attention])
+
+
+@MODELS
+def test_exact_forms_change_no_bit(make: Any, backend: Any) -> None:
+    stock, model = pair(make, backend, level="lossless", min_bytes=0)
+    assert torch.equal(gradient(model, *inputs()), gradient(stock, *inputs()))
+    report = gact_graph.report(model)
+    assert report.contexts and {row.codec for row in report.contexts} <= {"mask", "index"}
+    assert report.rate > 1.9
+
+
+@MODELS
+def test_codes_are_small_and_their_noise_has_mean_zero(make: Any, backend: Any) -> None:
+    stock, model = pair(make, backend, bits=4, min_bytes=0)
+    expected = gradient(stock, *inputs())
+    draws = [gradient(model, *inputs()) for _ in range(24)]
+    once = (draws[0] - expected).norm() / expected.norm()
+    mean = (torch.stack(draws).mean(0) - expected).norm() / expected.norm()
+    assert 1e-4 < once < 0.25 and mean < 0.45 * once  # a fifth, if there were no bias at all
+    rows = gact_graph.report(model).contexts
+    codes = [row for row in rows if row.codec == "quantize"]
+    assert codes and all(row.stored_bytes < 0.3 * row.raw_bytes for row in codes if row.bits == 4)
+    assert gact_graph.report(model).rate > 2.5
+    assert backend.frame_count == 1
+
+
+def test_fewer_bits_store_less(backend: Any) -> None:
+    stored = []
+    for bits in (8, 2):
+        model = gact_graph.wrap(torch.compile(gcn(), backend=backend), bits=bits, min_bytes=0)
+        gradient(model, *inputs())
+        stored.append(gact_graph.report(model).stored_bytes)
+    assert stored[1] < 0.6 * stored[0]
+
+
+def test_a_graph_of_another_size(backend: Any) -> None:
+    stock, model = pair(gcn, backend, bits=8, min_bytes=0)
+    for nodes in (NODES, 1000, 1300):
+        expected = gradient(stock, *inputs(nodes))
+        assert (gradient(model, *inputs(nodes)) - expected).norm() < 0.05 * expected.norm()
+        masks = [row for row in gact_graph.report(model).contexts if row.codec == "mask"]
+        assert masks and all(row.shape[0] == nodes for row in masks)
+    assert backend.frame_count == 2  # the second is for any size
+
+
+def test_a_small_step_is_left_alone(backend: Any) -> None:
+    stock, model = pair(gcn, backend)
+    assert torch.equal(gradient(model, *inputs()), gradient(stock, *inputs()))
+    assert not gact_graph.report(model).contexts
+
+
+def test_evaluation(backend: Any) -> None:
+    _, model = pair(gcn, backend, min_bytes=0)
+    gradient(model, *inputs())
+    rows = gact_graph.report(model).contexts
+    model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model(*inputs()), model._orig_mod(*inputs()))
+    assert gact_graph.report(model).contexts == rows
+
+
+class Overflows(nn.Module):
+    """Multiplies rows by a weight, of which some are infinite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.first(x) * 2
+        out: Tensor = self.last(torch.cat([h[:-1], h[-1:] * 1e38 * 1e38]))
+        return out
+
+
+def test_infinite_values_do_not_become_numbers(backend: Any) -> None:
+    model = gact_graph.wrap(torch.compile(Overflows(), backend=backend), min_bytes=0)
+    x, edges = inputs()
+    model(x, edges)[:8].sum().backward()
+    assert gact_graph.report(model).contexts
+    gradient_of_last = model._orig_mod.last.weight.grad
+    assert not gradient_of_last.isfinite().all()
+
+
+def test_an_unwrapped_model_saves_exact_tensors(backend: Any) -> None:
+    stock, model = pair(gcn, backend, bits=2, min_bytes=0)
+    expected = gradient(stock, *inputs())
+    assert not torch.equal(gradient(model, *inputs()), expected)
+    gact_graph.unwrap(model)
+    assert torch.equal(gradient(model, *inputs()), expected)
+
+
+def test_a_model_that_breaks_into_graphs(backend: Any) -> None:
+    """PyG's self-loops depend on data: graphs end there, and tensors between graphs are exact."""
+    torch.manual_seed(0)
+    made = GCN(32, 32, 3, 4, norm="batch_norm")
+    stock = torch.compile(copy.deepcopy(made), backend="aot_eager")
+    model = gact_graph.wrap(torch.compile(made, backend=backend), min_bytes=0)
+    expected = gradient(stock, *inputs())
+    assert (gradient(model, *inputs()) - expected).norm() < 0.2 * expected.norm()
+
+
+@pytest.mark.long
+@MODELS
+def test_inductor(make: Any) -> None:
+    torch.compiler.reset()
+    own = torch.compile(make(), fullgraph=True)
+    model = gact_graph.wrap(own, bits=4, min_bytes=0)
+    expected = torch.compile(make())
+    torch._inductor.config.fallback_random = True
+    try:
+        right = gradient(expected, *inputs())
+        error = (gradient(model, *inputs()) - right).norm() / right.norm()
+    finally:
+        torch._inductor.config.fallback_random = False
+        torch.compiler.reset()
+    assert 1e-4 < error < 0.25
+    assert gact_graph.report(model).rate > 4
