@@ -6,7 +6,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -27,7 +27,13 @@ def _callback() -> Any:
     raise ImportError("Expected Lightning (got none): pip install lightning")
 
 
-class Compression(_callback()):  # type: ignore[misc]
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback as _Callback
+else:
+    _Callback = _callback()
+
+
+class Compression(_Callback):
     """Wraps a ``LightningModule`` with ``gact_graph.wrap`` while the Trainer fits it.
 
     Use it as ``Trainer(callbacks=[Compression(bits=4)])``. Checkpoints of the Trainer contain
@@ -53,7 +59,7 @@ class Compression(_callback()):  # type: ignore[misc]
     def __init__(self, bits: float | None = None, **options: Any) -> None:
         inspect.signature(gact_graph.wrap).bind(None, bits, **options)
         super().__init__()
-        self.report = Report(empty=True)
+        self.report: Report = Report(empty=True)
         self._options = {"bits": bits, **options}
         self._module: nn.Module | None = None
         self._state: dict[str, Any] = {}

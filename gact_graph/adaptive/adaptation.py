@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -70,8 +70,8 @@ class Adaptation:
     def __init__(self, scheme: Scheme, interval: int) -> None:
         self.scheme = scheme
         self.has_part = False
-        self.measurements = 0
-        self.row_weights = RowWeights()
+        self.measurements: int = 0
+        self.row_weights: Final = RowWeights()
         self._interval = interval
         self._forwards = 0
         self._progress = _Progress()

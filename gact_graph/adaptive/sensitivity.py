@@ -32,7 +32,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -110,7 +110,7 @@ class Measurement:
     """
 
     def __init__(self, done: Callable[[Outcome], None]) -> None:
-        self.widths = Widths()
+        self.widths: Final = Widths()
         self.row_squares: dict[str, Tensor] = {}
         self._done = done
         self._edges: list[list[Edge | None]] = []

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -78,8 +78,8 @@ class Controller:
     """
 
     def __init__(self, config: Config, model: nn.Module) -> None:
-        self.owner = current.Owner()
-        self.forwards = 0
+        self.owner: Final = current.Owner()
+        self.forwards: int = 0
         self.exchange: Exchange | None = None
         self.moments: Moments | None = None
         self.methods: dict[str, TrackedMethod] = {}
@@ -94,9 +94,9 @@ class Controller:
 
     def _set_up(self, config: Config, model: nn.Module) -> None:
         self.config = config
-        self.idle = False
+        self.idle: bool = False
         self._report = Report(empty=True)
-        self.swapping = None
+        self.swapping: Swapping | None = None
         if config.swap:
             on_cuda = any(parameter.is_cuda for parameter in model.parameters())
             self.swapping = (
@@ -105,7 +105,7 @@ class Controller:
         self._step = Step(config)
         self._compiled: CompiledForward | None = None
         size, layers = config.block_size, self._step.layers
-        self.blocks = (
+        self.blocks: Blocks | None = (
             None
             if size is None
             else Blocks(

@@ -21,7 +21,7 @@ class RepeatedInputs:
     """
 
     def __init__(self) -> None:
-        self.repeated = True
+        self.repeated: bool = True
         self._last: list[Any] | None = None
 
     def see(self, inputs: Any) -> bool:

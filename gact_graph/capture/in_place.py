@@ -8,7 +8,7 @@ nothing reads it any more.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from gact_graph.support.current import saved_by, with_advice
 from gact_graph.support.part import in_proportion
 from gact_graph.support.storage import is_plain
 
-aten = torch.ops.aten
+aten: Final = torch.ops.aten
 
 _LEAST = 1 << 16
 """The least elements of an argument: fewer take less time in PyTorch's own nodes."""

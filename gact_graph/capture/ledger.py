@@ -6,11 +6,10 @@ import dataclasses
 import weakref
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from gact_graph.capture.moments import Moments
 from gact_graph.capture.trace import Save
@@ -59,6 +58,12 @@ class Sizes:
         return "other"
 
 
+class Key(Protocol):
+    """A key of :func:`gact_graph.support.storage.key_of`, whose class has no annotations."""
+
+    cdata: int
+
+
 @dataclass
 class Entry:
     """One context, or one tensor that only stock autograd would save.
@@ -81,7 +86,7 @@ class Entry:
     """
 
     row: Row
-    key: StorageWeakRef | None
+    key: Key | None
     context: weakref.ref[Context] | None = None
     version: int | None = None
     dtype: torch.dtype | None = None

@@ -48,7 +48,7 @@ _MULTIPLICATIONS = 1280
 decode it."""
 
 
-EXPOSING = frozenset(
+EXPOSING: frozenset[Callable[..., Any]] = frozenset(
     {Tensor.data.__get__, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}  # type: ignore[attr-defined]
 )
 """Functions through whose results a tensor can change without a new version."""
@@ -81,7 +81,8 @@ class Recipes:
         bits: float,
         products: bool,
     ) -> None:
-        self._saved, self._is_input, self.bits = saved, is_input, bits
+        self._saved, self._is_input = saved, is_input
+        self.bits = bits
         self.products = products
         # By the places of the results; an expired key shows that a result is gone.
         self._records: dict[int, _Record] = {}

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -154,9 +154,9 @@ class Session:
     ) -> None:
         self.owner = owner
         self.rows: list[Row] = []
-        self.unallocated = 0
+        self.unallocated: int = 0
         self._sizes = Sizes()
-        self.trace = Trace(self._after, self._instead)
+        self.trace: Final = Trace(self._after, self._instead)
         self._config = config
         # Not a method of the session: contexts in two widths hold it.
         self._encoded = functools.partial(_encoded, config.exact, config.quantize)

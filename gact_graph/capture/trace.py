@@ -110,7 +110,7 @@ class Call:
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
         self.func = func
-        self.name = _name_of(func)
+        self.name: str = _name_of(func)
         self.args = args
         self.kwargs = kwargs
 

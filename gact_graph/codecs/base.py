@@ -142,7 +142,7 @@ class Copied(Movable):
     values: Tensor
     codec: str
     exact = True
-    parts = ("values",)
+    parts: ClassVar[tuple[str, ...]] = ("values",)
 
     def decode(self) -> Tensor:
         return self.values
@@ -156,11 +156,11 @@ class Context:
         reading: A callback for each decoding; None for none.
     """
 
-    gathered = False
+    gathered: bool = False
     reading: Reading | None = None
 
     def __init__(self, encoded: Encoded) -> None:
-        self.encoded = encoded
+        self.encoded: Encoded = encoded
 
     @property
     def form(self) -> Form:
@@ -196,9 +196,9 @@ class Saved:
     def __init__(
         self, context: Context, layout: Layout | None = None, slot: str | None = None
     ) -> None:
-        self.context = context
-        self.layout = layout
-        self.slot = slot
+        self.context: Context = context
+        self.layout: Layout | None = layout
+        self.slot: str | None = slot
         self.advise: Advise | None = None
 
     def tensor(self) -> Tensor:

@@ -19,8 +19,8 @@ class Kept(Encoded):
 
     def __init__(self, tensor: Tensor, slot: str) -> None:
         # detach() would turn a subclass (PyG's EdgeIndex) into a plain tensor.
-        self.tensor = tensor.detach() if tensor.requires_grad else tensor
-        self.version = version_of(tensor)
+        self.tensor: Tensor = tensor.detach() if tensor.requires_grad else tensor
+        self.version: int | None = version_of(tensor)
         self.slot = slot
 
     @property

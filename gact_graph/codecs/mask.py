@@ -8,6 +8,7 @@ bound each element lies.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class Masked(Movable):
     high: float
     exact: bool = False
     codec = "mask"
-    parts = ("words",)
+    parts: ClassVar[tuple[str, ...]] = ("words",)
     makes_memory = True
 
     def decode(self) -> Tensor:
@@ -46,7 +47,7 @@ class Signs(Movable):
     numel: int
     dtype: torch.dtype
     codec = "mask"
-    parts = ("positive", "negative")
+    parts: ClassVar[tuple[str, ...]] = ("positive", "negative")
 
     def decode(self) -> Tensor:
         positive, negative = (

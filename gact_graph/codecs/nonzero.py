@@ -41,9 +41,12 @@ class Nonzero(Encoded):
     makes_memory = True
 
     def __init__(self, values: Encoded, mask: Saved, coded: int, numel: int) -> None:
-        self.codec, self.bits, self.coded = values.codec, values.bits, coded
-        self.exact, self.lossy = values.exact, not values.exact
-        self.sources = (mask,)
+        self.codec: str = values.codec
+        self.bits: float | None = values.bits
+        self.coded: int | None = coded
+        self.exact: bool = values.exact
+        self.lossy: bool = not values.exact
+        self.sources: tuple[Saved, ...] = (mask,)
         self._values, self._mask, self._numel = values, mask, numel
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class QuantizedWithSign(Quantized):
     """Codes and statistics, and one more bit per element: whether it is positive."""
 
     words: Tensor
-    parts = ("words",)
+    parts: ClassVar[tuple[str, ...]] = ("words",)
 
     def decode(self) -> Tensor:
         x = super().decode()

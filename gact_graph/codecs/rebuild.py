@@ -45,11 +45,11 @@ class Rebuilt(Encoded):
         self.readers = 1
         self._shared = _Shared()
         self.codec = "gather" if recipe.gathers else "rebuild"
-        self.exact = recipe.exact
-        self.lossy = not recipe.exact
-        self.products = 0 if recipe.exact else recipe.products
-        self.sources = (*recipe.leaves(),)
-        self.operations = recipe.operations
+        self.exact: bool = recipe.exact
+        self.lossy: bool = not recipe.exact
+        self.products: int = 0 if recipe.exact else recipe.products
+        self.sources: tuple[Saved, ...] = (*recipe.leaves(),)
+        self.operations: int = recipe.operations
         if recipe.gathers or self.products:
             for source in self.sources:
                 source.context.gather()

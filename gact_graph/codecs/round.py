@@ -8,6 +8,7 @@ scale of 16 bits for numbers from 1e-15 to 1 does not distinguish those below 1e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,10 +28,10 @@ class Rounded(Movable):
     short: Tensor
     dtype: torch.dtype
     codec = "round"
-    parts = ("short",)
+    parts: ClassVar[tuple[str, ...]] = ("short",)
 
     def __post_init__(self) -> None:
-        self.bits = 8 * self.short.element_size()
+        self.bits: float | None = 8 * self.short.element_size()
 
     def decode(self) -> Tensor:
         if self.dtype == torch.float64:

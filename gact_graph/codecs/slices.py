@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ class QuantizedBySlice(Quantized):
     dtype: torch.dtype
     weight: Tensor
     least_noise: bool = False
-    parts = ("mean", "deviation")
+    parts: ClassVar[tuple[str, ...]] = ("mean", "deviation")
 
     @property
     def nbytes(self) -> int:

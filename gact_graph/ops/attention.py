@@ -16,9 +16,11 @@ Dropout is a pure function of the seed and the index of a weight, so backward co
 again. Its probability is rounded to a multiple of :math:`2^{-16}`; its expectation is 1.
 """
 
+from typing import Final
+
 from gact_graph.ops.reference import attention as reference
 from gact_graph.ops.registration import dispatched
 
-attention = dispatched(reference.attention)
-attention_backward = dispatched(reference.attention_backward)
-segment_sum = dispatched(reference.segment_sum)
+attention: Final = dispatched(reference.attention)
+attention_backward: Final = dispatched(reference.attention_backward)
+segment_sum: Final = dispatched(reference.segment_sum)

@@ -14,8 +14,10 @@ their mean and deviation again. Results do not depend on the number of threads.
 
 from __future__ import annotations
 
+from typing import Final
+
 from gact_graph.ops.reference import batch_norm as reference
 from gact_graph.ops.registration import dispatched
 
-batch_norm_backward = dispatched(reference.batch_norm_backward)
-restore_columns = dispatched(reference.restore_columns)
+batch_norm_backward: Final = dispatched(reference.batch_norm_backward)
+restore_columns: Final = dispatched(reference.restore_columns)

@@ -15,9 +15,11 @@ The gradient of the dot products is a gradient of weights:
 operator, because such layers also return their weights before dropout.
 """
 
+from typing import Final
+
 from gact_graph.ops.reference import dot_attention as reference
 from gact_graph.ops.registration import dispatched
 
-dot_attention = dispatched(reference.dot_attention)
-dot_attention_backward = dispatched(reference.dot_attention_backward)
-drop_weights = dispatched(reference.drop_weights)
+dot_attention: Final = dispatched(reference.dot_attention)
+dot_attention_backward: Final = dispatched(reference.dot_attention_backward)
+drop_weights: Final = dispatched(reference.drop_weights)

@@ -11,9 +11,11 @@ equation 7). Edges, weights, tensors and dropout are as in :mod:`gact_graph.ops.
 materialize no row of an edge.
 """
 
+from typing import Final
+
 from gact_graph.ops.reference import leaky_attention as reference
 from gact_graph.ops.registration import dispatched
 
-leaky_attention = dispatched(reference.leaky_attention)
-leaky_attention_backward = dispatched(reference.leaky_attention_backward)
-leaky_attention_source = dispatched(reference.leaky_attention_source)
+leaky_attention: Final = dispatched(reference.leaky_attention)
+leaky_attention_backward: Final = dispatched(reference.leaky_attention_backward)
+leaky_attention_source: Final = dispatched(reference.leaky_attention_source)

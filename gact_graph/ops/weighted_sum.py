@@ -15,15 +15,17 @@ rows of the gradient of ``out`` at the destinations.
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from gact_graph.ops import cpu, cuda_edges
 from gact_graph.ops.reference import weighted_sum as reference
 from gact_graph.ops.registration import dispatched
 
-weighted_sum = dispatched(reference.weighted_sum)
-weighted_sum_weights = dispatched(reference.weighted_sum_weights)
-weighted_sum_backward = dispatched(reference.weighted_sum_backward)
+weighted_sum: Final = dispatched(reference.weighted_sum)
+weighted_sum_weights: Final = dispatched(reference.weighted_sum_weights)
+weighted_sum_backward: Final = dispatched(reference.weighted_sum_backward)
 
 
 def makes_messages(device: torch.device) -> bool:

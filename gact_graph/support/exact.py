@@ -45,7 +45,7 @@ class ExactSlots:
 
     def __init__(self) -> None:
         self.slots: dict[bool, set[str]] = {False: set(), True: set()}
-        self.decided = False
+        self.decided: bool = False
         self._warned = False
 
     def has(self, with_leaf: bool, label: str) -> bool:

@@ -97,7 +97,7 @@ class StepPeak:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.nbytes = 0
+        self.nbytes: int = 0
         self._device = device
         self._start = 0
         self._high: int | None = None

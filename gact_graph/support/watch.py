@@ -81,7 +81,8 @@ class Watch:
         copied_bytes: float = COPIED_BYTES,
     ) -> None:
         self.objects = objects
-        self._names, self._whole_modules, self.copied_bytes = names, whole_modules, copied_bytes
+        self._names, self._whole_modules = names, whole_modules
+        self.copied_bytes = copied_bytes
         self._records: list[_Record] = []
         self._tensors: list[_TensorRecord] = []
         for value, name in objects:

@@ -205,8 +205,8 @@ class Estimate:
         self.standing = standing
         self.size = size
         self.memory = memory
-        self.strategies = [*costs]
-        self.rows = [self._row(strategy) for strategy in self.strategies]
+        self.strategies: list[Strategy] = [*costs]
+        self.rows: list[Row] = [self._row(strategy) for strategy in self.strategies]
 
     def within(self, memory: int) -> Estimate:
         """Return the same estimate for another budget, in bytes."""

@@ -81,7 +81,7 @@ class Miniature:
                 by_type.setdefault(key, []).append(tensor)
         for kind, candidates in by_type.items():
             self._count_nodes(kind, candidates)
-        self.size = GraphSize(sum(self._nodes.values()), sum(self._edges.values()))
+        self.size: Final = GraphSize(sum(self._nodes.values()), sum(self._edges.values()))
 
     def shrunk(self, nodes: float, edges: float) -> tuple[Any, Any]:
         """Return the inputs for a part of the graph.

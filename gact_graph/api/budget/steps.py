@@ -96,7 +96,7 @@ class TrainedCopy:
         config: Config,
         is_planned: bool = False,
     ) -> None:
-        self.settings = strategy, config
+        self.settings: tuple[Strategy, Config] = strategy, config
         self._method = method
         self._model = model = copy.deepcopy(original).train()
         self._device = next(model.parameters()).device

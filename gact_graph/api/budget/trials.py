@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -126,8 +126,8 @@ class Search:
         self._memory, self._prefer = memory, prefer
         self._miniature = Miniature(*inputs)
         own = self._miniature.size
-        self.size = GraphSize(nodes or own.nodes, edges or own.edges)
-        self.device = next(model.parameters()).device
+        self.size: Final = GraphSize(nodes or own.nodes, edges or own.edges)
+        self.device: torch.device = next(model.parameters()).device
         self._resident = resident_bytes()
         self._parameters = 0
         self._fixed = float("inf")  # bytes that a step takes for any graph, once known

@@ -22,12 +22,12 @@ import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from gact_graph.codecs import Encoded, Kept
+from gact_graph.codecs import Encoded, Kept, Saved
 from gact_graph.codecs.base import Copied
 from gact_graph.codecs.offload.pinned import Buffer, Pool, room_for
 from gact_graph.codecs.offload.streams import OFFLOAD, PREFETCH, Streams
@@ -65,7 +65,7 @@ class Swapping:
         self.streams = streams
         self.least = least
         self.prefetch = prefetch
-        self.pool = Pool(streams.buffer)
+        self.pool: Final = Pool(streams.buffer)
 
     def __reduce__(self) -> tuple[type[Swapping], tuple[Streams, int, bool]]:
         """Give a copy, pickled or deep-copied with its model, new buffers."""
@@ -78,8 +78,11 @@ class Swapped(Encoded):
     def __init__(
         self, swap: Swap, number: int, host: Encoded, device: torch.device, buffer: Buffer
     ) -> None:
-        self.codec, self.bits, self.exact = host.codec, host.bits, host.exact
-        self.coded, self.sources = host.coded, host.sources
+        self.codec: str = host.codec
+        self.bits: float | None = host.bits
+        self.exact: bool = host.exact
+        self.coded: int | None = host.coded
+        self.sources: tuple[Saved, ...] = host.sources
         self.number = number
         self.host = host
         self.device = device

@@ -44,8 +44,10 @@ class Cutting:
     def __init__(
         self, orders: Orders, size: int | str, quantized: bool, keep_sums: bool = False
     ) -> None:
-        self.orders, self.size, self.quantized = orders, size, quantized
-        self.sums = KeptSums(keep_sums)
+        self.orders: Orders = orders
+        self.size = size
+        self.quantized = quantized
+        self.sums: KeptSums = KeptSums(keep_sums)
 
     def next_forward(self) -> None:
         """Count a forward, and drop orders and sums that have not been used lately."""

@@ -97,11 +97,13 @@ class EdgeGraph:
         for node in trace.graph.nodes:
             if node in needed or node.target is torch._C._set_grad_enabled:
                 copies[node] = graph.node_copy(node, lambda n: copies[n])
-        self.inputs = tuple(name for name, node in trace.placeholders.items() if node in copies)
+        self.inputs: tuple[str, ...] = tuple(
+            name for name, node in trace.placeholders.items() if node in copies
+        )
         graph.output([copies[node] for node in outputs])
         for copy in graph.nodes:  # fake tensors would live as long as the analysis
             copy.meta.clear()
-        self.is_random = any(_is_random(node) for node in copies)
+        self.is_random: bool = any(_is_random(node) for node in copies)
         owner = trace.graph.owning_module
         assert owner is not None
         self._run = fx.GraphModule(owner, graph)

@@ -81,7 +81,9 @@ class Blocks(Cutting):
         keep_sums: bool,
     ) -> None:
         super().__init__(Orders(), size, quantized, keep_sums)
-        self.owner, self.report, self.min_bytes = owner, report, min_bytes
+        self.owner = owner
+        self.report = report
+        self.min_bytes = min_bytes
 
     @property
     def session(self) -> current.Capture | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, fx
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from gact_graph.layers.blocks.arguments import CannotBlock
 from gact_graph.layers.blocks.trace import NO_ROWS, Trace
 
-aten = torch.ops.aten
+aten: Final = torch.ops.aten
 
 Kind = Literal["edge", "node", "shared"]
 

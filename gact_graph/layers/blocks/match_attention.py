@@ -8,7 +8,7 @@ same; no class is recognized by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ from gact_graph.layers.blocks.trace import Trace, trace
 from gact_graph.ops.weighted_sum import makes_messages
 from gact_graph.support.reach import Reach
 
-aten = torch.ops.aten
+aten: Final = torch.ops.aten
 
 _COMMUTATIVE = (aten.add.Tensor, aten.mul.Tensor)
 

@@ -12,7 +12,7 @@ Stock PyG materializes all products, a tensor of messages [E, heads, channels]. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -22,7 +22,7 @@ from gact_graph.layers.blocks.graph import Dependencies, EdgeGraph
 from gact_graph.layers.blocks.trace import Trace
 from gact_graph.layers.blocks.weighted_sum import WeightedSum, can_sum
 
-aten = torch.ops.aten
+aten: Final = torch.ops.aten
 
 _ADDS = (
     *(aten.scatter_add_.default, aten.scatter_add.default),

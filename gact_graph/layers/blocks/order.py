@@ -59,9 +59,13 @@ class SortedEdges:
     """
 
     def __init__(self, counts: Tensor, neighbors: Tensor, permutation: Tensor | None) -> None:
-        self.neighbors, self.permutation = neighbors, permutation
-        self.num_nodes, self.num_edges = len(counts), len(neighbors)
-        self.starts = torch.zeros(self.num_nodes + 1, dtype=torch.int64, device=counts.device)
+        self.neighbors = neighbors
+        self.permutation = permutation
+        self.num_nodes: int = len(counts)
+        self.num_edges: int = len(neighbors)
+        self.starts: Tensor = torch.zeros(
+            self.num_nodes + 1, dtype=torch.int64, device=counts.device
+        )
         torch.cumsum(counts, 0, out=self.starts[1:])
         self._starts = self.starts.cpu()
         # A node weighs as much as an edge, so that many nodes without edges fill a block too.
@@ -142,7 +146,8 @@ class Order(SortedEdges):
             permutation = permutation.to(narrow)
         counts = torch.bincount(destinations, minlength=num_destinations)
         super().__init__(counts, sources.to(narrow), permutation)
-        self.target, self.num_sources = target, int(sources.max()) + 1
+        self.target = target
+        self.num_sources: int = int(sources.max()) + 1
 
     @property
     def nbytes(self) -> int:
@@ -205,7 +210,7 @@ class Orders(Recent[Hashable, _Entry]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seconds = 0.0
+        self.seconds: float = 0.0
 
     @property
     def nbytes(self) -> int:

@@ -28,8 +28,8 @@ class CodedRows:
 
     def __init__(self, packed: Packed, shape: torch.Size) -> None:
         self.shape = shape
-        self.dtype = packed.dtype
-        self.device = packed.codes.device
+        self.dtype: torch.dtype = packed.dtype
+        self.device: torch.device = packed.codes.device
         self._packed = packed
         self._width = shape[1:].numel()
 

@@ -38,10 +38,10 @@ class Exchange:
     """
 
     def __init__(self, part: Data, bits: int, seed: int) -> None:
-        self.num_nodes = int(part.num_nodes or 0)
-        self.num_halo = len(part.halo)
-        self.num_parts = len(part.send_counts)
-        self.sent_bytes = 0
+        self.num_nodes: int = int(part.num_nodes or 0)
+        self.num_halo: int = len(part.halo)
+        self.num_parts: int = len(part.send_counts)
+        self.sent_bytes: int = 0
         self.local_layers: set[str] = set()
         self._send = part.send
         self._send_counts = part.send_counts.tolist()

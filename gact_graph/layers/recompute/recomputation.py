@@ -26,6 +26,7 @@ from gact_graph.layers.recompute.runs import Enough, FirstRun, RunAgain, countin
 from gact_graph.layers.recompute.structure import Structure
 from gact_graph.support.current import Capture, Coding, forward_runs, unpack
 from gact_graph.support.edits import glimpse_of
+from gact_graph.support.messages import Advise
 from gact_graph.support.reach import Reach
 from gact_graph.support.run_state import RunState
 from gact_graph.support.storage import Layout, tensors_held_by
@@ -49,10 +50,11 @@ class Placeholder(Saved):
 
     def __init__(self, recomputation: Recomputation, number: int, tensor: Tensor) -> None:
         self._recomputation = recomputation
-        self.number, self.kind = number, kind_of(tensor)
+        self.number: int = number
+        self.kind: tuple[Any, ...] = kind_of(tensor)
         self.filled: Saved | None = None
-        self.slot = None
-        self.advise = recomputation.advise
+        self.slot: str | None = None
+        self.advise: Advise | None = recomputation.advise
 
     @property
     def context(self) -> Context:  # type: ignore[override]
@@ -110,7 +112,7 @@ class Recomputation:
         self._glimpses = [glimpse_of(tensor) for tensor in tensors]
         first = FirstRun(self._stand_for, session, named, tensors_held_by(self._module))
         self._inputs = [first.save(tensor) for tensor in tensors]
-        self.advise = self._inputs[0].advise
+        self.advise: Advise | None = self._inputs[0].advise
         first.most = _SHARE * sum(t.nbytes for t in tensors if t.is_floating_point())
         args, kwargs = self._arguments.filled(tensors)
         self._ends = first.ends

@@ -63,7 +63,7 @@ class Run:
         saving: Whether a call in blocks saves its tensors now.
     """
 
-    saving = False
+    saving: bool = False
 
     def __init__(self) -> None:
         self._count = 0  # of the tensors that the layer has saved
@@ -133,8 +133,8 @@ class FirstRun(Run):
         ends: The end of each call of edge work.
     """
 
-    forward_runs = True
-    most = 0.0
+    forward_runs: bool = True
+    most: float = 0.0
 
     def __init__(
         self,

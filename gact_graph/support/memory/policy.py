@@ -23,7 +23,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -157,4 +157,4 @@ def _has_limit() -> bool:
     return any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits)
 
 
-memory_policy = MemoryPolicy()
+memory_policy: Final = MemoryPolicy()
