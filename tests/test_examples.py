@@ -116,9 +116,7 @@ def test_every_example_is_on_the_site() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "name", ["data_parallel", "partitioned_graph", "fully_sharded", "elastic"]
-)
+@pytest.mark.parametrize("name", ["data_parallel", "partitioned_graph", "fully_sharded", "elastic"])
 def test_an_example_runs_in_two_processes(name: str, tmp_path: Path) -> None:
     example = str(ROOT / "examples" / f"{name}.py")
     done = in_two_processes([*TORCHRUN, example, "--epochs", "2", "--nodes", "300"], tmp_path)

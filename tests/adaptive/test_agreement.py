@@ -106,6 +106,10 @@ slots = [row.slot for row in gact_graph.report(model).contexts]
 assert not any("mat2" in slot for slot in slots), slots  # a weight of its own memory
 with pytest.raises(ValueError, match="sharded by FSDP.*then fully_shard"):
     sharded(memory="1 GB")
+net = make(lambda: GraphNet("gcn"))
+gact_graph.wrap(net, plan=gact_graph.plan(net, *graph(), memory="1 GB"))
+fully_shard(net.convs[1])
+assert len([*train(fully_shard(net), 2)]) == 2
 """
 
 
