@@ -1,8 +1,8 @@
 """Mini-batches on several processes, with torch's DistributedDataParallel.
 
 Start with ``torchrun --nproc-per-node 2 examples/data_parallel.py``; without torchrun, the script
-runs in one process. The model is wrapped before it is passed to DistributedDataParallel. All
-processes agree on the same bits.
+runs in one process. The model is wrapped before it is passed to DistributedDataParallel, with or
+without ``static_graph``. All processes agree on the same bits.
 """
 
 import argparse
@@ -31,7 +31,7 @@ if world > 1:
 seed_everything(0)  # the same graph and the same parameters everywhere
 data = FakeDataset(num_graphs=1, avg_num_nodes=args.nodes, num_channels=64, task="node")[0]
 model = gact_graph.wrap(GCN(64, 256, 3, int(data.y.max()) + 1, dropout=0.2), bits=4)
-parallel = DistributedDataParallel(model) if world > 1 else model
+parallel = DistributedDataParallel(model, static_graph=True) if world > 1 else model
 optimizer = torch.optim.Adam(parallel.parameters(), lr=0.005)
 
 seed_everything(rank)  # other batches on each process, but as many

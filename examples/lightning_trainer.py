@@ -1,7 +1,9 @@
 """Training with Lightning: a callback in place of ``gact_graph.wrap``.
 
-The callback wraps the module while the Trainer fits it, logs four scalars, and adds the state of
-gact_graph to the checkpoints, so that ``fit(..., ckpt_path=...)`` continues with the same bits.
+The callback wraps the module while the Trainer fits it, logs five scalars, and adds the state of
+gact_graph to the checkpoints, so that ``fit(..., ckpt_path=...)`` continues with the same bits. The
+scalars go to the Trainer's logger, here to a CSV file; TensorBoardLogger and WandbLogger get the
+same.
 """
 
 import argparse
@@ -9,6 +11,7 @@ import argparse
 import lightning
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 from torch_geometric import seed_everything
 from torch_geometric.data import Data
@@ -48,6 +51,7 @@ trainer = lightning.Trainer(
     callbacks=[compression],
     default_root_dir=args.folder,
     log_every_n_steps=1,
+    logger=CSVLogger(args.folder),
 )
 trainer.fit(Module(dataset.num_classes), DataLoader(dataset, batch_size=1, shuffle=True))
 

@@ -40,9 +40,10 @@ class Compression(_Callback):
     ``gact_graph.state_dict``, so a resumed run continues with the same bits and the same noise.
 
     The callback logs ``gact_graph/raw_mb`` (bytes that stock autograd would hold for backward, in
-    10^6), ``gact_graph/stored_mb`` (bytes that are held), their ratio ``gact_graph/rate`` and,
-    after the first measurement, ``gact_graph/gradient_error`` (error relative to the length of the
-    gradient).
+    10^6), ``gact_graph/stored_mb`` (bytes that are held), their ratio ``gact_graph/rate``,
+    ``gact_graph/peak_mb`` (peak memory of the process, or of CUDA's allocator, so far) and, after
+    the first measurement, ``gact_graph/gradient_error`` (error relative to the length of the
+    gradient). They reach the loggers of the Trainer, such as TensorBoard and Weights & Biases.
 
     Args:
         bits: The option of ``gact_graph.wrap``.
@@ -83,6 +84,7 @@ class Compression(_Callback):
             "raw_mb": report.raw_bytes / 1e6,
             "stored_mb": report.stored_bytes / 1e6,
             "rate": report.rate,
+            "peak_mb": None if report.peak_bytes is None else report.peak_bytes / 1e6,
             "gradient_error": report.gradient_error,
         }
         known = {

@@ -18,6 +18,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
+OF_NEIGHBORS = ("neighbor_loader", "link_prediction", "hetero_loader")
+OF_SUBGRAPHS = ("graph_saint", "shadow")
+NEEDS = {
+    "lightning_trainer": ("lightning",),
+    "accelerate_loop": ("accelerate",),
+    "graphgym": ("lightning", "yacs"),
+}
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
 # All in one process: importing torch and PyG takes longer than an example.
 RUN = """
 import contextlib, io, json, runpy, sys, traceback
@@ -41,14 +50,15 @@ json.dump(found, open("found.json", "w"))
 def missing(example: str) -> str | None:
     """The missing packages of the example."""
     samplers = ("pyg_lib", "torch_sparse")
-    if example == "neighbor_loader" and not any(map(importlib.util.find_spec, samplers)):
+    if example in OF_NEIGHBORS and not any(map(importlib.util.find_spec, samplers)):
         return "PyG samples neighbors with pyg-lib or torch-sparse"
+    if example in OF_SUBGRAPHS and importlib.util.find_spec("torch_sparse") is None:
+        return "PyG samples subgraphs with torch-sparse"
     # torch-sparse from PyPI is built without METIS.
     if example == "cluster_loader" and not metis.is_there():
         return "PyG cuts graphs with METIS, which pyg-lib or pymetis would bring"
-    if example == "lightning_trainer" and importlib.util.find_spec("lightning") is None:
-        return "the callback needs Lightning"
-    return None
+    absent = [name for name in NEEDS.get(example, ()) if importlib.util.find_spec(name) is None]
+    return f"the example needs {' and '.join(absent)}" if absent else None
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +85,7 @@ def test_an_example_runs(path: Path, outcomes: Any) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["neighbor_loader", "cluster_loader"])
+@pytest.mark.parametrize("name", [*OF_NEIGHBORS, *OF_SUBGRAPHS, "cluster_loader"])
 def test_an_example_names_missing_packages_in_a_line(name: str, tmp_path: Path) -> None:
     code = f"""
 import runpy, sys
@@ -106,23 +116,43 @@ def test_every_example_is_on_the_site() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["data_parallel", "partitioned_graph"])
+@pytest.mark.parametrize("name", ["data_parallel", "partitioned_graph", "fully_sharded", "elastic"])
 def test_an_example_runs_in_two_processes(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", str(ROOT / "examples" / f"{name}.py")]
-    done = subprocess.run(
-        [*command, "--epochs", "2", "--nodes", "300"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    example = str(ROOT / "examples" / f"{name}.py")
+    done = in_two_processes([*TORCHRUN, example, "--epochs", "2", "--nodes", "300"], tmp_path)
     assert done.returncode == 0, done.stderr
     # Of rank 0 alone.
     assert done.stdout.count("epoch 1: loss") == 1
     assert done.stdout.count("saved for backward in the last forward") == 1
     assert ("sent to other processes" in done.stdout) == (name == "partitioned_graph")
+
+
+@pytest.mark.long
+def test_a_run_that_torchrun_restarts_has_the_losses_of_one_that_does_not_fail(
+    tmp_path: Path,
+) -> None:
+    example = str(ROOT / "examples" / "elastic.py")
+    # Large enough for compression.
+    arguments = [example, "--epochs", "3", "--nodes", "20000"]
+    fails = [*TORCHRUN, "--max-restarts", "1", *arguments, "--fail-after", "1"]
+    outputs = []
+    for command in ([*TORCHRUN, *arguments], fails):
+        done = in_two_processes(command, tmp_path)
+        assert done.returncode == 0, done.stderr
+        outputs.append([line for line in done.stdout.splitlines() if line.startswith("epoch")])
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) == 3
+
+
+def in_two_processes(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
 
 
 @pytest.mark.long

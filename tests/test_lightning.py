@@ -96,11 +96,34 @@ def test_wraps_logs_and_unwraps(package: str, tmp_path: Path) -> None:
     )
     assert logged["gact_graph/rate"] > 2
     assert 0 <= logged["gact_graph/gradient_error"] < 1
-    assert len(logged) == 4
+    assert logged["gact_graph/peak_mb"] > 10
+    assert len(logged) == 5
     assert callback.report.rate == pytest.approx(logged["gact_graph/rate"], rel=1e-5)
     with pytest.raises(ValueError, match="Expected a wrapped model"):
         gact_graph.report(model)
     assert "forward" not in vars(model)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_scalars_reach_a_logger(package: str, tmp_path: Path) -> None:
+    """Any logger: TensorBoard's and that of Weights & Biases have the same interface."""
+    pytest.importorskip(package.partition(".")[0])
+    base = importlib.import_module(f"{package}.loggers").Logger
+    seen: list[dict[str, float]] = []
+
+    class Recorder(base):  # type: ignore[misc, valid-type]
+        name, version = "recorder", 0
+
+        def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
+
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            seen.append(metrics)
+
+    fit(make(package), [compression(bits=4)], tmp_path, package, logger=Recorder())
+    names = {"raw_mb", "stored_mb", "rate", "peak_mb", "gradient_error"}
+    assert names <= {key.removeprefix("gact_graph/") for key in seen[-1]}
+    assert len(seen) == 4  # one for each step
+    assert all(row["gact_graph/rate"] > 2 for row in seen)
 
 
 def test_exact_levels_train_as_stock(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from gact_graph.adaptive.scheme import Scheme
 from gact_graph.adaptive.sensitivity import Measured, Measurement, Outcome
 from gact_graph.adaptive.state_checks import check_count, check_keys
 from gact_graph.support.messages import warn
+from gact_graph.support.sharded import is_sharded
 
 _ENOUGH = 3
 """Failures in a row after which nothing is measured until other parameters require gradients."""
@@ -32,8 +33,6 @@ warning: it is then more than the gradient and all its other variance together."
 _EARLY = 32
 """A forward that is measured before the first interval ends, since sensitivities change fast at the
 beginning of training."""
-
-_SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})
 
 
 @dataclass
@@ -128,7 +127,7 @@ class Adaptation:
         self._forwards += 1
         if not self._is_due:
             return None
-        if any(_is_sharded(part) for part in model.modules()):
+        if is_sharded(model):
             self._fail("its parameters are sharded (FSDP)")
             return None
         measuring: weakref.ref[Measurement]
@@ -268,7 +267,3 @@ class Adaptation:
             "Training continues with the current bits; adaptive=False uses the same bits "
             "everywhere and measures nothing.",
         )
-
-
-def _is_sharded(module: nn.Module) -> bool:
-    return any(kind.__name__ in _SHARDED for kind in type(module).__mro__)

@@ -97,6 +97,8 @@ class CompressedForward(Patch):
     def run(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Run in place of the method of ``module``."""
         forward = self.original(module)  # raises for some copies
+        if self.removed:
+            return forward(*args, **kwargs)
         if torch.compiler.is_compiling() or is_tracing():
             exported = is_tracing() or torch.compiler.is_exporting()
             if exported or not _trains(module):
@@ -123,6 +125,12 @@ class CompressedForward(Patch):
             budget.watch(output)
         return output
 
+    def _run_bound(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Run for a decorated method. On a deep copy, which is not wrapped, run the original."""
+        if module is self.module:
+            return self.run(module, *args, **kwargs)
+        return self.original(module)(*args, **kwargs)
+
     def _train(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the output of a training call."""
         if self.controller.idle:
@@ -136,6 +144,11 @@ class CompressedForward(Patch):
             if compresses and is_compiled(module):
                 return self.controller.run_compiled(call)
             return self.controller.run(call)
+
+    @property
+    def __func__(self) -> Callable[..., Any]:
+        # accelerate decorates this function of a method, and binds the result to the model.
+        return self._run_bound
 
     @property
     def __code__(self) -> Any:

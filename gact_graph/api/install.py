@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
+from types import MethodType
+from typing import Any
 
 import torch
 from torch import nn
@@ -69,7 +72,17 @@ def patch_of(model: nn.Module) -> CompressedForward | None:
     forward = vars(model).get("forward")
     if isinstance(forward, BoundPatch):  # of a shallow copy
         forward = forward.patch
-    return forward if isinstance(forward, CompressedForward) else None
+    elif not isinstance(forward, CompressedForward):
+        forward = _decorated(forward, model)
+    return forward if isinstance(forward, CompressedForward) and not forward.removed else None
+
+
+def _decorated(forward: Any, model: nn.Module) -> Any:
+    """Return the patch of a model inside a method of another library, as of accelerate."""
+    forward = inspect.unwrap(forward)
+    while isinstance(forward, MethodType):
+        forward = forward.__func__ if forward.__self__ is model else forward.__self__
+    return forward if getattr(forward, "module", None) is model else None
 
 
 def wrapped(model: nn.Module) -> CompressedForward:

@@ -34,7 +34,7 @@ class ExternallyOwned:
         self.add(tensors_in(inputs))
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return storage_id(tensor) in self._keys
+        return storage_id(tensor) in self._keys or _is_parameter(tensor)
 
     def is_state(self, tensor: Tensor) -> bool:
         """Return whether a tensor is a buffer or a cache, which the model may update in place."""
@@ -42,7 +42,8 @@ class ExternallyOwned:
 
     def is_input(self, tensor: Tensor) -> bool:
         """Return whether a tensor belongs to the caller alone."""
-        return tensor in self and storage_id(tensor) not in self._of_model
+        key = storage_id(tensor)
+        return key in self._keys and key not in self._of_model
 
     def add(self, inputs: Iterable[Tensor]) -> None:
         """Add inputs."""
@@ -67,6 +68,14 @@ class ExternallyOwned:
         Such a gradient is often differentiated again.
         """
         return any(needs_a_gradient(reference()) for reference in self._inputs)
+
+
+def _is_parameter(tensor: Tensor) -> bool:
+    """Return whether a tensor is a parameter or a view of one.
+
+    ``fully_shard`` makes the parameters of a layer whole while it runs, in memory of its own.
+    """
+    return isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
 
 
 def owned_storages(model: nn.Module, inputs: Any) -> dict[int, Tensor]:

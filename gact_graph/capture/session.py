@@ -488,8 +488,9 @@ class Session:
         if is_plain(tensor):
             if tensor.numel() >= in_proportion(nonzero.LEAST) and _is_older(tensor, save.call):
                 save.mask = mask_of(tensor)
+            is_owned = tensor in self._owned
             save.tensor = tensor = tensor.detach()
-            if tensor in self._owned:
+            if is_owned:
                 return Saved(Context(Kept(tensor, save.call.label)))
         if not save.call.running:
             return self._name_and_save(save, None)

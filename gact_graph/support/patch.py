@@ -64,11 +64,15 @@ class Patch(_Replacement):
     Args:
         module: The module.
         attribute: The name of the method.
+
+    Attributes:
+        removed: Whether :meth:`remove` was called. A decorator may still call the patch.
     """
 
     def __init__(self, module: nn.Module, attribute: str) -> None:
         super().__init__(module)
         self.attribute = attribute
+        self.removed = False
         self.previous: Callable[..., Any] | None = vars(module).get(attribute)
         self._handle = module.register_forward_pre_hook(_Rebind(attribute))
         setattr(module, attribute, self)
@@ -115,6 +119,7 @@ class Patch(_Replacement):
     def remove(self) -> None:
         """Restore the method from before the patch."""
         self._handle.remove()
+        self.removed = True
         module = self.module
         if module is not None and vars(module).get(self.attribute) is self:
             delattr(module, self.attribute)

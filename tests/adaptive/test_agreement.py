@@ -10,6 +10,7 @@ from gact_graph.adaptive.agreement import PATIENCE, Agreement
 from gact_graph.adaptive.sensitivity import Measured
 
 NET = """
+import pytest
 from samples import GraphNet, make, graph, labels
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -83,7 +84,9 @@ for place in ("inside", "outside"):
 
 # FSDP2 trains with equal bits, and says why it does not measure.
 def sharded(**options):
-    net = fully_shard(make(lambda: GraphNet("gcn")))
+    net = make(lambda: GraphNet("gcn"))
+    fully_shard(net.convs[1])
+    fully_shard(net)
     if options:
         gact_graph.wrap(net, min_bytes=0, **options)
     for _ in train(net, 2):
@@ -99,6 +102,14 @@ with warnings.catch_warnings(record=True) as told:
 assert "parameters are sharded (FSDP)" in str(told[0].message)
 widths = {row.bits for row in gact_graph.report(model).contexts} - {None}
 assert widths <= {4, 16} and 4 in widths, widths
+slots = [row.slot for row in gact_graph.report(model).contexts]
+assert not any("mat2" in slot for slot in slots), slots  # a weight of its own memory
+with pytest.raises(ValueError, match="sharded by FSDP.*then fully_shard"):
+    sharded(memory="1 GB")
+net = make(lambda: GraphNet("gcn"))
+gact_graph.wrap(net, plan=gact_graph.plan(net, *graph(), memory="1 GB"))
+fully_shard(net.convs[1])
+assert len([*train(fully_shard(net), 2)]) == 2
 """
 
 

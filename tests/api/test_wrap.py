@@ -1,9 +1,11 @@
 """wrap, unwrap, report and compress, as a user meets them."""
 
 import copy
+import functools
 import gc
 import io
 import pickle
+import types
 import weakref
 
 import pytest
@@ -293,6 +295,66 @@ class TestUnwrap:
         model.first.register_forward_hook(lambda *_: calls.append("hook"))
         gact_graph.unwrap(gact_graph.wrap(model))(graph()[0])
         assert calls == ["hook"]
+
+
+def by_method(model):
+    """Decorates the function of a method, as accelerate does for mixed precision."""
+    forward = decorated(model.forward.__func__)
+    model.forward = types.MethodType(forward, model)
+
+
+def by_function(model):
+    model.forward = decorated(model.forward)
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def doubled(*args):
+        return 2 * function(*args)
+
+    return doubled
+
+
+@pytest.mark.parametrize("decorate", [by_method, by_function])
+class TestDecorated:
+    """Another library decorates the forward of a wrapped model."""
+
+    def test_is_wrapped(self, decorate):
+        model = gact_graph.wrap(make(Mlp), bits=8, min_bytes=0)
+        decorate(model)
+        stock = make(Mlp)
+        decorate(stock)
+        x, _ = graph()
+        assert distance(train_step(model, x), train_step(stock, x)) < 0.05
+        assert gact_graph.report(model).rate > 2
+        gact_graph.load_state_dict(model, gact_graph.state_dict(model))
+        with pytest.raises(ValueError, match="it is wrapped already"):
+            gact_graph.wrap(model)
+
+    def test_unwrap_leaves_the_decorator(self, decorate):
+        model = gact_graph.wrap(make(Mlp), bits=2, min_bytes=0)
+        decorate(model)
+        gact_graph.unwrap(model)
+        stock = make(Mlp)
+        decorate(stock)
+        x, _ = graph()
+        assert equal(train_step(model, x), train_step(stock, x))
+        with pytest.raises(ValueError, match="Expected a wrapped model"):
+            gact_graph.report(model)
+        gact_graph.wrap(model, bits=8, min_bytes=0)
+        train_step(model, x)
+        assert gact_graph.report(model).rate > 2
+
+
+def test_a_deep_copy_of_a_decorated_model_trains_alone():
+    model = gact_graph.wrap(make(Mlp), min_bytes=0)
+    by_method(model)
+    copied = copy.deepcopy(model)
+    with pytest.raises(ValueError, match="Expected a wrapped model"):
+        gact_graph.report(copied)
+    with pytest.warns(RuntimeWarning, match="nothing was compressed"):
+        assert len(train_step(copied, graph()[0])) == 6
+    assert all(p.grad is None for p in model.parameters())
 
 
 def by_pickle(model):

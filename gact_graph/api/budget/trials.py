@@ -35,6 +35,7 @@ from gact_graph.api.budget.mixed import Mixed
 from gact_graph.api.budget.steps import TrainedCopy, Trial, undisturbed
 from gact_graph.capture.config import MIN_BYTES, Config
 from gact_graph.support.peak import resident_bytes
+from gact_graph.support.sharded import is_sharded
 
 _EDGES, _NODES = 1 << 14, 1 << 10
 """The size of the second part for each strategy; the first part is a quarter of it."""
@@ -109,6 +110,7 @@ class Search:
 
     Raises:
         CannotShrink: If the inputs have no parts that the model runs on.
+        ValueError: If the parameters are sharded.
     """
 
     def __init__(
@@ -122,6 +124,12 @@ class Search:
         edges: int | None = None,
         prefer: str | None = None,
     ) -> None:
+        if is_sharded(model):
+            raise ValueError(
+                "Expected a model whose parameters are not sharded, to estimate or plan a training "
+                f"step (got a {type(model).__name__} sharded by FSDP); plan first, then "
+                "gact_graph.wrap(model, plan=plan), then fully_shard"
+            )
         self._model, self._method, self._config = model, method, config
         self._memory, self._prefer = memory, prefer
         self._miniature = Miniature(*inputs)
