@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gact_graph.ops.kernels import library, prebuilt
+from gact_graph.ops.kernels import compiler, library, prebuilt
 from gact_graph.ops.kernels.once import once
 from gact_graph.support.memory.policy import memory_policy
 
@@ -37,13 +37,24 @@ def load() -> Any | None:
 
 
 def load_soon() -> None:
-    """Load the library; compile it on another thread, which training does not wait for."""
+    """Load the library, or compile it on another thread, which training does not wait for."""
+    if _is_there():
+        load()
+    else:
+        threading.Thread(target=load, name="gact_graph allocator").start()
+
+
+def _is_there() -> bool:
+    """Return whether the wheel or the cache has the library."""
     try:
         prebuilt.find(prebuilt_name())
+        return True
     except FileNotFoundError:
-        threading.Thread(target=load, name="gact_graph allocator").start()
-    else:
-        load()
+        pass
+    try:
+        return built(compiler.commands()[0]) is not None
+    except OSError:  # no compiler
+        return False
 
 
 def built(command: Sequence[str]) -> Path | None:
