@@ -19,9 +19,8 @@ from gact_graph.ops.kernels.once import once
 NAMESPACE = "gact_graph"
 """The namespace of the operators, ``torch.ops.gact_graph``."""
 
-# The oldest torch whose stable ABI a library needs: 2.10.
 # Floating-point contraction would round once where the other backends round twice.
-# Without errno lrint is one instruction.
+# Without errno lrint is one instruction. The last is the oldest torch that a library serves, 2.10.
 _FLAGS = ["-O3", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fopenmp-simd"]
 _FLAGS += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
 VECTOR_FLAGS: dict[str, tuple[str, ...]] = {
