@@ -18,8 +18,8 @@ from gact_graph.ops.kernels import compiler, library, prebuilt
 from gact_graph.ops.kernels.once import once
 from gact_graph.support.memory.policy import memory_policy
 
-FLAGS = ["-O3", "-std=c++17", "-DGACT_LIBRARY=gact_graph"]
-"""The compiler's options."""
+FLAGS = ["-O3", "-std=c++20", "-DGACT_LIBRARY=gact_graph"]
+"""The compiler's options; the headers of torch 2.14 are in C++20."""
 
 
 @once
