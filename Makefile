@@ -26,7 +26,7 @@ help:
 	@echo "make lint       ruff, mypy, clang-format, codespell"
 	@echo "make format     let ruff and clang-format rewrite the sources"
 	@echo "make docs       build the documentation in site/; a broken link is an error"
-	@echo "make wheel      build dist/*.whl"
+	@echo "make wheel      build dist/*.whl with compiled CPU kernels"
 	@echo "make clean      remove .venv and what was built"
 
 install: $(STAMP)
@@ -76,7 +76,8 @@ docs: $(STAMP)
 
 wheel: $(STAMP)
 	rm -rf build dist
-	$(BIN)/python -m build --wheel
+	$(BIN)/python -m build --wheel --outdir build/pure
+	$(BIN)/python .ci/prebuild.py build/pure/*.whl dist
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info

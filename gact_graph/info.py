@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 import shlex
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch_geometric
@@ -12,13 +14,16 @@ from rich.console import Console
 from rich.table import Table
 
 import gact_graph
-from gact_graph.ops import cpu
-from gact_graph.ops.kernels import compiler, nvrtc
+from gact_graph.ops import allocator, cpu
+from gact_graph.ops.kernels import compiler, nvrtc, prebuilt
 from gact_graph.support.memory.policy import SWITCH, memory_policy
+
+_MISSING = "cannot be built"
 
 
 def facts() -> dict[str, str]:
     """Return versions, devices and kernels by name, without building anything."""
+    of_allocator = _allocator()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {
         "gact_graph": gact_graph.__version__,
@@ -30,27 +35,41 @@ def facts() -> dict[str, str]:
         "GPU": gpu,
         "CPU kernels": _cpu_kernels(),
         "CUDA kernels": _cuda_kernels(),
-        "freed CPU memory": _kept_memory(),
+        "CPU allocator": of_allocator,
+        "freed CPU memory": _kept_memory(of_allocator),
     }
 
 
 def _cpu_kernels() -> str:
+    status = _library(cpu.prebuilt_name(cpu.variant()), cpu.built, "the first step runs")
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability not in cpu.VECTOR_FLAGS:
+        status += f"; plain loops serve, since {capability} is not known"
+    return status
+
+
+def _library(name: str, built: Callable[[list[str]], Path | None], builds: str) -> str:
+    """Return which library serves: that of a wheel, or one that was or will be built."""
     remarks: list[str] = []
+    try:
+        return f"prebuilt: {prebuilt.load(name)}"
+    except OSError as error:
+        remarks.append(str(error))
     try:
         for command in compiler.commands():
             try:
-                path = cpu.built(command)
+                path = built(command)
             except OSError as error:
                 remarks.append(str(error))
                 continue
             if path is None:
-                status = f"not built yet: the first step runs {shlex.join(command)}"
+                status = f"not built yet: {builds} {shlex.join(command)}"
             else:
                 status = f"built: {path}"
             return "; ".join([status, *remarks])
     except FileNotFoundError as error:
         remarks.append(str(error))
-    return "cannot be built: " + "; ".join(remarks)
+    return f"{_MISSING}: " + "; ".join(remarks)
 
 
 def _cuda_kernels() -> str:
@@ -63,8 +82,15 @@ def _cuda_kernels() -> str:
         return f"cannot be built: {type(error).__name__}: {error}"
 
 
-def _kept_memory() -> str:
+def _allocator() -> str:
+    name = allocator.prebuilt_name()
+    return _library(name, allocator.built, "in the background, the first step runs")
+
+
+def _kept_memory(of_allocator: str) -> str:
     cause = memory_policy.why_not()
+    if cause is None and of_allocator.startswith(_MISSING):
+        cause = "needs the CPU allocator"
     if cause is not None:
         return f"not kept: {cause}"
     return f"kept from the first step of a wrapped model; {SWITCH}=0 disables this"

@@ -31,6 +31,15 @@ def test_cxx_names_no_compiler(monkeypatch):
     fact = info.facts()["CPU kernels"]
     assert fact.startswith(("built: ", "not built yet: ")) and fact.endswith(f"; {message}")
     monkeypatch.setenv("PATH", "")
-    assert info.facts()["CPU kernels"] == f"cannot be built: {message}"
+    fact = info.facts()["CPU kernels"]
+    assert fact.startswith("cannot be built: ") and fact.endswith(f"; {message}")
+    assert info.facts()["freed CPU memory"].startswith("not kept: ")
     monkeypatch.delenv("CXX")
     assert "found none of: c++, g++, clang++" in info.facts()["CPU kernels"]
+
+
+def test_an_unknown_processor_takes_plain_loops(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "SVE4096")
+    assert cpu.variant() == "DEFAULT"
+    fact = info.facts()["CPU kernels"]
+    assert fact.endswith("; plain loops serve, since SVE4096 is not known")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 
 import gact_graph
@@ -75,6 +77,78 @@ def test_kernels_are_found_in_an_installed_wheel(wheel: zipfile.ZipFile, tmp_pat
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.stdout.strip() == str(tmp_path / "gact_graph" / "csrc"), done.stderr
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The content of the wheel with libraries that ``make wheel`` builds."""
+    pytest.importorskip("auditwheel")
+    folder = tmp_path_factory.mktemp("prebuilt")
+    command = [sys.executable, str(ROOT / ".ci" / "prebuild.py"), str(wheel.filename), str(folder)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = folder.glob("*.whl")
+    assert platform.machine() in path.name
+    assert platform.system() != "Linux" or "manylinux" in path.name
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(folder / "installed")
+    return folder / "installed"
+
+
+_STEP = """
+import sys, warnings
+import torch
+from torch_geometric.nn import GCN
+warnings.simplefilter("always")
+import gact_graph
+from gact_graph import info
+from gact_graph.ops import cpu
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    model = gact_graph.wrap(GCN(16, 16, 2), bits=4, min_bytes=0)
+    model(torch.randn(100, 16), torch.randint(100, (2, 500))).sum().backward()
+print(len(caught), *(str(warning.message) for warning in caught))
+print("kernels" if cpu.load() else "reference")
+facts = info.facts()
+print(facts["CPU kernels"])
+print(facts["CPU allocator"])
+"""
+
+
+def _step(installed: Path, folder: Path) -> list[str]:
+    """What a training step without a compiler reports: warnings, kernels and libraries."""
+    environment = os.environ | {"PYTHONPATH": str(installed), "PATH": ""}
+    environment["TORCH_EXTENSIONS_DIR"] = str(folder / "cache")
+    done = subprocess.run(
+        [sys.executable, "-c", _STEP], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert not (folder / "cache").exists()
+    return done.stdout.splitlines()
+
+
+@pytest.mark.long
+def test_a_wheel_with_libraries_needs_no_compiler(installed: Path, tmp_path: Path) -> None:
+    warned, serves, kernels, allocator = _step(installed, tmp_path)
+    assert (warned, serves) == ("0", "kernels")
+    folder = installed / "gact_graph" / "ops" / "kernels" / "libraries"
+    variant = torch.backends.cpu.get_cpu_capability()
+    assert kernels == f"prebuilt: {folder / f'cpu-{variant}.so'}"
+    assert allocator.startswith(f"prebuilt: {folder / 'allocator-torch'}")
+
+
+@pytest.mark.long
+def test_a_library_that_does_not_load_gets_one_line(installed: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(installed, broken)
+    for library in broken.rglob("cpu-*.so"):
+        library.write_bytes(b"of another system")
+    warned, serves, kernels, _ = _step(broken, tmp_path)
+    assert serves == "reference"
+    assert warned.startswith("1 gact_graph could not build its CPU kernels and works with slower")
+    assert re.search(rf"cpu-\w+ does not load with torch {re.escape(torch.__version__)}: ", warned)
+    assert kernels.startswith("cannot be built: cpu-") and "Expected a C++ compiler" in kernels
 
 
 def test_import_is_light(tmp_path: Path) -> None:

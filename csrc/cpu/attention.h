@@ -2,8 +2,6 @@
 // their gradients. The scores of edges live only while their row is processed.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -17,8 +15,8 @@ namespace gact_graph {
 // The factor of dropout: a pure function of the seed and the index of a weight.
 struct Dropout {
   Dropout(double probability, int64_t seed) : seed(static_cast<uint64_t>(seed)) {
-    TORCH_CHECK_VALUE(0 <= probability && probability < 1,
-                      "Expected dropout from 0 to less than 1 (got ", probability, ")");
+    GACT_CHECK_VALUE(0 <= probability && probability < 1,
+                     "Expected dropout from 0 to less than 1 (got ", probability, ")");
     // In steps of 2^-16. The scale is the reciprocal of the rounded probability of keeping a
     // weight, so the expectation is 1.
     dropped = static_cast<uint32_t>(std::min(std::lrint(probability * 65536), 65535L));
@@ -39,9 +37,9 @@ struct Dropout {
 
 // The rows of sources and destinations, the edges, and the places of their weights.
 struct AttentionInputs {
-  AttentionInputs(const at::Tensor& source, const at::Tensor& destination, int64_t heads,
-                  const at::Tensor& places, const std::optional<at::Tensor>& weight_places,
-                  const at::Tensor& starts)
+  AttentionInputs(const Tensor& source, const Tensor& destination, int64_t heads,
+                  const Tensor& places, const std::optional<Tensor>& weight_places,
+                  const Tensor& starts)
       : source(source),
         destination(destination),
         all(places, 0, weight_places),
@@ -52,15 +50,15 @@ struct AttentionInputs {
   }
 
   // Checks a tensor of weights; returns its number of rows.
-  int64_t check_weights(const char* name, const at::Tensor& x) const {
+  int64_t check_weights(const char* name, const Tensor& x) const {
     check_dim(name, x, 2);
     const int64_t rows = all.of_weights ? x.size(0) : all.count;
     check_tensor(name, x, source.scalar_type(), {rows, heads});
     return rows;
   }
 
-  const at::Tensor& source;
-  const at::Tensor& destination;
+  const Tensor& source;
+  const Tensor& destination;
   AllPlaces all;
   Edges edges;
   int64_t heads;
@@ -73,8 +71,8 @@ struct RowSoftmax {
   explicit RowSoftmax(const AttentionInputs& inputs)
       : edges(inputs.edges),
         place("places", inputs.all.of_rows, inputs.source.size(0)),
-        source(inputs.source.const_data_ptr<scalar_t>()),
-        destination(inputs.destination.const_data_ptr<scalar_t>()),
+        source(const_data<scalar_t>(inputs.source)),
+        destination(const_data<scalar_t>(inputs.destination)),
         heads(inputs.heads),
         width(inputs.width),
         most(heads),
@@ -123,11 +121,11 @@ struct RowSoftmax {
 
 // Writes the weights of all edges.
 template <typename scalar_t, typename index_t, typename Score>
-void attend(at::Tensor& out, const AttentionInputs& inputs, const Dropout& dropout_factor,
+void attend(Tensor& out, const AttentionInputs& inputs, const Dropout& dropout_factor,
             const Score& score) {
   const int64_t heads = inputs.heads;
   const Places<index_t> weight_place("weight_places", inputs.all.of_weights, out.size(0));
-  scalar_t* to = out.mutable_data_ptr<scalar_t>();
+  scalar_t* to = mutable_data<scalar_t>(out);
   for_each_part(inputs.edges.parts(), [&](int64_t part) {
     RowSoftmax<scalar_t, index_t> softmax(inputs);
     inputs.edges.for_each_row(part, [&](int64_t row) {
@@ -151,14 +149,14 @@ void attend(at::Tensor& out, const AttentionInputs& inputs, const Dropout& dropo
 // for each edge with the gradients of its scores, which it may change, and
 // finish_row(of_destination) after the last edge of each row.
 template <typename scalar_t, typename index_t, typename ScoreOf>
-void attend_backward(at::Tensor& of_score, at::Tensor& of_destination, const at::Tensor& gradient,
+void attend_backward(Tensor& of_score, Tensor& of_destination, const Tensor& gradient,
                      const AttentionInputs& inputs, const Dropout& dropout_factor,
                      const ScoreOf& score_of) {
   const int64_t heads = inputs.heads, width = inputs.width;
   const Places<index_t> weight_place("weight_places", inputs.all.of_weights, gradient.size(0));
-  const scalar_t* from = gradient.const_data_ptr<scalar_t>();
-  scalar_t* to = of_score.mutable_data_ptr<scalar_t>();
-  scalar_t* to_rows = of_destination.mutable_data_ptr<scalar_t>();
+  const scalar_t* from = const_data<scalar_t>(gradient);
+  scalar_t* to = mutable_data<scalar_t>(of_score);
+  scalar_t* to_rows = mutable_data<scalar_t>(of_destination);
   for_each_part(inputs.edges.parts(), [&](int64_t part) {
     RowSoftmax<scalar_t, index_t> softmax(inputs);
     auto score = score_of(part);

@@ -2,15 +2,11 @@
 // normalized: see gact_graph/ops/batch_norm.py. Each takes two passes, of which the second may
 // write over the input.
 
-#include <ATen/Dispatch.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "checks.h"
+#include "dtypes.h"
 #include "parallel.h"
 
 namespace gact_graph {
@@ -80,31 +76,32 @@ void write_row(const scalar_t* x, const scalar_t* gradient, const scalar_t* mean
   }
 }
 
-at::Tensor batch_norm_backward(at::Tensor& of_x, const at::Tensor& gradient, const at::Tensor& x,
-                               const at::Tensor& statistics) {
+Tensor batch_norm_backward(Tensor& of_x, const Tensor& gradient, const Tensor& x,
+                           const Tensor& statistics) {
   check_dim("x", x, 2);
   const int64_t rows = x.size(0), columns = x.size(1);
-  const at::ScalarType dtype = x.scalar_type();
+  const ScalarType dtype = x.scalar_type();
   check_tensor("gradient", gradient, dtype, {rows, columns});
   check_tensor("of_x", of_x, dtype, {rows, columns});
   check_tensor("statistics", statistics, dtype, {3, columns});
-  check_no_overlap({of_x}, {gradient, statistics});
-  if (!of_x.is_same(x) && of_x.const_data_ptr() != x.const_data_ptr()) {
-    check_no_overlap({of_x}, {x});
+  check_no_overlap({&of_x}, {&gradient, &statistics});
+  if (of_x.const_data_ptr() != x.const_data_ptr()) {
+    check_no_overlap({&of_x}, {&x});
   }
-  at::Tensor sums = at::empty({2, columns}, x.options());
+  Tensor sums = empty({2, columns}, dtype);
   const Parts parts(rows);
-  AT_DISPATCH_FLOATING_TYPES(dtype, "batch_norm_backward", [&] {
-    const scalar_t* from = x.const_data_ptr<scalar_t>();
-    const scalar_t* of_result = gradient.const_data_ptr<scalar_t>();
-    const scalar_t* center = statistics.const_data_ptr<scalar_t>();
+  with_real(dtype, [&](auto real) {
+    using scalar_t = decltype(real);
+    const scalar_t* from = const_data<scalar_t>(x);
+    const scalar_t* of_result = const_data<scalar_t>(gradient);
+    const scalar_t* center = const_data<scalar_t>(statistics);
     const scalar_t* wide = center + columns;
     const scalar_t* factor = wide + columns;
     const auto add = [&](int64_t begin, int64_t end, scalar_t* to) {
       add_rows(from, of_result, center, columns, begin, end, to);
     };
     const std::vector<double> exact = parts.sums<scalar_t>(2 * columns, add);
-    scalar_t* totals = sums.mutable_data_ptr<scalar_t>();
+    scalar_t* totals = mutable_data<scalar_t>(sums);
     std::copy(exact.begin(), exact.end(), totals);
     std::vector<scalar_t> slope(columns), shift(columns);
     for (int64_t c = 0; c < columns; ++c) {
@@ -112,7 +109,7 @@ at::Tensor batch_norm_backward(at::Tensor& of_x, const at::Tensor& gradient, con
       slope[c] = share * wide[c] * wide[c] * totals[columns + c];
       shift[c] = share * totals[c];
     }
-    scalar_t* to = of_x.mutable_data_ptr<scalar_t>();
+    scalar_t* to = mutable_data<scalar_t>(of_x);
     parts.each([&](int64_t begin, int64_t end) {
       for (int64_t at = begin * columns; at < end * columns; at += columns) {
         write_row(from + at, of_result + at, center, slope.data(), shift.data(), factor, columns,
@@ -135,16 +132,17 @@ void restore_row(const scalar_t* shift, const scalar_t* deviation, int64_t colum
   for (int64_t c = 0; c < columns; ++c) x[c] = shift[c] + x[c] * deviation[c];
 }
 
-void restore_columns(at::Tensor& x, const at::Tensor& statistics) {
+void restore_columns(Tensor& x, const Tensor& statistics) {
   check_dim("x", x, 2);
   const int64_t rows = x.size(0), columns = x.size(1);
   check_tensor("x", x, x.scalar_type(), {rows, columns});
   check_tensor("statistics", statistics, x.scalar_type(), {2, columns});
-  check_no_overlap({x}, {statistics});
+  check_no_overlap({&x}, {&statistics});
   const Parts parts(rows);
-  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "restore_columns", [&] {
-    scalar_t* values = x.mutable_data_ptr<scalar_t>();
-    const scalar_t* mean = statistics.const_data_ptr<scalar_t>();
+  with_real(x.scalar_type(), [&](auto real) {
+    using scalar_t = decltype(real);
+    scalar_t* values = mutable_data<scalar_t>(x);
+    const scalar_t* mean = const_data<scalar_t>(statistics);
     const scalar_t* deviation = mean + columns;
     const auto add = [&](int64_t begin, int64_t end, scalar_t* to) {
       for (int64_t row = begin; row < end; ++row) add_row(values + row * columns, columns, to);
@@ -165,9 +163,9 @@ void restore_columns(at::Tensor& x, const at::Tensor& statistics) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
-  library.impl("batch_norm_backward", &batch_norm_backward);
-  library.impl("restore_columns", &restore_columns);
+STABLE_TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
+  library.impl("batch_norm_backward", TORCH_BOX(&batch_norm_backward));
+  library.impl("restore_columns", TORCH_BOX(&restore_columns));
 }
 
 }  // namespace gact_graph

@@ -4,9 +4,6 @@
 // 623-dimensionally equidistributed uniform pseudorandom number generator", TOMACS 1998). PyTorch
 // draws element after element; here all 624 words of a state are made at once, in vectors.
 
-#include <ATen/core/Tensor.h>
-#include <torch/library.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -117,21 +114,21 @@ inline uint64_t below(const uint32_t* drawn, uint64_t bound) {
   return result;
 }
 
-void draw_bits(at::Tensor state, at::Tensor words, int64_t count, double p) {
-  check_tensor("state", state, at::kByte, {static_cast<int64_t>(sizeof(State))});
+void draw_bits(Tensor state, Tensor words, int64_t count, double p) {
+  check_tensor("state", state, ScalarType::Byte, {static_cast<int64_t>(sizeof(State))});
   check_dim("words", words, 1);
-  TORCH_CHECK_TYPE(words.scalar_type() == at::kLong, "Expected words of int64 (got ",
+  GACT_CHECK_VALUE(words.scalar_type() == ScalarType::Long, "Expected words of int64 (got ",
                    words.scalar_type(), ")");
-  TORCH_CHECK_VALUE(count >= 0 && ceil_div(count, kTile) == words.numel(),
-                    "Expected count to be that of ", words.numel(), " words (got ", count, ")");
-  TORCH_CHECK_VALUE(0 <= p && p <= 1, "Expected p from 0 to 1 (got ", p, ")");
-  check_no_overlap({state, words}, {});
+  GACT_CHECK_VALUE(count >= 0 && ceil_div(count, kTile) == words.numel(),
+                   "Expected count to be that of ", words.numel(), " words (got ", count, ")");
+  GACT_CHECK_VALUE(0 <= p && p <= 1, "Expected p from 0 to 1 (got ", p, ")");
+  check_no_overlap({&state, &words}, {});
   State parsed;
   std::memcpy(&parsed, state.const_data_ptr(), sizeof parsed);
-  TORCH_CHECK_VALUE(1 <= parsed.left && parsed.left <= kWords && parsed.next <= kWords,
-                    "Expected state to be that of a generator (got other bytes)");
+  GACT_CHECK_VALUE(1 <= parsed.left && parsed.left <= kWords && parsed.next <= kWords,
+                   "Expected state to be that of a generator (got other bytes)");
   if (count == 0) return;
-  auto* to = reinterpret_cast<uint64_t*>(words.mutable_data_ptr<int64_t>());
+  auto* to = reinterpret_cast<uint64_t*>(mutable_data<int64_t>(words));
   // A number of 53 bits times 2^-53 is below p.
   const auto bound = static_cast<uint64_t>(std::ceil(std::ldexp(p, 53)));
   Generator generator(parsed);
@@ -148,6 +145,8 @@ void draw_bits(at::Tensor state, at::Tensor words, int64_t count, double p) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) { library.impl("draw_bits", &draw_bits); }
+STABLE_TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
+  library.impl("draw_bits", TORCH_BOX(&draw_bits));
+}
 
 }  // namespace gact_graph

@@ -1,12 +1,5 @@
 // Bit masks on the CPU: see gact_graph/ops/bitmask.py for the format.
 
-#include <ATen/Dispatch.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/ne.h>
-#include <ATen/ops/tensor.h>
-#include <torch/library.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -16,6 +9,7 @@
 #include <vector>
 
 #include "checks.h"
+#include "dtypes.h"
 #include "lanes.h"
 #include "memory.h"
 #include "parallel.h"
@@ -38,6 +32,7 @@ struct Nonzero {
   __mmask16 lanes(__m512 x) const {
     return _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_NEQ_UQ);
   }
+  __mmask16 lanes(__m512i x) const { return _mm512_test_epi32_mask(x, x); }
 #endif
 };
 
@@ -87,13 +82,13 @@ using gact_graph::read;
 inline __m512i read(const uint32_t* p) { return _mm512_loadu_si512(p); }
 
 template <typename T>
-constexpr bool kHasLanes = std::is_same_v<T, float> || std::is_same_v<T, at::Half> ||
-                           std::is_same_v<T, at::BFloat16> || std::is_same_v<T, uint32_t>;
+constexpr bool kHasLanes = std::is_same_v<T, float> || std::is_same_v<T, Half> ||
+                           std::is_same_v<T, BFloat16> || std::is_same_v<T, uint32_t>;
 #endif
 
 // Types narrower than float32 are compared in float32.
 template <typename T>
-using Compared = std::conditional_t<(sizeof(T) == 2 && !std::is_integral_v<T>), float, T>;
+using Compared = std::conditional_t<(sizeof(T) <= 2 && !std::is_integral_v<T>), float, T>;
 
 template <typename T, typename Test>
 uint64_t whole_word(const T* x, const Test& test) {
@@ -133,24 +128,24 @@ uint64_t word_of(const T* x, int64_t count, const Test& test) {
   return word;
 }
 
-at::Tensor empty_words(const at::Tensor& x) {
-  at::Tensor words = at::empty({words_of(x.numel())}, x.options().dtype(at::kLong));
+Tensor empty_words(const Tensor& x) {
+  Tensor words = empty({words_of(x.numel())}, ScalarType::Long);
   advise_huge_pages(words);
   return words;
 }
 
-at::Tensor checked_words(const at::Tensor& words, int64_t n) {
+Tensor checked_words(const Tensor& words, int64_t n) {
   check_readable("words", words);
-  const at::Tensor contiguous = words.contiguous();
-  check_tensor("words", contiguous, at::kLong, {words_of(n)});
+  const Tensor contiguous = as_contiguous(words);
+  check_tensor("words", contiguous, ScalarType::Long, {words_of(n)});
   return contiguous;
 }
 
 template <typename T, typename Test>
-at::Tensor pack(const at::Tensor& x, const Test& test) {
+Tensor pack(const Tensor& x, const Test& test) {
   const int64_t n = x.numel();
-  at::Tensor words = empty_words(x);
-  auto* to = reinterpret_cast<uint64_t*>(words.data_ptr<int64_t>());
+  Tensor words = empty_words(x);
+  auto* to = reinterpret_cast<uint64_t*>(mutable_data<int64_t>(words));
   const T* from = static_cast<const T*>(x.const_data_ptr());
   for_each_range(words_of(n), kWordsPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t w = begin; w < end; ++w) to[w] = word_of(from + w * kTile, n - w * kTile, test);
@@ -158,32 +153,42 @@ at::Tensor pack(const at::Tensor& x, const Test& test) {
   return words;
 }
 
-at::Tensor pack_nonzero(const at::Tensor& input) {
-  // A bool is read as a byte: a view of another dtype may hold other values than 0 and 1.
-  if (input.scalar_type() == at::kBool) return pack<uint8_t>(input.contiguous(), Nonzero{});
-  if (input.scalar_type() == at::kFloat) return pack<float>(input.contiguous(), Nonzero{});
-  return pack<uint8_t>(at::ne(input, 0).contiguous(), Nonzero{});
+// An element to test for zero. A bool is read as a byte: a view of another dtype may hold other
+// values than 0 and 1.
+template <typename T>
+auto testable(T x) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return uint8_t{x};
+  } else if constexpr (std::is_integral_v<T>) {
+    return static_cast<std::make_unsigned_t<T>>(x);
+  } else {
+    return x;
+  }
 }
 
-at::Tensor pack_bits(const at::Tensor& input, int64_t test, double threshold) {
+Tensor pack_nonzero(const Tensor& x) {
+  return with_any_real(x.scalar_type(),
+                       [&](auto zero) { return pack<decltype(testable(zero))>(x, Nonzero{}); });
+}
+
+Tensor pack_bits(const Tensor& input, int64_t test, double threshold) {
   check_readable("x", input);
-  TORCH_CHECK_VALUE(0 <= test && test <= 2, "Expected test from 0 to 2 (got ", test, ")");
+  GACT_CHECK_VALUE(0 <= test && test <= 2, "Expected test from 0 to 2 (got ", test, ")");
   if (test == 0) {
-    TORCH_CHECK_TYPE(!at::isComplexType(input.scalar_type()), "Expected x to be real (got ",
+    GACT_CHECK_VALUE(!is_complex(input.scalar_type()), "Expected x to be real (got ",
                      input.scalar_type(), ")");
   } else {
     check_coded("x", input.scalar_type());
   }
-  if (test == 0) return pack_nonzero(input);
-  const at::Tensor x = input.contiguous();
-  at::Tensor words;
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "pack_bits", [&] {
+  const Tensor x = as_contiguous(input);
+  if (test == 0) return pack_nonzero(x);
+  return with_coded(x.scalar_type(), [&](auto real) {
+    using scalar_t = decltype(real);
     // As in torch's threshold, types narrower than float32 are compared in float32.
     using T = Compared<scalar_t>;
     const T bound = static_cast<T>(threshold);
-    words = test == 1 ? pack<scalar_t>(x, Above<T>{bound}) : pack<scalar_t>(x, NotAtMost<T>{bound});
+    return test == 1 ? pack<scalar_t>(x, Above<T>{bound}) : pack<scalar_t>(x, NotAtMost<T>{bound});
   });
-  return words;
 }
 
 template <typename F>
@@ -200,25 +205,28 @@ void with_integer_of_size(int64_t size, const F& f) {
   }
 }
 
-// The bits of two numbers, converted to any dtype by torch.
+// The bits of two numbers, converted to a real dtype.
 template <typename Raw>
 struct Pair {
   Raw values[2];
-  Pair(double low, double high, at::ScalarType dtype) {
-    const at::Tensor pair = at::tensor({low, high}, at::kDouble).to(dtype);
-    std::memcpy(values, pair.const_data_ptr(), sizeof values);
+  Pair(double low, double high, ScalarType dtype) {
+    with_any_real(dtype, [&](auto zero) {
+      using T = decltype(zero);
+      const T pair[2] = {converted<T>(low), converted<T>(high)};
+      std::memcpy(values, pair, sizeof pair);
+    });
   }
 };
 
-std::tuple<at::Tensor, at::Tensor> pack_pair(const at::Tensor& input, double low, double high) {
+std::tuple<Tensor, Tensor> pack_pair(const Tensor& input, double low, double high) {
   check_readable("x", input);
-  TORCH_CHECK_TYPE(at::isFloatingType(input.scalar_type()), "Expected x to be floating-point (got ",
+  GACT_CHECK_VALUE(is_floating(input.scalar_type()), "Expected x to be floating-point (got ",
                    input.scalar_type(), ")");
-  const at::Tensor x = input.contiguous();
+  const Tensor x = as_contiguous(input);
   const int64_t n = x.numel();
-  at::Tensor words = empty_words(x);
-  at::Tensor matched = at::empty({}, x.options().dtype(at::kBool));
-  auto* to = reinterpret_cast<uint64_t*>(words.data_ptr<int64_t>());
+  Tensor words = empty_words(x);
+  Tensor matched = empty({}, ScalarType::Bool);
+  auto* to = reinterpret_cast<uint64_t*>(mutable_data<int64_t>(words));
   std::atomic<bool> all{true};
   with_integer_of_size(x.element_size(), [&](auto integer) {
     using Raw = decltype(integer);
@@ -237,7 +245,7 @@ std::tuple<at::Tensor, at::Tensor> pack_pair(const at::Tensor& input, double low
       if (unmatched) all = false;
     });
   });
-  *matched.data_ptr<bool>() = all;
+  *mutable_data<bool>(matched) = all;
   return {words, matched};
 }
 
@@ -300,14 +308,14 @@ void spread(uint64_t word, Raw low, Raw high, Raw* x) {
   }
 }
 
-at::Tensor unpack_bits(const at::Tensor& input, at::IntArrayRef shape, double low, double high,
-                       at::ScalarType dtype) {
+Tensor unpack_bits(const Tensor& input, const std::vector<int64_t>& shape, double low, double high,
+                   ScalarType dtype) {
   const int64_t n = checked_numel(shape);
-  TORCH_CHECK_TYPE(!at::isComplexType(dtype), "Expected a real dtype (got ", dtype, ")");
-  const at::Tensor words = checked_words(input, n);
-  at::Tensor x = at::empty(shape, words.options().dtype(dtype));
+  GACT_CHECK_VALUE(!is_complex(dtype), "Expected a real dtype (got ", dtype, ")");
+  const Tensor words = checked_words(input, n);
+  Tensor x = empty(shape, dtype);
   advise_huge_pages(x);
-  const auto* from = reinterpret_cast<const uint64_t*>(words.const_data_ptr<int64_t>());
+  const auto* from = reinterpret_cast<const uint64_t*>(const_data<int64_t>(words));
   with_integer_of_size(x.element_size(), [&](auto integer) {
     using Raw = decltype(integer);
     const Pair<Raw> pair(low, high, dtype);
@@ -375,8 +383,8 @@ struct Bits {
   int64_t n;
   std::vector<int64_t> before{0};
 
-  Bits(const at::Tensor& input, int64_t count)
-      : words(reinterpret_cast<const uint64_t*>(input.const_data_ptr<int64_t>())), n(count) {
+  Bits(const Tensor& input, int64_t count)
+      : words(reinterpret_cast<const uint64_t*>(const_data<int64_t>(input))), n(count) {
     for (int64_t b = 0; b < blocks(); ++b) {
       int64_t set = before.back();
       for_each_word(b, [&](int64_t, uint64_t word, int64_t) { set += __builtin_popcountll(word); });
@@ -398,16 +406,15 @@ struct Bits {
   }
 };
 
-std::tuple<at::Tensor, at::Tensor> masked_select(const at::Tensor& input,
-                                                 const at::Tensor& input_words,
-                                                 bool with_negative_zeros) {
+std::tuple<Tensor, Tensor> masked_select(const Tensor& input, const Tensor& input_words,
+                                         bool with_negative_zeros) {
   check_readable("x", input);
-  TORCH_CHECK_TYPE(at::isFloatingType(input.scalar_type()), "Expected x to be floating-point (got ",
+  GACT_CHECK_VALUE(is_floating(input.scalar_type()), "Expected x to be floating-point (got ",
                    input.scalar_type(), ")");
-  const at::Tensor x = input.contiguous(), words = checked_words(input_words, input.numel());
+  const Tensor x = as_contiguous(input), words = checked_words(input_words, input.numel());
   const Bits bits(words, x.numel());
-  at::Tensor values = at::empty({bits.total()}, x.options());
-  at::Tensor others_are_zero = at::empty({}, x.options().dtype(at::kBool));
+  Tensor values = empty({bits.total()}, x.scalar_type());
+  Tensor others_are_zero = empty({}, ScalarType::Bool);
   advise_huge_pages(values);
   std::atomic<bool> all{true};
   with_integer_of_size(x.element_size(), [&](auto integer) {
@@ -429,21 +436,21 @@ std::tuple<at::Tensor, at::Tensor> masked_select(const at::Tensor& input,
       if (others) all = false;
     });
   });
-  *others_are_zero.data_ptr<bool>() = all;
+  *mutable_data<bool>(others_are_zero) = all;
   return {values, others_are_zero};
 }
 
-at::Tensor masked_scatter(const at::Tensor& input, const at::Tensor& input_words, int64_t n) {
+Tensor masked_scatter(const Tensor& input, const Tensor& input_words, int64_t n) {
   check_readable("values", input);
-  TORCH_CHECK_TYPE(!at::isComplexType(input.scalar_type()), "Expected a real dtype (got ",
+  GACT_CHECK_VALUE(!is_complex(input.scalar_type()), "Expected a real dtype (got ",
                    input.scalar_type(), ")");
   checked_numel({n});
-  const at::Tensor values = input.contiguous(), words = checked_words(input_words, n);
+  const Tensor values = as_contiguous(input), words = checked_words(input_words, n);
   const Bits bits(words, n);
-  TORCH_CHECK_VALUE(values.numel() == bits.total(),
-                    "Expected values to have an element for each bit that is set: ", bits.total(),
-                    " (got ", values.numel(), ")");
-  at::Tensor x = at::empty({n}, values.options());
+  GACT_CHECK_VALUE(values.numel() == bits.total(),
+                   "Expected values to have an element for each bit that is set: ", bits.total(),
+                   " (got ", values.numel(), ")");
+  Tensor x = empty({n}, values.scalar_type());
   advise_huge_pages(x);
   with_integer_of_size(x.element_size(), [&](auto integer) {
     using Raw = decltype(integer);
@@ -463,12 +470,12 @@ at::Tensor masked_scatter(const at::Tensor& input, const at::Tensor& input_words
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
-  library.impl("pack_bits", &pack_bits);
-  library.impl("pack_pair", &pack_pair);
-  library.impl("unpack_bits", &unpack_bits);
-  library.impl("masked_select", &masked_select);
-  library.impl("masked_scatter", &masked_scatter);
+STABLE_TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
+  library.impl("pack_bits", TORCH_BOX(&pack_bits));
+  library.impl("pack_pair", TORCH_BOX(&pack_pair));
+  library.impl("unpack_bits", TORCH_BOX(&unpack_bits));
+  library.impl("masked_select", TORCH_BOX(&masked_select));
+  library.impl("masked_scatter", TORCH_BOX(&masked_scatter));
 }
 
 }  // namespace gact_graph

@@ -1,9 +1,6 @@
 // Attention weights from dot products of the rows of nodes on the CPU, and the gradients of these
 // products: see gact_graph/ops/dot_attention.py.
 
-#include <ATen/Dispatch.h>
-#include <torch/library.h>
-
 #include "attention.h"
 
 namespace gact_graph {
@@ -28,20 +25,21 @@ struct DotScore {
   const scalar_t* terms;
 };
 
-void dot_attention(at::Tensor& out, const at::Tensor& source, const at::Tensor& destination,
-                   const std::optional<at::Tensor>& terms, const at::Tensor& places,
-                   const std::optional<at::Tensor>& weight_places, const at::Tensor& starts,
-                   double scale) {
+void dot_attention(Tensor& out, const Tensor& source, const Tensor& destination,
+                   const std::optional<Tensor>& terms, const Tensor& places,
+                   const std::optional<Tensor>& weight_places, const Tensor& starts, double scale) {
   check_matrix("source", source);
   check_dim("out", out, 2);
   const Heads shared(source, out.size(1));
   const AttentionInputs inputs(source, destination, shared.heads, places, weight_places, starts);
   inputs.check_weights("out", out);
   if (terms) check_tensor("terms", *terms, source.scalar_type(), {inputs.all.count, shared.heads});
-  check_no_overlap({out}, {source, destination, terms.value_or(at::Tensor())});
-  AT_DISPATCH_FLOATING_TYPES(source.scalar_type(), "dot_attention", [&] {
-    AT_DISPATCH_INDEX_TYPES(inputs.all.kind, "dot_attention", [&] {
-      const scalar_t* added = terms ? terms->const_data_ptr<scalar_t>() : nullptr;
+  check_no_overlap({&out}, {&source, &destination, pointer_to(terms)});
+  with_real(source.scalar_type(), [&](auto real) {
+    using scalar_t = decltype(real);
+    with_index(inputs.all.kind, [&](auto index) {
+      using index_t = decltype(index);
+      const scalar_t* added = terms ? const_data<scalar_t>(*terms) : nullptr;
       const auto factor = static_cast<scalar_t>(scale);
       const DotScore<scalar_t> score{shared.heads, shared.each, factor, added};
       attend<scalar_t, index_t>(out, inputs, Dropout(0, 0), score);
@@ -49,20 +47,22 @@ void dot_attention(at::Tensor& out, const at::Tensor& source, const at::Tensor& 
   });
 }
 
-void dot_attention_backward(at::Tensor& gradient, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& places, const at::Tensor& starts,
+void dot_attention_backward(Tensor& gradient, const Tensor& weight,
+                            const std::optional<Tensor>& places, const Tensor& starts,
                             double scale) {
   check_matrix("gradient", gradient);
   const int64_t rows = gradient.size(0), heads = gradient.size(1);
   check_tensor("weight", weight, gradient.scalar_type(), {rows, heads});
   const AllPlaces all(places, rows);
   const Edges edges(starts, all.count);
-  check_no_overlap({gradient}, {weight});
-  AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), "dot_attention_backward", [&] {
-    AT_DISPATCH_INDEX_TYPES(all.kind, "dot_attention_backward", [&] {
+  check_no_overlap({&gradient}, {&weight});
+  with_real(gradient.scalar_type(), [&](auto real) {
+    using scalar_t = decltype(real);
+    with_index(all.kind, [&](auto index) {
+      using index_t = decltype(index);
       const Places<index_t> place("places", all.of_rows, rows);
-      const scalar_t* weights = weight.const_data_ptr<scalar_t>();
-      scalar_t* to = gradient.mutable_data_ptr<scalar_t>();
+      const scalar_t* weights = const_data<scalar_t>(weight);
+      scalar_t* to = mutable_data<scalar_t>(gradient);
       for_each_part(edges.parts(), [&](int64_t part) {
         std::vector<scalar_t> mean(heads);
         edges.for_each_row(part, [&](int64_t row) {
@@ -87,12 +87,13 @@ void dot_attention_backward(at::Tensor& gradient, const at::Tensor& weight,
   });
 }
 
-void drop_weights(at::Tensor& weight, double dropout, int64_t seed) {
+void drop_weights(Tensor& weight, double dropout, int64_t seed) {
   check_matrix("weight", weight);
   check_tensor("weight", weight, weight.scalar_type(), {weight.size(0), weight.size(1)});
   const Dropout dropout_factor(dropout, seed);
-  AT_DISPATCH_FLOATING_TYPES(weight.scalar_type(), "drop_weights", [&] {
-    scalar_t* to = weight.mutable_data_ptr<scalar_t>();
+  with_real(weight.scalar_type(), [&](auto real) {
+    using scalar_t = decltype(real);
+    scalar_t* to = mutable_data<scalar_t>(weight);
     for_each_range(weight.numel(), kGrain, [&](int64_t from, int64_t end) {
       for (int64_t i = from; i < end; ++i) to[i] *= static_cast<scalar_t>(dropout_factor(i));
     });
@@ -101,10 +102,10 @@ void drop_weights(at::Tensor& weight, double dropout, int64_t seed) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
-  library.impl("dot_attention", &dot_attention);
-  library.impl("dot_attention_backward", &dot_attention_backward);
-  library.impl("drop_weights", &drop_weights);
+STABLE_TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
+  library.impl("dot_attention", TORCH_BOX(&dot_attention));
+  library.impl("dot_attention_backward", TORCH_BOX(&dot_attention_backward));
+  library.impl("drop_weights", TORCH_BOX(&drop_weights));
 }
 
 }  // namespace gact_graph

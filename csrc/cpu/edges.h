@@ -1,13 +1,12 @@
 // The edges of rows, divided among threads so that results do not depend on their number.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <algorithm>
 #include <optional>
 #include <vector>
 
 #include "checks.h"
+#include "dtypes.h"
 #include "parallel.h"
 
 namespace gact_graph {
@@ -41,18 +40,18 @@ scalar_t dot(const scalar_t* a, const scalar_t* b, int64_t count) {
 // The edges of rows: those of row r are starts[r] - starts[0] to starts[r + 1] - starts[0].
 struct Edges {
   // Checks that the starts of rows span `edges` edges.
-  Edges(const at::Tensor& of_rows, int64_t edges) {
+  Edges(const Tensor& of_rows, int64_t edges) {
     check_dim("starts", of_rows, 1);
     rows = of_rows.size(0) - 1;
-    TORCH_CHECK_VALUE(rows >= 0, "Expected starts of 1 number or more (got none)");
-    check_tensor("starts", of_rows, at::kLong, {rows + 1});
-    starts = of_rows.const_data_ptr<int64_t>();
-    TORCH_CHECK_VALUE(std::is_sorted(starts, starts + rows + 1),
-                      "Expected starts that do not decrease (got some that do)");
+    GACT_CHECK_VALUE(rows >= 0, "Expected starts of 1 number or more (got none)");
+    check_tensor("starts", of_rows, ScalarType::Long, {rows + 1});
+    starts = const_data<int64_t>(of_rows);
+    GACT_CHECK_VALUE(std::is_sorted(starts, starts + rows + 1),
+                     "Expected starts that do not decrease (got some that do)");
     int64_t span = 0;
     const bool overflow = __builtin_sub_overflow(starts[rows], starts[0], &span);
-    TORCH_CHECK_VALUE(!overflow && span == edges, "Expected starts that span ", edges,
-                      " edges (got ", starts[0], " to ", starts[rows], ")");
+    GACT_CHECK_VALUE(!overflow && span == edges, "Expected starts that span ", edges,
+                     " edges (got ", starts[0], " to ", starts[rows], ")");
   }
 
   int64_t begin(int64_t row) const { return starts[row] - starts[0]; }
@@ -109,17 +108,17 @@ void sum_rows(scalar_t* out, int64_t width, const Edges& edges, const Add& add) 
   }
 }
 
-inline void check_matrix(const char* name, const at::Tensor& x) {
+inline void check_matrix(const char* name, const Tensor& x) {
   check_dim(name, x, 2);
-  TORCH_CHECK_TYPE(x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble, "Expected ",
-                   name, " of float32 or float64 (got ", x.scalar_type(), ")");
+  GACT_CHECK_VALUE(x.scalar_type() == ScalarType::Float || x.scalar_type() == ScalarType::Double,
+                   "Expected ", name, " of float32 or float64 (got ", x.scalar_type(), ")");
 }
 
 // The heads of weights, which share the columns of a matrix.
 struct Heads {
-  Heads(const at::Tensor& x, int64_t heads) : heads(heads), width(x.size(1)) {
-    TORCH_CHECK_VALUE(heads > 0 && width % heads == 0, "Expected heads that share ", width,
-                      " columns evenly (got ", heads, ")");
+  Heads(const Tensor& x, int64_t heads) : heads(heads), width(x.size(1)) {
+    GACT_CHECK_VALUE(heads > 0 && width % heads == 0, "Expected heads that share ", width,
+                     " columns evenly (got ", heads, ")");
     each = width / heads;
   }
 
@@ -132,13 +131,13 @@ struct Heads {
 template <typename index_t>
 struct Places {
   // Places in a tensor of `most` rows.
-  Places(const char* name, const std::optional<at::Tensor>& places, int64_t most)
-      : name(name), places(places ? places->const_data_ptr<index_t>() : nullptr), most(most) {}
+  Places(const char* name, const std::optional<Tensor>& places, int64_t most)
+      : name(name), places(places ? const_data<index_t>(*places) : nullptr), most(most) {}
 
   int64_t operator[](int64_t edge) const {
     const int64_t place = places == nullptr ? edge : static_cast<int64_t>(places[edge]);
-    TORCH_CHECK_INDEX(0 <= place && place < most, "Expected ", name, " from 0 to ", most - 1,
-                      " (got ", place, ")");
+    GACT_CHECK_INDEX(0 <= place && place < most, "Expected ", name, " from 0 to ", most - 1,
+                     " (got ", place, ")");
     return place;
   }
 
@@ -147,30 +146,30 @@ struct Places {
   int64_t most;
 };
 
-inline at::ScalarType check_places(const char* name, const at::Tensor& places) {
+inline ScalarType check_places(const char* name, const Tensor& places) {
   check_dim(name, places, 1);
-  const at::ScalarType kind = places.scalar_type();
-  TORCH_CHECK_TYPE(kind == at::kInt || kind == at::kLong, "Expected ", name,
+  const ScalarType kind = places.scalar_type();
+  GACT_CHECK_VALUE(kind == ScalarType::Int || kind == ScalarType::Long, "Expected ", name,
                    " of int32 or int64 (got ", kind, ")");
   return kind;
 }
 
 // The optional places of rows and of weights, and the number of edges.
 struct AllPlaces {
-  AllPlaces(const std::optional<at::Tensor>& of_rows, int64_t rows,
-            const std::optional<at::Tensor>& of_weights = std::nullopt)
+  AllPlaces(const std::optional<Tensor>& of_rows, int64_t rows,
+            const std::optional<Tensor>& of_weights = std::nullopt)
       : of_rows(of_rows), of_weights(of_weights) {
     if (of_rows) kind = check_places("places", *of_rows);
     count = of_rows ? of_rows->size(0) : rows;
     if (!of_weights) return;
-    const at::ScalarType dtype = check_places("weight_places", *of_weights);
+    const ScalarType dtype = check_places("weight_places", *of_weights);
     if (!of_rows) kind = dtype;
     check_tensor("weight_places", *of_weights, kind, {count});
   }
 
-  std::optional<at::Tensor> of_rows;
-  std::optional<at::Tensor> of_weights;
-  at::ScalarType kind = at::kLong;
+  std::optional<Tensor> of_rows;
+  std::optional<Tensor> of_weights;
+  ScalarType kind = ScalarType::Long;
   int64_t count;
 };
 

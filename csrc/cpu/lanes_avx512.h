@@ -1,13 +1,12 @@
 // A tile with AVX-512: see lanes.h.
 #pragma once
 
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
 #include <immintrin.h>
 
 #include <cstdint>
 #include <limits>
 
+#include "tensor.h"
 #include "tile.h"
 
 namespace gact_graph {
@@ -22,10 +21,10 @@ inline __m512 read(const double* p) {
   const __m256 high = _mm512_cvtpd_ps(_mm512_loadu_pd(p + 8));
   return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
 }
-inline __m512 read(const c10::Half* p) {
+inline __m512 read(const Half* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
-inline __m512 read(const c10::BFloat16* p) {
+inline __m512 read(const BFloat16* p) {
   const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
 }
@@ -34,12 +33,12 @@ inline void write(double* p, __m512 x) {
   _mm512_storeu_pd(p, _mm512_cvtps_pd(_mm512_castps512_ps256(x)));
   _mm512_storeu_pd(p + 8, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)));
 }
-inline void write(c10::Half* p, __m512 x) {
+inline void write(Half* p, __m512 x) {
   const __m256i raw = _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), raw);
 }
 // NaN must be quiet and without a payload, as decode makes it, to survive the addition.
-inline void write(c10::BFloat16* p, __m512 x) {
+inline void write(BFloat16* p, __m512 x) {
   __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), set1(1));
   bits = _mm512_add_epi32(bits, _mm512_add_epi32(odd, set1(0x7FFF)));

@@ -1,9 +1,6 @@
 // Attention weights from the rows of nodes on the CPU, and their gradients: see
 // gact_graph/ops/leaky_attention.py. No row of an edge is materialized.
 
-#include <ATen/Dispatch.h>
-#include <torch/library.h>
-
 #include "attention.h"
 
 namespace gact_graph {
@@ -11,13 +8,13 @@ namespace {
 
 // The shape of the vector att, which weighs the columns of rows [N, heads * each].
 struct AttShape {
-  AttShape(const at::Tensor& att, const at::Tensor& source) {
+  AttShape(const Tensor& att, const Tensor& source) {
     check_matrix("source", source);
     check_dim("att", att, 2);
     heads = att.size(0), each = att.size(1), width = source.size(1);
     check_tensor("att", att, source.scalar_type(), {heads, each});
-    TORCH_CHECK_VALUE(heads * each == width, "Expected att of ", width, " elements (got ",
-                      heads * each, ")");
+    GACT_CHECK_VALUE(heads * each == width, "Expected att of ", width, " elements (got ",
+                     heads * each, ")");
   }
 
   int64_t heads;
@@ -43,11 +40,11 @@ scalar_t leaky_dot(const scalar_t* vector, const scalar_t* a, const scalar_t* b,
 // destination.
 template <typename scalar_t>
 struct LeakyScore {
-  LeakyScore(const AttShape& shape, const at::Tensor& att, double slope)
+  LeakyScore(const AttShape& shape, const Tensor& att, double slope)
       : heads(shape.heads),
         each(shape.each),
         width(shape.width),
-        att(att.const_data_ptr<scalar_t>()),
+        att(const_data<scalar_t>(att)),
         slope(static_cast<scalar_t>(slope)) {}
 
   void forward(scalar_t* to, const scalar_t* source, const scalar_t* destination, int64_t) const {
@@ -115,41 +112,43 @@ struct LeakyScoreBackward : LeakyScore<scalar_t> {
   std::vector<scalar_t> of_row;
 };
 
-void leaky_attention(at::Tensor& out, const at::Tensor& source, const at::Tensor& destination,
-                     const at::Tensor& att, const at::Tensor& places,
-                     const std::optional<at::Tensor>& weight_places, const at::Tensor& starts,
-                     double slope, double dropout, int64_t seed) {
+void leaky_attention(Tensor& out, const Tensor& source, const Tensor& destination,
+                     const Tensor& att, const Tensor& places,
+                     const std::optional<Tensor>& weight_places, const Tensor& starts, double slope,
+                     double dropout, int64_t seed) {
   const AttShape shape(att, source);
   const AttentionInputs inputs(source, destination, shape.heads, places, weight_places, starts);
   const Dropout dropout_factor(dropout, seed);
   inputs.check_weights("out", out);
-  check_no_overlap({out}, {source, destination, att});
-  AT_DISPATCH_FLOATING_TYPES(source.scalar_type(), "leaky_attention", [&] {
-    AT_DISPATCH_INDEX_TYPES(inputs.all.kind, "leaky_attention", [&] {
+  check_no_overlap({&out}, {&source, &destination, &att});
+  with_real(source.scalar_type(), [&](auto real) {
+    using scalar_t = decltype(real);
+    with_index(inputs.all.kind, [&](auto index) {
+      using index_t = decltype(index);
       const LeakyScore<scalar_t> score(shape, att, slope);
       attend<scalar_t, index_t>(out, inputs, dropout_factor, score);
     });
   });
 }
 
-void leaky_attention_backward(at::Tensor& of_score, at::Tensor& of_destination, at::Tensor& of_att,
-                              const at::Tensor& gradient, const at::Tensor& source,
-                              const at::Tensor& destination, const at::Tensor& att,
-                              const at::Tensor& places,
-                              const std::optional<at::Tensor>& weight_places,
-                              const at::Tensor& starts, double slope, double dropout,
-                              int64_t seed) {
+void leaky_attention_backward(Tensor& of_score, Tensor& of_destination, Tensor& of_att,
+                              const Tensor& gradient, const Tensor& source,
+                              const Tensor& destination, const Tensor& att, const Tensor& places,
+                              const std::optional<Tensor>& weight_places, const Tensor& starts,
+                              double slope, double dropout, int64_t seed) {
   const AttShape shape(att, source);
   const AttentionInputs inputs(source, destination, shape.heads, places, weight_places, starts);
   const Dropout dropout_factor(dropout, seed);
   const int64_t rows = inputs.check_weights("gradient", gradient), width = shape.width;
-  const at::ScalarType kind = source.scalar_type();
+  const ScalarType kind = source.scalar_type();
   check_tensor("of_score", of_score, kind, {rows, shape.heads});
   check_tensor("of_destination", of_destination, kind, {inputs.edges.rows, width});
   check_tensor("of_att", of_att, kind, {shape.heads, shape.each});
-  check_no_overlap({of_score, of_destination, of_att}, {gradient, source, destination, att});
-  AT_DISPATCH_FLOATING_TYPES(kind, "leaky_attention_backward", [&] {
-    AT_DISPATCH_INDEX_TYPES(inputs.all.kind, "leaky_attention_backward", [&] {
+  check_no_overlap({&of_score, &of_destination, &of_att}, {&gradient, &source, &destination, &att});
+  with_real(kind, [&](auto real) {
+    using scalar_t = decltype(real);
+    with_index(inputs.all.kind, [&](auto index) {
+      using index_t = decltype(index);
       const LeakyScore<scalar_t> score(shape, att, slope);
       const int64_t parts = inputs.edges.parts();
       std::vector<scalar_t> of_parts(parts * width);
@@ -158,7 +157,7 @@ void leaky_attention_backward(at::Tensor& of_score, at::Tensor& of_destination, 
       };
       attend_backward<scalar_t, index_t>(of_score, of_destination, gradient, inputs, dropout_factor,
                                          score_of);
-      scalar_t* to = of_att.mutable_data_ptr<scalar_t>();
+      scalar_t* to = mutable_data<scalar_t>(of_att);
       std::fill(to, to + width, scalar_t(0));
       for (int64_t part = 0; part < parts; ++part) {
         add_scaled(to, of_parts.data() + part * width, scalar_t(1), width);
@@ -167,31 +166,31 @@ void leaky_attention_backward(at::Tensor& of_score, at::Tensor& of_destination, 
   });
 }
 
-void leaky_attention_source(at::Tensor& of_source, const at::Tensor& of_score,
-                            const at::Tensor& source, const at::Tensor& destination,
-                            const at::Tensor& att, const at::Tensor& places,
-                            const at::Tensor& weight_places, const at::Tensor& starts,
-                            double slope) {
+void leaky_attention_source(Tensor& of_source, const Tensor& of_score, const Tensor& source,
+                            const Tensor& destination, const Tensor& att, const Tensor& places,
+                            const Tensor& weight_places, const Tensor& starts, double slope) {
   const AttShape shape(att, source);
   const int64_t heads = shape.heads, width = shape.width;
   const AllPlaces all(places, 0, weight_places);
   const Edges edges(starts, all.count);
-  const at::ScalarType kind = source.scalar_type();
+  const ScalarType kind = source.scalar_type();
   check_dim("of_score", of_score, 2);
   check_tensor("of_score", of_score, kind, {of_score.size(0), heads});
   check_dim("destination", destination, 2);
   check_tensor("destination", destination, kind, {destination.size(0), width});
   check_tensor("source", source, kind, {edges.rows, width});
   check_tensor("of_source", of_source, kind, {edges.rows, width});
-  check_no_overlap({of_source}, {of_score, source, destination, att});
-  AT_DISPATCH_FLOATING_TYPES(kind, "leaky_attention_source", [&] {
-    AT_DISPATCH_INDEX_TYPES(all.kind, "leaky_attention_source", [&] {
+  check_no_overlap({&of_source}, {&of_score, &source, &destination, &att});
+  with_real(kind, [&](auto real) {
+    using scalar_t = decltype(real);
+    with_index(all.kind, [&](auto index) {
+      using index_t = decltype(index);
       const Places<index_t> place("places", all.of_rows, destination.size(0));
       const Places<index_t> score_place("weight_places", all.of_weights, of_score.size(0));
       const LeakyScore<scalar_t> score(shape, att, slope);
-      const scalar_t* of_scores = of_score.const_data_ptr<scalar_t>();
-      const scalar_t* rows = source.const_data_ptr<scalar_t>();
-      const scalar_t* others = destination.const_data_ptr<scalar_t>();
+      const scalar_t* of_scores = const_data<scalar_t>(of_score);
+      const scalar_t* rows = const_data<scalar_t>(source);
+      const scalar_t* others = const_data<scalar_t>(destination);
       const auto add = [&](scalar_t* sum, int64_t row, int64_t first, int64_t last) {
         for (int64_t edge = first; edge < last; ++edge) {
           if (edge + kAhead < all.count) {
@@ -203,17 +202,17 @@ void leaky_attention_source(at::Tensor& of_source, const at::Tensor& of_score,
         }
         if (first < last) score.times_att(sum);
       };
-      sum_rows(of_source.mutable_data_ptr<scalar_t>(), width, edges, add);
+      sum_rows(mutable_data<scalar_t>(of_source), width, edges, add);
     });
   });
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
-  library.impl("leaky_attention", &leaky_attention);
-  library.impl("leaky_attention_backward", &leaky_attention_backward);
-  library.impl("leaky_attention_source", &leaky_attention_source);
+STABLE_TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
+  library.impl("leaky_attention", TORCH_BOX(&leaky_attention));
+  library.impl("leaky_attention_backward", TORCH_BOX(&leaky_attention_backward));
+  library.impl("leaky_attention_source", TORCH_BOX(&leaky_attention_source));
 }
 
 }  // namespace gact_graph

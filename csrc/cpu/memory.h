@@ -1,8 +1,6 @@
 // Huge pages for large results.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #ifdef __linux__
 #include <sys/mman.h>
 #include <unistd.h>
@@ -10,13 +8,15 @@
 
 #include <cstdint>
 
+#include "tensor.h"
+
 namespace gact_graph {
 
 // Asks for huge pages for a large result: fresh memory costs a page fault for every 4 KiB, which
 // takes longer than decoding it. A system without huge pages ignores the advice.
-inline void advise_huge_pages(const at::Tensor& x) {
+inline void advise_huge_pages(const Tensor& x) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-  const size_t size = x.nbytes();
+  const size_t size = nbytes(x);
   if (size < (size_t{4} << 20)) return;
   const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(x.data_ptr()) + page - 1) / page * page;

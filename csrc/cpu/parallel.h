@@ -4,23 +4,32 @@
 // has suspended.
 #pragma once
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <atomic>
+#include <exception>
+
+#include "tensor.h"
 
 namespace gact_graph {
 
 constexpr int64_t kMostParts = 256;
 
-// Calls work(part) for each part.
+// Calls work(part) for each part. An exception does not cross the stable ABI: the first is rethrown
+// here.
 template <typename Work>
 void for_each_part(int64_t parts, const Work& work) {
   std::atomic<int64_t> next{0};
-  const int64_t threads = std::min<int64_t>(parts, at::get_num_threads());
-  at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    for (int64_t part = next++; part < parts; part = next++) work(part);
+  std::atomic<bool> failed{false};
+  std::exception_ptr error;
+  const int64_t threads = std::min<int64_t>(parts, torch::stable::get_num_threads());
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    try {
+      for (int64_t part = next++; part < parts; part = next++) work(part);
+    } catch (...) {
+      if (!failed.exchange(true)) error = std::current_exception();
+    }
   });
+  if (error) std::rethrow_exception(error);
 }
 
 // Calls work(begin, end) for ranges of at least `least` that partition [0, count). None is empty.

@@ -1,11 +1,6 @@
 // The quantizer on the CPU: see gact_graph/ops/quantize.py for the format. The unit of work is a
 // tile of 64 elements: b words of 64 bits, one for each bit of the code.
 
-#include <ATen/Dispatch.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -16,6 +11,7 @@
 #include <vector>
 
 #include "checks.h"
+#include "dtypes.h"
 #include "lanes.h"
 #include "memory.h"
 #include "parallel.h"
@@ -141,24 +137,24 @@ class Layout {
     int64_t bits;
   };
 
-  Layout(int64_t n, int64_t bits, int64_t group_size, const std::optional<at::Tensor>& widths,
+  Layout(int64_t n, int64_t bits, int64_t group_size, const std::optional<Tensor>& widths,
          int64_t words)
       : bits_(bits), tiles_(group_size / kTile) {
     if (!widths) return;
     const int64_t groups = ceil_div(n, group_size);
-    check_tensor("widths", *widths, at::kByte, {groups});
-    widths_ = widths->const_data_ptr<uint8_t>();
+    check_tensor("widths", *widths, ScalarType::Byte, {groups});
+    widths_ = const_data<uint8_t>(*widths);
     int64_t total = 0;
     for (int64_t g = 0; g < groups; g += kSpan) {
       starts_.push_back(total);
       for (int64_t i = g; i < std::min(g + kSpan, groups); ++i) {
-        TORCH_CHECK_VALUE(1 <= widths_[i] && widths_[i] <= kMostBits, "Expected widths from 1 to ",
-                          kMostBits, " (got ", static_cast<int>(widths_[i]), ")");
+        GACT_CHECK_VALUE(1 <= widths_[i] && widths_[i] <= kMostBits, "Expected widths from 1 to ",
+                         kMostBits, " (got ", static_cast<int>(widths_[i]), ")");
         total += widths_[i] * tiles_;
       }
     }
     if (groups > 0) total -= widths_[groups - 1] * (groups * tiles_ - tiles_of(n));
-    TORCH_CHECK_VALUE(total == words, "Expected widths of ", words, " words (got ", total, ")");
+    GACT_CHECK_VALUE(total == words, "Expected widths of ", words, " words (got ", total, ")");
   }
 
   Group operator[](int64_t number) const {
@@ -189,15 +185,15 @@ constexpr int64_t kBlock = 4 * kTile;
 // is of channel i / inner, modulo the number of channels.
 class Channels {
  public:
-  Channels(const std::optional<at::Tensor>& channels, int64_t inner, int64_t n) : inner_(inner) {
+  Channels(const std::optional<Tensor>& channels, int64_t inner, int64_t n) : inner_(inner) {
     if (!channels) return;
     check_dim("channels", *channels, 2);
     count_ = channels->size(1);
-    check_tensor("channels", *channels, at::kFloat, {2, count_});
-    TORCH_CHECK_VALUE(inner > 0 && count_ > 0 && n % inner == 0 && n / inner % count_ == 0,
-                      "Expected channels that divide ", n, " elements (got ", count_, " of ", inner,
-                      ")");
-    mean_ = channels->const_data_ptr<float>();
+    check_tensor("channels", *channels, ScalarType::Float, {2, count_});
+    GACT_CHECK_VALUE(inner > 0 && count_ > 0 && n % inner == 0 && n / inner % count_ == 0,
+                     "Expected channels that divide ", n, " elements (got ", count_, " of ", inner,
+                     ")");
+    mean_ = const_data<float>(*channels);
     deviation_ = mean_ + count_;
   }
   explicit operator bool() const { return count_ > 0; }
@@ -262,13 +258,13 @@ Extent extent_of(const T* x, int64_t start, int64_t count, const Channels& chann
 
 template <typename T>
 void pack_group(const T* x, int64_t start, int64_t count, const Channels& channels, uint64_t seed,
-                int64_t bits, uint64_t* words, at::BFloat16* stats) {
+                int64_t bits, uint64_t* words, BFloat16* stats) {
   float buffer[kBlock];
   const float* block = buffer;
   const Extent extent = extent_of(x, start, count, channels, buffer, block);
   const Stats s = stats_of(extent, top_code(static_cast<int>(bits)));
-  stats[0] = at::BFloat16(s.low);
-  stats[1] = at::BFloat16(s.step);
+  stats[0] = BFloat16(s.low);
+  stats[1] = BFloat16(s.step);
   if (!(s.step > 0.f)) {
     std::fill_n(words, tiles_of(count) * bits, uint64_t{0});
     if (s.step == 0.f) {
@@ -309,7 +305,7 @@ struct ExactGroups {
 
 // Decodes `count` elements of a tensor from `start` on.
 template <typename T>
-void unpack_span(const uint64_t* words, const at::BFloat16* pairs, int64_t start, int64_t count,
+void unpack_span(const uint64_t* words, const BFloat16* pairs, int64_t start, int64_t count,
                  const Layout& layout, int64_t group_size, const Decoder<T>& decode,
                  const ExactGroups<T>& exact, T* x) {
   float buffer[kBlock];
@@ -352,61 +348,58 @@ int64_t groups_per_task(int64_t group_size) {
 }
 
 void check(int64_t bits, int64_t group_size) {
-  TORCH_CHECK_VALUE(1 <= bits && bits <= kMostBits, "Expected bits from 1 to ", kMostBits, " (got ",
-                    bits, ")");
-  TORCH_CHECK_VALUE(group_size > 0 && group_size % kTile == 0,
-                    "Expected group_size to be a positive multiple of ", kTile, " (got ",
-                    group_size, ")");
+  GACT_CHECK_VALUE(1 <= bits && bits <= kMostBits, "Expected bits from 1 to ", kMostBits, " (got ",
+                   bits, ")");
+  GACT_CHECK_VALUE(group_size > 0 && group_size % kTile == 0,
+                   "Expected group_size to be a positive multiple of ", kTile, " (got ", group_size,
+                   ")");
 }
 
-Layout checked_layout(const at::Tensor& codes, const at::Tensor& stats, int64_t n, int64_t bits,
-                      int64_t group_size, const std::optional<at::Tensor>& widths) {
+Layout checked_layout(const Tensor& codes, const Tensor& stats, int64_t n, int64_t bits,
+                      int64_t group_size, const std::optional<Tensor>& widths) {
   if (widths) {
     check_dim("codes", codes, 1);
-    check_tensor("codes", codes, at::kLong, {codes.size(0)});
+    check_tensor("codes", codes, ScalarType::Long, {codes.size(0)});
   } else {
-    check_tensor("codes", codes, at::kLong, {tiles_of(n), bits});
+    check_tensor("codes", codes, ScalarType::Long, {tiles_of(n), bits});
   }
-  check_tensor("stats", stats, at::kBFloat16, {ceil_div(n, group_size), 2});
+  check_tensor("stats", stats, ScalarType::BFloat16, {ceil_div(n, group_size), 2});
   return {n, bits, group_size, widths, codes.numel()};
 }
 
 template <typename T>
-ExactGroups<T> exact_groups_of(const std::optional<at::Tensor>& groups,
-                               const std::optional<at::Tensor>& values, int64_t n,
-                               int64_t group_size) {
-  TORCH_CHECK_VALUE(groups.has_value() == values.has_value(),
-                    "Expected groups and values, or none of both (got one)");
+ExactGroups<T> exact_groups_of(const std::optional<Tensor>& groups,
+                               const std::optional<Tensor>& values, int64_t n, int64_t group_size) {
+  GACT_CHECK_VALUE(groups.has_value() == values.has_value(),
+                   "Expected groups and values, or none of both (got one)");
   if (!groups) return {};
   check_dim("groups", *groups, 1);
   const int64_t count = groups->size(0), width = std::min(group_size, n);
-  check_tensor("groups", *groups, at::kLong, {count});
+  check_tensor("groups", *groups, ScalarType::Long, {count});
   check_tensor("values", *values, c10::CppTypeToScalarType<T>::value, {count, width});
-  return {groups->const_data_ptr<int64_t>(), values->const_data_ptr<T>(), count, width};
+  return {const_data<int64_t>(*groups), const_data<T>(*values), count, width};
 }
 
-std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& input, int64_t bits, int64_t group_size,
-                                        int64_t seed, const std::optional<at::Tensor>& widths,
-                                        int64_t num_words,
-                                        const std::optional<at::Tensor>& normalizing,
-                                        int64_t inner) {
+std::tuple<Tensor, Tensor> pack(const Tensor& input, int64_t bits, int64_t group_size, int64_t seed,
+                                const std::optional<Tensor>& widths, int64_t num_words,
+                                const std::optional<Tensor>& normalizing, int64_t inner) {
   check(bits, group_size);
   check_readable("x", input);
   check_coded("x", input.scalar_type());
-  const at::Tensor x = input.contiguous();
+  const Tensor x = as_contiguous(input);
   const int64_t n = x.numel();
   const int64_t groups = ceil_div(n, group_size);
   const Layout layout(n, bits, group_size, widths, num_words);
   const Channels channels(normalizing, inner, n);
-  const auto options = x.options().dtype(at::kLong);
-  at::Tensor codes =
-      widths ? at::empty({num_words}, options) : at::empty({tiles_of(n), bits}, options);
-  at::Tensor stats = at::empty({groups, 2}, x.options().dtype(at::kBFloat16));
+  Tensor codes =
+      widths ? empty({num_words}, ScalarType::Long) : empty({tiles_of(n), bits}, ScalarType::Long);
+  Tensor stats = empty({groups, 2}, ScalarType::BFloat16);
   advise_huge_pages(codes);
-  auto* words = reinterpret_cast<uint64_t*>(codes.data_ptr<int64_t>());
-  auto* pairs = stats.data_ptr<at::BFloat16>();
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "pack", [&] {
-    const scalar_t* from = x.const_data_ptr<scalar_t>();
+  auto* words = reinterpret_cast<uint64_t*>(mutable_data<int64_t>(codes));
+  auto* pairs = mutable_data<BFloat16>(stats);
+  with_coded(x.scalar_type(), [&](auto real) {
+    using scalar_t = decltype(real);
+    const scalar_t* from = const_data<scalar_t>(x);
     for_each_range(groups, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
       Layout::Group group = layout[begin];
       for (int64_t g = begin; g < end; ++g) {
@@ -421,18 +414,19 @@ std::tuple<at::Tensor, at::Tensor> pack(const at::Tensor& input, int64_t bits, i
 }
 
 // Returns the maximum minus the minimum of each whole group; NaN where that is not finite.
-at::Tensor group_ranges(const at::Tensor& input, int64_t group_size,
-                        const std::optional<at::Tensor>& normalizing, int64_t inner) {
+Tensor group_ranges(const Tensor& input, int64_t group_size,
+                    const std::optional<Tensor>& normalizing, int64_t inner) {
   check(1, group_size);
   check_readable("x", input);
   check_coded("x", input.scalar_type());
-  const at::Tensor x = input.contiguous();
+  const Tensor x = as_contiguous(input);
   const Channels channels(normalizing, inner, x.numel());
   const int64_t whole = x.numel() / group_size;
-  at::Tensor ranges = at::empty({whole}, x.options().dtype(at::kFloat));
-  auto* to = ranges.mutable_data_ptr<float>();
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "group_ranges", [&] {
-    const scalar_t* from = x.const_data_ptr<scalar_t>();
+  Tensor ranges = empty({whole}, ScalarType::Float);
+  auto* to = mutable_data<float>(ranges);
+  with_coded(x.scalar_type(), [&](auto real) {
+    using scalar_t = decltype(real);
+    const scalar_t* from = const_data<scalar_t>(x);
     for_each_range(whole, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
       float buffer[kBlock];
       const float* block = buffer;
@@ -449,23 +443,23 @@ at::Tensor group_ranges(const at::Tensor& input, int64_t group_size,
 
 // Returns three times the mean of f (1 - f), weighted by the square of the step, where f is the
 // fraction that rounding decides on: over all elements of about `count` groups.
-at::Tensor decorrelated_weight(const at::Tensor& input, const at::Tensor& stats, int64_t group_size,
-                               int64_t count, const std::optional<at::Tensor>& normalizing,
-                               int64_t inner) {
+Tensor decorrelated_weight(const Tensor& input, const Tensor& stats, int64_t group_size,
+                           int64_t count, const std::optional<Tensor>& normalizing, int64_t inner) {
   check(1, group_size);
   check_readable("x", input);
   check_coded("x", input.scalar_type());
-  const at::Tensor x = input.contiguous();
+  const Tensor x = as_contiguous(input);
   const int64_t n = x.numel(), size = std::min(group_size, n);
-  TORCH_CHECK_VALUE(n > 0 && count > 0, "Expected elements and groups (got ", n, " and ", count,
-                    ")");
-  check_tensor("stats", stats, at::kBFloat16, {ceil_div(n, group_size), 2});
+  GACT_CHECK_VALUE(n > 0 && count > 0, "Expected elements and groups (got ", n, " and ", count,
+                   ")");
+  check_tensor("stats", stats, ScalarType::BFloat16, {ceil_div(n, group_size), 2});
   const Channels channels(normalizing, inner, n);
   const int64_t whole = n / size, stride = ceil_div(whole, count);
-  const auto* pairs = stats.const_data_ptr<at::BFloat16>();
+  const auto* pairs = const_data<BFloat16>(stats);
   double variances = 0, squares = 0;
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "weight", [&] {
-    const scalar_t* from = x.const_data_ptr<scalar_t>();
+  with_coded(x.scalar_type(), [&](auto real) {
+    using scalar_t = decltype(real);
+    const scalar_t* from = const_data<scalar_t>(x);
     float buffer[kBlock];
     for (int64_t g = 0; g < whole; g += stride) {
       const float low = pairs[2 * g], step = pairs[2 * g + 1];
@@ -484,32 +478,31 @@ at::Tensor decorrelated_weight(const at::Tensor& input, const at::Tensor& stats,
       squares += square;
     }
   });
-  at::Tensor weight = at::empty({1}, x.options().dtype(at::kFloat));
-  *weight.mutable_data_ptr<float>() =
-      squares > 0 ? static_cast<float>(3 * variances / squares) : 0.f;
+  Tensor weight = empty({1}, ScalarType::Float);
+  *mutable_data<float>(weight) = squares > 0 ? static_cast<float>(3 * variances / squares) : 0.f;
   return weight;
 }
 
 // Returns the groups without stats and their elements; the last group is padded with its last
 // element.
-std::tuple<at::Tensor, at::Tensor> exact_groups(const at::Tensor& input, const at::Tensor& stats,
-                                                int64_t group_size) {
+std::tuple<Tensor, Tensor> exact_groups(const Tensor& input, const Tensor& stats,
+                                        int64_t group_size) {
   check(1, group_size);
   check_readable("x", input);
   check_coded("x", input.scalar_type());
   const int64_t n = input.numel(), width = std::min(group_size, n);
-  check_tensor("stats", stats, at::kBFloat16, {ceil_div(n, group_size), 2});
-  const auto* pairs = stats.const_data_ptr<at::BFloat16>();
+  check_tensor("stats", stats, ScalarType::BFloat16, {ceil_div(n, group_size), 2});
+  const auto* pairs = const_data<BFloat16>(stats);
   std::vector<int64_t> without;
   for (int64_t g = 0; g < stats.size(0); ++g) {
     if (std::isnan(static_cast<float>(pairs[2 * g + 1]))) without.push_back(g);
   }
   const auto count = static_cast<int64_t>(without.size());
-  at::Tensor groups = at::empty({count}, stats.options().dtype(at::kLong));
-  at::Tensor values = at::empty({count, width}, input.options());
+  Tensor groups = empty({count}, ScalarType::Long);
+  Tensor values = empty({count, width}, input.scalar_type());
   if (without.empty()) return {groups, values};
-  std::copy(without.begin(), without.end(), groups.mutable_data_ptr<int64_t>());
-  const at::Tensor x = input.contiguous();
+  std::copy(without.begin(), without.end(), mutable_data<int64_t>(groups));
+  const Tensor x = as_contiguous(input);
   const auto size = static_cast<int64_t>(x.element_size());
   const char* from = static_cast<const char*>(x.const_data_ptr());
   char* to = static_cast<char*>(values.mutable_data_ptr());
@@ -535,34 +528,34 @@ void mix(const T* others, T share, int64_t count, T* x) {
   }
 }
 
-float checked_weight(const at::Tensor& weight, std::optional<int64_t> seed, at::ScalarType dtype) {
-  check_tensor("weight", weight, at::kFloat, {1});
-  TORCH_CHECK_VALUE(seed.has_value(), "Expected a seed with a weight (got none)");
-  TORCH_CHECK_TYPE(dtype == at::kFloat, "Expected a dtype of ", at::kFloat, " with a weight (got ",
-                   dtype, ")");
-  return *weight.const_data_ptr<float>();
+float checked_weight(const Tensor& weight, std::optional<int64_t> seed, ScalarType dtype) {
+  check_tensor("weight", weight, ScalarType::Float, {1});
+  GACT_CHECK_VALUE(seed.has_value(), "Expected a seed with a weight (got none)");
+  GACT_CHECK_VALUE(dtype == ScalarType::Float, "Expected a dtype of ", ScalarType::Float,
+                   " with a weight (got ", dtype, ")");
+  return *const_data<float>(weight);
 }
 
-at::Tensor unpack(const at::Tensor& codes, const at::Tensor& stats, at::IntArrayRef shape,
-                  int64_t bits, int64_t group_size, at::ScalarType dtype,
-                  const std::optional<at::Tensor>& kept_groups,
-                  const std::optional<at::Tensor>& kept_values, std::optional<int64_t> seed,
-                  const std::optional<at::Tensor>& widths,
-                  const std::optional<at::Tensor>& weight) {
+Tensor unpack(const Tensor& codes, const Tensor& stats, const std::vector<int64_t>& shape,
+              int64_t bits, int64_t group_size, ScalarType dtype,
+              const std::optional<Tensor>& kept_groups, const std::optional<Tensor>& kept_values,
+              std::optional<int64_t> seed, const std::optional<Tensor>& widths,
+              const std::optional<Tensor>& weight) {
   check(bits, group_size);
   check_coded("a dtype", dtype);
   const float share = weight ? checked_weight(*weight, seed, dtype) : 0.f;
   const int64_t n = checked_numel(shape);
   const int64_t groups = ceil_div(n, group_size);
   const Layout layout = checked_layout(codes, stats, n, bits, group_size, widths);
-  at::Tensor x = at::empty(shape, codes.options().dtype(dtype));
+  Tensor x = empty(shape, dtype);
   advise_huge_pages(x);
-  const auto* words = reinterpret_cast<const uint64_t*>(codes.const_data_ptr<int64_t>());
-  const auto* pairs = stats.const_data_ptr<at::BFloat16>();
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "unpack", [&] {
+  const auto* words = reinterpret_cast<const uint64_t*>(const_data<int64_t>(codes));
+  const auto* pairs = const_data<BFloat16>(stats);
+  with_coded(dtype, [&](auto real) {
+    using scalar_t = decltype(real);
     const auto exact = exact_groups_of<scalar_t>(kept_groups, kept_values, n, group_size);
     const Decoder<scalar_t> decode(weight ? std::nullopt : seed), other(seed);
-    scalar_t* to = x.mutable_data_ptr<scalar_t>();
+    scalar_t* to = mutable_data<scalar_t>(x);
     for_each_range(groups, groups_per_task(group_size), [&](int64_t begin, int64_t end) {
       const int64_t start = begin * group_size;
       const int64_t count = std::min((end - begin) * group_size, n - start);
@@ -584,32 +577,33 @@ at::Tensor unpack(const at::Tensor& codes, const at::Tensor& stats, at::IntArray
 
 constexpr int64_t kAhead = 6;  // rows
 
-at::Tensor unpack_rows(const at::Tensor& codes, const at::Tensor& stats, const at::Tensor& rows,
-                       int64_t numel, int64_t width, int64_t bits, int64_t group_size,
-                       at::ScalarType dtype, const std::optional<at::Tensor>& kept_groups,
-                       const std::optional<at::Tensor>& kept_values, std::optional<int64_t> seed,
-                       const std::optional<at::Tensor>& widths) {
+Tensor unpack_rows(const Tensor& codes, const Tensor& stats, const Tensor& rows, int64_t numel,
+                   int64_t width, int64_t bits, int64_t group_size, ScalarType dtype,
+                   const std::optional<Tensor>& kept_groups,
+                   const std::optional<Tensor>& kept_values, std::optional<int64_t> seed,
+                   const std::optional<Tensor>& widths) {
   check(bits, group_size);
   check_coded("a dtype", dtype);
-  TORCH_CHECK_VALUE(numel >= 0, "Expected numel from 0 on (got ", numel, ")");
-  TORCH_CHECK_VALUE(width > 0, "Expected rows of 1 element or more (got ", width, ")");
+  GACT_CHECK_VALUE(numel >= 0, "Expected numel from 0 on (got ", numel, ")");
+  GACT_CHECK_VALUE(width > 0, "Expected rows of 1 element or more (got ", width, ")");
   const Layout layout = checked_layout(codes, stats, numel, bits, group_size, widths);
   check_readable("rows", rows);
-  TORCH_CHECK_TYPE(rows.scalar_type() == at::kLong, "Expected rows of ", at::kLong, " (got ",
-                   rows.scalar_type(), ")");
-  TORCH_CHECK_VALUE(rows.dim() == 1, "Expected rows of 1 dimension(s) (got ", rows.sizes(), ")");
-  const at::Tensor wanted = rows.contiguous();
-  const int64_t* numbers = wanted.const_data_ptr<int64_t>();
+  GACT_CHECK_VALUE(rows.scalar_type() == ScalarType::Long, "Expected rows of ", ScalarType::Long,
+                   " (got ", rows.scalar_type(), ")");
+  GACT_CHECK_VALUE(rows.dim() == 1, "Expected rows of 1 dimension(s) (got ", text_of(rows.sizes()),
+                   ")");
+  const Tensor wanted = as_contiguous(rows);
+  const int64_t* numbers = const_data<int64_t>(wanted);
   const int64_t last = numel / width - 1;
   // Before an allocation of that size, and before a product of row numbers could overflow.
   for (int64_t i = 0; i < wanted.size(0); ++i) {
-    TORCH_CHECK_INDEX(0 <= numbers[i] && numbers[i] <= last, "Expected rows from 0 to ", last,
-                      " (got ", numbers[i], ")");
+    GACT_CHECK_INDEX(0 <= numbers[i] && numbers[i] <= last, "Expected rows from 0 to ", last,
+                     " (got ", numbers[i], ")");
   }
-  at::Tensor x = at::empty({wanted.size(0), width}, codes.options().dtype(dtype));
+  Tensor x = empty({wanted.size(0), width}, dtype);
   advise_huge_pages(x);
-  const auto* words = reinterpret_cast<const uint64_t*>(codes.const_data_ptr<int64_t>());
-  const auto* pairs = stats.const_data_ptr<at::BFloat16>();
+  const auto* words = reinterpret_cast<const uint64_t*>(const_data<int64_t>(codes));
+  const auto* pairs = const_data<BFloat16>(stats);
   const auto prefetch = [&](int64_t start, int64_t count) {
     constexpr int64_t kLine = 64 / sizeof(uint64_t);
     const Layout::Group group = layout[start / group_size];
@@ -618,10 +612,11 @@ at::Tensor unpack_rows(const at::Tensor& codes, const at::Tensor& stats, const a
     for (int64_t i = 0; i < (count / kTile + 1) * bits; i += kLine) __builtin_prefetch(first + i);
     __builtin_prefetch(pairs + 2 * group.number);
   };
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "unpack_rows", [&] {
+  with_coded(dtype, [&](auto real) {
+    using scalar_t = decltype(real);
     const auto exact = exact_groups_of<scalar_t>(kept_groups, kept_values, numel, group_size);
     const Decoder<scalar_t> decode(seed);
-    scalar_t* to = x.mutable_data_ptr<scalar_t>();
+    scalar_t* to = mutable_data<scalar_t>(x);
     const int64_t task = std::max<int64_t>(1, (int64_t{1} << 15) / width);
     for_each_range(wanted.size(0), task, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
@@ -636,13 +631,13 @@ at::Tensor unpack_rows(const at::Tensor& codes, const at::Tensor& stats, const a
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
-  library.impl("pack", &pack);
-  library.impl("group_ranges", &group_ranges);
-  library.impl("decorrelated_weight", &decorrelated_weight);
-  library.impl("exact_groups", &exact_groups);
-  library.impl("unpack", &unpack);
-  library.impl("unpack_rows", &unpack_rows);
+STABLE_TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
+  library.impl("pack", TORCH_BOX(&pack));
+  library.impl("group_ranges", TORCH_BOX(&group_ranges));
+  library.impl("decorrelated_weight", TORCH_BOX(&decorrelated_weight));
+  library.impl("exact_groups", TORCH_BOX(&exact_groups));
+  library.impl("unpack", TORCH_BOX(&unpack));
+  library.impl("unpack_rows", TORCH_BOX(&unpack_rows));
 }
 
 }  // namespace gact_graph

@@ -1,11 +1,6 @@
 // Sums of weighted rows on the CPU, and their gradients: see gact_graph/ops/weighted_sum.py.
 // No message is materialized.
 
-#include <ATen/Dispatch.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
-
 #include <optional>
 
 #include "edges.h"
@@ -27,29 +22,31 @@ scalar_t add_scaled_and_dot(scalar_t* to, const scalar_t* from, scalar_t by, con
 }
 
 // Checks the weights and returns their number of heads.
-int64_t check_weight(const at::Tensor& weight, const AllPlaces& places, at::ScalarType dtype) {
+int64_t check_weight(const Tensor& weight, const AllPlaces& places, ScalarType dtype) {
   check_dim("weight", weight, 2);
   const int64_t rows = places.of_weights ? weight.size(0) : places.count;
   check_tensor("weight", weight, dtype, {rows, weight.size(1)});
   return weight.size(1);
 }
 
-void weighted_sum(at::Tensor& out, const at::Tensor& x, const std::optional<at::Tensor>& places,
-                  const at::Tensor& weight, const std::optional<at::Tensor>& weight_places,
-                  const at::Tensor& starts) {
+void weighted_sum(Tensor& out, const Tensor& x, const std::optional<Tensor>& places,
+                  const Tensor& weight, const std::optional<Tensor>& weight_places,
+                  const Tensor& starts) {
   check_matrix("x", x);
   const AllPlaces all(places, x.size(0), weight_places);
   const Heads shared(x, check_weight(weight, all, x.scalar_type()));
   const int64_t heads = shared.heads, width = shared.width, each = shared.each;
   const Edges edges(starts, all.count);
   check_tensor("out", out, x.scalar_type(), {edges.rows, width});
-  check_no_overlap({out}, {x, weight});
-  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "weighted_sum", [&] {
-    AT_DISPATCH_INDEX_TYPES(all.kind, "weighted_sum", [&] {
+  check_no_overlap({&out}, {&x, &weight});
+  with_real(x.scalar_type(), [&](auto real) {
+    using scalar_t = decltype(real);
+    with_index(all.kind, [&](auto index) {
+      using index_t = decltype(index);
       const Places<index_t> place("places", places, x.size(0));
       const Places<index_t> weight_place("weight_places", weight_places, weight.size(0));
-      const scalar_t* from = x.const_data_ptr<scalar_t>();
-      const scalar_t* w = weight.const_data_ptr<scalar_t>();
+      const scalar_t* from = const_data<scalar_t>(x);
+      const scalar_t* w = const_data<scalar_t>(weight);
       const auto add = [&](scalar_t* sum, int64_t, int64_t first, int64_t last) {
         for (int64_t edge = first; edge < last; ++edge) {
           if (edge + kAhead < all.count) {
@@ -63,27 +60,29 @@ void weighted_sum(at::Tensor& out, const at::Tensor& x, const std::optional<at::
           }
         }
       };
-      sum_rows(out.mutable_data_ptr<scalar_t>(), width, edges, add);
+      sum_rows(mutable_data<scalar_t>(out), width, edges, add);
     });
   });
 }
 
-at::Tensor weighted_sum_weights(const at::Tensor& gradient, const at::Tensor& x,
-                                const std::optional<at::Tensor>& places, const at::Tensor& starts,
-                                int64_t heads) {
+Tensor weighted_sum_weights(const Tensor& gradient, const Tensor& x,
+                            const std::optional<Tensor>& places, const Tensor& starts,
+                            int64_t heads) {
   check_matrix("x", x);
   const Heads shared(x, heads);
   const int64_t width = shared.width, each = shared.each;
   const AllPlaces all(places, x.size(0));
   const Edges edges(starts, all.count);
   check_tensor("gradient", gradient, x.scalar_type(), {edges.rows, width});
-  at::Tensor of_weight = at::empty({all.count, heads}, x.options());
-  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "weighted_sum_weights", [&] {
-    AT_DISPATCH_INDEX_TYPES(all.kind, "weighted_sum_weights", [&] {
+  Tensor of_weight = empty({all.count, heads}, x.scalar_type());
+  with_real(x.scalar_type(), [&](auto real) {
+    using scalar_t = decltype(real);
+    with_index(all.kind, [&](auto index) {
+      using index_t = decltype(index);
       const Places<index_t> place("places", places, x.size(0));
-      const scalar_t* of_sum = gradient.const_data_ptr<scalar_t>();
-      const scalar_t* from = x.const_data_ptr<scalar_t>();
-      scalar_t* to = of_weight.mutable_data_ptr<scalar_t>();
+      const scalar_t* of_sum = const_data<scalar_t>(gradient);
+      const scalar_t* from = const_data<scalar_t>(x);
+      scalar_t* to = mutable_data<scalar_t>(of_weight);
       for_each_part(edges.parts(), [&](int64_t part) {
         const int64_t last = edges.part_begin(part + 1);
         int64_t edge = edges.part_begin(part);
@@ -103,11 +102,11 @@ at::Tensor weighted_sum_weights(const at::Tensor& gradient, const at::Tensor& x,
   return of_weight;
 }
 
-void weighted_sum_backward(at::Tensor& of_x, at::Tensor& of_weight, const at::Tensor& gradient,
-                           const at::Tensor& x, const at::Tensor& places, const at::Tensor& weight,
-                           const at::Tensor& weight_places, const at::Tensor& starts) {
+void weighted_sum_backward(Tensor& of_x, Tensor& of_weight, const Tensor& gradient, const Tensor& x,
+                           const Tensor& places, const Tensor& weight, const Tensor& weight_places,
+                           const Tensor& starts) {
   check_matrix("x", x);
-  const std::optional<at::Tensor> rows(places), weights(weight_places);
+  const std::optional<Tensor> rows(places), weights(weight_places);
   const AllPlaces all(rows, gradient.size(0), weights);
   const Heads shared(x, check_weight(weight, all, x.scalar_type()));
   const int64_t heads = shared.heads, width = shared.width, each = shared.each;
@@ -117,15 +116,17 @@ void weighted_sum_backward(at::Tensor& of_x, at::Tensor& of_weight, const at::Te
   check_tensor("x", x, x.scalar_type(), {edges.rows, width});
   check_tensor("of_x", of_x, x.scalar_type(), {edges.rows, width});
   check_tensor("of_weight", of_weight, x.scalar_type(), {weight.size(0), heads});
-  check_no_overlap({of_x, of_weight}, {gradient, x, weight});
-  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "weighted_sum_backward", [&] {
-    AT_DISPATCH_INDEX_TYPES(all.kind, "weighted_sum_backward", [&] {
+  check_no_overlap({&of_x, &of_weight}, {&gradient, &x, &weight});
+  with_real(x.scalar_type(), [&](auto real) {
+    using scalar_t = decltype(real);
+    with_index(all.kind, [&](auto index) {
+      using index_t = decltype(index);
       const Places<index_t> place("places", rows, gradient.size(0));
       const Places<index_t> weight_place("weight_places", weights, weight.size(0));
-      const scalar_t* of_sum = gradient.const_data_ptr<scalar_t>();
-      const scalar_t* from = x.const_data_ptr<scalar_t>();
-      const scalar_t* w = weight.const_data_ptr<scalar_t>();
-      scalar_t* to = of_weight.mutable_data_ptr<scalar_t>();
+      const scalar_t* of_sum = const_data<scalar_t>(gradient);
+      const scalar_t* from = const_data<scalar_t>(x);
+      const scalar_t* w = const_data<scalar_t>(weight);
+      scalar_t* to = mutable_data<scalar_t>(of_weight);
       const auto add = [&](scalar_t* sum, int64_t row, int64_t first, int64_t last) {
         const scalar_t* own = from + row * width;
         for (int64_t edge = first; edge < last; ++edge) {
@@ -142,17 +143,17 @@ void weighted_sum_backward(at::Tensor& of_x, at::Tensor& of_weight, const at::Te
           }
         }
       };
-      sum_rows(of_x.mutable_data_ptr<scalar_t>(), width, edges, add);
+      sum_rows(mutable_data<scalar_t>(of_x), width, edges, add);
     });
   });
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
-  library.impl("weighted_sum", &weighted_sum);
-  library.impl("weighted_sum_weights", &weighted_sum_weights);
-  library.impl("weighted_sum_backward", &weighted_sum_backward);
+STABLE_TORCH_LIBRARY_IMPL(GACT_LIBRARY, CPU, library) {
+  library.impl("weighted_sum", TORCH_BOX(&weighted_sum));
+  library.impl("weighted_sum_weights", TORCH_BOX(&weighted_sum_weights));
+  library.impl("weighted_sum_backward", TORCH_BOX(&weighted_sum_backward));
 }
 
 }  // namespace gact_graph

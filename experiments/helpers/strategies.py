@@ -32,7 +32,7 @@ from experiments.helpers.sampling import share_of
 from experiments.helpers.subjects import MODELS, make
 from experiments.helpers.train import training_loss
 from gact_graph.codecs import Drop, register
-from gact_graph.ops import cpu
+from gact_graph.ops import allocator
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.storage import tensors_in
 
@@ -168,7 +168,7 @@ def _stock(*start: Any) -> Trainee:
 
 def _stock_keeping(*start: Any) -> Trainee:
     """With the memory of freed tensors kept, as for wrapped models."""
-    cpu.load()
+    allocator.load()
     model, task = _make(*start)
 
     def step() -> AbstractContextManager[None]:
@@ -270,7 +270,7 @@ def _needs_cuda(device: torch.device) -> str | None:
 def _needs_cpu(device: torch.device) -> str | None:
     if device.type != "cpu":
         return "torch does so on CUDA"
-    return None if cpu.load() is not None else "needs a C++ compiler"
+    return None if allocator.load() is not None else "needs a C++ compiler"
 
 
 def _needs_compiler(device: torch.device) -> str | None:

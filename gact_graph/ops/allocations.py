@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from gact_graph.ops import cpu
+from gact_graph.ops import allocator
 
 
 class Watch(NamedTuple):
@@ -30,9 +30,10 @@ def watching_allocations() -> Iterator[Watch | None]:
     """Watch this thread inside the context, and the backward passes that it calls.
 
     Yields:
-        The watch; None without compiled kernels or under a profiler of torch.
+        The watch; None without a library for this torch (see
+        :mod:`gact_graph.ops.allocator`), or under a profiler of torch.
     """
-    library = cpu.load()
+    library = allocator.load()
     if library is None or not library.start_watch():
         yield None
         return

@@ -35,9 +35,8 @@ def pack_bits(x: Tensor, test: str = "nonzero", threshold: float = 0.0) -> Tenso
         The words [ceil(numel / 64)], int64.
 
     Raises:
-        ValueError: If there is no such test.
-        TypeError: If ``x`` is not a dense real tensor, or is compared and not of float16, bfloat16,
-            float32 or float64.
+        ValueError: If there is no such test; if ``x`` is not a dense real tensor, or is compared
+            and not of float16, bfloat16, float32 or float64.
     """
     if test not in TESTS:
         names = ", ".join(map(repr, TESTS))
@@ -58,7 +57,7 @@ def pack_pair(x: Tensor, low: float, high: float) -> tuple[Tensor, bool]:
         ``high`` (0 and -0 differ). The words are meaningless if not.
 
     Raises:
-        TypeError: If ``x`` is not a dense floating-point tensor.
+        ValueError: If ``x`` is not a dense floating-point tensor.
     """
     words, matched = _pack_pair(x.detach(), low, high)
     return words, bool(matched)
@@ -77,8 +76,8 @@ def unpack_bits(
         dtype: A real dtype; bool too.
 
     Raises:
-        ValueError: If the words are not those of a tensor of this shape.
-        TypeError: If ``words`` is not a dense int64 tensor, or ``dtype`` is complex.
+        ValueError: If the words are not those of a tensor of this shape, or not a dense int64
+            tensor; or if ``dtype`` is complex.
     """
     return _unpack_bits(words, [*shape], low, high, dtype)
 
@@ -97,8 +96,8 @@ def masked_select(
         The elements [K], and whether all other elements are 0.
 
     Raises:
-        ValueError: If the words are not those of a tensor of this shape.
-        TypeError: If ``x`` is not a dense floating-point tensor, or ``words`` not one of int64.
+        ValueError: If the words are not those of a tensor of this shape, or not a dense int64
+            tensor; or if ``x`` is not a dense floating-point tensor.
     """
     values, others_are_zero = _masked_select(x.detach(), words, with_negative_zeros)
     return values, bool(others_are_zero)
@@ -114,7 +113,6 @@ def masked_scatter(values: Tensor, words: Tensor, numel: int) -> Tensor:
 
     Raises:
         ValueError: If the words are not those of ``numel`` elements; or (on the CPU) if K bits are
-            not set.
-        TypeError: If ``words`` is not a dense int64 tensor.
+            not set; or if ``words`` is not a dense int64 tensor.
     """
     return _masked_scatter(values, words, numel)

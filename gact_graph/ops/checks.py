@@ -37,7 +37,7 @@ def clamp_group_size(group_size: int, n: int) -> int:
 
 def check_coded(name: str, dtype: torch.dtype) -> None:
     if dtype not in DTYPES:
-        raise TypeError(
+        raise ValueError(
             f"Expected {name} of float16, bfloat16, float32 or float64 (got {name_of(dtype)})"
         )
 
@@ -45,7 +45,7 @@ def check_coded(name: str, dtype: torch.dtype) -> None:
 def check_strided(name: str, x: Tensor, device: torch.device) -> None:
     """Raise an error unless a tensor is strided, on a device, and inside its storage."""
     if x.layout != torch.strided:
-        raise TypeError(f"Expected {name} to be a strided tensor (got {x.layout})")
+        raise ValueError(f"Expected {name} to be a strided tensor (got {x.layout})")
     if x.device != device:
         raise ValueError(f"Expected {name} on {device} (got {x.device})")
     if x.numel() and not x.is_meta:
@@ -70,7 +70,7 @@ def check_tensor(
     """Raise an error unless a tensor is contiguous and has a dtype, shape and device."""
     check_strided(name, x, device)
     if x.dtype != dtype:
-        raise TypeError(f"Expected {name} of {name_of(dtype)} (got {name_of(x.dtype)})")
+        raise ValueError(f"Expected {name} of {name_of(dtype)} (got {name_of(x.dtype)})")
     if [*x.shape] != [*shape] or not x.is_contiguous():
         how = "" if x.is_contiguous() else ", not contiguous"
         raise ValueError(f"Expected {name} of {[*shape]}, contiguous (got {[*x.shape]}{how})")
@@ -110,7 +110,7 @@ def check_weight(
     if seed is None:
         raise ValueError("Expected a seed with a weight (got none)")
     if dtype != torch.float32:
-        raise TypeError(f"Expected a dtype of float32 with a weight (got {dtype})")
+        raise ValueError(f"Expected a dtype of float32 with a weight (got {dtype})")
 
 
 def count_words(widths: Tensor, n: int, group_size: int) -> Tensor:
@@ -173,7 +173,7 @@ def check_rows(rows: Tensor, numel: int, width: int, device: torch.device) -> No
         raise ValueError(f"Expected rows of 1 element or more (got {width})")
     check_strided("rows", rows, device)
     if rows.dtype != torch.int64:
-        raise TypeError(f"Expected rows of int64 (got {name_of(rows.dtype)})")
+        raise ValueError(f"Expected rows of int64 (got {name_of(rows.dtype)})")
     if rows.dim() != 1:
         raise ValueError(f"Expected rows of 1 dimension(s) (got {[*rows.shape]})")
 

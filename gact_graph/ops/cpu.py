@@ -1,32 +1,28 @@
-"""Build ``csrc/cpu`` at first use and load it; warn with the reason if that fails.
+"""The kernels for the CPU: a wheel's library, else a build at first use, else pure torch.
 
-The library registers its kernels with the operators of :data:`NAMESPACE` on the CPU.
+The library registers its kernels with the operators of :data:`NAMESPACE` on the CPU. It uses only
+LibTorch's stable ABI, so one library serves many versions of torch.
 """
 
 from __future__ import annotations
 
-import platform
-import shlex
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gact_graph.ops.kernels import cache, fallback
-from gact_graph.ops.kernels.compiler import commands, compile_library, version
+from gact_graph.ops import allocator
+from gact_graph.ops.kernels import fallback, library, prebuilt
 from gact_graph.ops.kernels.once import once
-from gact_graph.ops.kernels.sources import digest, files_of
-from gact_graph.support.memory.policy import memory_policy
-from gact_graph.support.progress import log_if_slow
 
 NAMESPACE = "gact_graph"
 """The namespace of the operators, ``torch.ops.gact_graph``."""
 
 # Floating-point contraction would round once where the other backends round twice.
-# Without errno lrint is one instruction.
-_FLAGS = ["-O3", "-std=c++17", "-ffp-contract=off", "-fno-math-errno"]
+# Without errno lrint is one instruction. The last is the oldest torch that a library serves, 2.10.
+_FLAGS = ["-O3", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fopenmp-simd"]
+_FLAGS += ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
 VECTOR_FLAGS: dict[str, tuple[str, ...]] = {
     "AVX512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"),
     "AVX2": ("-mavx2", "-mf16c"),
@@ -39,20 +35,17 @@ VECTOR_FLAGS: dict[str, tuple[str, ...]] = {
 def load() -> Any | None:
     """Load the kernels; return ``torch.ops.gact_graph``, or None with one warning on failure."""
     try:
-        library = build(_vector_flags())
-    except Exception as error:  # of any type that a toolchain raises: use the reference
-        fallback.warn("build its CPU kernels", "a C++ compiler (g++ or clang++)", error)
-        return None
-    memory_policy.use(library)
-    return library
+        prebuilt.load(prebuilt_name(variant()))
+    except OSError as error:
+        if not _builds_instead_of(error):
+            return None
+    allocator.load_soon()
+    return getattr(torch.ops, NAMESPACE)
 
 
 @once
 def build(vector_flags: tuple[str, ...], namespace: str = NAMESPACE) -> Any:
     """Compile the kernels, or find them in the cache, and load them.
-
-    The name of a file in the cache holds a hash of every source, the flags, and the versions of
-    torch and of the compiler, so a stale file is never loaded.
 
     Args:
         vector_flags: A value of :data:`VECTOR_FLAGS`.
@@ -66,15 +59,7 @@ def build(vector_flags: tuple[str, ...], namespace: str = NAMESPACE) -> Any:
         RuntimeError: If the compiler fails.
         OSError: If the library cannot be loaded.
     """
-    flags = _flags(vector_flags, namespace)
-    first, *others = commands()
-    try:
-        _build(first, flags)
-    except (OSError, RuntimeError) as error:
-        if not others:
-            raise
-        fallback.warn_of_compiler(shlex.join(first), shlex.join(others[0]), error)
-        _build(others[0], flags)
+    library.build("cpu", flags(vector_flags, namespace))
     return getattr(torch.ops, namespace)
 
 
@@ -84,46 +69,33 @@ def built(command: Sequence[str]) -> Path | None:
     Raises:
         OSError: If the compiler does not start.
     """
-    return cache.find(f"{_name(command, _flags(_vector_flags()))}.so")
+    return library.built("cpu", command, flags(VECTOR_FLAGS[variant()]))
 
 
-def _flags(vector_flags: Sequence[str], namespace: str = NAMESPACE) -> list[str]:
+def variant() -> str:
+    """Return the key of :data:`VECTOR_FLAGS` for this processor."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return capability if capability in VECTOR_FLAGS else "DEFAULT"
+
+
+def flags(vector_flags: Sequence[str], namespace: str = NAMESPACE) -> list[str]:
+    """Return the compiler's options for the kernels."""
     return [*_FLAGS, *vector_flags, f"-DGACT_LIBRARY={namespace}"]
 
 
-def _vector_flags() -> tuple[str, ...]:
-    return VECTOR_FLAGS.get(torch.backends.cpu.get_cpu_capability(), ())
+def prebuilt_name(of_variant: str) -> str:
+    """Return the name of a wheel's library with the kernels of a variant."""
+    return f"cpu-{of_variant}"
 
 
-def _build(command: Sequence[str], flags: Sequence[str]) -> None:
-    name = _name(command, flags)
-    if _load_from_cache(name):
-        return
-    # In a new folder, so that processes need no lock, which a killed one would leave behind.
-    place = cache.place_to_build()
-    with tempfile.TemporaryDirectory(dir=place, prefix=cache.BUILD) as folder:
-        sources = [path for path in files_of("cpu") if path.suffix == ".cpp"]
-        kept_in = "" if place is None else f", which are then kept in {place}"
-        with log_if_slow(f"compiling kernels for the CPU{kept_in}"):
-            library = compile_library(command, sources, flags, Path(folder))
-        cached = cache.keep(f"{name}.so", library.read_bytes())
-        torch.ops.load_library(str(cached or library))
-
-
-def _load_from_cache(name: str) -> bool:
-    path = cache.find(f"{name}.so")
-    if path is None:
-        return False
+def _builds_instead_of(missing: OSError) -> bool:
+    """Build the kernels, and warn of whatever is not as expected; return whether they serve."""
     try:
-        torch.ops.load_library(str(path))
-    except OSError:  # complete, but linked for another machine
-        cache.discard(path)
+        build(VECTOR_FLAGS[variant()])
+    except Exception as error:  # of any type that a toolchain raises: use the reference
+        remedy = "a C++ compiler (g++ or clang++)"
+        fallback.warn("build its CPU kernels", remedy, error, str(missing))
         return False
+    if not isinstance(missing, FileNotFoundError):
+        fallback.warn_of_prebuilt(missing)
     return True
-
-
-def _name(command: Sequence[str], flags: Sequence[str]) -> str:
-    """Return the name of the library that a compiler builds with these flags."""
-    how = [torch.__version__, str(torch.compiled_with_cxx11_abi())]
-    how += [platform.machine(), platform.system(), shlex.join(command), version(command)]
-    return f"gact_graph_cpu_{digest('cpu', [*how, *flags])}"

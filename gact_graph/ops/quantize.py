@@ -129,8 +129,8 @@ class Widths:
             group_size: Elements per group.
 
         Raises:
-            TypeError: If ``widths`` is not uint8, or ``group_size`` is not an int.
-            ValueError: If ``widths`` has another shape or is not contiguous, or a width or
+            TypeError: If ``group_size`` is not an int.
+            ValueError: If ``widths`` has another dtype or shape or is not contiguous, or a width or
                 ``group_size`` is out of range.
         """
         check_group_size(group_size)
@@ -284,10 +284,10 @@ def pack(
             unencoded. None for ``bits``.
 
     Raises:
-        TypeError: If ``x`` is not a dense floating-point tensor, ``bits``, ``group_size`` or
-            ``seed`` is not an int, or ``widths`` is not uint8.
-        ValueError: If ``bits`` or ``group_size`` is out of range, or ``widths`` has another number
-            of groups or device; or (on the CPU) another number of words.
+        TypeError: If ``bits``, ``group_size`` or ``seed`` is not an int.
+        ValueError: If ``x`` is not a dense floating-point tensor; if ``bits`` or ``group_size`` is
+            out of range; or if ``widths`` is not uint8, or has another number of groups or device,
+            or (on the CPU) another number of words.
     """
     check_bits(bits)
     check_group_size(group_size)

@@ -7,7 +7,7 @@ every device for which there is no kernel:
 ... def segment_sum(out: Tensor, x: Tensor, places: Tensor, starts: Tensor) -> None: ...
 
 defines ``gact_graph::segment_sum(Tensor(a0!) out, Tensor x, Tensor places, Tensor starts) -> ()``.
-A kernel for the CPU is registered in C++ by ``TORCH_LIBRARY_IMPL``, without a schema of its own;
+A kernel for the CPU is registered in C++ by ``STABLE_TORCH_LIBRARY_IMPL``, without a schema;
 kernels for CUDA are registered by :func:`implement`.
 """
 

@@ -40,10 +40,9 @@ class Shapes:
         """Raise an error for invalid arguments of the operator.
 
         Raises:
-            TypeError: If a tensor has another dtype or layout.
-            ValueError: If a tensor has another shape or device, or is not contiguous; if the heads
-                do not share the columns evenly; if dropout is out of range; or (on the CPU) if the
-                starts decrease or do not span the edges.
+            ValueError: If a tensor has another dtype, layout, shape or device, or is not
+                contiguous; if the heads do not share the columns evenly; if dropout is out of
+                range; or (on the CPU) if the starts decrease or do not span the edges.
             IndexError: If an index is out of range (on the CPU).
         """
         sizes: dict[str, int] = {}
@@ -81,7 +80,7 @@ class Shapes:
 def _check_index(name: str, x: Tensor, edges: int, device: torch.device) -> None:
     check_strided(name, x, device)
     if x.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"Expected {name} of int32 or int64 (got {name_of(x.dtype)})")
+        raise ValueError(f"Expected {name} of int32 or int64 (got {name_of(x.dtype)})")
     check_tensor(name, x, x.dtype, [edges], device)
 
 
@@ -108,7 +107,7 @@ def _check_matrix(name: str, x: Tensor, device: torch.device) -> None:
         how = "" if x.is_contiguous() else ", not contiguous"
         raise ValueError(f"Expected {name} of 2 dimension(s), contiguous (got {[*x.shape]}{how})")
     if x.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"Expected {name} of float32 or float64 (got {name_of(x.dtype)})")
+        raise ValueError(f"Expected {name} of float32 or float64 (got {name_of(x.dtype)})")
 
 
 def _check_heads(sizes: dict[str, int]) -> None:

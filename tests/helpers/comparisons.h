@@ -1,5 +1,5 @@
-// Counts how often csrc/cpu/kept_memory.cpp compares two of its ranges: what a map or a set does at
-// each step from one node to the next. Compiled in front of that file, with -include.
+// Counts how often csrc/allocator/kept_memory.cpp compares two of its ranges: what a map or a set
+// does at each step from one node to the next. Compiled in front of that file, with -include.
 #pragma once
 
 #include <cstddef>

@@ -65,7 +65,7 @@ CPU_KERNELS = [
     ),
     Fault(
         "memory is kept for longer than two steps",
-        f"{_CPU}/kept_memory.cpp",
+        "csrc/allocator/kept_memory.cpp",
         "    most_ = in_use_;\n",
         "    most_ = std::max(most_, in_use_);\n",
         ("ops/test_kept_memory.py",),

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import gact_graph
 from gact_graph import info
-from gact_graph.ops import cpu
+from gact_graph.ops import allocator
 from gact_graph.support.memory.policy import SWITCH, MemoryPolicy
 
 LEAST = 1 << 16
@@ -29,9 +29,9 @@ PAGE = 4096
 
 @pytest.fixture
 def library() -> Iterator[Any]:
-    actual = cpu.load()
+    actual = allocator.load()
     if actual is None:
-        pytest.skip("no compiler")
+        pytest.skip("no library for this torch")
     actual.end_keeping()
     if not actual.start_keeping(60.0):
         pytest.skip("another system, or an allocator that cannot be asked")
@@ -172,7 +172,7 @@ _STEPS = st.lists(
 @settings(max_examples=100, deadline=None)
 def test_tensors_never_share_memory_whatever_the_order(steps: list[tuple[str, int]]) -> None:
     """The kept memory stays within its bound, which is counted here a second time."""
-    library = cpu.load()
+    library = allocator.load()
     if library is None or not library.start_keeping(60.0):
         pytest.skip("no compiler, or another system")
     library.end_keeping()
@@ -239,10 +239,10 @@ def test_a_child_process_has_memory_of_its_own(library: Any) -> None:
 _PEAK = """
 import json, random
 import torch
-from gact_graph.ops import cpu
+from gact_graph.ops import allocator
 from gact_graph.support.peak import PeakMeter
 
-library = cpu.load()
+library = allocator.load()
 generator = random.Random(0)
 torch.ones(1 << 23, dtype=torch.uint8)  # starts the threads, which have memory of their own
 with PeakMeter(torch.device("cpu")) as meter:
@@ -308,10 +308,10 @@ import gc, json, os, resource, sys
 import numpy, torch
 import gact_graph
 from torch_geometric.nn import GATConv
-from gact_graph.ops import cpu
+from gact_graph.ops import allocator
 from gact_graph.support.peak import resident_bytes
 
-library = cpu.load()
+library = allocator.load()
 
 def make():
     torch.manual_seed(0)
@@ -396,9 +396,9 @@ def test_others_get_the_memory_that_a_limit_of_addresses_leaves(library: Any) ->
 
 _OFFERED = """
 import json, torch
-from gact_graph.ops import cpu
+from gact_graph.ops import allocator
 
-library = cpu.load()
+library = allocator.load()
 library.start_keeping(60.0)
 freed = torch.ones(64 << 20, dtype=torch.uint8)
 rollup = lambda: {
@@ -447,7 +447,7 @@ class TestSwitch:
         """An allocator in place of the C library's, which it calls."""
         compiler = shutil.which("cc") or shutil.which("gcc")
         if compiler is None:
-            pytest.skip("no compiler")
+            pytest.skip("no library for this torch")
         source, shared = tmp_path / "other.c", tmp_path / "libother_malloc.so"
         source.write_text(
             "#include <stddef.h>\nvoid* __libc_malloc(size_t);\n"
@@ -493,7 +493,7 @@ from gact_graph.ops.kernels.sources import csrc
 
 counting, folder = sys.argv[1:]
 flags = ["-std=c++17", "-DGACT_LIBRARY=counted", "-include", counting]
-built = compile_library(commands()[0], [csrc() / "cpu/kept_memory.cpp"], flags, Path(folder))
+built = compile_library(commands()[0], [csrc() / "allocator/kept_memory.cpp"], flags, Path(folder))
 torch.ops.load_library(str(built))
 library, generator = torch.ops.counted, random.Random(0)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gact_graph.ops import cpu
+from gact_graph.ops.kernels import library
 from gact_graph.support import progress
 from gact_graph.support.progress import log_if_slow
 
@@ -204,7 +205,7 @@ def test_building_kernels_is_reported(
     def fails(*args: object) -> None:
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(cpu, "compile_library", fails)
+    monkeypatch.setattr(library, "compile_library", fails)
     with pytest.raises(RuntimeError, match="no compiler"):
         cpu.build.__wrapped__(())
     said = capsys.readouterr().err

@@ -63,12 +63,13 @@ def find(name: str) -> Path | None:
     return None
 
 
-def keep(name: str, content: bytes) -> Path | None:
+def keep(name: str, content: bytes, *, quiet: bool = False) -> Path | None:
     """Write a file and return its path, or None with one warning on failure.
 
     Args:
         name: A name with a suffix, which must identify everything that the content depends on.
         content: The content, which a later :func:`find` of the same name returns.
+        quiet: Whether to omit the warning.
     """
     root = folder()
     try:
@@ -77,7 +78,8 @@ def keep(name: str, content: bytes) -> Path | None:
         _make(root)
         return _write(root / _full_name(name, content), content)
     except OSError as error:
-        fallback.warn_of_no_cache(root, error)
+        if not quiet:
+            fallback.warn_of_no_cache(root, error)
         return None
 
 

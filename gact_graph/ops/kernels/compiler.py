@@ -56,7 +56,7 @@ def compile_library(
 
     Args:
         command: The compiler.
-        sources: Files with different names.
+        sources: Files of one folder.
         flags: Options of the compiler and the linker.
         folder: An empty folder for the output.
 
@@ -64,10 +64,7 @@ def compile_library(
         OSError: If the compiler does not start.
         RuntimeError: If the compiler fails; the message quotes its last lines.
     """
-    compiler = [*command, *flags, "-fPIC", *_openmp()]
-    includes = _TORCH / "include"
-    compiler += [f"-I{includes}", f"-I{includes / 'torch' / 'csrc' / 'api' / 'include'}"]
-    compiler.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
+    compiler = [*command, *flags, "-fPIC", "-fvisibility=hidden", f"-I{_TORCH / 'include'}"]
     objects = [folder / f"{source.stem}.o" for source in sources]
     _run_all(
         [
@@ -75,20 +72,14 @@ def compile_library(
             for source, result in zip(sources, objects, strict=True)
         ]
     )
-    library = folder / "library.so"
+    library = folder / f"{sources[0].parent.name}.so"
     # The process that loads the library has already loaded torch's libraries.
-    libraries = [f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"]
+    libraries = [f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu"]
     if platform.system() == "Darwin":
         libraries += ["-undefined", "dynamic_lookup"]
     link = [*compiler, "-shared", *map(str, objects), *libraries, "-o", str(library)]
     _run_all([link])
     return library
-
-
-def _openmp() -> list[str]:
-    # torch's parallel_for is a header: without OpenMP, which Apple's clang lacks, it runs on one
-    # thread.
-    return [] if platform.system() == "Darwin" else ["-fopenmp"]
 
 
 def _run_all(commands: Sequence[Sequence[str]]) -> None:

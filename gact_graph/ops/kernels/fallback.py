@@ -7,11 +7,12 @@ from pathlib import Path
 from gact_graph.support.messages import warn as warn_user
 
 
-def warn(failed: str, remedy: str, error: Exception) -> None:
-    """Warn once that kernels are missing, with the remedy and the cause."""
+def warn(failed: str, remedy: str, error: Exception, *others: str) -> None:
+    """Warn once that kernels are missing, with the remedy, the cause and other causes."""
+    causes = "; ".join([_cause(error), *others])
     warn_user(
         f"gact_graph could not {failed} and works with slower pure-torch code. "
-        f"Install {remedy}; `python -m gact_graph.info` lists what is there ({_cause(error)})."
+        f"Install {remedy}; `python -m gact_graph.info` lists what is there ({causes})."
     )
 
 
@@ -20,6 +21,14 @@ def warn_of_compiler(failed: str, taken: str, error: Exception) -> None:
     warn_user(
         f"gact_graph could not build its CPU kernels with CXX={failed!r} and takes {taken!r} "
         f"instead. Set CXX to a C++ compiler, or unset it ({_cause(error)})."
+    )
+
+
+def warn_of_prebuilt(error: OSError) -> None:
+    """Warn once that a library of the wheel does not load, and that a build serves instead."""
+    warn_user(
+        "gact_graph built its CPU kernels, since those of its wheel do not serve. Install a wheel "
+        f"for this torch; `python -m gact_graph.info` lists what is there ({error})."
     )
 
 

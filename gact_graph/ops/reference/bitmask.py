@@ -125,21 +125,21 @@ def check_mask_test(x: Tensor, test: int) -> None:
     if test:
         check_coded("x", x.dtype)
     elif x.dtype.is_complex:
-        raise TypeError(f"Expected x to be real (got {x.dtype})")
+        raise ValueError(f"Expected x to be real (got {x.dtype})")
 
 
 def check_pair(x: Tensor) -> None:
     """Raise an error unless a tensor is floating-point."""
     check_strided("x", x, x.device)
     if not x.dtype.is_floating_point:
-        raise TypeError(f"Expected x to be floating-point (got {x.dtype})")
+        raise ValueError(f"Expected x to be floating-point (got {x.dtype})")
 
 
 def check_words(words: Tensor, shape: list[int], dtype: torch.dtype) -> None:
     """Raise an error unless ``words`` are those of a tensor of this shape and a real dtype."""
     n = checked_numel(shape)
     if dtype.is_complex:
-        raise TypeError(f"Expected a real dtype (got {dtype})")
+        raise ValueError(f"Expected a real dtype (got {dtype})")
     check_tensor("words", words.contiguous(), torch.int64, [-(-n // TILE)], words.device)
 
 

@@ -2,9 +2,9 @@
 
 PyTorch returns the memory of large freed tensors to the system, and new pages for the next tensors
 take a third to a half of a training step. So from the first step of a wrapped model on, tensors of
-64 KiB or more reuse the memory of earlier tensors (``csrc/cpu/kept_memory.cpp``). Kept and used
-memory together never exceed the most memory that this step or the last one used, so the peak of the
-process does not rise. CUDA tensors are left to PyTorch's caching allocator.
+64 KiB or more reuse the memory of earlier tensors (``csrc/allocator/kept_memory.cpp``). Kept and
+used memory together never exceed the most memory that this step or the last one used, so the peak
+of the process does not rise. CUDA tensors are left to PyTorch's caching allocator.
 
 All kept memory is returned when the last wrapped model dies, when a model is unwrapped, and when no
 wrapped model has started a step for some seconds. Nothing is kept if the process has a limit on its

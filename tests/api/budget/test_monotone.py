@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE, TransformerConv
 
 import gact_graph
-from gact_graph.ops import cpu
+from gact_graph.ops import allocator
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(cpu.load() is None, reason="nothing watches allocations"),
+    pytest.mark.skipif(allocator.load() is None, reason="nothing watches allocations"),
 ]
 
 LEVELS = ["L2", "CB2", "L1", "lossless"]

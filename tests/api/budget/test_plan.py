@@ -19,13 +19,13 @@ from gact_graph.api.budget.trials import Search
 from gact_graph.api.install import patch_of
 from gact_graph.capture.config import Config
 from gact_graph.capture.places import Places
-from gact_graph.ops import cpu
+from gact_graph.ops import allocator
 
 NODES, EDGES = 30_000, 200_000
 MB = 10**6
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.skipif(cpu.load() is None, reason="nothing watches allocations")
+pytestmark = pytest.mark.skipif(allocator.load() is None, reason="nothing watches allocations")
 
 
 def graph(nodes: int = NODES, edges: int = EDGES) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import torch
 
 from gact_graph.api.budget import steps
 from gact_graph.api.budget.steps import watching
-from gact_graph.ops import cpu
+from gact_graph.ops import allocator
 
 
 class Allocator:
@@ -39,7 +39,7 @@ def test_parts_on_cuda_have_peaks_of_their_own(monkeypatch: pytest.MonkeyPatch) 
         assert watch.peak() == 610
 
 
-@pytest.mark.skipif(cpu.load() is None, reason="nothing watches allocations")
+@pytest.mark.skipif(allocator.load() is None, reason="nothing watches allocations")
 def test_parts_on_a_cpu_have_peaks_of_their_own() -> None:
     with watching(torch.device("cpu")) as watch:
         kept = torch.zeros(1 << 20, dtype=torch.uint8)
@@ -60,7 +60,7 @@ def test_the_resident_set_counts_in_full_in_each_part(monkeypatch: pytest.Monkey
 
         def __exit__(self, *error: object) -> None: ...
 
-    monkeypatch.setattr(cpu, "load", lambda: None)
+    monkeypatch.setattr(allocator, "load", lambda: None)
     monkeypatch.setattr(steps, "PeakMeter", Meter)
     with watching(torch.device("cpu")) as watch:
         assert watch.mark() == watch.peak() == 7

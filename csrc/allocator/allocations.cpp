@@ -3,7 +3,7 @@
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/profiler/orchestration/observer.h>
-#include <torch/library.h>
+#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -79,11 +79,11 @@ int64_t mark_watch() { return current().mark(); }
 
 }  // namespace
 
-TORCH_LIBRARY_FRAGMENT(GACT_LIBRARY, library) {
-  library.def("start_watch() -> bool", &start_watch);
-  library.def("end_watch() -> ()", &end_watch);
-  library.def("most_watched() -> int", &most_watched);
-  library.def("mark_watch() -> int", &mark_watch);
+STABLE_TORCH_LIBRARY_FRAGMENT(GACT_LIBRARY, library) {
+  library.def("start_watch() -> bool").impl("start_watch", TORCH_BOX(&start_watch));
+  library.def("end_watch() -> ()").impl("end_watch", TORCH_BOX(&end_watch));
+  library.def("most_watched() -> int").impl("most_watched", TORCH_BOX(&most_watched));
+  library.def("mark_watch() -> int").impl("mark_watch", TORCH_BOX(&mark_watch));
 }
 
 }  // namespace gact_graph

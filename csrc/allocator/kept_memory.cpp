@@ -5,7 +5,7 @@
 // together never exceed the most memory that was in use in this step or the last, so the peak of
 // the process stays the same. gact_graph/support/memory/policy.py decides when memory is kept.
 
-#include <torch/library.h>
+#include <torch/csrc/stable/library.h>
 
 #include <cstdint>
 
@@ -316,8 +316,9 @@ int64_t kept_bytes() { return 0; }
 
 #endif
 
-TORCH_LIBRARY_FRAGMENT(GACT_LIBRARY, library) {
-  library.def("start_keeping(float seconds) -> bool", &gact_graph::start_keeping);
-  library.def("end_keeping() -> ()", &gact_graph::end_keeping);
-  library.def("kept_bytes() -> int", &gact_graph::kept_bytes);
+STABLE_TORCH_LIBRARY_FRAGMENT(GACT_LIBRARY, library) {
+  library.def("start_keeping(float seconds) -> bool")
+      .impl("start_keeping", TORCH_BOX(&gact_graph::start_keeping));
+  library.def("end_keeping() -> ()").impl("end_keeping", TORCH_BOX(&gact_graph::end_keeping));
+  library.def("kept_bytes() -> int").impl("kept_bytes", TORCH_BOX(&gact_graph::kept_bytes));
 }
