@@ -3,6 +3,7 @@ VENV := .venv
 WHAT := -e ".[experiments,dev,docs]"
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-for-demo
 
 TORCH := torch==2.13.0
 # Where no GPU is, take torch's CPU build: PyPI's build for Linux brings the CUDA packages along.
@@ -34,13 +35,22 @@ install: $(STAMP)
 # The stamp is written last: an installation that broke off is taken up again. torch comes without
 # its own requirements, so that the index of its CPU build serves torch and nothing else; the second
 # command brings them.
+define install
+test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(BIN)/python -m pip install --no-deps --retries 1 $(TORCH_INDEX) "$(TORCH)"
+$(BIN)/python -m pip install $(1)
+endef
+
 $(STAMP): pyproject.toml Makefile
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --no-deps --retries 1 $(TORCH_INDEX) "$(TORCH)"
-	$(BIN)/python -m pip install $(WHAT)
+	$(call install,$(WHAT))
+	touch $@ $(DEMO_STAMP)
+
+# Without the tools of a developer, which take longer to install than the demo.
+$(DEMO_STAMP): pyproject.toml Makefile
+	$(call install,-e ".[demo]")
 	touch $@
 
-demo: $(STAMP)
+demo: $(DEMO_STAMP)
 	$(BIN)/python -m experiments.node_cls --model gat --compare --seeds 0 --epochs 20
 
 test: $(STAMP)

@@ -27,11 +27,13 @@ from experiments.helpers import command
 from experiments.helpers.kept import Kept
 from experiments.helpers.process import call, checked
 from experiments.helpers.summary import dataset_name
-from experiments.helpers.tables import Column, table
+from experiments.helpers.tables import Column, Table, table
 from experiments.helpers.train import gradient_of, seed_everything
 from gact_graph.ops.allocations import watching_allocations
 
 FILE_NAME = "compiled.json"
+
+NAMES = {"gcn": "GCN", "gat": "GAT", "gcnii": "GCNII, 8 layers", "bert": "BERT, 6 layers"}
 
 _HIDDEN, _LAYERS, _HEADS = 128, 3, 4
 _BATCH, _WORDS = 32, 128
@@ -42,12 +44,20 @@ _COLUMNS: tuple[Column, ...] = (
     ("network", "{model}"),
     ("", "{way}"),
     ("saved, MB", "{saved:MB|}"),
+    ("of, MB", "{raw:MB|}"),
     ("peak, MB", "{peak:MB}"),
     ("s/step", "{seconds:.3f}"),
     ("relative", "{ratio:.2f}x"),
     ("error", "{error:.2%}"),
     ("graph breaks", "{breaks:|}"),
 )
+
+
+def by_network(content: Mapping[str, Any]) -> Table:
+    """Return one row for each network and way."""
+    networks = content["networks"].items()
+    rows = [{**row, "model": NAMES[model]} for model, found in networks for row in found]
+    return table(_COLUMNS, rows)
 
 
 class Gcnii(nn.Module):
@@ -172,20 +182,18 @@ def _apart(model: str, *task: Any) -> list[dict[str, Any]]:
 
 @command.main(
     *command.GRAPH,
-    command.names("--models", ("gcn", "gat", "gcnii", "bert")),
+    command.names("--models", NAMES),
     command.BITS,
     command.number("--steps", 5),
     command.OUT_NEEDED,
 )
 def main(args: command.Args) -> None:
     kept: Kept = args.keep(FILE_NAME, steps=args.steps, bits=args.bits)
-    rows: list[dict[str, Any]] = []
     for model in args.models:
         args.say(f"{model} on {dataset_name(args.dataset)}")
         task = model, str(args.dataset), str(args.data_root), args.bits, args.steps
-        found = kept.once(("networks", model), _apart, *task)
-        rows += [{"model": model, **row} for row in found]
-    args.show("compiled models", table(_COLUMNS, rows))
+        kept.once(("networks", model), _apart, *task)
+    args.show("compiled models", by_network(kept.content))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import allocation, memory, overhead, plans, scaling, step_time
+from experiments import allocation, compiled, memory, overhead, plans, scaling, step_time
 from experiments.allocators import by_allocator
 from experiments.estimates import budgets, predictions, verdict
 from experiments.forces import COSTS, PHYSICS, by_way
@@ -93,6 +93,7 @@ def tables(results: Path) -> dict[str, Page]:
     add("overhead", overhead.by_graph, "overhead.json")
     add("overhead-of-default", _overhead_of_default, "overhead.json")
     add("busy", step_time.by_level, "busy.json")
+    add("compiled", compiled.by_network, "compiled.json")
     add("allocators", lambda content: by_allocator(content["medians"]), "allocators.json")
     add("saved", _saved, *(f"memory/{model}.json" for model in _SAVED))
     add("largest-graph", lambda c: scaling.by_size(c["largest"]["graph"]), "scaling/gat-graph.json")

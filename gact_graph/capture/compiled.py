@@ -192,7 +192,7 @@ def _slot_of(node: fx.Node) -> str:
     return f"{path}/{node.name}" if path else node.name
 
 
-@torch.library.custom_op("gact_graph::save_bits", mutates_args=())
+@torch.library.custom_op("gact_graph_compiled::save_bits", mutates_args=())
 def _save_bits(x: Tensor, slot: str) -> Tensor:
     words = pack_bits(x)
     _count(slot, "mask", x, 1, words)
@@ -204,7 +204,7 @@ def _(x: Tensor, slot: str) -> Tensor:
     return x.new_empty((x.numel() + TILE - 1) // TILE, dtype=torch.int64)
 
 
-@torch.library.custom_op("gact_graph::save_index", mutates_args=())
+@torch.library.custom_op("gact_graph_compiled::save_index", mutates_args=())
 def _save_index(x: Tensor, slot: str) -> Tensor:
     index = x.to(torch.int32)
     _count(slot, "index", x, 32, index)
@@ -216,7 +216,7 @@ def _(x: Tensor, slot: str) -> Tensor:
     return x.new_empty(x.shape, dtype=torch.int32)
 
 
-@torch.library.custom_op("gact_graph::save_codes", mutates_args=())
+@torch.library.custom_op("gact_graph_compiled::save_codes", mutates_args=())
 def _save_codes(
     x: Tensor, bits: int, group_size: int, slot: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -240,7 +240,7 @@ def _(x: Tensor, bits: int, group_size: int, slot: str) -> tuple[Tensor, Tensor,
     return codes, stats, x.new_empty(1, dtype=torch.int64), x.new_empty(1, dtype=torch.float32)
 
 
-@torch.library.custom_op("gact_graph::load_codes", mutates_args=())
+@torch.library.custom_op("gact_graph_compiled::load_codes", mutates_args=())
 def _load_codes(
     codes: Tensor,
     stats: Tensor,

@@ -182,6 +182,19 @@ def test_a_model_that_breaks_into_graphs(backend: Any) -> None:
     assert (gradient(model, *inputs()) - expected).norm() < 0.2 * expected.norm()
 
 
+def test_operators_keep_the_promises_of_pytorch() -> None:
+    x, index = torch.randn(30, 20), torch.arange(12).view(3, 4)
+    operators = torch.ops.gact_graph_compiled
+    codes = operators.save_codes(x, 4, 256, "slot")
+    checks = "test_schema", "test_faketensor"
+    torch.library.opcheck(operators.save_bits.default, (x > 0, "slot"), test_utils=checks)
+    torch.library.opcheck(operators.save_index.default, (index, "slot"), test_utils=checks)
+    torch.library.opcheck(operators.save_codes.default, (x, 4, 256, "slot"), test_utils=checks)
+    decoding = (*codes, [30, 20], 4, 256, torch.float32)
+    torch.library.opcheck(operators.load_codes.default, decoding, test_utils=checks)
+    assert (operators.load_codes(*decoding) - x).abs().max() < 0.5
+
+
 @pytest.mark.long
 @MODELS
 def test_inductor(make: Any) -> None:

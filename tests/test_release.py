@@ -1,0 +1,70 @@
+"""The release script: what it refuses, and the tag of a release that nothing speaks against."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parent.parent / ".ci" / "release.py"
+
+
+def git(*words: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    done = subprocess.run(["git", *identity, *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def commit() -> str:
+    git("add", "--all")
+    git("commit", "--message", "a change")
+    return git("rev-parse", "--short=7", "HEAD")
+
+
+@pytest.fixture(autouse=True)
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repository whose page has numbers of its present library."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("NAME", "EMAIL"):
+        monkeypatch.setenv(f"GIT_COMMITTER_{name}", "a")
+    git("init", "--initial-branch", "main")
+    for folder in ("gact_graph", "csrc", "docs"):
+        Path(folder).mkdir()
+    Path("gact_graph/__init__.py").write_text('__version__ = "1.2.0"\n')
+    Path("CHANGELOG.md").write_text("## [1.2.0]\n")
+    number = commit()
+    Path("README.md").write_text(f"3 MB, commit {number}\n")
+    commit()
+
+
+def release(version: str = "1.2.0") -> list[str]:
+    done = subprocess.run([sys.executable, SCRIPT, version], capture_output=True, text=True)
+    assert (done.returncode == 0) == (not done.stderr)
+    return done.stderr.splitlines()
+
+
+def test_a_release_gets_a_tag() -> None:
+    assert release() == []
+    assert git("tag", "--list") == "v1.2.0"
+    assert "(got 1.2.0)" in release()[0]
+
+
+def test_numbers_of_an_older_library() -> None:
+    Path("csrc/kernel.cpp").write_text("int x;\n")
+    Path("docs/page.md").write_text("4 MB, commit 1234567\n")
+    commit()
+    first, second = release()
+    assert "README.md (got those of commit " in first
+    assert "docs/page.md (got those of commit 1234567)" in second
+    assert not git("tag", "--list")
+
+
+def test_other_obstacles() -> None:
+    git("checkout", "-b", "topic")
+    Path("note").write_text("not committed\n")
+    reasons = release("1.3.0")
+    for words in ("clean working tree", "branch main", "__version__", r"section [1.3.0]"):
+        assert any(words in reason for reason in reasons), words
+    assert not git("tag", "--list")
