@@ -316,12 +316,12 @@ class Controller:
             noise = Noise(self.config.seed, self.forwards, repeated)
             self._start(call.method)
         start = monotonic()
-        with compiled.running(noise):
+        with compiled.running(noise) as running:
             output = call.forward(*args, **kwargs)
         seconds = _seconds_since(start, call.module)
         with self._lock:
-            raw = sum(row.raw_bytes for row in compiled.rows)
-            self._end(call.method, compiled.rows, raw, seconds, is_small=False)
+            raw = sum(row.raw_bytes for row in running.rows)
+            self._end(call.method, running.rows, raw, seconds, is_small=False)
         return output
 
     def _run_uncompressed(self, call: Call) -> Any:

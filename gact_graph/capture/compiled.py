@@ -41,45 +41,44 @@ _BITS, _INDEX, _CODES, _CONSTANT = range(4)
 
 
 class _Local(threading.local):
-    running: CompiledForward | None = None
+    running: Running | None = None
 
 
 _local = _Local()
 
 
-class CompiledForward:
-    """The hooks of one compiled model, and the rows of its last forward.
+class Running:
+    """One forward of a compiled model.
 
     Args:
         config: The settings.
+        noise: Seeds by slot.
+
+    Attributes:
+        group_size: Elements of a group of codes.
+        least_bytes: The bytes that a graph must save for backward to be compressed.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, noise: Noise) -> None:
+        self.group_size: int = config.group_size
+        self.least_bytes: int = config.min_bytes
         self._config = config
-        # A compiled graph belongs to these two objects: others would compile again.
-        self._hooks = _traced(_pack), _traced(_unpack)
-        self._noise = Noise(config.seed, 0, False)
+        self._noise = noise
         self._rows: dict[str, Row] = {}
-
-    @contextlib.contextmanager
-    def running(self, noise: Noise) -> Iterator[None]:
-        """Store the tensors that compiled graphs save inside in their small forms."""
-        outer = _local.running
-        self._noise, self._rows = noise, {}
-        _local.running = self
-        try:
-            with saved_tensors_hooks(*self._hooks):
-                yield
-        finally:
-            _local.running = outer
 
     @property
     def rows(self) -> list[Row]:
-        """The rows of the last forward."""
+        """The rows of the report."""
         return [*self._rows.values()]
 
     def bits_of(self, x: Tensor, graph: fx.Graph, name: str) -> int:
-        """Return the bits for an element of a saved tensor; 32 if it is kept."""
+        """Return the bits for an element of a saved tensor; 32 if it is kept.
+
+        Args:
+            x: The tensor.
+            graph: The graph of the backward.
+            name: The name of the tensor there.
+        """
         if not self._config.quantize or x.dtype not in DTYPES:
             return 32
         reads = reads_in(graph, name)
@@ -98,15 +97,28 @@ class CompiledForward:
         shape = tuple(x.shape)
         self._rows[slot] = Row(slot, role, codec, shape, x.numel(), own, x.nbytes, stored)
 
-    @property
-    def group_size(self) -> int:
-        """Elements of a group of codes."""
-        return self._config.group_size
 
-    @property
-    def least_bytes(self) -> int:
-        """The bytes that a graph must save for backward to be compressed."""
-        return self._config.min_bytes
+class CompiledForward:
+    """The hooks of one compiled model.
+
+    Args:
+        config: The settings.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        # A compiled graph belongs to these two objects: others would compile again.
+        self._hooks = _traced(_pack), _traced(_unpack)
+
+    @contextlib.contextmanager
+    def running(self, noise: Noise) -> Iterator[Running]:
+        """Store the tensors that compiled graphs save inside in their small forms."""
+        outer, _local.running = _local.running, Running(self._config, noise)
+        try:
+            with saved_tensors_hooks(*self._hooks):
+                yield _local.running
+        finally:
+            _local.running = outer
 
 
 def is_compiled(module: nn.Module) -> bool:
