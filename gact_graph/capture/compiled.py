@@ -36,6 +36,11 @@ from gact_graph.support.rows import Row
 _SMALL = 8192
 """The bytes up to which a tensor is kept."""
 
+_NARROW = 16
+_LEAST_OF_NARROW = 16
+"""Bits of rows with fewer elements than the line above: scores and shares of attention heads. Backward
+subtracts large numbers that are computed from them, and noise does not cancel with the numbers."""
+
 _BITS, _INDEX, _CODES, _CONSTANT = range(4)
 """The first item of a packed tensor."""
 
@@ -84,7 +89,8 @@ class Running:
         reads = reads_in(graph, name)
         if not isinstance(reads, Values) or reads.relative:
             return 32
-        return max(int(self._config.bits), reads.least_bits)
+        least = _LEAST_OF_NARROW if _is_narrow(x) else reads.least_bits
+        return max(int(self._config.bits), reads.least_bits, least)
 
     def seed_of(self, slot: str) -> int:
         """Return the seed of a slot's noise."""
@@ -179,6 +185,12 @@ def _unpack(packed: Any) -> Tensor:
 def _is_small(saved: Tensor) -> bool:
     """Return whether a tensor is small, as far as its size is known to the compiler."""
     return _expected_bytes(saved) <= _SMALL
+
+
+def _is_narrow(x: Tensor) -> bool:
+    """Return whether a matrix has short rows."""
+    width = math.prod(x.shape[1:])
+    return x.dim() > 1 and isinstance(width, int) and width < _NARROW
 
 
 def _saved_by(forward: fx.Graph, backward: fx.Graph) -> float:
