@@ -38,8 +38,8 @@ _SMALL = 8192
 
 _NARROW = 16
 _LEAST_OF_NARROW = 16
-"""Bits of rows with fewer elements than the line above: scores and shares of attention heads. Backward
-subtracts large numbers that are computed from them, and noise does not cancel with the numbers."""
+"""Bits of rows of fewer than 16 elements: scores and shares of attention heads. Backward subtracts
+large numbers that are computed from them, and noise does not cancel with the numbers."""
 
 _BITS, _INDEX, _CODES, _CONSTANT = range(4)
 """The first item of a packed tensor."""
