@@ -27,14 +27,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from gact_graph.capture.backward_graph import is_index_in, reads_in
 from gact_graph.capture.config import Config
 from gact_graph.capture.noise import Noise
+from gact_graph.capture.recipes import SMALL
 from gact_graph.codecs.reads import Values
 from gact_graph.ops.bitmask import pack_bits, unpack_bits
-from gact_graph.ops.checks import TILE
 from gact_graph.ops.quantize import DTYPES, Packed, decorrelated_weight, pack
 from gact_graph.support.rows import Row
-
-_SMALL = 8192
-"""The bytes up to which a tensor is kept."""
 
 _NARROW = 16
 _LEAST_OF_NARROW = 16
@@ -89,7 +86,7 @@ class Running:
         reads = reads_in(graph, name)
         if not isinstance(reads, Values) or reads.relative:
             return 32
-        least = _LEAST_OF_NARROW if _is_narrow(x) else reads.least_bits
+        least = _LEAST_OF_NARROW if _is_narrow(x) else 1
         return max(int(self._config.bits), reads.least_bits, least)
 
     def seed_of(self, slot: str) -> int:
@@ -184,7 +181,7 @@ def _unpack(packed: Any) -> Tensor:
 
 def _is_small(saved: Tensor) -> bool:
     """Return whether a tensor is small, as far as its size is known to the compiler."""
-    return _expected_bytes(saved) <= _SMALL
+    return _expected_bytes(saved) <= SMALL
 
 
 def _is_narrow(x: Tensor) -> bool:
@@ -225,7 +222,7 @@ def _save_bits(x: Tensor, slot: str) -> Tensor:
 
 @_save_bits.register_fake
 def _(x: Tensor, slot: str) -> Tensor:
-    return x.new_empty((x.numel() + TILE - 1) // TILE, dtype=torch.int64)
+    return pack_bits(x)
 
 
 @torch.library.custom_op("gact_graph_compiled::save_index", mutates_args=())
@@ -258,9 +255,7 @@ def _save_codes(
 
 @_save_codes.register_fake
 def _(x: Tensor, bits: int, group_size: int, slot: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    codes = x.new_empty((x.numel() + TILE - 1) // TILE, bits, dtype=torch.int64)
-    groups = (x.numel() + group_size - 1) // group_size
-    stats = x.new_empty(groups, 2, dtype=torch.bfloat16)
+    codes, stats = torch.ops.gact_graph.pack(x, bits, group_size, 0)
     return codes, stats, x.new_empty(1, dtype=torch.int64), x.new_empty(1, dtype=torch.float32)
 
 
