@@ -5,44 +5,47 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import weakref
+from collections.abc import Callable
+from typing import BinaryIO, cast
 
 import torch
 from torch import Tensor
-
-_PIECE = 4 << 20
-"""Bytes that are copied at once, a multiple of the size of a page: as many are in memory twice."""
 
 
 class Files:
     """The operations of :class:`~gact_graph.codecs.offload.streams.Streams` for tensors on a CPU.
 
-    Buffers are temporary files without a name, mapped into memory, in the folder of
-    :func:`tempfile.gettempdir`, which the environment variable ``TMPDIR`` names. After a copy, the
-    pages of the file leave the resident set; the system writes them to disk when it needs their
-    memory. Copies are complete when they return, so there is nothing to wait for.
+    Buffers are temporary files without a name, in the folder of :func:`tempfile.gettempdir`, which
+    the environment variable ``TMPDIR`` names. A mapping gives each an address, as a tensor; bytes
+    are written and read by the file, so that no page of the mapping becomes resident, or takes a
+    page fault. Copies are complete when they return, so there is nothing to wait for.
     """
 
     copies_later = False
 
     def __init__(self) -> None:
-        self._maps: dict[int, mmap.mmap] = {}
+        self._files: dict[int, BinaryIO] = {}  # by the addresses of buffers
 
     def serves(self, device: torch.device) -> bool:
         return device.type == "cpu"
 
     def buffer(self, nbytes: int) -> Tensor:
-        with tempfile.TemporaryFile() as file:
-            try:
-                os.posix_fallocate(file.fileno(), 0, nbytes)  # else a full disk ends the process
-            except OSError as error:
-                raise OSError(
-                    error.errno,
-                    f"Expected {nbytes:,} free bytes in {tempfile.gettempdir()} for saved tensors "
-                    f"(got {error.strerror}); set TMPDIR to a folder on a larger disk",
-                ) from error
-            mapped = mmap.mmap(file.fileno(), nbytes)
+        file = cast("BinaryIO", tempfile.TemporaryFile(buffering=0))
+        try:
+            os.posix_fallocate(file.fileno(), 0, nbytes)  # else a full disk ends the process
+        except OSError as error:
+            file.close()
+            raise OSError(
+                error.errno,
+                f"Expected {nbytes:,} free bytes in {tempfile.gettempdir()} for saved tensors "
+                f"(got {error.strerror}); set TMPDIR to a folder on a larger disk",
+            ) from error
+        mapped = mmap.mmap(file.fileno(), nbytes)
         memory = torch.frombuffer(mapped, dtype=torch.uint8)
-        self._maps[memory.untyped_storage().data_ptr()] = mapped
+        address = memory.untyped_storage().data_ptr()
+        self._files[address] = file
+        weakref.finalize(mapped, _close, self._files, address)
         return memory
 
     def empty_like(self, host: Tensor, device: torch.device) -> Tensor:
@@ -61,24 +64,34 @@ class Files:
         pass
 
     def copy(self, target: Tensor, source: Tensor, stream: None) -> None:
-        new, old = (t.reshape(-1).view(torch.uint8) for t in (target, source))
-        for start in range(0, max(1, new.numel()), _PIECE):
-            end = start + _PIECE
-            new[start:end].copy_(old[start:end])
-            for piece in (new[start:end], old[start:end]):
-                self._leave(piece)
+        if target.untyped_storage().data_ptr() in self._files:
+            self._transfer(target, source, os.pwrite)
+        else:
+            self._transfer(source, target, lambda file, piece, at: os.preadv(file, [piece], at))
+
+    def _transfer(
+        self, buffer: Tensor, tensor: Tensor, move: Callable[[int, memoryview, int], int]
+    ) -> None:
+        """Move the bytes of a tensor between memory and the file of a buffer."""
+        file = self._files[buffer.untyped_storage().data_ptr()].fileno()
+        start = int(buffer.storage_offset()) * buffer.element_size()
+        rest = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+        while rest:  # the system moves less than 2 GiB at once
+            moved = move(file, rest, start)
+            if not moved:
+                raise OSError(
+                    f"Expected {len(rest):,} more bytes in a temporary file in "
+                    f"{tempfile.gettempdir()} (got its end); another program has cut it"
+                )
+            rest, start = rest[moved:], start + moved
 
     def lend(self, tensor: Tensor, stream: None) -> None:
         pass
 
-    def _leave(self, piece: Tensor) -> None:
-        """Take the pages of a part of a file out of the resident set."""
-        mapped = self._maps.get(piece.untyped_storage().data_ptr())
-        if mapped is not None and piece.numel():
-            offset = int(piece.storage_offset())
-            first = offset - offset % mmap.PAGESIZE
-            mapped.madvise(mmap.MADV_DONTNEED, first, offset + piece.numel() - first)
-
     def __reduce__(self) -> tuple[type[Files], tuple[()]]:
         """Give a copy, pickled or deep-copied with its model, new files."""
         return Files, ()
+
+
+def _close(files: dict[int, BinaryIO], address: int) -> None:
+    files.pop(address).close()
