@@ -301,8 +301,9 @@ def plan(
     """Plan a training step within a memory budget: which saved tensors stay exact, which get codes.
 
     A copy of the model trains on parts of the graph, which gives the memory of each part of a step,
-    the sensitivity of the gradient to each tensor, and the time of codes. An integer program then
-    chooses the widths with the least error of the gradient that fit at every moment. The model, its
+    the sensitivity of the gradient to each tensor, and the time of codes and of offloading. An
+    integer program then chooses the forms that cost least in time and error of the gradient, and
+    that fit at every moment. The model, its
     gradients, buffers and random states do not change.
 
     ```python

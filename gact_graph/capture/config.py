@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -53,7 +53,7 @@ LEVELS["CB1"] = LEVELS["CB2"]
 class Config:
     """The settings of one wrapped model; see :func:`gact_graph.wrap` for their meaning.
 
-    Plans alone set ``widths`` and ``keep_results``: see
+    Plans alone set ``widths``, ``offloaded`` and ``keep_results``: see
     :class:`~gact_graph.api.budget.estimate.Strategy`.
     """
 
@@ -63,6 +63,7 @@ class Config:
     adapt_interval: int = 500
     pin: Mapping[str, int] = field(default_factory=dict)
     widths: Mapping[str, float] = field(default_factory=dict)
+    offloaded: Collection[str] = frozenset()
     group_size: int = 256
     blocks: int | str | None = None
     min_bytes: int = MIN_BYTES
@@ -113,7 +114,11 @@ class Config:
 
     @property
     def swap(self) -> bool:
-        return LEVELS[self.level].swap
+        return LEVELS[self.level].swap or bool(self.offloaded)
+
+    def swaps(self, slot: str) -> bool:
+        """Return whether the encoded tensor of a slot waits for backward off the device."""
+        return LEVELS[self.level].swap or slot in self.offloaded
 
     @property
     def block_size(self) -> int | str | None:

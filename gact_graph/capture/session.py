@@ -570,9 +570,10 @@ class Session:
         config = self._config
         # Losses of the user are exact, like those of PyTorch.
         quantize = self._quantize and not save.call.of_loss and not exactly
+        bits = self._scheme.bits_of(save.slot) if quantize else 32
         if recipe is not None and not recipe.gathers:
-            # Pinned bits are those of the tensor itself. A layer in blocks decodes some rows.
-            by_rows = save.call.of_layer and self._quantize
+            # Pinned bits are those of the tensor itself. A layer in blocks decodes some rows of codes.
+            by_rows = save.call.of_layer and bits < 32
             pinned = self._scheme.pinned(save.slot) is not None and not recipe.exact
             recipe = None if by_rows or pinned else recipe
         request = Request(
@@ -582,7 +583,7 @@ class Session:
             reads=save.reads,
             recipe=recipe,
             keep=self._sources_of(save),
-            bits=self._scheme.bits_of(save.slot) if quantize else 32,
+            bits=bits,
             group_size=config.group_size,
             seed=self._noise.seed_of(save.slot),
             row_weights=self._row_weights_of(save),
@@ -601,7 +602,7 @@ class Session:
         shared = self._cache.equal_to(context) if constant else None
         if shared is not None:
             context = shared
-        elif self._swap is not None:
+        elif self._swap is not None and config.swaps(save.slot):
             context.move(self._swap.leave)
         if save.position in save.call.gathered:
             context.gather()
@@ -616,7 +617,7 @@ class Session:
         like = elements.flat.numel(), elements.flat.dtype
         context = Context(Masked(noise.words, *like, 0.0, noise.scale, exact=True))
         self._watch(context, save.slot, lossy=False)
-        if self._swap is not None:
+        if self._swap is not None and self._config.swaps(save.slot):
             context.move(self._swap.leave)
         self._ledger.add(save, context, elements)
         return Saved(context, elements.layout, save.slot)

@@ -219,7 +219,7 @@ class Budget:
         if state is None:
             return
         # Version 0.7.0 saved the first three.
-        later = "widths", "measures", "keep_results"
+        later = "widths", "measures", "keep_results", "offloaded"
         check_keys("state['strategy']", state, ("level", "bits", "blocks"), later)
         strategy = Strategy.from_dict(state)
         model = patch.first.module

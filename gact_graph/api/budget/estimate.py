@@ -28,6 +28,8 @@ class Strategy(NamedTuple):
         bits: Average bits of an element of a quantized context; 32 if nothing is quantized.
         blocks: Whether message passing runs in blocks.
         widths: Slots with bits of their own, in alphabetical order; those at 32 are exact.
+        offloaded: Slots whose tensors wait for backward in host memory, or for a CPU in files, in
+            alphabetical order; all slots at level ``"L2"``.
         measures: Whether steps measure sensitivities, if the model is adaptive. If not, the bits
             remain those of :attr:`widths`.
         keep_results: Whether results that take long to compute again are kept: matrix products
@@ -40,36 +42,42 @@ class Strategy(NamedTuple):
     widths: tuple[tuple[str, float], ...] = ()
     measures: bool = True
     keep_results: bool = False
+    offloaded: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """The name in tables and messages."""
         if self.level is None:
             return "stock"
+        away = f", {len(self.offloaded)} offloaded" if self.offloaded else ""
         if self.bits == 32:
             blocks = " + blocks" if self.level == "lossless" and self.blocks else ""
-            return f"{self.level}{blocks}{' + kept results' if self.keep_results else ''}"
+            kept = " + kept results" if self.keep_results else ""
+            return f"{self.level}{blocks}{kept}{away}"
         exact = sum(width == 32 for _, width in self.widths)
-        return f"{self.level}, {self.bits:g} bits{f', {exact} exact' if exact else ''}"
+        return f"{self.level}, {self.bits:g} bits{f', {exact} exact' if exact else ''}{away}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
-        return {**self._asdict(), "widths": dict(self.widths)}
+        return {**self._asdict(), "widths": dict(self.widths), "offloaded": [*self.offloaded]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Strategy:
-        """Return the strategy of :meth:`to_dict`; version 0.7.0 had no widths."""
-        return cls(**{**values, "widths": tuple(sorted(values.get("widths", {}).items()))})
+        """Return the strategy of :meth:`to_dict`; version 0.7.0 had no forms of slots."""
+        widths = tuple(sorted(values.get("widths", {}).items()))
+        offloaded = tuple(sorted(values.get("offloaded", ())))
+        return cls(**{**values, "widths": widths, "offloaded": offloaded})
 
     def renamed(self, change: Callable[[str], str]) -> Strategy:
         """Return the strategy with another name for each slot."""
-        return self._replace(widths=tuple(sorted((change(s), w) for s, w in self.widths)))
+        widths = tuple(sorted((change(slot), width) for slot, width in self.widths))
+        return self._replace(widths=widths, offloaded=tuple(sorted(map(change, self.offloaded))))
 
     def config(self, base: Config) -> Config:
         """Return the settings of this strategy; every call is compressed, however small."""
         level, blocks = self.level or "L0", "auto" if self.blocks else False
         own = {"bits": self.bits, "level": level, "blocks": blocks, "min_bytes": 0}
-        own |= {"keep_results": self.keep_results}
+        own |= {"keep_results": self.keep_results, "offloaded": frozenset(self.offloaded)}
         if self.widths:
             adaptive = base.adaptive and self.measures
             bits = self.bits if adaptive else int(self.bits)
@@ -98,9 +106,9 @@ def strategies(device_type: str) -> list[Strategy]:
 
 def is_strategy(strategy: Strategy, device_type: str) -> bool:
     """Return whether a model on this device can train with a strategy."""
-    if strategy == FAST:
+    if strategy._replace(offloaded=()) in (FAST, BLOCKS):
         return True
-    if strategy._replace(widths=(), measures=True) in strategies(device_type):
+    if strategy._replace(widths=(), measures=True, offloaded=()) in strategies(device_type):
         return strategy.measures or bool(strategy.widths)
     has_widths = bool(strategy.widths) or strategy.bits == 32
     return strategy.level in quantizing(device_type) and strategy.blocks and has_widths

@@ -1,16 +1,17 @@
-r"""The ladder of choices: for more and more memory, the widths with the least error.
+r"""The ladder of choices: for more and more memory, the forms of saved tensors that cost least.
 
-For each budget :math:`B` on the ladder, an integer program chooses one width for each unit:
+For each budget :math:`B` on the ladder, an integer program chooses one form for each unit:
 
 .. math::
-    \min_x \sum_{u,w} e_{uw} x_{uw} \quad \text{subject to} \quad \sum_w x_{uw} = 1, \qquad
-    f_k + \sum_{u,w} m_{kuw} x_{uw} \le B \ \text{ for each part } k \text{ of a step},
+    \min_x \sum_{u,f} (t_{uf} + \lambda e_{uf}) x_{uf} \quad \text{subject to} \quad
+    \sum_f x_{uf} = 1, \qquad
+    F_k + \sum_{u,f} m_{kuf} x_{uf} \le B \ \text{ for each part } k \text{ of a step},
 
-with the error :math:`e_{uw}` of the gradient and the bytes :math:`m_{kuw}` of
-:class:`~gact_graph.api.budget.memory_model.MemoryModel`. It generalizes the program of GACT
-(ICML 2022, section 4.1), whose only part is the end of forward. HiGHS solves it; if the time does
-not suffice, a greedy search takes over, and the linear relaxation bounds how far it is from the
-optimum.
+with the time :math:`t_{uf}`, the error of the gradient :math:`e_{uf}`, its weight :math:`\lambda`,
+and the bytes :math:`m_{kuf}` of :class:`~gact_graph.api.budget.memory_model.MemoryModel`. It
+generalizes the program of GACT (ICML 2022, section 4.1), whose only part is the end of forward and
+whose only cost is the error. HiGHS solves it; if the time does not suffice, a greedy search takes
+over, and the linear relaxation bounds how far it is from the optimum.
 """
 
 from __future__ import annotations
@@ -31,26 +32,25 @@ RUNGS = 24
 _PATIENCE = 2.0
 """Seconds for all integer programs of a ladder."""
 
-_TIE = 1e-6
-"""The weight of the time beside the error, which decides between plans of equal error."""
-
 
 @dataclass(frozen=True)
 class Rung:
-    """A choice of widths.
+    """A choice of forms.
 
     Attributes:
-        choices: The index of each unit's width.
+        choices: The index of each unit's form.
         measures: Whether there is memory for steps that measure sensitivities, too.
         error: Expected squared error of the gradient, relative to the squared gradient.
-        seconds: Time to encode and decode, in a step.
-        least: A lower bound of the error in as much memory.
+        seconds: Time to encode, decode and offload, in a step.
+        cost: The time, and the error in seconds.
+        least: A lower bound of the cost in as much memory.
     """
 
     choices: tuple[int, ...]
     measures: bool
     error: float
     seconds: float
+    cost: float
     least: float
 
 
@@ -59,75 +59,85 @@ class Prices:
     """The costs of choices besides memory.
 
     Attributes:
-        error: Expected squared error of the gradient, relative to its square, [units, widths].
-        seconds: Time to encode and decode, [units, widths].
+        error: Expected squared error of the gradient, relative to its square, [units, forms].
+        seconds: Time to encode, decode and offload, [units, forms].
+        weight: The seconds that count as much as an error of 1.
     """
 
     error: NDArray[np.float64]
     seconds: NDArray[np.float64]
+    weight: float
 
-    def of(self, choices: Sequence[int]) -> tuple[float, float]:
-        """Return the error and the seconds of choices."""
+    @property
+    def cost(self) -> NDArray[np.float64]:
+        """The time and the error of each choice in seconds, [units, forms]."""
+        return self.seconds + self.weight * self.error
+
+    def of(self, choices: Sequence[int]) -> tuple[float, float, float]:
+        """Return the error, the seconds and the cost of choices."""
         units = np.arange(len(self.error)), np.asarray(choices, dtype=int)
-        return float(self.error[units].sum()), float(self.seconds[units].sum())
+        error, seconds = float(self.error[units].sum()), float(self.seconds[units].sum())
+        return error, seconds, seconds + self.weight * error
 
 
 def ladder(model: MemoryModel, prices: Prices) -> list[Rung]:
-    """Return the rungs from the least memory to the most; no rung has more error than the last.
+    """Return the rungs from the least memory to the most; each costs less than those before.
 
     Args:
         model: The memory of a step that measures and of one that does not.
         prices: The costs of choices.
     """
     steady = model.steady()
-    units = len(model.units)
-    least, most = steady.peak([0] * units), model.peak([len(model.widths) - 1] * units)
+    least, most = steady.peak(_smallest(steady)), model.peak(_uniform(model, -1))
     deadline = monotonic() + _PATIENCE
     rungs: list[Rung] = []
     for budget in np.geomspace(max(1.0, least), max(1.0, least, most), RUNGS):
-        seconds = rungs[-1].seconds if rungs else np.inf
         found: list[Rung] = []
-        for part in (model, steady):  # of equal error, the one that measures
+        for part in (model, steady):  # of equal cost, the one that measures
             patience = max(0.05, deadline - monotonic())
-            solution = _solved(part, prices, float(budget) * (1 + 1e-9), seconds, patience)
+            solution = _solved(part, prices, float(budget) * (1 + 1e-9), patience)
             if solution is not None:
                 choices, bound = solution
                 found.append(Rung(tuple(choices), part is model, *prices.of(choices), bound))
-        if found and (not rungs or min(map(_error, found)) < rungs[-1].error):
-            rungs.append(min(found, key=_error))
+        if found and (not rungs or min(map(_cost, found)) < rungs[-1].cost):
+            rungs.append(min(found, key=_cost))
     return rungs
 
 
-def _error(rung: Rung) -> float:
-    return rung.error
+def _cost(rung: Rung) -> float:
+    return rung.cost
+
+
+def _uniform(model: MemoryModel, form: int) -> list[int]:
+    """Return the same form for all units."""
+    return [range(len(model.forms))[form]] * len(model.units)
+
+
+def _smallest(model: MemoryModel) -> list[int]:
+    """Return the form for all units that takes the least memory."""
+    return min((_uniform(model, form) for form in range(len(model.forms))), key=model.peak)
 
 
 def _solved(
-    model: MemoryModel, prices: Prices, budget: float, most_seconds: float, patience: float
+    model: MemoryModel, prices: Prices, budget: float, patience: float
 ) -> tuple[list[int], float] | None:
-    """Return choices and a lower bound of the error; None if nothing fits."""
-    units, widths = prices.error.shape
-    if model.peak([0] * units) > budget:
-        return None
+    """Return choices and a lower bound of their cost; None if nothing fits."""
+    units, forms = prices.error.shape
     parts = _tight(model, budget)
-    rows = [np.kron(np.eye(units), np.ones(widths))]
-    rows.append(model.chosen[parts].reshape(-1, units * widths) / budget)
+    rows = [np.kron(np.eye(units), np.ones(forms))]
+    rows.append(model.chosen[parts].reshape(-1, units * forms) / budget)
     most = [np.ones(units), 1 - model.fixed[parts] / budget]
-    if np.isfinite(most_seconds):
-        scale = max(most_seconds, 1e-12)
-        rows.append(prices.seconds.reshape(1, -1) / scale)
-        most.append(np.array([most_seconds / scale * (1 + 1e-9)]))
-    scale = max(float(prices.error.max(initial=0.0)), 1e-30)
-    weight = _TIE / max(float(prices.seconds.max(initial=0.0)), 1e-30)
-    cost = (prices.error / scale + weight * prices.seconds).ravel()
-    found = minimize(cost, np.concatenate(rows), np.concatenate(most), units, patience)
+    cost = prices.cost.ravel()
+    scale = max(float(cost.max(initial=0.0)), 1e-30)
+    found = minimize(cost / scale, np.concatenate(rows), np.concatenate(most), units, patience)
     if found is None:
         return None
     values, least = found
     if values is None:
-        return _greedy(model, prices, budget), max(0.0, least) * scale
-    choices = values.reshape(units, widths).argmax(axis=1).tolist()
-    return choices, prices.of(choices)[0]
+        choices = _greedy(model, prices, budget)
+        return None if choices is None else (choices, max(0.0, least) * scale)
+    choices = values.reshape(units, forms).argmax(axis=1).tolist()
+    return choices, prices.of(choices)[2]
 
 
 def _tight(model: MemoryModel, budget: float) -> NDArray[np.bool_]:
@@ -136,25 +146,26 @@ def _tight(model: MemoryModel, budget: float) -> NDArray[np.bool_]:
     return np.asarray(most > budget)
 
 
-def _greedy(model: MemoryModel, prices: Prices, budget: float) -> list[int]:
-    """Widen one unit at a time, by the most error removed per byte of the peak, while it fits."""
-    units, widths = prices.error.shape
-    choices = [0] * units
+def _greedy(model: MemoryModel, prices: Prices, budget: float) -> list[int] | None:
+    """Change one unit at a time, by the most cost removed per byte of the peak, while it fits."""
+    cost, choices = prices.cost, _smallest(model)
     curve = model.curve(choices)
+    if curve.max(initial=0.0) > budget:
+        return None
     while True:
         best: tuple[float, int, int] | None = None
         for unit, now in enumerate(choices):
-            for width in range(now + 1, widths):
-                more = model.chosen[:, unit, width] - model.chosen[:, unit, now]
+            for form in range(len(model.forms)):
+                more = model.chosen[:, unit, form] - model.chosen[:, unit, now]
                 peak = float((curve + more).max(initial=0.0))
-                removed = prices.error[unit, now] - prices.error[unit, width]
+                removed = cost[unit, now] - cost[unit, form]
                 if peak > budget or removed <= 0:
                     continue
                 worth = removed / max(1.0, peak - float(curve.max(initial=0.0)))
                 if best is None or worth > best[0]:
-                    best = worth, unit, width
+                    best = worth, unit, form
         if best is None:
             return choices
-        _, unit, width = best
-        curve = curve + model.chosen[:, unit, width] - model.chosen[:, unit, choices[unit]]
-        choices[unit] = width
+        _, unit, form = best
+        curve = curve + model.chosen[:, unit, form] - model.chosen[:, unit, choices[unit]]
+        choices[unit] = form

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,18 @@ from gact_graph.support.rows import Row
 
 EXACT = 32
 """The width of a tensor that is not quantized."""
+
+
+class Form(NamedTuple):
+    """A form of saved tensors.
+
+    Attributes:
+        bits: Bits per element; :data:`EXACT` without codes.
+        offloaded: Whether they wait for backward off the device.
+    """
+
+    bits: float
+    offloaded: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,14 +101,14 @@ class MemoryModel:
 
     Attributes:
         units: The modules whose contexts have a choice, which all of them share.
-        widths: The widths that each unit may have, in ascending order; the last is exact.
+        forms: The forms that each unit may have; the last is exact, on the device.
         fixed: Bytes of each part that no choice changes, [parts].
-        chosen: Bytes that each choice adds to each part, [parts, units, widths].
+        chosen: Bytes that each choice adds to each part, [parts, units, forms].
         measures: Whether each part belongs to the step that measures sensitivities, [parts].
     """
 
     units: tuple[str, ...]
-    widths: tuple[float, ...]
+    forms: tuple[Form, ...]
     fixed: NDArray[np.float64]
     chosen: NDArray[np.float64]
     measures: NDArray[np.bool_]
@@ -106,7 +119,8 @@ class MemoryModel:
         exact: Sequence[Timeline],
         coded: Sequence[Timeline],
         base: float,
-        widths: Sequence[float],
+        forms: Sequence[Form],
+        least: float = 0.0,
     ) -> MemoryModel:
         """Return the model of two steps: the first, which measures sensitivities, and the next.
 
@@ -114,11 +128,15 @@ class MemoryModel:
             exact: The steps without codes.
             coded: The steps in which all tensors are quantized that can be.
             base: Their bits.
-            widths: The widths to choose from; the last is :data:`EXACT`.
+            forms: The forms to choose from; the last is exact, on the device.
+            least: The least bytes of a tensor that is offloaded.
         """
         names = sorted({name for step in coded for name, count in step.coded.items() if count})
         units = tuple(dict.fromkeys(map(unit_of, names)))
         place = {unit: index for index, unit in enumerate(units)}
+        bits = np.array([form.bits for form in forms])
+        away = np.array([form.offloaded for form in forms])
+        is_exact = bits == EXACT
         fixed: list[float] = []
         chosen: list[NDArray[np.float64]] = []
         measures: list[bool] = []
@@ -127,28 +145,31 @@ class MemoryModel:
             parts = zip(step.moments, step.alive(), _owners(step, place), strict=True)
             temporary = step.temporary()
             for (name, released, _), alive, owner in parts:
-                part, constant = np.zeros((len(units), len(widths))), 0.0
+                part, constant, fetched = np.zeros((len(units), len(forms))), 0.0, 0.0
                 for other in alive:
                     stored = step.stored.get(other, 0.0)
                     unit = place.get(unit_of(other))
                     if unit is None:
                         constant += stored
                         continue
-                    element = step.coded.get(other, 0.0) / 8
-                    part[unit, :-1] += [stored + (w - base) * element for w in widths[:-1]]
-                    part[unit, -1] += without.stored.get(other, stored)
+                    elements, exactly = step.coded.get(other, 0.0), without.stored.get(other, stored)
+                    held = np.where(is_exact, exactly, stored + (bits - base) * elements / 8)
+                    part[unit] += np.where(away & (elements > 0) & (held >= least), 0.0, held)
+                    fetched += exactly if unit == owner else 0.0
                 own = temporary[name, released]
                 if owner is None:
                     constant += own
                 else:
-                    part[owner, :-1] += own
-                    part[owner, -1] += of_exact.get((name, released), own)
+                    exactly = of_exact.get((name, released), own)
+                    held = np.where(is_exact, exactly, own)
+                    # A part that decodes codes by rows fetches an offloaded tensor whole.
+                    part[owner] += np.where(away, max(own, exactly + fetched), held)
                 fixed.append(constant)
                 chosen.append(part)
                 measures.append(number == 0)
-        shape = (len(fixed), len(units), len(widths))
+        shape = (len(fixed), len(units), len(forms))
         every = np.array(chosen).reshape(shape)
-        return cls(units, tuple(widths), np.array(fixed), every, np.array(measures, dtype=bool))
+        return cls(units, tuple(forms), np.array(fixed), every, np.array(measures, dtype=bool))
 
     def steady(self) -> MemoryModel:
         """Return the model of the step that measures nothing."""
@@ -161,7 +182,7 @@ class MemoryModel:
         """Return the peak of each part in bytes, [parts].
 
         Args:
-            choices: The index of each unit's width.
+            choices: The index of each unit's form.
         """
         units = np.arange(len(self.units))
         of_units = self.chosen[:, units, np.asarray(choices, dtype=int)]

@@ -1,4 +1,4 @@
-"""Strategies that keep some tensors exactly and others in codes, from trials of both alone."""
+"""Strategies with a form for each tensor, from trials with all tensors exact, or all in codes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ import torch
 from gact_graph.adaptive.allocator import noise
 from gact_graph.api.budget.estimate import LEAST_BITS, MOST_BITS, Cost, Line, Strategy
 from gact_graph.api.budget.ladder import Prices, Rung, ladder
-from gact_graph.api.budget.memory_model import EXACT, MemoryModel, Timeline, unit_of
+from gact_graph.api.budget.memory_model import EXACT, Form, MemoryModel, Timeline, unit_of
 from gact_graph.api.budget.steps import Trial
+from gact_graph.codecs.offload.swap import LEAST_BYTES
+from gact_graph.codecs.offload.speed import seconds_of_byte
 from gact_graph.ops.quantize import pack
 
-_WIDTHS = (*range(LEAST_BITS, MOST_BITS + 1), EXACT)
+_OFFLOADED = Form(MOST_BITS, offloaded=True), Form(EXACT, offloaded=True)
 
 _TIMED = 1 << 20
 """The number of elements that calibration encodes and decodes: beyond the caches of a core."""
@@ -30,6 +32,7 @@ class Mixed:
     """The ladder of mixed strategies, with their memory on the whole graph and on a part.
 
     Attributes:
+        exact: The strategy without codes.
         coded: The strategy that quantizes all tensors.
         rungs: The choices, from the least memory to the most.
         whole: The memory of a step on the whole graph.
@@ -38,6 +41,7 @@ class Mixed:
         slots: The slots of each unit, with their numbers of elements on the part.
     """
 
+    exact: Strategy
     coded: Strategy
     rungs: Sequence[Rung]
     whole: MemoryModel
@@ -48,20 +52,21 @@ class Mixed:
     @classmethod
     def of(
         cls,
-        exact: tuple[Trial, Trial],
-        coded: tuple[Trial, Trial],
-        strategy: Strategy,
+        exact: tuple[Strategy, tuple[Trial, Trial]],
+        coded: tuple[Strategy, tuple[Trial, Trial]],
+        weight: float,
         device: torch.device,
     ) -> Mixed | None:
         """Return the ladder; None if nothing was quantized or measured.
 
         Args:
-            exact: The trials of a strategy without codes, on two parts of the graph.
-            coded: The trials of a strategy that quantizes all tensors, likewise.
-            strategy: The latter strategy.
-            device: The device that encodes and decodes.
+            exact: A strategy without codes, and its trials on two parts of the graph.
+            coded: A strategy that quantizes all tensors, and its trials.
+            weight: The weight of an error of 1 beside a step's time.
+            device: The device that encodes, decodes and offloads.
         """
-        high = coded[1]
+        without, pair = exact[1], coded[1]
+        high = pair[1]
         counts: dict[str, dict[str, float]] = {}
         for step in high.steps:
             for name, row in step.rows.items():
@@ -69,32 +74,50 @@ class Mixed:
                     counts.setdefault(unit_of(name), {})[row.slot] = row.numel
         if not high.sensitivities or not counts:
             return None
-        share = min(high.share, exact[1].share)  # on which trials of both keep to the budget
+        share = min(high.share, without[1].share)  # on which trials of both keep to the budget
+        elements = sum(sum(of_unit.values()) for of_unit in counts.values()) / high.share
+        offload = seconds_of_byte(device, elements * EXACT / 8)
+        forms = [Form(bits) for bits in range(LEAST_BITS, MOST_BITS + 1)]
+        forms += [*(() if offload is None else _OFFLOADED), Form(EXACT)]
         whole, part = (
-            MemoryModel.of(_timelines(exact, at), _timelines(coded, at), LEAST_BITS, _WIDTHS)
+            MemoryModel.of(
+                *(_timelines(without, at), _timelines(pair, at), LEAST_BITS, forms),
+                least=LEAST_BYTES * at,
+            )
             for at in (1.0, share)
         )
-        prices = _prices(whole, counts, high, seconds_of_element(device))
-        exact_choices = (len(_WIDTHS) - 1,) * len(whole.units)  # the strategy without codes
-        rungs = [rung for rung in ladder(whole, prices) if rung.choices != exact_choices]
-        return cls(strategy, rungs, whole, part, share, counts)
+        times = without[0].seconds, without[1].seconds
+        step = Line.through(*times, (without[0].share, without[1].share)).at(1.0)
+        of_element = seconds_of_element(device)
+        prices = _prices(whole, counts, high, of_element, offload or 0.0, weight * step)
+        on_device = (len(forms) - 1,) * len(whole.units)  # the strategy without codes
+        rungs = [rung for rung in ladder(whole, prices) if rung.choices != on_device]
+        return cls(exact[0], coded[0], rungs, whole, part, share, counts)
 
     def strategy(self, index: int) -> Strategy:
         """Return the strategy of a rung."""
         rung = self.rungs[index]
         widths: dict[str, float] = {}
         coded: dict[float, float] = {}
+        away: list[str] = []
         for unit, choice in zip(self.whole.units, rung.choices, strict=True):
-            width = _WIDTHS[choice]
+            form = self.whole.forms[choice]
             for slot, count in self.slots[unit].items():
-                widths[slot] = width
-                if width != EXACT:
-                    coded[width] = coded.get(width, 0.0) + count
+                widths[slot] = form.bits
+                if form.bits != EXACT:
+                    coded[form.bits] = coded.get(form.bits, 0.0) + count
+            away += [*self.slots[unit]] if form.offloaded else []
+        offloaded = tuple(sorted(away))
         total = sum(coded.values())
-        average = sum(w * n for w, n in coded.items()) / total if total else LEAST_BITS
+        if not total:
+            return self.exact._replace(offloaded=offloaded)
+        average = sum(w * n for w, n in coded.items()) / total
         bits = math.floor(average * 4) / 4 if rung.measures else math.floor(average)
         return self.coded._replace(
-            bits=bits, widths=tuple(sorted(widths.items())), measures=rung.measures
+            bits=bits,
+            widths=tuple(sorted(widths.items())),
+            measures=rung.measures,
+            offloaded=offloaded,
         )
 
     def corrected(self, index: int, trial: Trial) -> Cost:
@@ -105,7 +128,7 @@ class Mixed:
             trial: A trial of its strategy on :attr:`part`, by which the model's peaks are scaled.
         """
         rung, (whole, part) = self.rungs[index], (self.whole, self.part)
-        if not rung.measures:
+        if not rung.measures or self.strategy(index).bits == EXACT:
             whole, part = whole.steady(), part.steady()
         factor = trial.peak / part.peak(rung.choices)
         curves = part.curve(rung.choices), whole.curve(rung.choices)
@@ -129,17 +152,30 @@ def _prices(
     counts: Mapping[str, Mapping[str, float]],
     trial: Trial,
     of_element: float,
+    of_byte: float,
+    weight: float,
 ) -> Prices:
-    """Return the error and the time of each choice."""
-    shape = len(model.units), len(_WIDTHS)
+    """Return the error and the time of each choice.
+
+    Args:
+        model: The units and their forms.
+        counts: The slots of each unit, with their numbers of elements in the trial.
+        trial: The trial that measured the sensitivities.
+        of_element: The seconds to encode and decode an element.
+        of_byte: The seconds to offload and to fetch a byte.
+        weight: The seconds that count as much as an error of 1.
+    """
+    shape = len(model.units), len(model.forms)
     error, seconds = np.zeros(shape), np.zeros(shape)
     for unit, name in enumerate(model.units):
         sensitivity = sum(trial.sensitivities.get(slot, 0.0) for slot in counts[name])
         elements = sum(counts[name].values()) / trial.share
-        for place, width in enumerate(_WIDTHS):
-            error[unit, place] = sensitivity * noise(width)
-            seconds[unit, place] = 0.0 if width == EXACT else elements * of_element
-    return Prices(error, seconds)
+        for place, form in enumerate(model.forms):
+            error[unit, place] = sensitivity * noise(form.bits)
+            seconds[unit, place] = 0.0 if form.bits == EXACT else elements * of_element
+            if form.offloaded:
+                seconds[unit, place] += elements * form.bits / 8 * of_byte
+    return Prices(error, seconds, weight)
 
 
 @functools.cache

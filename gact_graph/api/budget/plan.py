@@ -35,11 +35,12 @@ class PlannedTensor:
 
     Attributes:
         slot: The slot.
-        choice: ``"exact"``, a number of bits as in ``"4 bits"``, or another codec of the report.
+        choice: ``"exact"``, a number of bits as in ``"4 bits"``, or another codec of the report;
+            ``", offloaded"`` follows for a tensor that waits off the device.
         stock_bytes: The bytes that stock PyG would hold.
-        bytes: The bytes that are held.
+        bytes: The bytes that are held on the device.
         error: Expected squared error of the gradient, relative to its square.
-        seconds: Time to encode and decode, on the machine that made the plan.
+        seconds: Time to encode, decode and offload, on the machine that made the plan.
     """
 
     slot: str
@@ -236,7 +237,7 @@ class Plan:
 
     @property
     def _of_error(self) -> str:
-        if all(tensor.choice[-5:] != " bits" for tensor in self.tensors):
+        if not any(" bits" in tensor.choice for tensor in self.tensors):
             return "the gradient is exact"
         error = f"expected error of the gradient {_percent(self.error)}"
         if self.error > ALARM:

@@ -62,6 +62,10 @@ _FIXED = 1 << 18
 _FAR = 4
 """The ratio of stock's peak to the budget from which the smallest strategies are tried first."""
 
+_WEIGHTS = {"time": 10.0, "accuracy": 1000.0}
+"""The weight of the squared error of the gradient beside the time of a step, by preference: with
+10, an error of 10 % counts as much as a tenth of a step."""
+
 _NO_PART = (IndexError, RuntimeError, ValueError)
 """The errors of a model that does not run on a part of its graph."""
 
@@ -280,10 +284,10 @@ class Search:
         ]
 
     def _mixed(self, coded: Strategy) -> Strategy | None:
-        """Return the strategy with the least error that fits, from exact tensors to codes.
+        """Return the strategy that costs least in time and error among those that fit.
 
         Bisection takes the same way for all budgets up to where one of two fits and the other does
-        not, so more memory never means a strategy with more error.
+        not, so more memory never means a strategy that costs more.
         """
         exact = BLOCKS if coded == self._coded[0] else coded._replace(bits=32)
         if exact != BLOCKS and self._fits(exact):
@@ -293,7 +297,8 @@ class Search:
         exact_pair, coded_pair = (self._pair(s, anyway=True) for s in (exact, coded))
         self._add_cost(exact, *exact_pair)
         self._add_cost(coded, *coded_pair)
-        mixed = Mixed.of(exact_pair, coded_pair, coded, self.device)
+        weight = _WEIGHTS[self._prefer or "time"]
+        mixed = Mixed.of((exact, exact_pair), (coded, coded_pair), weight, self.device)
         if mixed is None:
             return None
 

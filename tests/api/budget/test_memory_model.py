@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from gact_graph.api.budget.memory_model import MemoryModel, Timeline, unit_of
+from gact_graph.api.budget.memory_model import Form, MemoryModel, Timeline, unit_of
 from gact_graph.capture.moments import Moment, Moments
 from gact_graph.support.rows import Row
 
-WIDTHS = (2, 8, 32)
+FORMS = Form(2), Form(8), Form(32, offloaded=True), Form(32)
 
 
 def recorded(
@@ -56,21 +56,33 @@ def timeline(record: Moments) -> Timeline:
 @pytest.fixture
 def model() -> MemoryModel:
     exact, coded = timeline(EXACT), timeline(CODED)
-    return MemoryModel.of([exact, exact], [coded, coded], 2, WIDTHS)
+    return MemoryModel.of([exact, exact], [coded, coded], 2, FORMS)
 
 
 def test_uniform_choices_take_what_was_recorded(model: MemoryModel) -> None:
     assert model.units == ("a", "b")
-    assert model.peak([0, 0]) == 190 and model.peak([2, 2]) == 260
+    assert model.peak([0, 0]) == 190 and model.peak([3, 3]) == 260
 
 
 def test_each_part_takes_the_contexts_alive_and_the_temporary_memory_of_its_own(
     model: MemoryModel,
 ) -> None:
     # a exact, b in codes: saving b takes 150 besides a's 10 bytes; releasing it 170 besides 20.
-    assert model.steady().curve([2, 0]).tolist() == [150, 250, 280, 70 + 100, 9]
+    assert model.steady().curve([3, 0]).tolist() == [150, 250, 280, 70 + 100, 9]
     # a in codes of 8 bits, which take 30 bytes more than those of 2.
-    assert model.steady().curve([1, 2]).tolist() == [150, 150 + 40, 60 + 140, 170 + 40, 9]
+    assert model.steady().curve([1, 3]).tolist() == [150, 150 + 40, 60 + 140, 170 + 40, 9]
+
+
+def test_an_offloaded_tensor_takes_memory_in_the_parts_that_read_it(model: MemoryModel) -> None:
+    # Releasing b takes 60 besides exact tensors of 100 bytes each; a takes 70 besides its own 100.
+    assert model.steady().curve([2, 2]).tolist() == [150, 150, 60 + 110, 70 + 100, 9]
+    assert model.steady().curve([3, 2]).tolist() == [150, 250, 60 + 110 + 100, 170, 9]
+
+
+def test_a_small_tensor_stays_on_the_device() -> None:
+    exact, coded = timeline(EXACT), timeline(CODED)
+    model = MemoryModel.of([exact, exact], [coded, coded], 2, FORMS, least=101)
+    assert model.steady().curve([2, 2])[1] == 250
 
 
 def test_wider_codes_take_no_less(model: MemoryModel) -> None:
