@@ -46,7 +46,7 @@ def _row(name: str, runs: Mapping[str, Any]) -> dict[str, Any]:
 @command.main(
     command.names("--examples", EXAMPLES),
     command.number("--nodes", text="in place of the example's"),
-    command.number("--steps", 3, "of each run, after two steps that are not timed"),
+    command.number("--steps", 1, "of each run, after two that are not timed"),
     command.number("--rounds", 3),
     command.OUT_FILE,
 )
