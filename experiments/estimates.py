@@ -159,8 +159,7 @@ def choice(model: str, dataset: str, root: str, memory: int) -> dict[str, Any]:
 def _in_way(model: nn.Module, way: dict[str, Any]) -> nn.Module:
     if way["level"] is None:
         return model
-    blocks = "auto" if way["blocks"] else False
-    return Level(way["level"], blocks, way["bits"]).wrap(model, adaptive=True)
+    return Level(way["level"], way["blocks"], way["bits"]).wrap(model, adaptive=True)
 
 
 def train(model: nn.Module, inputs: tuple[Any, ...], y: Tensor, steps: int) -> list[int]:

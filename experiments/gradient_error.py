@@ -32,6 +32,7 @@ from experiments.helpers.tables import Column, table
 from experiments.helpers.train import cost_of_measuring, gradient_of, seed_everything
 from experiments.helpers.values import parse_bits
 from experiments.models.small import SMALL, Small, make_small
+from gact_graph.capture.config import BlockSize
 
 _DRAWS = 4
 """Of the noise, at each point of a training."""
@@ -88,7 +89,7 @@ def errors(model: nn.Module, small: Small) -> list[float]:
 
 
 def measure(
-    name: str, bits: int, adaptive: bool, steps: int, seeds: int, blocks: str | bool
+    name: str, bits: int, adaptive: bool, steps: int, seeds: int, blocks: BlockSize
 ) -> dict[str, Any]:
     """Return one model's errors before and after each of ``seeds`` trainings; of the last one its
     losses, and the cost of measuring."""

@@ -198,7 +198,7 @@ def _in_way(model: nn.Module, way: str | int) -> nn.Module:
     elif way == "checkpoint":
         checkpoint_layers(model)
     elif way.startswith("lossless"):
-        Level("lossless", "auto" if "blocks" in way else False).wrap(model)
+        Level("lossless", "blocks" in way).wrap(model)
     elif way != "stock":
         Level(name, "auto", int(number)).wrap(model, adaptive=True)
     return model
@@ -207,8 +207,7 @@ def _in_way(model: nn.Module, way: str | int) -> nn.Module:
 def _wrapped(model: nn.Module, memory: int, way: Mapping[str, Any] | None) -> nn.Module:
     if way is None:
         return gact_graph.wrap(model, memory=memory)
-    blocks = "auto" if way["blocks"] else False
-    return Level(way["level"] or "L0", blocks, way["bits"]).wrap(model, adaptive=True)
+    return Level(way["level"] or "L0", way["blocks"], way["bits"]).wrap(model, adaptive=True)
 
 
 def _gradient(

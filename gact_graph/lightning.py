@@ -58,7 +58,10 @@ class Compression(_Callback):
     """
 
     def __init__(self, bits: float | None = None, **options: Any) -> None:
-        inspect.signature(gact_graph.wrap).bind(None, bits, **options)
+        try:
+            inspect.signature(gact_graph.wrap).bind(None, bits, **options)
+        except TypeError as error:  # names no function
+            raise TypeError(f"wrap() {error}") from None
         super().__init__()
         self.report: Report = Report(empty=True)
         self._options = {"bits": bits, **options}

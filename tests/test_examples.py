@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import metis
 import pytest
+
+from experiments.helpers import metis
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -30,7 +31,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 # All in one process: importing torch and PyG takes longer than an example.
 RUN = """
 import contextlib, io, json, runpy, sys, traceback
-import metis
+from experiments.helpers import metis
 metis.provide()
 found = {}
 for path in sys.argv[1:]:
@@ -65,7 +66,7 @@ def missing(example: str) -> str | None:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("examples")
     paths = [str(path) for path in EXAMPLES if missing(path.stem) is None]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/helpers'}", "COLUMNS": "120"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"}
     command = [sys.executable, "-c", RUN, *paths]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

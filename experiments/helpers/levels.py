@@ -9,7 +9,7 @@ from torch import nn
 
 import gact_graph
 from experiments.helpers.values import FP32_BITS
-from gact_graph.capture.config import LevelName
+from gact_graph.capture.config import BlockSize, LevelName
 
 EXACT_LEVELS = ("L0", "lossless")
 """Levels that quantize nothing."""
@@ -40,7 +40,7 @@ class Level:
     """
 
     level: str
-    blocks: str | int | None = False
+    blocks: BlockSize | None = False
     bits: int | None = None
     adaptive: bool | None = None
     prefetch: bool = True

@@ -16,6 +16,7 @@ from typing import Any
 from experiments import allocation, compiled, memory, overhead, plans, scaling, step_time
 from experiments.allocators import by_allocator
 from experiments.estimates import budgets, predictions, verdict
+from experiments.examples import by_example
 from experiments.forces import COSTS, PHYSICS, by_way
 from experiments.generality import by_width
 from experiments.gradient_error import error_of
@@ -92,6 +93,7 @@ def tables(results: Path) -> dict[str, Page]:
     add("levels", _levels, "peers/gat.json")
     add("overhead", overhead.by_graph, "overhead.json")
     add("overhead-of-default", _overhead_of_default, "overhead.json")
+    add("examples", by_example, "examples.json")
     add("busy", step_time.by_level, "busy.json")
     add("compiled", compiled.by_network, "compiled.json")
     add("allocators", lambda content: by_allocator(content["medians"]), "allocators.json")

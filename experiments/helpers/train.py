@@ -24,6 +24,7 @@ from experiments.helpers.ranks import mean, rank, summed, world_size
 from experiments.helpers.recipes import Recipe
 from experiments.helpers.sampling import make_sampler, share_of
 from experiments.models.nets import build
+from gact_graph.capture.config import BlockSize
 from gact_graph.support.peak import PeakMeter
 
 
@@ -48,7 +49,7 @@ class Setup:
     bits: int
     level: str
     adaptive: bool = False
-    blocks: int | str | None = None
+    blocks: BlockSize | None = None
     memory: int | None = None
     sampler: str | None = None
     partition: str | None = None

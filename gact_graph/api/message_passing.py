@@ -55,8 +55,8 @@ def message_passing(
             each edge, in the order of ``edge_index``.
         dim_size: Number of destination nodes; by default the rows of ``x``, or of the destination
             of a pair. With fewer than the rows of ``x``, the first rows are destinations.
-        blocks: Edges per block, 1 to 2^40. ``"auto"`` decides by the width of the tensors, and uses
-            one block for up to 4,096 edges. False computes all messages at once.
+        blocks: Edges per block, 1 to 2^40. ``"auto"`` or True decides by the width of the tensors,
+            and uses one block for up to 4,096 edges. False computes all messages at once.
 
     Returns:
         [N_dst, ...], or [E, ...] with ``reduce=None``.
@@ -116,7 +116,7 @@ def message_passing(
         reduce,
         _count(edge_index[0]) if num_sources is None else num_sources,
         num_destinations,
-    ).run("auto" if blocks is None else blocks or None)
+    ).run("auto" if blocks is None or blocks is True else blocks or None)
 
 
 def _rows(name: str, value: Any) -> int | None:

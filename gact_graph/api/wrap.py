@@ -31,7 +31,7 @@ from gact_graph.api.install import (
 from gact_graph.api.report import Report, format_bytes
 from gact_graph.api.report.names import parse_bytes
 from gact_graph.api.tracked import NEWER
-from gact_graph.capture.config import MIN_BYTES, Config, LevelName
+from gact_graph.capture.config import MIN_BYTES, BlockSize, Config, LevelName
 from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.halo.layers import attach
 from gact_graph.layers.halo.supported import check_supported
@@ -57,80 +57,97 @@ def wrap(
     prefer: Preference = "time",
     plan: Plan | None = None,
     level: LevelName | None = None,
+    blocks: BlockSize | None = None,
+    min_bytes: int = MIN_BYTES,
+    methods: Sequence[str] = (),
     adaptive: bool = True,
     adapt_interval: int = 500,
     pin: Mapping[str, int] | None = None,
     group_size: int = 256,
-    blocks: int | str | None = None,
-    min_bytes: int = MIN_BYTES,
-    methods: Sequence[str] = (),
+    seed: int = 0,
     partition: Data | None = None,
     halo_bits: int = 32,
-    seed: int = 0,
 ) -> Model:
-    """Compress the tensors that ``model`` saves for backward, to train with less memory.
+    """Compress the tensors that ``model`` saves for backward.
 
-    Activation compressed training as in GACT (ICML 2022, https://arxiv.org/abs/2206.11357). The
-    training loop does not change. In evaluation mode and under ``no_grad``, nothing is compressed.
+    Activation compressed training as in GACT (ICML 2022,
+    https://arxiv.org/abs/2206.11357), to train with less memory. The training
+    loop does not change. In evaluation mode and under ``no_grad``, nothing is
+    compressed.
 
     Args:
-        model: A module with parameters. It is patched in place: object, class and ``state_dict``
-            remain the same.
-        bits: Bits per element of quantized tensors: 1 to 16, or 32 for no quantization. Default: 4.
-            With ``adaptive``, the average over all slots without fixed bits, which may be a
-            fraction. Below 2, a warning says that the noise may prevent learning.
-        memory: A budget in bytes, or as in ``"8 GB"``, in place of ``bits``, ``level`` and
-            ``blocks``: the memory that training may add on the model's device (CUDA's allocator, or
-            the resident set of the process). It includes gradients, two more tensors per parameter
-            as for Adam, and libraries that load in the first step, but not parameters and inputs.
-            The first training call makes a plan, see :func:`plan`, and a larger graph may need
-            another one. ``min_bytes`` is then 0, and on a CPU freed tensors return to the system
+        model: A module with parameters. It is patched in place: object, class
+            and ``state_dict`` remain the same.
+        bits: Bits per element of quantized tensors: 1 to 16, or 32 for no
+            quantization. Default: 4. With ``adaptive``, the average over all
+            slots without fixed bits, which may be a fraction. Below 2, a
+            warning says that the noise may prevent learning.
+        memory: A budget in bytes, or as in ``"8 GB"``, in place of ``bits``,
+            ``level`` and ``blocks``: the memory that training may add on the
+            model's device (CUDA's allocator, or the resident set of the
+            process). It includes gradients, two more tensors per parameter as
+            for Adam, and libraries that load in the first step, but not
+            parameters and inputs. The first training call makes a plan, see
+            :func:`plan`, and a larger graph may need another one. ``min_bytes``
+            is then 0, and on a CPU freed tensors return to the system
             immediately.
-        prefer: With ``memory``: ``"time"`` runs message passing in blocks wherever compression is
-            worth it, ``"accuracy"`` only where the model would not fit without; see :func:`plan`.
-        plan: A plan that :func:`plan` made for this model and a graph that is at least as large, in
-            place of ``memory``.
-        level: ``"L0"`` compresses nothing and reports the memory. ``"lossless"`` stores masks,
-            indices and gathered tensors in small exact forms, and drops tensors that backward never
-            reads; gradients are bit-identical. ``"L1"`` (default) also quantizes all other tensors.
-            ``"L2"`` is ``"L1"`` with tensors of 1 MiB or more swapped from a CUDA device to host
-            memory, or from a CPU to temporary files; with ``bits=32`` they are exact. ``"CB2"``
-            (alias ``"CB1"``) is ``"L1"`` with message passing layers that save their inputs only
-            and run again in backward, where tensors for blocks take 8 bits or more.
-        adaptive: Assign bits by the sensitivity of the gradient (section 4.1 of the paper). It is
-            measured in backward of the first compressed step, which takes about twice as long, of
-            the 32nd, and of each interval; with ``partition``, on each part, and averaged. False
-            assigns the same bits to all slots.
+        prefer: With ``memory``: ``"time"`` runs message passing in blocks
+            wherever compression is worth it, ``"accuracy"`` only where the
+            model would not fit without; see :func:`plan`.
+        plan: A plan that :func:`plan` made for this model and a graph that is
+            at least as large, in place of ``memory``.
+        level: ``"L0"`` compresses nothing and reports the memory.
+            ``"lossless"`` stores masks, indices and gathered tensors in small
+            exact forms, and drops tensors that backward never reads; gradients
+            are bit-identical. ``"L1"`` (default) also quantizes all other
+            tensors. ``"L2"`` is ``"L1"`` with tensors of 1 MiB or more swapped
+            from a CUDA device to host memory, or from a CPU to temporary files;
+            with ``bits=32`` they are exact. ``"CB2"`` (alias ``"CB1"``) is
+            ``"L1"`` with message passing layers that save their inputs only and
+            run again in backward, where tensors for blocks take 8 bits or more.
+        blocks: Edges per block of a message passing layer, 1 to 2^40. Layers
+            then run for one block of destination nodes after another, in
+            forward (also in evaluation) and again in backward, so that no
+            tensor of all messages exists; sums may differ in rounding.
+            ``"auto"`` or True chooses the size, and excludes layers with
+            messages below a quarter of ``min_bytes``. False runs layers as in
+            PyG. Default: ``"auto"`` for levels that quantize, else False.
+        min_bytes: Calls run uncompressed if compression would lower the peak by
+            fewer bytes: by the saved tensors of the previous call, without the
+            largest and those kept by reference. In the first call, tensors up
+            to this size stay uncompressed. 0 compresses all calls.
+        methods: Names of methods to track in addition to ``forward``, for
+            training loops that call these, as in ``("encode",)``. By default
+            ``encode`` of PyG's autoencoders, and the parts of a
+            ``LightningModule``.
+        adaptive: Assign bits by the sensitivity of the gradient (section 4.1 of
+            the paper). It is measured in backward of the first compressed step,
+            which takes about twice as long, of the 32nd, and of each interval;
+            with ``partition``, on each part, and averaged. False assigns the
+            same bits to all slots.
         adapt_interval: Number of forwards between two measurements.
-        pin: Bits for slots whose names match a pattern, as in ``{"*.lin*": 8}``.
-        group_size: Elements that share an offset and a step: a multiple of 64, at most 2^20.
-        blocks: Edges per block of a message passing layer, 1 to 2^40. Layers then run for one block
-            of destination nodes after another, in forward (also in evaluation) and again in
-            backward, so that no tensor of all messages exists; sums may differ in rounding.
-            ``"auto"`` chooses the size, and excludes layers with messages below a quarter of
-            ``min_bytes``. False runs layers as in PyG. Default: ``"auto"`` for levels that
-            quantize, else False.
-        min_bytes: Calls run uncompressed if compression would lower the peak by fewer bytes: by the
-            saved tensors of the previous call, without the largest and those kept by reference. In
-            the first call, tensors up to this size stay uncompressed. 0 compresses all calls.
-        methods: Names of methods to track in addition to ``forward``, for training loops that call
-            these, as in ``("encode",)``. By default ``encode`` of PyG's autoencoders, and the
-            parts of a ``LightningModule``.
-        partition: The part of a graph of this process, from ``gact_graph.distributed.partition``.
-            Layers exchange rows of nodes and their gradients with the other processes, which all
-            call the model at the same time, in training and in evaluation.
+        pin: Bits for slots whose names match a pattern, as in
+            ``{"*.lin*": 8}``. :func:`report` lists the slots.
+        group_size: Elements that share an offset and a step: a multiple of 64,
+            at most 2^20.
+        seed: Seed of the quantization noise, which is independent of torch's
+            generators.
+        partition: The part of a graph of this process, from
+            ``gact_graph.distributed.partition``. Layers exchange rows of nodes
+            and their gradients with the other processes, which all call the
+            model at the same time, in training and in evaluation.
         halo_bits: Bits per element of exchanged rows; 32 for exact rows.
-        seed: Seed of the quantization noise, which is independent of torch's generators.
 
     Returns:
         The same ``model``.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range; if ``memory`` is passed with ``bits``, ``level``
-            or ``blocks``; if the model has no parameters, is scripted or traced, or is, contains or
-            belongs to a wrapped model; or if it cannot run on a ``partition``. Layers of unknown
-            classes raise the latter in their first forward.
+        ValueError: If an argument is out of range; if ``memory`` or ``plan`` is
+            passed with an argument that it replaces; if the model has no
+            parameters, is scripted or traced, or is, contains or belongs to a
+            wrapped model; or if it cannot run on a ``partition``. Layers of
+            unknown classes raise the latter in their first forward.
     """
     check_module(model)
     chosen = {"bits": bits, "level": level, "blocks": blocks}

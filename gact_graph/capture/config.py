@@ -18,6 +18,7 @@ be compressed on one machine and not on another, and its gradients would differ.
 
 
 LevelName = Literal["L0", "lossless", "L1", "L2", "CB1", "CB2"]
+BlockSize = int | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Config:
     widths: Mapping[str, float] = field(default_factory=dict)
     offloaded: Collection[str] = frozenset()
     group_size: int = 256
-    blocks: int | str | None = None
+    blocks: BlockSize | None = None
     min_bytes: int = MIN_BYTES
     seed: int = 0
     keep_results: bool = False
@@ -121,19 +122,19 @@ class Config:
         return LEVELS[self.level].swap or slot in self.offloaded
 
     @property
-    def block_size(self) -> int | str | None:
+    def block_size(self) -> BlockSize | None:
         """The edges of a block, ``"auto"``, or None to run layers as stock PyG."""
         if self.blocks is None:
             return "auto" if LEVELS[self.level].blocks else None
-        return self.blocks or None
+        return "auto" if self.blocks is True else self.blocks or None
 
 
 def check_blocks(blocks: object) -> None:
     """Raise TypeError or ValueError unless ``blocks`` is a valid setting."""
-    if blocks is None or blocks is False or blocks == "auto":
+    if blocks is None or isinstance(blocks, bool) or blocks == "auto":
         return
-    if isinstance(blocks, bool) or not isinstance(blocks, int):
-        got = type(blocks).__name__ if not isinstance(blocks, (str, bool)) else repr(blocks)
+    if not isinstance(blocks, int):
+        got = repr(blocks) if isinstance(blocks, str) else type(blocks).__name__
         raise TypeError(f"Expected blocks to be 'auto', a number of edges or False (got {got})")
     if not 1 <= blocks <= _MOST_EDGES:
         raise ValueError(f"Expected blocks of 1 to 2^40 edges (got {blocks})")

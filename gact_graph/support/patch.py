@@ -72,7 +72,7 @@ class Patch(_Replacement):
     def __init__(self, module: nn.Module, attribute: str) -> None:
         super().__init__(module)
         self.attribute = attribute
-        self.removed = False
+        self.removed: bool = False
         self.previous: Callable[..., Any] | None = vars(module).get(attribute)
         self._handle = module.register_forward_pre_hook(_Rebind(attribute))
         setattr(module, attribute, self)

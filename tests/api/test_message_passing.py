@@ -88,7 +88,7 @@ def agree(actual: list[Tensor], expected: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", None])
-@pytest.mark.parametrize("blocks", [BLOCKS, EDGES * 2, "auto", False])
+@pytest.mark.parametrize("blocks", [BLOCKS, EDGES * 2, "auto", True, False])
 def test_a_module_as_by_hand(reduce: str | None, blocks: Any) -> None:
     mlp = Mlp()
     actual, expected = (

@@ -5,6 +5,7 @@ import functools
 import gc
 import io
 import pickle
+import pydoc
 import types
 import weakref
 
@@ -34,6 +35,15 @@ def hooks_on(model):
 
 
 class TestWrap:
+    def test_its_help_fits_on_two_screens_of_80_columns(self):
+        _, *lines = pydoc.plain(pydoc.render_doc(gact_graph.wrap)).splitlines()
+        assert all(len(line) <= 80 for line in lines if not line.startswith("wrap(model"))
+        assert sum(-(-max(len(line), 1) // 80) for line in lines) <= 100
+
+    def test_unknown_arguments_raise_as_in_python(self):
+        with pytest.raises(TypeError, match=r"wrap\(\) got an unexpected .* 'bit'"):
+            gact_graph.wrap(GraphNet(), bit=4)
+
     def test_gives_the_same_object_class_and_state(self):
         model = GraphNet()
         before = {key: value.clone() for key, value in model.state_dict().items()}

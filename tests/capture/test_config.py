@@ -39,6 +39,8 @@ def test_levels(level):
     # Layers run in blocks unless results are to be those of stock.
     assert config.block_size == ("auto" if config.quantize else None)
     assert Config(level=level, blocks=7).block_size == 7
+    assert Config(level=level, blocks=1).block_size == 1
+    assert Config(level=level, blocks=True).block_size == "auto"
     assert Config(level=level, blocks=False).block_size is None
 
 
@@ -67,7 +69,9 @@ def test_an_average_may_be_a_fraction(bits):
             r"at most 1048576 and a positive multiple of 64 ",
         ),
         ({"blocks": 10**30}, ValueError, r"Expected blocks of 1 to 2\^40 edges \(got 1000"),
-        ({"blocks": True}, TypeError, r"'auto', a number of edges or False \(got True\)"),
+        ({"blocks": "all"}, TypeError, r"'auto', a number of edges or False \(got 'all'\)"),
+        ({"blocks": 7.0}, TypeError, r"'auto', a number of edges or False \(got float\)"),
+        ({"blocks": 0}, ValueError, r"Expected blocks of 1 to 2\^40 edges \(got 0\)"),
         ({"pin": {3: 4}}, TypeError, r"Expected pin's patterns to be str \(got int\)"),
         ({"pin": {"*": 40}}, ValueError, r"Expected bits to be 1 to 16, or 32 .*got 40"),
     ],

@@ -17,7 +17,7 @@ from experiments.node_cls import complete, main
 COMMANDS = (
     *("allocation", "allocators", "estimates", "forces", "generality", "gpu_check", "kernels"),
     *("gradient_error", "memory", "node_cls", "overhead", "paper", "partition", "peers"),
-    *("save_graph", "scaling", "sensitivity", "step_time", "swap", "variance"),
+    *("examples", "save_graph", "scaling", "sensitivity", "step_time", "swap", "variance"),
 )
 
 

@@ -75,9 +75,9 @@ class Strategy(NamedTuple):
 
     def config(self, base: Config) -> Config:
         """Return the settings of this strategy; every call is compressed, however small."""
-        level, blocks = self.level or "L0", "auto" if self.blocks else False
-        own = {"bits": self.bits, "level": level, "blocks": blocks, "min_bytes": 0}
-        own |= {"keep_results": self.keep_results, "offloaded": frozenset(self.offloaded)}
+        own = {"bits": self.bits, "level": self.level or "L0", "blocks": self.blocks}
+        own |= {"min_bytes": 0, "keep_results": self.keep_results}
+        own |= {"offloaded": frozenset(self.offloaded)}
         if self.widths:
             adaptive = base.adaptive and self.measures
             bits = self.bits if adaptive else int(self.bits)

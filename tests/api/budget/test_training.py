@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import metis
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from torch_geometric.nn import (
 )
 
 import gact_graph
+from experiments.helpers import metis
 from gact_graph.api.budget.steps import watching
 from gact_graph.api.report.names import parse_bytes
 from gact_graph.support.storage import tensors_in
