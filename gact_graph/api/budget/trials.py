@@ -35,6 +35,7 @@ from gact_graph.api.budget.mixed import Mixed
 from gact_graph.api.budget.steps import TrainedCopy, Trial, undisturbed
 from gact_graph.capture.config import MIN_BYTES, Config
 from gact_graph.support.peak import resident_bytes
+from gact_graph.support.progress import progress
 from gact_graph.support.sharded import is_sharded
 
 _EDGES, _NODES = 1 << 14, 1 << 10
@@ -82,7 +83,7 @@ def estimate_call(
     Raises:
         CannotShrink: If the inputs have no parts that the model runs on.
     """
-    with undisturbed(next(model.parameters()).device):
+    with progress("estimating training steps"), undisturbed(next(model.parameters()).device):
         search = Search(model, method, inputs, config, memory, nodes, edges)
         search.try_all()
         estimate = search.estimate()
