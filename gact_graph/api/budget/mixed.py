@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from gact_graph.adaptive.allocator import noise
-from gact_graph.api.budget.estimate import LEAST_BITS, MOST_BITS, Cost, Line, Strategy
+from gact_graph.api.budget.estimate import LEAST_BITS, MOST_BITS, Cost, Line, Peak, Strategy
 from gact_graph.api.budget.ladder import Prices, Rung, ladder
 from gact_graph.api.budget.memory_model import EXACT, MemoryModel, Timeline, unit_of
 from gact_graph.api.budget.steps import Trial
@@ -109,11 +109,11 @@ class Mixed:
             whole, part = whole.steady(), part.steady()
         factor = trial.peak / part.peak(rung.choices)
         curves = part.curve(rung.choices), whole.curve(rung.choices)
-        lines = [
-            Line.through(low, high, (self.share, 1.0)).times(factor)
-            for low, high in zip(*curves, strict=True)
+        peaks = [
+            Peak(*end, Line.through(low, high, (self.share, 1.0)).times(factor))
+            for end, low, high in zip(whole.ends, *curves, strict=True)
         ]
-        return Cost(lines, Line(0.0, trial.saved / trial.share))
+        return Cost(peaks, Line(0.0, trial.saved / trial.share), rung.error)
 
 
 def _timelines(trials: tuple[Trial, Trial], share: float) -> list[Timeline]:

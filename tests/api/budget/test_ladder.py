@@ -30,6 +30,7 @@ def problem(seed: int, units: int, parts: int) -> tuple[MemoryModel, Prices]:
         random.integers(0, 500, 2 * parts).astype(float),
         sizes * np.array(WIDTHS, dtype=float),
         np.repeat([True, False], parts),
+        [(f"context {part}", False) for part in range(2 * parts)],
     )
     error = random.random((units, 1)) * np.array([1 / 9, 1 / 225, 0])
     return model, Prices(error, np.ones((units, 1)) * np.array([1.0, 1.0, 0.0]))
