@@ -74,11 +74,11 @@ def test_any_terminal_shows_them(shown: object, width: int, encoding: str) -> No
 
 
 def test_a_plan_is_a_table_by_layer() -> None:
-    lines = [line.split() for line in printed(plan(), 100)]
-    assert ["layer", "tensors", "stock", "planned", "time", "error"] in lines
-    assert "convs.0 4 bits (1) 4.0 MiB 1.0 MiB 2.0 ms 10 %".split() in lines
-    assert "norms.0 exact (1) 2.0 MiB 2.0 MiB".split() in lines
-    assert "total 6.0 MiB 3.0 MiB 2.0 ms 10 %".split() in lines
+    lines = [" ".join(line.split()) for line in printed(plan(), 100)]
+    assert "layer tensors stock planned time error" in lines
+    assert "convs.0 4 bits (1) 4.0 MiB 1.0 MiB 2.0 ms 10 %" in lines
+    assert "norms.0 exact (1) 2.0 MiB 2.0 MiB" in lines
+    assert "total 6.0 MiB 3.0 MiB 2.0 ms 10 %" in lines
 
 
 def test_a_curve_shows_one_step_where_two_are_planned() -> None:

@@ -99,7 +99,7 @@ def plot(curves: Sequence[Curve], limit: int, width: int, ascii_only: bool) -> I
     shade, rule, blocks = (":", "-", " #") if ascii_only else ("░", "┄", _BLOCKS)
     for row in range(_ROWS - 1, -1, -1):
         text = Text(labels[_ROWS - 1 - row].rjust(indent - 1) + " ", no_wrap=True)
-        marked = top * row <= limit * _ROWS < top * (row + 1) or (limit == top and row == _ROWS - 1)
+        marked = limit <= top and row == min(_ROWS - 1, limit * _ROWS // top)
         for low, high in zip(front, behind, strict=True):
             block = blocks[round(min(1.0, max(0.0, low - row)) * (len(blocks) - 1))]
             if block != " ":
