@@ -32,6 +32,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -47,6 +48,7 @@ from gact_graph.ops.quantize import DTYPES, Packed, pack
 from gact_graph.support.current import unpack
 from gact_graph.support.graph import nodes_of, saved_by_node
 from gact_graph.support.part import in_proportion
+from gact_graph.support.progress import PATIENCE, progress
 from gact_graph.support.storage import holders_of
 
 
@@ -127,6 +129,7 @@ class Measurement:
         self._own: dict[str, list[tuple[Edge, float]]] = {}
         self._magnified: dict[int, list[tuple[Edge, float]]] = {}
         self._not_run: set[str] = set()
+        self._seconds = 0.0  # so far, in all operations
 
     def watch(self, outputs: Iterable[Tensor], inputs: Iterable[Tensor]) -> None:
         """Add hooks to the graph of a forward that has ended.
@@ -214,12 +217,14 @@ class Measurement:
         The error is reported when backward has ended: if backward itself raises, the report is not
         needed.
         """
+        start = monotonic()
         try:
-            with torch.no_grad():
+            with progress("measuring sensitivities", PATIENCE - self._seconds), torch.no_grad():
                 yield
         except Exception as error:  # of any kind: the operation was not made to run twice
             self._ended = True
             self._error = error.with_traceback(None)  # whose frames hold tensors
+        self._seconds += monotonic() - start
 
     def _runs_of(self, node: Any, slots: Sequence[str]) -> list[dict[int, str]]:
         """Return the runs that measure a node's slots, each as slots by the results that read them.

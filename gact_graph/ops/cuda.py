@@ -34,7 +34,7 @@ from gact_graph.ops.reference.bitmask import (
     raw_pair,
 )
 from gact_graph.ops.registration import implement
-from gact_graph.support.progress import log_if_slow
+from gact_graph.support.progress import progress
 
 Launch = Callable[..., None]
 """The type of :func:`gact_graph.ops.kernels.nvrtc.launch`; tests pass an emulator."""
@@ -210,7 +210,7 @@ def passes(trial: Callable[[], None], kernels: str) -> bool:
     """
     nvrtc.check_not_capturing()
     try:
-        with log_if_slow("compiling kernels for CUDA"):
+        with progress("compiling kernels for CUDA"):
             trial()
     except Exception as error:  # of any type that a toolchain or driver raises: use the reference
         remedy = f"`{_package()}` and a driver that is no older than that CUDA"

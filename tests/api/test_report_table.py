@@ -203,7 +203,9 @@ def test_a_notebook_shows_the_table():
     assert {tag for tag, _ in cells.tags}.isdisjoint({"img", "script", "style"})
     # Letters and ground are the notebook's own, which may be light or dark.
     assert not any(
-        re.search(r"(^|[ ;])(color|background)", a.get("style", "")) for _, a in cells.tags
+        re.search(r"(^|[ ;])(color|background)", a.get("style", ""))
+        for tag, a in cells.tags
+        if tag != "i"  # the marks of a legend
     )
 
 
@@ -217,3 +219,12 @@ def test_a_notebook_shows_layers_and_remarks():
 
 def test_a_notebook_shows_an_empty_report():
     assert "No forward was compressed yet" in Report(empty=True)._repr_html_()
+
+
+def test_a_notebook_draws_the_bytes_over_the_step():
+    html = Report([row("a.0/b", 3000, 300), row("a.1/b", 1000, 100)])._repr_html_()
+    stock, now = (points.split() for points in re.findall(r'points="([^"]*)"', html))
+    assert stock[1:-1] == ["0.0000,1.0000", *stock[2:-2], "1.0000,1.0000"] and len(stock) == 7
+    assert stock[3] == "0.5000,0.0000" and now[3] == "0.5000,0.9000"
+    assert "stock, at most 3.9 KiB" in html and "forward" in html
+    assert "<svg" not in Report([])._repr_html_()

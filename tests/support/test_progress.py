@@ -1,7 +1,8 @@
-"""What is said of work that takes long: when, how often, where and by whom. No test waits."""
+"""The line of work that takes long: when, how often, where and by whom. No test waits."""
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from collections.abc import Callable
@@ -11,8 +12,8 @@ import torch
 
 from gact_graph.ops import cpu
 from gact_graph.ops.kernels import library
-from gact_graph.support import progress
-from gact_graph.support.progress import log_if_slow
+from gact_graph.support import progress as module
+from gact_graph.support.progress import progress
 
 
 class Timers:
@@ -22,7 +23,6 @@ class Timers:
         self.waiting: list[Callable[[], None]] = []
         self.seconds: list[float] = []
         self.fire_at_once = False
-        self.now = 100.0
 
     def later(self, seconds: float, function: Callable[[], None]) -> Timers:
         self.seconds.append(seconds)
@@ -38,12 +38,11 @@ class Timers:
 @pytest.fixture(autouse=True)
 def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
     found = Timers()
-    monkeypatch.setattr(progress, "later", found.later)
-    monkeypatch.setattr(progress, "_reported", set())
-    monkeypatch.setattr(progress, "monotonic", lambda: found.now)
+    monkeypatch.setattr(module, "later", found.later)
+    monkeypatch.setattr(module, "_logged", set())
     # One without a parent, since pytest has handlers of its own on the root logger.
-    monkeypatch.setattr(progress, "_logger", logging.Logger("gact_graph"))
-    for name in progress._RANKS:
+    monkeypatch.setattr(module, "_logger", logging.Logger("gact_graph"))
+    for name in module._RANKS:
         monkeypatch.delenv(name, raising=False)
     return found
 
@@ -54,9 +53,9 @@ def silent(capsys: pytest.CaptureFixture[str]) -> Callable[[], bool]:
 
 
 def test_short_work_is_not_reported(timers: Timers, silent: Callable[[], bool]) -> None:
-    with log_if_slow("counting"):
+    with progress("counting"):
         (begin,) = timers.waiting
-    assert timers.seconds == [2.0] and timers.waiting == []
+    assert timers.seconds == [1.0] and timers.waiting == []
     begin()  # a timer that could not be canceled any more
     assert silent()
 
@@ -64,54 +63,123 @@ def test_short_work_is_not_reported(timers: Timers, silent: Callable[[], bool]) 
 def test_long_work_is_reported_while_it_lasts(
     timers: Timers, capsys: pytest.CaptureFixture
 ) -> None:
-    with log_if_slow("counting"):
+    with progress("counting"):
         timers.waiting[0]()
         assert capsys.readouterr() == ("", "gact_graph: counting\n")
-        timers.now += 14.24
-    assert capsys.readouterr() == ("", "gact_graph: counting took 14.2 s\n")
+    assert capsys.readouterr() == ("", "")
 
 
-def test_lines_of_work_within_work_do_not_run_into_each_other(
+def test_work_within_work_has_a_line_of_its_own_in_a_log(
     timers: Timers, capsys: pytest.CaptureFixture
 ) -> None:
     timers.fire_at_once = True
-    with log_if_slow("estimating"), log_if_slow("measuring"):
+    with progress("estimating"), progress("measuring"):
         pass
     said = capsys.readouterr().err.splitlines()
-    assert said == [
-        "gact_graph: estimating",
-        "gact_graph: measuring",
-        "gact_graph: measuring took 0.0 s",
-        "gact_graph: estimating took 0.0 s",
-    ]
+    assert said == ["gact_graph: estimating", "gact_graph: measuring"]
 
 
 def test_it_is_reported_once(timers: Timers, capsys: pytest.CaptureFixture) -> None:
     timers.fire_at_once = True
     for work in ("counting", "counting", "sorting"):
-        with log_if_slow(work):
+        with progress(work):
             pass
-    said = capsys.readouterr().err
-    assert said.count("counting") == said.count("sorting") == 2  # when it begins and when it ends
-    assert said.count("\n") == 4
+    assert capsys.readouterr().err == "gact_graph: counting\ngact_graph: sorting\n"
 
 
 def test_what_was_quick_at_first_may_be_reported_later(
     timers: Timers, capsys: pytest.CaptureFixture
 ) -> None:
-    with log_if_slow("counting"):
+    with progress("counting"):
         pass
     timers.fire_at_once = True
-    with log_if_slow("counting"):
+    with progress("counting"):
         pass
     assert "counting" in capsys.readouterr().err
 
 
-def test_the_line_ends_where_the_work_fails(timers: Timers, capsys: pytest.CaptureFixture) -> None:
+class Terminal(io.StringIO):
+    """A stderr that someone watches."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def watched(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Terminal]:
     timers.fire_at_once = True
-    with pytest.raises(RuntimeError, match="broken"), log_if_slow("counting"):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("FORCE_COLOR", "TTY_INTERACTIVE", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def open_terminal() -> Terminal:  # in the test, since pytest sets stderr when one begins
+        found = Terminal()
+        monkeypatch.setattr(sys, "stderr", found)
+        return found
+
+    return open_terminal
+
+
+HIDDEN, SHOWN_AGAIN, ERASED = "\x1b[?25l", "\x1b[?25h", "\x1b[2K"
+
+
+def test_a_terminal_has_one_line_which_disappears(watched: Callable[[], Terminal]) -> None:
+    terminal = watched()
+    with progress("estimating"):
+        assert terminal.getvalue().count("gact_graph: estimating") == 1
+        with progress("measuring"):
+            assert module._line is not None and module._shown == ["estimating", "measuring"]
+            assert terminal.getvalue().rpartition(ERASED)[2].endswith("gact_graph: measuring")
+        assert terminal.getvalue().rpartition(ERASED)[2].endswith("gact_graph: estimating")
+    assert module._line is None and module._shown == []
+    assert terminal.getvalue().count(HIDDEN) == terminal.getvalue().count(SHOWN_AGAIN) == 1
+    assert terminal.getvalue().endswith(ERASED)
+    with progress("estimating"):  # each time, since nothing remains
+        assert module._line is not None
+
+
+def test_the_line_disappears_where_the_work_fails(watched: Callable[[], Terminal]) -> None:
+    terminal = watched()
+    with pytest.raises(RuntimeError, match="broken"), progress("counting"):
         raise RuntimeError("broken")
-    assert capsys.readouterr().err.endswith(" s\n")
+    assert module._line is None and terminal.getvalue().endswith(ERASED)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("TERM", "dumb"), ("TTY_INTERACTIVE", "0"), ("TERM", "unknown")]
+)
+def test_a_terminal_that_cannot_erase_gets_a_line(
+    name: str, value: str, watched: Callable[[], Terminal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = watched()
+    monkeypatch.setenv(name, value)
+    with progress("counting"):
+        assert terminal.getvalue() == "gact_graph: counting\n"
+    assert terminal.getvalue() == "gact_graph: counting\n"
+
+
+def test_colors_in_a_log_do_not_make_it_a_terminal(
+    watched: Callable[[], Terminal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = watched()
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(terminal, "isatty", lambda: False)
+    with progress("counting"):
+        pass
+    assert terminal.getvalue() == "gact_graph: counting\n"
+
+
+def test_a_terminal_that_hangs_up_does_not_end_the_work(
+    watched: Callable[[], Terminal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = watched()
+
+    def fails(_: str) -> int:
+        raise OSError("Input/output error")
+
+    with progress("counting"):
+        monkeypatch.setattr(terminal, "write", fails)
+    assert module._line is None and module._shown == []
 
 
 def handled(level: int) -> list[str]:
@@ -119,17 +187,16 @@ def handled(level: int) -> list[str]:
     found: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: found.append(record.getMessage())
-    progress._logger.addHandler(handler)
-    progress._logger.setLevel(level)
+    module._logger.addHandler(handler)
+    module._logger.setLevel(level)
     return found
 
 
 def test_logging_that_shows_info_gets_records(timers: Timers, silent: Callable[[], bool]) -> None:
     found = handled(logging.INFO)
-    with log_if_slow("counting"):
+    with progress("counting"):
         timers.waiting[0]()
-        timers.now += 3
-    assert found == ["counting", "counting took 3.0 s"]
+    assert found == ["counting"]
     assert silent()
 
 
@@ -139,9 +206,9 @@ def test_logging_that_was_set_up_for_others_does_not_hide_the_line(
     timers.fire_at_once = True
     found = handled(logging.WARNING)
     # The handler and the level are those of the root logger, as after logging.basicConfig().
-    root, progress._logger = progress._logger, logging.Logger("gact_graph")
-    progress._logger.parent = root
-    with log_if_slow("counting"):
+    root, module._logger = module._logger, logging.Logger("gact_graph")
+    module._logger.parent = root
+    with progress("counting"):
         pass
     assert "counting" in capsys.readouterr().err
     assert found == []
@@ -150,7 +217,7 @@ def test_logging_that_was_set_up_for_others_does_not_hide_the_line(
 def test_a_higher_level_silences_it(timers: Timers, silent: Callable[[], bool]) -> None:
     timers.fire_at_once = True
     found = handled(logging.WARNING)
-    with log_if_slow("counting"):
+    with progress("counting"):
         pass
     assert found == [] and silent()
 
@@ -161,11 +228,11 @@ def test_other_ranks_say_nothing(
 ) -> None:
     timers.fire_at_once = True
     monkeypatch.setenv(name, "1")
-    with log_if_slow("counting"):
+    with progress("counting"):
         pass
     assert capsys.readouterr() == ("", "")
     monkeypatch.setenv(name, "0")
-    with log_if_slow("counting"):
+    with progress("counting"):
         pass
     assert "counting" in capsys.readouterr().err
 
@@ -178,7 +245,7 @@ def test_the_group_knows_the_rank_best(
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
     monkeypatch.setenv("RANK", str(1 - rank))
-    with log_if_slow("counting"):
+    with progress("counting"):
         pass
     assert ("counting" in capsys.readouterr().err) == (rank == 0)
 
@@ -191,7 +258,7 @@ def test_without_stderr_work_goes_on(
     closed = open(tmp_path / "closed", "w")  # noqa: SIM115
     closed.close()
     monkeypatch.setattr(sys, "stderr", None if kind == "none" else closed)
-    with log_if_slow("counting"):
+    with progress("counting"):
         done = True
     assert done
 

@@ -21,7 +21,6 @@ from gact_graph.capture.config import Config
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.messages import warn
 from gact_graph.support.peak import StepPeak, resident_bytes
-from gact_graph.support.progress import log_if_slow
 from gact_graph.support.storage import tensors_in
 
 
@@ -187,12 +186,11 @@ class Budget:
         first = self.strategy  # whose slots have their names in the whole model
         if first is not None and patch.part:
             first = first.renamed(lambda slot: slot.removeprefix(f"{patch.part}/"))
-        with log_if_slow("planning a training step"):
-            plan = plan_call(
-                *(module, patch.attribute, inputs, self._config),
-                *(self._room, self._prefer, size.nodes, size.edges),
-                first=first,
-            ).under(patch.part)
+        plan = plan_call(
+            *(module, patch.attribute, inputs, self._config),
+            *(self._room, self._prefer, size.nodes, size.edges),
+            first=first,
+        ).under(patch.part)
         if before is not None and on_cpu:
             self._grown += max(0, (resident_bytes() or 0) - before)
         return plan

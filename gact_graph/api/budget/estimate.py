@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
 
 from gact_graph.api.budget.miniature import GraphSize
-from gact_graph.api.report import format_bytes
+from gact_graph.api.report import format_bytes, page
+from gact_graph.api.report.names import format_error
+from gact_graph.api.report.sheet import Line as TableLine
+from gact_graph.api.report.sheet import Sheet
 from gact_graph.capture.config import Config
 
 MOST_BITS, LEAST_BITS = 8, 2
@@ -145,21 +148,37 @@ class Line(NamedTuple):
         return cls(max(0.0, high - growing * second), growing)
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The memory of a training step.
+class Peak(NamedTuple):
+    """The peak of a part of a step, from one saved or released tensor to the next.
 
     Attributes:
-        peaks: The peak of each part of the step, including gradients.
-        saved: The tensors saved for backward.
+        slot: The tensor that is saved or released when the part ends; empty at the end of a step.
+        released: Whether the tensor is released, in backward.
+        line: The peak in bytes, including gradients.
     """
 
-    peaks: Sequence[Line]
+    slot: str
+    released: bool
+    line: Line
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a strategy.
+
+    Attributes:
+        peaks: The peak of each part of the first steps.
+        saved: The tensors saved for backward.
+        error: Expected squared error of the gradient, relative to its square; None if unknown.
+    """
+
+    peaks: Sequence[Peak]
     saved: Line
+    error: float | None = None
 
     def peak_at(self, share: float) -> float:
         """Return the peak of the step in bytes, for a share of the graph."""
-        return max(line.at(share) for line in self.peaks)
+        return max(peak.line.at(share) for peak in self.peaks)
 
 
 @dataclass(frozen=True)
@@ -173,6 +192,8 @@ class Row:
         blocks: Whether message passing runs in blocks.
         peak_bytes: The peak of a step above the memory in use before the first step.
         saved_bytes: The tensors saved for backward.
+        error: Expected squared error of the gradient, relative to its square, with the same bits
+            for all tensors; 0 if nothing is quantized, None if no sensitivities were measured.
         fits: Whether the peak fits the budget, with a margin for the error of the estimate;
             None without a budget.
     """
@@ -183,6 +204,7 @@ class Row:
     blocks: bool
     peak_bytes: int
     saved_bytes: int
+    error: float | None
     fits: bool | None = None
 
 
@@ -268,24 +290,51 @@ class Estimate:
     def _row(self, strategy: Strategy) -> Row:
         peak, saved = self.peak_of(strategy), self._costs[strategy].saved.at(1.0)
         fits = None if self.memory is None else self._fits(peak)
-        return Row(strategy.name, *strategy[:3], round(peak), round(saved), fits)
+        error = self._costs[strategy].error
+        return Row(strategy.name, *strategy[:3], round(peak), round(saved), error, fits)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    @property
+    def _sheet(self) -> Sheet:
         title = f"one step: {self.size.nodes:,} nodes, {self.size.edges:,} edges"
+        columns = ["strategy", "peak", "saved", "error"]
         if self.memory is not None:
             title += f", memory {format_bytes(self.memory)}"
-        table = Table(title=title, min_width=len(title))
-        table.add_column("strategy")
-        for head in ("peak", "saved"):
-            table.add_column(head, justify="right")
-        if self.memory is not None:
-            table.add_column("fits")
+            columns.append("fits")
+        most = max(row.peak_bytes for row in self.rows)
+        worst = max((min(1.0, row.error or 0.0) for row in self.rows), default=0.0) ** 0.5
+        lines = []
         for row in self.rows:
-            cells = [row.strategy, format_bytes(row.peak_bytes), format_bytes(row.saved_bytes)]
-            if row.fits is not None:
-                cells.append("yes" if row.fits else "no")
-            table.add_row(*cells)
-        yield table
+            cells = {
+                "peak": format_bytes(row.peak_bytes),
+                "saved": format_bytes(row.saved_bytes),
+                "fits": "yes" if row.fits else "no",
+            }
+            bars = {"peak": row.peak_bytes / max(1, most)}
+            if row.error is not None:
+                cells["error"] = format_error(row.error) if row.error else "0"
+                bars["error"] = min(1.0, row.error) ** 0.5 / (worst or 1.0)
+            lines.append(TableLine(row.strategy, cells, can_shorten=False, bars=bars))
+        return Sheet(title, columns, lines, dispensable=["saved"])
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from self._sheet.render(options)
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        return page.render_sheet(self._sheet)
+
+    def save(self, path: str | Path) -> None:
+        """Write the table as an HTML page.
+
+        Args:
+            path: A file that ends in ``.html`` or ``.htm``; an existing file is replaced.
+
+        Raises:
+            ValueError: If ``path`` has another ending.
+            FileNotFoundError: If the folder of ``path`` does not exist.
+        """
+        page.check_ending(path)
+        page.write(path, page.render_sheet(self._sheet, "sheet.html"))
 
     def __str__(self) -> str:
         console = Console(width=80, force_terminal=False, color_system=None)

@@ -105,6 +105,7 @@ class MemoryModel:
         fixed: Bytes of each part that no choice changes, [parts].
         chosen: Bytes that each choice adds to each part, [parts, units, forms].
         measures: Whether each part belongs to the step that measures sensitivities, [parts].
+        ends: The context at the end of each part, and whether it is released there.
     """
 
     units: tuple[str, ...]
@@ -112,6 +113,7 @@ class MemoryModel:
     fixed: NDArray[np.float64]
     chosen: NDArray[np.float64]
     measures: NDArray[np.bool_]
+    ends: Sequence[tuple[str, bool]]
 
     @classmethod
     def of(
@@ -140,6 +142,7 @@ class MemoryModel:
         fixed: list[float] = []
         chosen: list[NDArray[np.float64]] = []
         measures: list[bool] = []
+        ends: list[tuple[str, bool]] = []
         for number, (without, step) in enumerate(zip(exact, coded, strict=True)):
             of_exact = without.temporary()
             parts = zip(step.moments, step.alive(), _owners(step, place), strict=True)
@@ -152,7 +155,10 @@ class MemoryModel:
                     if unit is None:
                         constant += stored
                         continue
-                    elements, exactly = step.coded.get(other, 0.0), without.stored.get(other, stored)
+                    elements, exactly = (
+                        step.coded.get(other, 0.0),
+                        without.stored.get(other, stored),
+                    )
                     held = np.where(is_exact, exactly, stored + (bits - base) * elements / 8)
                     part[unit] += np.where(away & (elements > 0) & (held >= least), 0.0, held)
                     fetched += exactly if unit == owner else 0.0
@@ -167,15 +173,21 @@ class MemoryModel:
                 fixed.append(constant)
                 chosen.append(part)
                 measures.append(number == 0)
+                ends.append((name, released))
         shape = (len(fixed), len(units), len(forms))
         every = np.array(chosen).reshape(shape)
-        return cls(units, tuple(forms), np.array(fixed), every, np.array(measures, dtype=bool))
+        which = np.array(measures, dtype=bool)
+        return cls(units, tuple(forms), np.array(fixed), every, which, ends)
 
     def steady(self) -> MemoryModel:
         """Return the model of the step that measures nothing."""
         parts = ~self.measures
         return replace(
-            self, fixed=self.fixed[parts], chosen=self.chosen[parts], measures=self.measures[parts]
+            self,
+            fixed=self.fixed[parts],
+            chosen=self.chosen[parts],
+            measures=self.measures[parts],
+            ends=[end for end, part in zip(self.ends, parts, strict=True) if part],
         )
 
     def curve(self, choices: Sequence[int]) -> NDArray[np.float64]:

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from gact_graph.adaptive.allocator import noise
-from gact_graph.api.budget.estimate import LEAST_BITS, MOST_BITS, Cost, Line, Strategy
+from gact_graph.api.budget.estimate import LEAST_BITS, MOST_BITS, Cost, Line, Peak, Strategy
 from gact_graph.api.budget.ladder import Prices, Rung, ladder
 from gact_graph.api.budget.memory_model import EXACT, Form, MemoryModel, Timeline, unit_of
 from gact_graph.api.budget.steps import Trial
-from gact_graph.codecs.offload.swap import LEAST_BYTES
 from gact_graph.codecs.offload.speed import seconds_of_byte
+from gact_graph.codecs.offload.swap import LEAST_BYTES
 from gact_graph.ops.quantize import pack
 
 _OFFLOADED = Form(MOST_BITS, offloaded=True), Form(EXACT, offloaded=True)
@@ -132,11 +132,11 @@ class Mixed:
             whole, part = whole.steady(), part.steady()
         factor = trial.peak / part.peak(rung.choices)
         curves = part.curve(rung.choices), whole.curve(rung.choices)
-        lines = [
-            Line.through(low, high, (self.share, 1.0)).times(factor)
-            for low, high in zip(*curves, strict=True)
+        peaks = [
+            Peak(*end, Line.through(low, high, (self.share, 1.0)).times(factor))
+            for end, low, high in zip(whole.ends, *curves, strict=True)
         ]
-        return Cost(lines, Line(0.0, trial.saved / trial.share))
+        return Cost(peaks, Line(0.0, trial.saved / trial.share), rung.error)
 
 
 def _timelines(trials: tuple[Trial, Trial], share: float) -> list[Timeline]:

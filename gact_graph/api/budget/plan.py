@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.table import Table
-from rich.text import Text
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from gact_graph.adaptive.adaptation import ALARM
 from gact_graph.adaptive.state_checks import check_keys
-from gact_graph.api.budget.estimate import Estimate, Line, Strategy
-from gact_graph.api.report import format_bytes
-from gact_graph.api.report.names import label_of, layer_of
+from gact_graph.api.budget.estimate import Estimate, Line, Peak, Strategy
+from gact_graph.api.budget.plan_sheet import draw, sheet_of
+from gact_graph.api.report import format_bytes, page
 from gact_graph.capture.places import Places
 
 _FORMAT = 1
@@ -64,7 +61,8 @@ class Plan:
         edges: The number of edges of all types.
         error: Expected squared error of the gradient, relative to its square; 0 if all is exact.
         tensors: The saved tensors, in the order of forward.
-        peaks: The planned peak of each part of a step in order, by the size of the graph.
+        peaks: The planned peak of each part of the first steps in order, by the size of the graph:
+            the first step may measure sensitivities, the next does not.
         stock_peaks: The same of stock PyG.
         standing: Bytes that any strategy takes: the state of the optimizer, libraries.
         places: The operations whose results need no memory of their own.
@@ -77,21 +75,33 @@ class Plan:
     edges: int
     error: float
     tensors: Sequence[PlannedTensor]
-    peaks: Sequence[Line]
-    stock_peaks: Sequence[Line]
+    peaks: Sequence[Peak]
+    stock_peaks: Sequence[Peak]
     standing: int
     places: Places
     model: Mapping[str, Sequence[int]]
 
     @property
     def curve(self) -> list[int]:
-        """The planned peak of each part of a step in bytes, in order."""
-        return [self.standing + round(line.at(1.0)) for line in self.peaks]
+        """The planned peak of each part of a step in bytes, in order: the most of all steps."""
+        return [*self.step(self.peaks).values()]
 
     @property
     def stock_curve(self) -> list[int]:
         """The same of stock PyG."""
-        return [self.standing + round(line.at(1.0)) for line in self.stock_peaks]
+        return [*self.step(self.stock_peaks).values()]
+
+    def step(self, peaks: Sequence[Peak]) -> dict[tuple[str, bool], int]:
+        """Return the bytes of each part of a step, by its tensor and whether it is released.
+
+        Args:
+            peaks: :attr:`peaks` or :attr:`stock_peaks`.
+        """
+        step: dict[tuple[str, bool], int] = {}
+        for slot, released, line in peaks:
+            size = self.standing + round(line.at(1.0))
+            step[slot, released] = max(size, step.get((slot, released), 0))
+        return step
 
     @property
     def peak_bytes(self) -> int:
@@ -128,7 +138,7 @@ class Plan:
             memory: The budget in bytes.
         """
         share = max(nodes / max(1, self.nodes), edges / max(1, self.edges))
-        peak = self.standing + max(line.at(share) for line in self.peaks)
+        peak = self.standing + max(peak.line.at(share) for peak in self.peaks)
         return Estimate.budget_for(peak) <= memory
 
     def to_dict(self) -> dict[str, Any]:
@@ -139,8 +149,8 @@ class Plan:
             "format": _FORMAT,
             "strategy": self.strategy.to_dict(),
             "tensors": [asdict(tensor) for tensor in self.tensors],
-            "peaks": [[*line] for line in self.peaks],
-            "stock_peaks": [[*line] for line in self.stock_peaks],
+            "peaks": [[slot, released, *line] for slot, released, line in self.peaks],
+            "stock_peaks": [[slot, released, *line] for slot, released, line in self.stock_peaks],
             "places": self.places.to_dict(),
             "model": {name: [*shape] for name, shape in self.model.items()},
         }
@@ -163,17 +173,20 @@ class Plan:
         own = {
             "strategy": Strategy.from_dict(values["strategy"]),
             "tensors": [PlannedTensor(**tensor) for tensor in values["tensors"]],
-            "peaks": [Line(*line) for line in values["peaks"]],
-            "stock_peaks": [Line(*line) for line in values["stock_peaks"]],
+            **{
+                name: [Peak(slot, released, Line(*line)) for slot, released, *line in values[name]]
+                for name in ("peaks", "stock_peaks")
+            },
             "places": Places.from_dict(values["places"]),
         }
         return cls(**{name: values[name] for name in names} | own)
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as JSON, or a picture of the memory over the step, by the suffix.
+        """Write the plan as JSON, a page, or a picture of the memory over the step, by the suffix.
 
         Args:
-            path: A file that ends in ``.json``, or in a suffix of matplotlib, such as ``.png``.
+            path: A file that ends in ``.json`` or ``.html``, or in a suffix of matplotlib, such as
+                ``.png``.
 
         Raises:
             ImportError: If matplotlib is not installed, for a picture.
@@ -181,8 +194,10 @@ class Plan:
         path = Path(path)
         if path.suffix.lower() == ".json":
             path.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        elif path.suffix.lower() in page.ENDINGS:
+            page.write(path, page.render_sheet(sheet_of(self), "sheet.html"))
         else:
-            _draw(self, path)
+            draw(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -222,29 +237,11 @@ class Plan:
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table = Table(title=self.headline, min_width=min(len(self.headline), options.max_width))
-        table.add_column("layer", overflow="fold")
-        table.add_column("tensors", overflow="fold")
-        for head in ("stock", "planned", "time", "error"):
-            table.add_column(head, justify="right", no_wrap=True)
-        layers: dict[str, list[PlannedTensor]] = {}
-        for tensor in self.tensors:
-            layers.setdefault(layer_of(tensor.slot), []).append(tensor)
-        for layer, tensors in layers.items():
-            table.add_row(*map(Text, (label_of(layer), *_sums(tensors))))
-        yield table
-        yield Text(f"strategy: {self.strategy.name}; {self._of_error}")
+        yield from sheet_of(self).render(options)
 
-    @property
-    def _of_error(self) -> str:
-        if not any(" bits" in tensor.choice for tensor in self.tensors):
-            return "the gradient is exact"
-        error = f"expected error of the gradient {_percent(self.error)}"
-        if self.error > ALARM:
-            error += ", of which most would be noise: take more memory"
-        if not self.strategy.measures:
-            error += "; no room to measure sensitivities during training"
-        return error
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook, and the memory over the step beside that of stock."""
+        return page.render_sheet(sheet_of(self))
 
     def __str__(self) -> str:
         console = Console(width=100, force_terminal=False, color_system=None)
@@ -261,53 +258,3 @@ def shapes_of(model: nn.Module) -> dict[str, list[int]]:
         name: [] if is_lazy(parameter) else [*parameter.shape]
         for name, parameter in model.named_parameters()
     }
-
-
-def _sums(tensors: Sequence[PlannedTensor]) -> tuple[str, ...]:
-    """Return the cells of a layer: its choices, the largest first, bytes and error."""
-    counts: dict[str, tuple[int, int]] = {}
-    for tensor in tensors:
-        number, size = counts.get(tensor.choice, (0, 0))
-        counts[tensor.choice] = number + 1, size + max(tensor.bytes, tensor.stock_bytes)
-    largest = sorted(counts, key=lambda choice: -counts[choice][1])
-    error = sum(tensor.error for tensor in tensors)
-    seconds = sum(tensor.seconds for tensor in tensors)
-    return (
-        ", ".join(f"{choice} ({counts[choice][0]})" for choice in largest),
-        format_bytes(sum(tensor.stock_bytes for tensor in tensors)),
-        format_bytes(sum(tensor.bytes for tensor in tensors)),
-        f"{1e3 * seconds:.1f} ms" if seconds else "",
-        _percent(error) if error else "",
-    )
-
-
-def _percent(squared: float) -> str:
-    return f"{100 * squared**0.5:.2g} %" if squared < 1 else "over 100 %"
-
-
-def _draw(plan: Plan, path: Path) -> None:
-    """Write the memory over the step beside that of stock as an image, by matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "Expected matplotlib for a picture (got none): pip install matplotlib"
-        ) from error
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for curve, name, color in (
-        (plan.stock_curve, "stock", "#9aa5b1"),
-        (plan.curve, "planned", "#d1495b"),
-    ):
-        if len(curve) == 1:  # of a step that differs between parts of the graph, the peak alone
-            curve = curve * 2
-        places = [place / (len(curve) - 1) for place in range(len(curve))]
-        axes.fill_between(places, [b / 2**20 for b in curve], step="mid", alpha=0.3, color=color)
-        axes.step(places, [b / 2**20 for b in curve], where="mid", label=name, color=color)
-    axes.axhline(plan.memory / 2**20, color="#1d3557", linestyle="--", label="budget")
-    axes.set_xlim(0, 1)
-    axes.set_xticks([0, 1], ["start of forward", "end of backward"])
-    axes.set_ylabel("MiB")
-    axes.set_title(plan.headline, fontsize=10)
-    axes.legend(loc="upper right")
-    figure.savefig(path, dpi=120)

@@ -17,6 +17,7 @@ from gact_graph.api.report import format_bytes
 from gact_graph.capture.config import Config
 from gact_graph.codecs import Kept
 from gact_graph.codecs.offload.speed import seconds_of_byte
+from gact_graph.support.progress import progress
 from gact_graph.support.rows import Row
 
 Preference = Literal["time", "accuracy"]
@@ -63,7 +64,7 @@ def plan_call(
         CannotShrink: If the inputs have no parts that the model runs on.
         MemoryBudgetError: If nothing fits.
     """
-    with undisturbed(next(model.parameters()).device):
+    with progress("planning a training step"), undisturbed(next(model.parameters()).device):
         search = Search(model, method, inputs, config, memory, nodes, edges, prefer)
         strategy = search.choose(first)
         if strategy is None:

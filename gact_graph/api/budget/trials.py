@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from gact_graph.adaptive.adaptation import ALARM
+from gact_graph.adaptive.allocator import noise
 from gact_graph.api.budget.estimate import (
     BLOCKS,
     FAST,
@@ -25,6 +26,7 @@ from gact_graph.api.budget.estimate import (
     Cost,
     Estimate,
     Line,
+    Peak,
     Strategy,
     quantizing,
     strategies,
@@ -35,6 +37,7 @@ from gact_graph.api.budget.mixed import Mixed
 from gact_graph.api.budget.steps import TrainedCopy, Trial, undisturbed
 from gact_graph.capture.config import MIN_BYTES, Config
 from gact_graph.support.peak import resident_bytes
+from gact_graph.support.progress import progress
 from gact_graph.support.sharded import is_sharded
 
 _EDGES, _NODES = 1 << 14, 1 << 10
@@ -86,7 +89,7 @@ def estimate_call(
     Raises:
         CannotShrink: If the inputs have no parts that the model runs on.
     """
-    with undisturbed(next(model.parameters()).device):
+    with progress("estimating training steps"), undisturbed(next(model.parameters()).device):
         search = Search(model, method, inputs, config, memory, nodes, edges)
         search.try_all()
         estimate = search.estimate()
@@ -147,7 +150,6 @@ class Search:
         self._trials: dict[tuple[Strategy, float], Trial] = {}
         self._largest: dict[Strategy, Trial] = {}  # of each strategy with a known cost
         self._hopeless: dict[Strategy, bool] = {}
-        self._errors: dict[Strategy, float] = {}  # of mixed strategies
         self._copy: TrainedCopy | None = None  # for the last strategy
         self._coded = [Strategy(level, LEAST_BITS) for level in quantizing(self.device.type)]
         self._second = min(_MOST, self._share_of(_NODES, _EDGES))
@@ -183,7 +185,9 @@ class Search:
         noisy: Strategy | None = None
         for coded in filter(self._may_fit, self._coded):
             found = self._mixed(coded) or self._widest(coded)
-            if found is not None and self._errors.get(found, 0.0) <= ALARM:
+            if found is not None and (
+                not found.widths or (self._costs[found].error or 0.0) <= ALARM
+            ):
                 return found
             noisy = noisy or found  # a slower level may be exact
         return noisy
@@ -211,7 +215,7 @@ class Search:
         costs = {s: self._costs[s] for s in (*uniform, *self._costs)}
         return Estimate(costs, self.size, self._memory, self.standing)
 
-    def peaks_of(self, strategy: Strategy) -> Sequence[Line]:
+    def peaks_of(self, strategy: Strategy) -> Sequence[Peak]:
         """Return the peak of each part of a step, without :attr:`standing`."""
         return self._costs[strategy].peaks
 
@@ -261,24 +265,27 @@ class Search:
 
     def _add_cost(self, strategy: Strategy, low: Trial, high: Trial) -> None:
         """Extrapolate two trials of a strategy to its cost."""
-        cost = Cost(self._lines(low, high), _line(low, high, "saved"))
+        peaks, saved = self._peaks(low, high), _line(low, high, "saved")
         if strategy == STOCK:
-            self._fixed = max(*(line.fixed for line in cost.peaks), self._parameters) + _FIXED
-        self._costs[strategy], self._largest[strategy] = cost, high
+            self._fixed = max(*(peak.line.fixed for peak in peaks), self._parameters) + _FIXED
+        self._largest[strategy] = high
+        self._costs[strategy] = Cost(peaks, saved, 0.0 if strategy.bits == 32 else None)
         if strategy.bits < 32 and not strategy.widths:
             element = _line(low, high, "coded")
+            sensitivity = sum(high.sensitivities.values()) if high.sensitivities else None
             for bits in range(LEAST_BITS, MOST_BITS + 1):
                 more = element.times((bits - LEAST_BITS) / 8)
-                wider = Cost([line.plus(more) for line in cost.peaks], cost.saved.plus(more))
-                self._costs[strategy._replace(bits=bits)] = wider
+                wider = [peak._replace(line=peak.line.plus(more)) for peak in peaks]
+                error = None if sensitivity is None else sensitivity * noise(bits)
+                self._costs[strategy._replace(bits=bits)] = Cost(wider, saved.plus(more), error)
 
-    def _lines(self, low: Trial, high: Trial) -> list[Line]:
+    def _peaks(self, low: Trial, high: Trial) -> list[Peak]:
         """Return the peak of each part of a strategy's steps."""
         if not high.steps or not all(map(alike, low.steps, high.steps)):
             fixed = min(self._parameters, high.peak)  # gradients; other bytes may all grow
-            return [Line(fixed, (high.peak - fixed) / high.share)]
+            return [Peak("", True, Line(fixed, (high.peak - fixed) / high.share))]
         return [
-            Line.through(a.peak, b.peak, (low.share, high.share))
+            Peak(b.slot, b.released, Line.through(a.peak, b.peak, (low.share, high.share)))
             for one, two in zip(low.steps, high.steps, strict=True)
             for a, b in zip(one.moments, two.moments, strict=True)
         ]
@@ -306,7 +313,6 @@ class Search:
             strategy = mixed.strategy(rung)
             trial = self._largest[strategy] = self._run(strategy, mixed.share)
             self._costs[strategy] = mixed.corrected(rung, trial)
-            self._errors[strategy] = mixed.rungs[rung].error
             return self._fits(strategy)
 
         least, most = 0, len(mixed.rungs)

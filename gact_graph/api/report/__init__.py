@@ -1,7 +1,7 @@
 """The report on the memory of a forward: as numbers, a table, a page and a bar chart.
 
 ``report`` has the numbers; ``table``, ``figures`` and ``page`` show them; ``contexts`` sums them by
-layer; ``names`` formats slots and bytes.
+layer; ``names`` formats slots and bytes. ``sheet`` and ``curves`` show plans and estimates, too.
 
 Not here: how the numbers are taken (:mod:`gact_graph.capture.ledger`).
 """

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
-from itertools import accumulate, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gact_graph.api.report.contexts import Contexts, Layer, by_layer
-from gact_graph.api.report.names import format_bytes, label_of, layer_of, shorten, unit_for, wrap
+from gact_graph.api.report.curves import curves_of, layers_in_order
+from gact_graph.api.report.names import format_bytes, label_of, shorten, unit_for, wrap
 from gact_graph.api.report.table import SHOWN
 
 if TYPE_CHECKING:
@@ -29,28 +29,15 @@ and contexts are shown after a layer is selected."""
 
 
 def curve(report: Report) -> dict[str, Any]:
-    """Draw the bytes that autograd holds during a step: forward adds contexts, backward frees them.
-
-    A point is a run of contexts that one layer saves. A storage that several contexts share counts
-    with the first context, which backward frees last, so backward mirrors forward.
-    """
-    runs = [[*rows] for _, rows in groupby(report.contexts, lambda row: layer_of(row.slot))]
-    names = [layer_of(rows[0].slot) for rows in runs]
-    curves = [
-        (report.baseline, "stock", [Contexts(rows).raw_bytes for rows in runs]),
-        ("now", "now", [Contexts(rows).stored_bytes for rows in runs]),
-    ]
-    if report.host_bytes:
-        on_device = [sum(row.stored_bytes - row.host_bytes for row in rows) for rows in runs]
-        curves.append(("now, on the device", "now-device", on_device))
+    """Draw the bytes that autograd holds during a step."""
+    names = [name for name, _ in layers_in_order(report)]
     unit, size = unit_for(max(report.raw_bytes, report.stored_bytes))
-    middle = len(runs)
+    middle = len(names)
     hovers = [f"forward, after {wrap(label_of(name))}" for name in names]
     hovers += [f"backward, after {wrap(label_of(name))}" for name in reversed(names)]
     traces = []
-    for name, color, added in curves:
-        held = [*accumulate(added)]
-        held = [0, *held, *held[-2::-1], 0]  # backward starts from the peak
+    for shown in curves_of(report):
+        name, held = shown.name, [count for _, count in shown.points]
         traces.append(
             {
                 "type": "scatter",
@@ -61,9 +48,9 @@ def curve(report: Report) -> dict[str, Any]:
                 "text": ["at the start", *hovers],
                 "customdata": [format_bytes(count) for count in held],
                 "hovertemplate": f"%{{text}}<br><b>{name}: %{{customdata}}</b><extra></extra>",
-                "line": {"color": f"--{color}", "width": 2.5},
+                "line": {"color": f"--{shown.color}", "width": 2.5},
                 "fill": "tozeroy",
-                "fillcolor": f"--{color}-fill",
+                "fillcolor": f"--{shown.color}-fill",
             }
         )
     return {

@@ -27,6 +27,11 @@ def format_bytes(count: int) -> str:
     return f"{count / size:.{digits}f} {unit}"
 
 
+def format_error(squared: float) -> str:
+    """Format a squared error of the gradient, relative to its square, as a share of its length."""
+    return f"{100 * squared**0.5:.2g} %" if squared < 1 else "over 100 %"
+
+
 def unit_for(count: int) -> tuple[str, int]:
     """Return the unit for numbers up to ``count`` bytes, and its size in bytes."""
     return next((unit for unit in _UNITS if count >= unit[1]), _UNITS[-1])

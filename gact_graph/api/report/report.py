@@ -11,9 +11,11 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from gact_graph.api.report import figures, page, table
+from gact_graph.api.report import figures, page
 from gact_graph.api.report.contexts import Contexts
+from gact_graph.api.report.curves import curves_of
 from gact_graph.api.report.names import counted, format_bytes, label_of
+from gact_graph.api.report.table import sheet_of
 from gact_graph.support.rows import LayerRow
 
 _NUMBERS = (
@@ -148,19 +150,9 @@ class Report(Contexts):
             ValueError: No forward was compressed yet, or ``path`` has another ending.
             FileNotFoundError: The folder of ``path`` does not exist.
         """
-        path = Path(path)
-        if path.suffix.lower() not in (".html", ".htm"):
-            raise ValueError(
-                f"Expected a file name that ends in .html (got {path.name!r}); "
-                "for an image call report.plot"
-            )
+        page.check_ending(path, "; for an image call report.plot")
         self._check_not_empty()
-        text = page.render(self)
-        if not path.parent.is_dir():
-            raise FileNotFoundError(
-                f"Expected a folder that exists (got {str(path.parent)!r}); create it first"
-            )
-        path.write_text(text, encoding="utf-8")
+        page.write(path, page.render(self))
 
     def plot(self, path: str | Path) -> None:
         """Draw a bar chart of raw and stored bytes by slot; the suffix selects the format.
@@ -178,11 +170,12 @@ class Report(Contexts):
         return text.getvalue().rstrip("\n")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from table.render(self, options.max_width)
+        yield from sheet_of(self).render(options)
 
     def _repr_html_(self) -> str:
-        """Return the table for a notebook."""
-        return page.render_notebook(self)
+        """Return the table for a notebook, and the bytes that autograd holds over the step."""
+        curves = curves_of(self) if self.contexts else []
+        return page.render_sheet(dataclasses.replace(sheet_of(self), curves=curves))
 
     @property
     def why_empty(self) -> str:

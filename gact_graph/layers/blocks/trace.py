@@ -33,6 +33,7 @@ from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, EdgeFunct
 from gact_graph.support.current import capture_disabled
 from gact_graph.support.graph import nodes_of
 from gact_graph.support.objects import slots_of
+from gact_graph.support.progress import progress
 from gact_graph.support.reach import Reach
 from gact_graph.support.run_state import RandomStates, random_states, set_random_states
 
@@ -105,7 +106,8 @@ def trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach:
     Raises:
         CannotBlock: The function cannot be traced, or has effects that a graph would not repeat.
     """
-    with _one_at_a_time, _isolated(), warnings.catch_warnings():
+    work = progress("tracing message passing")
+    with work, _one_at_a_time, _isolated(), warnings.catch_warnings():
         # Conversion to a fake tensor reads the gradient of tensors that are no leaves.
         warnings.simplefilter("ignore")
         return _trace(edge_function, module, arguments, reach)

@@ -14,7 +14,7 @@ import torch
 from gact_graph.ops.kernels import cache, fallback
 from gact_graph.ops.kernels.compiler import commands, compile_library, version
 from gact_graph.ops.kernels.sources import digest, files_of
-from gact_graph.support.progress import log_if_slow
+from gact_graph.support.progress import progress
 
 
 def build(part: str, flags: Sequence[str], *, quiet: bool = False) -> None:
@@ -62,7 +62,7 @@ def _build(part: str, command: Sequence[str], flags: Sequence[str], quiet: bool)
     with tempfile.TemporaryDirectory(dir=place, prefix=cache.BUILD) as folder:
         sources = [path for path in files_of(part) if path.suffix == ".cpp"]
         kept_in = "" if place is None else f", which are then kept in {place}"
-        report = log_if_slow(f"compiling kernels for the CPU{kept_in}")
+        report = progress(f"compiling kernels for the CPU{kept_in}")
         with nullcontext() if quiet else report:
             library = compile_library(command, sources, flags, Path(folder))
         cached = cache.keep(f"{name}.so", library.read_bytes(), quiet=quiet)

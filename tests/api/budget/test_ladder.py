@@ -33,6 +33,7 @@ def problem(seed: int, units: int, parts: int) -> tuple[MemoryModel, Prices]:
         random.integers(0, 500, 2 * parts).astype(float),
         sizes * MEMORY,
         np.repeat([True, False], parts),
+        [(f"context {part}", False) for part in range(2 * parts)],
     )
     error = random.random((units, 1)) * NOISE
     return model, Prices(error, np.ones((units, 1)) * SECONDS, weight=100.0)

@@ -90,7 +90,7 @@ def test_a_mixed_plan_takes_what_it_says(kind: Any, options: dict[str, Any]) -> 
     with undisturbed(CPU):
         search = Search(model, "forward", (graph(), {}), Config(), plan.memory, prefer="time")
         peak = search._run(plan.strategy, 1.0).peak
-    assert max(line.at(1.0) for line in plan.peaks) == pytest.approx(peak, rel=0.08)
+    assert max(peak.line.at(1.0) for peak in plan.peaks) == pytest.approx(peak, rel=0.08)
 
 
 def test_planning_draws_no_random_numbers() -> None:
@@ -210,6 +210,8 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     assert gact_graph.Plan.load(tmp_path / "plan.json") == plan
     plan.save(tmp_path / "plan.png")
     assert (tmp_path / "plan.png").stat().st_size > 10_000
+    plan.save(tmp_path / "plan.html")
+    assert "convs.1" in (tmp_path / "plan.html").read_text(encoding="utf-8")
     text = str(plan)
     assert "norms.0" in text and "exact" in text and "30,000 nodes" in text
     assert "bits" in plan.strategy.name
