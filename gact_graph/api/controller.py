@@ -316,9 +316,10 @@ class Controller:
             noise = Noise(self.config.seed, self.forwards, repeated)
             self._start(call.method)
         start = monotonic()
-        with compiled.running(noise) as running:
+        with compiled.running(noise, call.inputs) as running:
             output = call.forward(*args, **kwargs)
         seconds = _seconds_since(start, call.module)
+        running.end(output, call.module)
         with self._lock:
             raw = sum(row.raw_bytes for row in running.rows)
             self._end(call.method, running.rows, raw, seconds, is_small=False)
