@@ -28,6 +28,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from gact_graph.capture.backward_graph import is_index_in, reads_in
 from gact_graph.capture.config import Config
 from gact_graph.capture.noise import Noise
+from gact_graph.capture.partition import partitioning
 from gact_graph.capture.recipes import SMALL
 from gact_graph.capture.uncompressed import Counted
 from gact_graph.codecs.reads import Values
@@ -165,7 +166,7 @@ class CompiledForward:
         """Store the tensors that compiled graphs save inside in their small forms."""
         outer, _local.running = _local.running, Running(self._config, noise, inputs)
         try:
-            with saved_tensors_hooks(*self._hooks):
+            with partitioning(), saved_tensors_hooks(*self._hooks):
                 yield _local.running
         finally:
             _local.running = outer
