@@ -173,13 +173,13 @@ class Controller:
         return session_of(self.owner)
 
     def warn_of_compiler(self) -> None:
-        """Warn once that a compiled model trains uncompiled."""
+        """Warn once that a model that was compiled later trains uncompiled."""
         if not self._warned:
             self._warned = True
             warn(
-                "A wrapped model was compiled: its training forwards are compressed and run "
-                "uncompiled. To combine both, compile the model first and wrap the result: "
-                "gact_graph.wrap(torch.compile(model))."
+                "A wrapped model was compiled: with a memory budget, and at level L0, its training "
+                "forwards run uncompiled. To compile them, compile the model first and wrap the "
+                "result: gact_graph.wrap(torch.compile(model))."
             )
 
     # Hooks on the submodules.

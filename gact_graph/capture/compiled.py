@@ -67,12 +67,11 @@ class Running:
 
     Attributes:
         group_size: Elements of a group of codes.
-        kept: The tensors that operations between graphs save.
     """
 
     def __init__(self, config: Config, noise: Noise, inputs: Any = ()) -> None:
         self.group_size: int = config.group_size
-        self.kept = Counted(inputs)
+        self._inputs = inputs
         self._config = config
         self._noise = noise
         self._rows: dict[str, Row] = {}
@@ -121,6 +120,7 @@ class Running:
             output: The result of forward, nested.
             model: The model, whose tensors do not count.
         """
+        held = Counted(self._inputs)
         waiting: list[Any] = [tensor.grad_fn for tensor in tensors_in(output)]
         seen: set[Any] = set()
         while waiting:
@@ -130,10 +130,10 @@ class Running:
             seen.add(node)
             if hasattr(node, "_tensors_no_vc_check"):  # of a compiled graph
                 for tensor in (*node.saved_tensors, *node._tensors_no_vc_check):
-                    self.kept.pack(tensor)
+                    held.pack(tensor)
             waiting += [following for following, _ in node.next_functions]
         stored = sum(row.stored_bytes for row in self._rows.values())
-        kept = self.kept.raw_bytes(model, 0) - stored
+        kept = held.raw_bytes(model, 0) - stored
         if kept > 0:
             self._rows["graphs"] = Row("graphs", "other", "keep", (), 0, None, kept, kept)
 
@@ -195,10 +195,7 @@ def _pack(saved: Tensor) -> Any:
     The tensor itself, or a tuple: a form, the bits, tensors, and the shape.
     """
     context, running = _get_saved_tensor_hook_context(), _local.running
-    if running is None or _expected_bytes(saved) <= SMALL:
-        return saved
-    if context is None:
-        running.kept.pack(saved)
+    if context is None or running is None or _expected_bytes(saved) <= SMALL:
         return saved
     node, graph = context["_node"], context["_bw_graph"]
     if node.name in running.exact_in(graph, context["_fw_graph"]):
