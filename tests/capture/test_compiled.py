@@ -87,7 +87,7 @@ def gradient(model: nn.Module, x: Tensor, edges: Tensor, draw: int = 0) -> Tenso
 def pair(make: Callable[[], nn.Module], backend: Any, **options: Any) -> tuple[nn.Module, Any]:
     """The compiled model, alone and wrapped."""
     own: Any = torch.compile(make(), backend=backend)
-    return torch.compile(make(), backend="aot_eager"), gact_graph.wrap(own, **options)
+    return torch.compile(make(), backend=copy.copy(backend)), gact_graph.wrap(own, **options)
 
 
 MODELS = pytest.mark.parametrize("make", [gcn, gat, attention])
