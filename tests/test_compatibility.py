@@ -82,28 +82,46 @@ class TestCompile:
         slots = [row.slot for row in gact_graph.report(model).contexts]
         assert any(slot.startswith("convs.0/") for slot in slots)
 
-    @pytest.mark.parametrize("in_place", [False, True])
-    def test_after_wrap_trains_uncompiled_and_says_so(self, backend, in_place):
-        expected = train_step(gact_graph.wrap(make(GraphNet), bits=4, min_bytes=0), X, EDGES)
-        model = gact_graph.wrap(make(GraphNet), bits=4, min_bytes=0)
-        compiled = model
-        if in_place:
+    @pytest.mark.parametrize("way", ["after", "after, in place", "before, in place", "fullgraph"])
+    def test_after_wrap_is_that_of_before(self, backend, way):
+        options = {"bits": 4, "min_bytes": 0}
+        before = gact_graph.wrap(torch.compile(make(plain), backend="aot_eager"), **options)
+        expected = train_step(before, X)
+        model = make(plain)
+        if way == "before, in place":
             model.compile(backend=backend)
-        else:
-            compiled = torch.compile(model, backend=backend)
+        compiled = gact_graph.wrap(model, **options)
+        if way == "after, in place":
+            model.compile(backend=backend)
+        elif way != "before, in place":
+            compiled = torch.compile(model, backend=backend, fullgraph=way == "fullgraph")
+        assert equal(train_step(compiled, X), expected)
+        stored = gact_graph.report(model).stored_bytes
+        assert stored == gact_graph.report(before).stored_bytes
+        assert backend.frame_count == 1
+
+    def test_after_wrap_at_level_0_trains_uncompiled_and_says_so(self, backend):
+        model = gact_graph.wrap(make(GraphNet), level="L0", min_bytes=0)
+        compiled = torch.compile(model, backend=backend)
         with pytest.warns(RuntimeWarning, match=r"gact_graph.wrap\(torch.compile\(model\)\)"):
-            assert equal(train_step(compiled, X, EDGES), expected)
+            train_step(compiled, X, EDGES)
         train_step(compiled, X, EDGES)  # says it once
-        assert gact_graph.report(model).rate > 2
         assert backend.frame_count == 0
 
-    def test_after_wrap_with_fullgraph_names_the_remedy(self, backend):
-        model = gact_graph.wrap(make(GraphNet))
-        compiled = torch.compile(model, backend=backend, fullgraph=True)
+    def test_of_a_function_around_starts_a_graph(self, backend):
+        model = gact_graph.wrap(make(plain), bits=4, min_bytes=0)
+
+        def doubled(x):
+            return model(2 * x) * 2
+
+        torch.compile(doubled, backend=backend)(X).sum().backward()
+        assert backend.frame_count == 3
+        assert [row.slot for row in gact_graph.report(model).contexts] == ["graphs"]
+        torch.compiler.reset()
         with pytest.raises(
             torch._dynamo.exc.Unsupported, match=r"gact_graph.wrap\(torch.compile\(model\)\)"
         ):
-            compiled(X, EDGES)
+            torch.compile(doubled, backend=backend, fullgraph=True)(X)
 
     @pytest.mark.parametrize("blocks", [pytest.param(False, marks=pytest.mark.long), 64])
     def test_after_wrap_evaluates_with_graph_breaks(self, backend, blocks):

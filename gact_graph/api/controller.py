@@ -173,13 +173,13 @@ class Controller:
         return session_of(self.owner)
 
     def warn_of_compiler(self) -> None:
-        """Warn once that a compiled model trains uncompiled."""
+        """Warn once that a model that was compiled later trains uncompiled."""
         if not self._warned:
             self._warned = True
             warn(
-                "A wrapped model was compiled: its training forwards are compressed and run "
-                "uncompiled. To combine both, compile the model first and wrap the result: "
-                "gact_graph.wrap(torch.compile(model))."
+                "A wrapped model was compiled: with a memory budget, and at level L0, its training "
+                "forwards run uncompiled. To compile them, compile the model first and wrap the "
+                "result: gact_graph.wrap(torch.compile(model))."
             )
 
     # Hooks on the submodules.
@@ -316,9 +316,10 @@ class Controller:
             noise = Noise(self.config.seed, self.forwards, repeated)
             self._start(call.method)
         start = monotonic()
-        with compiled.running(noise) as running:
+        with compiled.running(noise, call.inputs) as running:
             output = call.forward(*args, **kwargs)
         seconds = _seconds_since(start, call.module)
+        running.end(output, call.module)
         with self._lock:
             raw = sum(row.raw_bytes for row in running.rows)
             self._end(call.method, running.rows, raw, seconds, is_small=False)

@@ -9,11 +9,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch._C._dynamo.eval_frame import set_eval_frame
+from torch._dynamo.eval_frame import skip_code
 from torch.jit._trace import is_tracing
 
 from gact_graph.api.budget.estimate import Strategy
 from gact_graph.api.controller import Call, Controller
-from gact_graph.capture.compiled import is_compiled
+from gact_graph.capture.compiled import is_compiled, is_running
 from gact_graph.layers.halo.layers import Handle
 from gact_graph.support import current
 from gact_graph.support.current import is_transformed
@@ -96,15 +98,26 @@ class CompressedForward(Patch):
 
     def run(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Run in place of the method of ``module``."""
-        forward = self.original(module)  # raises for some copies
+        if torch.compiler.is_compiling() or is_tracing():
+            forward = self.original(module)
+            exported = is_tracing() or torch.compiler.is_exporting()
+            if self.removed or exported or not _trains(module):
+                return forward(*args, **kwargs)
+            return _between_graphs(self, module, args, kwargs)
+        compiler = set_eval_frame(None)
+        try:
+            return self._run(module, compiler, args, kwargs)
+        finally:
+            set_eval_frame(compiler)
+
+    def _run(self, module: nn.Module, compiler: Any, args: Any, kwargs: Any) -> Any:
+        """Run outside of the compiler, which compiles at most the method of the model."""
+        forward = plain = self.original(module)  # raises for some copies
+        if compiler is not None:
+            forward = functools.partial(_under, compiler, plain)
+        controller = self.controller
         if self.removed:
             return forward(*args, **kwargs)
-        if torch.compiler.is_compiling() or is_tracing():
-            exported = is_tracing() or torch.compiler.is_exporting()
-            if exported or not _trains(module):
-                return forward(*args, **kwargs)
-            return _uncompiled(self, module, args, kwargs)
-        controller = self.controller
         if not should_compress(module):
             controller.next_forward()
             return forward(*args, **kwargs)
@@ -112,15 +125,15 @@ class CompressedForward(Patch):
         if session is not None:  # within another tracked call, or gact_graph.compress
             session.add_inputs((args, kwargs))
             with session.running():
-                return forward(*args, **kwargs)
-        if current.is_uncompressed(controller.owner):
+                return plain(*args, **kwargs)
+        if current.is_uncompressed(controller.owner) or is_running():
             return forward(*args, **kwargs)
         budget = self.first.budget
         if budget is not None:
             budget.prepare(self, module, args, kwargs)
         model = self.first.module  # `or` would call its __len__
         memory_policy.start_step(module if model is None else model)
-        output = self._train(module, forward, args, kwargs)
+        output = self._train(module, plain, forward, args, kwargs)
         if budget is not None:
             budget.watch(output)
         return output
@@ -131,18 +144,28 @@ class CompressedForward(Patch):
             return self.run(module, *args, **kwargs)
         return self.original(module)(*args, **kwargs)
 
-    def _train(self, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Return the output of a training call."""
+    def _train(
+        self,
+        module: nn.Module,
+        plain: Callable[..., Any],
+        forward: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
+        """Return the output of a training call of a method, which is ``forward`` if compiled."""
         if self.controller.idle:
             return forward(*args, **kwargs)
         before = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
         adviser = self.first.adviser
         advise = None if adviser is None else adviser(self, module, before, args, kwargs)
         with advising(advise):
-            call = Call(self._method, module, (args, kwargs), forward, advise)
-            compresses = self.controller.config.exact and self.first.budget is None
-            if compresses and is_compiled(module):
-                return self.controller.run_compiled(call)
+            call = Call(self._method, module, (args, kwargs), plain, advise)
+            is_wrapped_later = is_compiled(module)
+            if is_wrapped_later or forward is not plain:
+                if self.controller.config.exact and self.first.budget is None:
+                    return self.controller.run_compiled(call._replace(forward=forward))
+                if not is_wrapped_later:
+                    self.controller.warn_of_compiler()
             return self.controller.run(call)
 
     @property
@@ -178,10 +201,24 @@ def _trains(model: nn.Module) -> bool:
 
 
 @torch.compiler.disable(
-    reason="a wrapped model tracks each operation, which a compiled graph hides; compile the "
-    "model first and wrap the result: gact_graph.wrap(torch.compile(model))"
+    recursive=False,
+    reason="a training forward of a wrapped model starts a graph of its own; for a single graph, "
+    "compile the model first and wrap the result: gact_graph.wrap(torch.compile(model))",
 )
-def _uncompiled(forward: CompressedForward, module: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Run a training forward of a model that was compiled after it was wrapped."""
-    forward.controller.warn_of_compiler()
+def _between_graphs(forward: CompressedForward, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Run a training forward of a wrapped model inside a function that is compiled."""
     return forward.run(module, *args, **kwargs)
+
+
+def _under(compiler: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a function that a compiler looks into, from outside of the compiler."""
+    set_eval_frame(compiler)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        set_eval_frame(None)
+
+
+# A compiler looks into these where another function inlines them, and else runs them as Python.
+skip_code(CompressedForward.__call__.__code__)
+skip_code(CompressedForward.run.__code__)

@@ -13,6 +13,7 @@ and takes the seed of its noise when it runs, so that each step has its own.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import re
 import threading
@@ -27,16 +28,23 @@ from torch.autograd.graph import saved_tensors_hooks
 from gact_graph.capture.backward_graph import is_index_in, reads_in
 from gact_graph.capture.config import Config
 from gact_graph.capture.noise import Noise
+from gact_graph.capture.partition import partitioning
 from gact_graph.capture.recipes import SMALL
+from gact_graph.capture.uncompressed import Counted
 from gact_graph.codecs.reads import Values
 from gact_graph.ops.bitmask import pack_bits, unpack_bits
 from gact_graph.ops.quantize import DTYPES, Packed, decorrelated_weight, pack
 from gact_graph.support.rows import Row
+from gact_graph.support.storage import tensors_in
 
 _NARROW = 16
 _LEAST_OF_NARROW = 16
 """Bits of rows of fewer than 16 elements: scores and shares of attention heads. Backward subtracts
 large numbers that are computed from them, and noise does not cancel with the numbers."""
+
+_SPARED = 1 / 256
+"""The share of a graph's saved bytes up to which the smallest tensors are kept exactly: a mean over
+all places, before the last layer of a transformer, added more noise than all other tensors."""
 
 _BITS, _INDEX, _CODES, _CONSTANT = range(4)
 """The first item of a packed tensor."""
@@ -55,18 +63,19 @@ class Running:
     Args:
         config: The settings.
         noise: Seeds by slot.
+        inputs: The arguments of forward, nested.
 
     Attributes:
         group_size: Elements of a group of codes.
-        least_bytes: The bytes that a graph must save for backward to be compressed.
     """
 
-    def __init__(self, config: Config, noise: Noise) -> None:
+    def __init__(self, config: Config, noise: Noise, inputs: Any = ()) -> None:
         self.group_size: int = config.group_size
-        self.least_bytes: int = config.min_bytes
+        self._inputs = inputs
         self._config = config
         self._noise = noise
         self._rows: dict[str, Row] = {}
+        self._exact: dict[fx.Graph, set[str]] = {}
 
     @property
     def rows(self) -> list[Row]:
@@ -88,6 +97,45 @@ class Running:
             return 32
         least = _LEAST_OF_NARROW if _is_narrow(x) else 1
         return max(int(self._config.bits), reads.least_bits, least)
+
+    def exact_in(self, backward: fx.Graph, forward: fx.Graph) -> set[str]:
+        """Return the names of the tensors that are kept exactly, whatever backward reads of them.
+
+        They are all that a graph saves if these take less than ``min_bytes``.
+        """
+        if backward not in self._exact:  # the graphs change while the hooks are inlined
+            sizes = _sizes_of(forward, backward)
+            total = sum(sizes.values())
+            most = total if total < self._config.min_bytes else total * _SPARED
+            ascending = sorted(sizes, key=lambda name: sizes[name])
+            ends = itertools.accumulate(sizes[name] for name in ascending)
+            found = {name for name, end in zip(ascending, ends, strict=True) if end <= most}
+            self._exact[backward] = found
+        return self._exact[backward]
+
+    def end(self, output: Any, model: nn.Module) -> None:
+        """Count the tensors that the graphs keep exactly, after forward.
+
+        Args:
+            output: The result of forward, nested.
+            model: The model, whose tensors do not count.
+        """
+        held = Counted(self._inputs)
+        waiting: list[Any] = [tensor.grad_fn for tensor in tensors_in(output)]
+        seen: set[Any] = set()
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if hasattr(node, "_tensors_no_vc_check"):  # of a compiled graph
+                for tensor in (*node.saved_tensors, *node._tensors_no_vc_check):
+                    held.pack(tensor)
+            waiting += [following for following, _ in node.next_functions]
+        stored = sum(row.stored_bytes for row in self._rows.values())
+        kept = held.raw_bytes(model, 0) - stored
+        if kept > 0:
+            self._rows["graphs"] = Row("graphs", "other", "keep", (), 0, None, kept, kept)
 
     def seed_of(self, slot: str) -> int:
         """Return the seed of a slot's noise."""
@@ -114,11 +162,11 @@ class CompiledForward:
         self._hooks = _traced(_pack), _traced(_unpack)
 
     @contextlib.contextmanager
-    def running(self, noise: Noise) -> Iterator[Running]:
+    def running(self, noise: Noise, inputs: Any) -> Iterator[Running]:
         """Store the tensors that compiled graphs save inside in their small forms."""
-        outer, _local.running = _local.running, Running(self._config, noise)
+        outer, _local.running = _local.running, Running(self._config, noise, inputs)
         try:
-            with saved_tensors_hooks(*self._hooks):
+            with partitioning(), saved_tensors_hooks(*self._hooks):
                 yield _local.running
         finally:
             _local.running = outer
@@ -127,6 +175,11 @@ class CompiledForward:
 def is_compiled(module: nn.Module) -> bool:
     """Return whether a module is the result of ``torch.compile``."""
     return isinstance(module, torch._dynamo.OptimizedModule)
+
+
+def is_running() -> bool:
+    """Return whether this thread runs the forward of a compiled model."""
+    return _local.running is not None
 
 
 def _traced(function: Any) -> fx.GraphModule:
@@ -142,10 +195,10 @@ def _pack(saved: Tensor) -> Any:
     The tensor itself, or a tuple: a form, the bits, tensors, and the shape.
     """
     context, running = _get_saved_tensor_hook_context(), _local.running
-    if context is None or running is None or _is_small(saved):
+    if context is None or running is None or _expected_bytes(saved) <= SMALL:
         return saved
     node, graph = context["_node"], context["_bw_graph"]
-    if _saved_by(context["_fw_graph"], graph) < running.least_bytes:
+    if node.name in running.exact_in(graph, context["_fw_graph"]):
         return saved
     if node.target is torch.ops.aten.full.default and isinstance(node.args[1], float | int):
         return _CONSTANT, float(node.args[1]), *saved.shape
@@ -179,23 +232,18 @@ def _unpack(packed: Any) -> Tensor:
     return _load_codes(first, stats, seed, weight, shape, number, running.group_size, like.dtype)
 
 
-def _is_small(saved: Tensor) -> bool:
-    """Return whether a tensor is small, as far as its size is known to the compiler."""
-    return _expected_bytes(saved) <= SMALL
-
-
 def _is_narrow(x: Tensor) -> bool:
     """Return whether a matrix has short rows."""
     width = math.prod(x.shape[1:])
     return x.dim() > 1 and isinstance(width, int) and width < _NARROW
 
 
-def _saved_by(forward: fx.Graph, backward: fx.Graph) -> float:
+def _sizes_of(forward: fx.Graph, backward: fx.Graph) -> dict[str, float]:
     """Return the bytes of the intermediate tensors that a forward graph saves for backward."""
     read = {node.name for node in backward.find_nodes(op="placeholder")}
     made = (node for node in forward.nodes if node.op == "call_function" and node.name in read)
-    values = (node.meta.get("val") for node in made)
-    return sum(_expected_bytes(value) for value in values if isinstance(value, Tensor))
+    values = {node.name: node.meta.get("val") for node in made}
+    return {name: _expected_bytes(x) for name, x in values.items() if isinstance(x, Tensor)}
 
 
 def _expected_bytes(value: Tensor) -> float:

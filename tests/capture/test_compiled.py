@@ -31,6 +31,12 @@ def backend() -> Iterator[CompileCounterWithBackend]:
     torch.compiler.reset()
 
 
+@pytest.fixture
+def decomposed(backend: Any) -> CompileCounterWithBackend:
+    """The graphs of inductor, whose sums of rows on a CPU have another order in each run."""
+    return CompileCounterWithBackend("aot_eager_decomp_partition")
+
+
 def inputs(nodes: int = NODES) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(nodes)
     edges = torch.randint(nodes, (2, 6 * nodes), generator=generator)
@@ -81,7 +87,7 @@ def gradient(model: nn.Module, x: Tensor, edges: Tensor, draw: int = 0) -> Tenso
 def pair(make: Callable[[], nn.Module], backend: Any, **options: Any) -> tuple[nn.Module, Any]:
     """The compiled model, alone and wrapped."""
     own: Any = torch.compile(make(), backend=backend)
-    return torch.compile(make(), backend="aot_eager"), gact_graph.wrap(own, **options)
+    return torch.compile(make(), backend=copy.copy(backend)), gact_graph.wrap(own, **options)
 
 
 MODELS = pytest.mark.parametrize("make", [gcn, gat, attention])
@@ -92,13 +98,13 @@ def test_exact_forms_change_no_bit(make: Any, backend: Any) -> None:
     stock, model = pair(make, backend, level="lossless", min_bytes=0)
     assert torch.equal(gradient(model, *inputs()), gradient(stock, *inputs()))
     report = gact_graph.report(model)
-    assert report.contexts and {row.codec for row in report.contexts} <= {"mask", "index"}
-    assert report.rate > 1.9
+    assert report.contexts and {row.codec for row in report.contexts} <= {"mask", "index", "keep"}
+    assert report.stored_bytes < report.raw_bytes
 
 
 @MODELS
-def test_codes_are_small_and_their_noise_has_mean_zero(make: Any, backend: Any) -> None:
-    stock, model = pair(make, backend, bits=4, min_bytes=0)
+def test_codes_are_small_and_their_noise_has_mean_zero(make: Any, decomposed: Any) -> None:
+    stock, model = pair(make, decomposed, bits=4, min_bytes=0)
     expected = gradient(stock, *inputs())
     draws = [gradient(model, *inputs()) for _ in range(24)]
     once = (draws[0] - expected).norm() / expected.norm()
@@ -108,13 +114,36 @@ def test_codes_are_small_and_their_noise_has_mean_zero(make: Any, backend: Any) 
     codes = [row for row in rows if row.codec == "quantize"]
     assert codes and all(row.stored_bytes < 0.3 * row.raw_bytes for row in codes if row.bits == 4)
     assert gact_graph.report(model).rate > 2.5
-    assert backend.frame_count == 1
+    assert decomposed.frame_count == 1
 
 
-def test_fewer_bits_store_less(backend: Any) -> None:
+def test_the_mask_of_relu_is_saved_and_gathered_rows_are_not(decomposed: Any) -> None:
+    model = gact_graph.wrap(torch.compile(gcn(), backend=decomposed), bits=4, min_bytes=0)
+    gradient(model, *inputs())
+    rows = gact_graph.report(model).contexts
+    assert sum(row.codec == "mask" for row in rows) == 4  # of two ReLUs, and of two dropouts
+    assert all(row.shape[0] == NODES for row in rows if row.codec == "quantize")
+    assert gact_graph.report(model).rate > 6
+
+
+def test_the_smallest_tensors_are_exact(backend: Any) -> None:
+    class Pooled(Attention):
+        """The last layer reads means over all places, 16 KB."""
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            out: Tensor = self.last(self.encoder(x.view(160, -1, 32)).mean(1))
+            return out
+
+    model = gact_graph.wrap(torch.compile(Pooled(), backend=backend), bits=4, min_bytes=0)
+    gradient(model, *inputs(8000))
+    rows = gact_graph.report(model).contexts
+    assert rows and all(row.shape != (160, 32) for row in rows)
+
+
+def test_fewer_bits_store_less(decomposed: Any) -> None:
     stored = []
     for bits in (8, 2):
-        model = gact_graph.wrap(torch.compile(gcn(), backend=backend), bits=bits, min_bytes=0)
+        model = gact_graph.wrap(torch.compile(gcn(), backend=decomposed), bits=bits, min_bytes=0)
         gradient(model, *inputs())
         stored.append(gact_graph.report(model).stored_bytes)
     assert stored[1] < 0.6 * stored[0]
@@ -133,7 +162,7 @@ def test_a_graph_of_another_size(backend: Any) -> None:
 def test_a_small_step_is_left_alone(backend: Any) -> None:
     stock, model = pair(gcn, backend)
     assert torch.equal(gradient(model, *inputs()), gradient(stock, *inputs()))
-    assert not gact_graph.report(model).contexts
+    assert {row.codec for row in gact_graph.report(model).contexts} == {"keep"}
 
 
 def test_evaluation(backend: Any) -> None:

@@ -1,0 +1,90 @@
+"""Changes to the graphs that ``torch.compile`` partitions, so that they save what compresses well.
+
+The partitioner saves the fewest uncompressed bytes. In compressed form, the mask of a ReLU takes
+one bit per element, while the result that the mask is computed from must be exact; and the rows
+that a gather takes are more than its source, which another operation has often saved already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+_aten = torch.ops.aten
+
+_ALIASES = {_aten.alias, _aten.detach}
+_GATHERS = {_aten.index, _aten.index_select}
+
+Pass = Callable[[fx.GraphModule, Any], fx.GraphModule]
+
+
+def partitioning() -> AbstractContextManager[None]:
+    """Return a context in which the graphs that are compiled on this thread are changed."""
+    config = torch._functorch.config
+    earlier: Pass | None = config.joint_custom_pass
+    context: AbstractContextManager[None] = config.patch(joint_custom_pass=_after(earlier))
+    return context
+
+
+def _after(earlier: Pass | None) -> Pass:
+    def changed(graph: fx.GraphModule, inputs: Any) -> fx.GraphModule:
+        graph = graph if earlier is None else earlier(graph, inputs)
+        for node in [*graph.graph.nodes]:
+            if "recompute" in node.meta:  # by selective checkpointing
+                continue
+            packet = _packet(node)
+            if packet in _GATHERS and _is_larger(node, node.args[0]):
+                node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
+            elif packet is _aten.le and node.args[1] == 0:
+                _save_mask(graph.graph, node)
+        return graph
+
+    return changed
+
+
+def _save_mask(graph: fx.Graph, of_result: fx.Node) -> None:
+    """Compute the mask of a ReLU in forward: ``result <= 0`` is ``x <= 0``, also for NaN."""
+    relu: Any = of_result.args[0]
+    while _packet(relu) in _ALIASES:
+        relu = relu.args[0]
+    if _packet(relu) is not _aten.relu or "recompute" in relu.meta:
+        return
+    x, value = relu.args[0], relu.meta["val"]
+    with graph.inserting_before(relu):
+        mask = graph.call_function(_aten.le.Scalar, (x, 0))
+        zero = graph.call_function(_aten.full.default, ([], 0.0), _options(value))
+        result = graph.call_function(_aten.where.self, (mask, zero, x))
+    result.meta |= relu.meta
+    zero.meta |= relu.meta | {"val": value.new_zeros(())}
+    mask.meta |= relu.meta | {"val": of_result.meta["val"]}
+    mask.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    relu.replace_all_uses_with(result)
+    of_result.replace_all_uses_with(mask)
+    graph.erase_node(of_result)
+    graph.erase_node(relu)
+
+
+def _options(value: Tensor) -> dict[str, Any]:
+    return {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+
+
+def _packet(node: fx.Node) -> object:
+    return getattr(node.target, "overloadpacket", None)
+
+
+def _is_larger(node: fx.Node, source: object) -> bool:
+    """Return whether a result has more elements than its source, as far as a compiler knows."""
+    if not isinstance(source, fx.Node):
+        return False
+    result, of = node.meta.get("val"), source.meta.get("val")
+    return isinstance(result, Tensor) and isinstance(of, Tensor) and _hint(result) > _hint(of)
+
+
+def _hint(x: Tensor) -> int:
+    numel = x.numel()
+    return numel if isinstance(numel, int) else numel.node.hint or 0
