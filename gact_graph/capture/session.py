@@ -572,7 +572,7 @@ class Session:
         quantize = self._quantize and not save.call.of_loss and not exactly
         bits = self._scheme.bits_of(save.slot) if quantize else 32
         if recipe is not None and not recipe.gathers:
-            # Pinned bits are those of the tensor itself. A layer in blocks decodes some rows of codes.
+            # Pinned bits are those of the tensor itself. A layer in blocks decodes rows of codes.
             by_rows = save.call.of_layer and bits < 32
             pinned = self._scheme.pinned(save.slot) is not None and not recipe.exact
             recipe = None if by_rows or pinned else recipe

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import mmap
+import os
 import sys
 from typing import Any
 
@@ -85,6 +86,15 @@ def test_a_page_holds_several_pieces() -> None:
         files.copy(part, torch.full((len(part),), number % 251, dtype=torch.uint8), None)
     for number, part in enumerate(parts):
         assert (part == number % 251).all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_file_is_closed_with_its_buffer() -> None:
+    files, before = Files(), len(os.listdir("/proc/self/fd"))
+    memory = files.buffer(4096)
+    assert len(os.listdir("/proc/self/fd")) > before
+    del memory
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("kind", [GCN, GAT])

@@ -87,9 +87,9 @@ class Mixed:
             for at in (1.0, share)
         )
         times = without[0].seconds, without[1].seconds
-        step = Line.through(*times, (without[0].share, without[1].share)).at(1.0)
+        whole_step = Line.through(*times, (without[0].share, without[1].share)).at(1.0)
         of_element = seconds_of_element(device)
-        prices = _prices(whole, counts, high, of_element, offload or 0.0, weight * step)
+        prices = _prices(whole, counts, high, of_element, offload or 0.0, weight * whole_step)
         on_device = (len(forms) - 1,) * len(whole.units)  # the strategy without codes
         rungs = [rung for rung in ladder(whole, prices) if rung.choices != on_device]
         return cls(exact[0], coded[0], rungs, whole, part, share, counts)

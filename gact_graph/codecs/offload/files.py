@@ -7,7 +7,6 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable
-from typing import BinaryIO, cast
 
 import torch
 from torch import Tensor
@@ -25,26 +24,25 @@ class Files:
     copies_later = False
 
     def __init__(self) -> None:
-        self._files: dict[int, BinaryIO] = {}  # by the addresses of buffers
+        self._files: dict[int, int] = {}  # descriptors, by the addresses of buffers
 
     def serves(self, device: torch.device) -> bool:
         return device.type == "cpu"
 
     def buffer(self, nbytes: int) -> Tensor:
-        file = cast("BinaryIO", tempfile.TemporaryFile(buffering=0))
-        try:
-            os.posix_fallocate(file.fileno(), 0, nbytes)  # else a full disk ends the process
-        except OSError as error:
-            file.close()
-            raise OSError(
-                error.errno,
-                f"Expected {nbytes:,} free bytes in {tempfile.gettempdir()} for saved tensors "
-                f"(got {error.strerror}); set TMPDIR to a folder on a larger disk",
-            ) from error
-        mapped = mmap.mmap(file.fileno(), nbytes)
-        memory = torch.frombuffer(mapped, dtype=torch.uint8)
-        address = memory.untyped_storage().data_ptr()
-        self._files[address] = file
+        with tempfile.TemporaryFile() as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, nbytes)  # else a full disk ends the process
+            except OSError as error:
+                raise OSError(
+                    error.errno,
+                    f"Expected {nbytes:,} free bytes in {tempfile.gettempdir()} for saved tensors "
+                    f"(got {error.strerror}); set TMPDIR to a folder on a larger disk",
+                ) from error
+            mapped = mmap.mmap(file.fileno(), nbytes)
+            memory = torch.frombuffer(mapped, dtype=torch.uint8)
+            address = memory.untyped_storage().data_ptr()
+            self._files[address] = os.dup(file.fileno())
         weakref.finalize(mapped, _close, self._files, address)
         return memory
 
@@ -73,7 +71,7 @@ class Files:
         self, buffer: Tensor, tensor: Tensor, move: Callable[[int, memoryview, int], int]
     ) -> None:
         """Move the bytes of a tensor between memory and the file of a buffer."""
-        file = self._files[buffer.untyped_storage().data_ptr()].fileno()
+        file = self._files[buffer.untyped_storage().data_ptr()]
         start = int(buffer.storage_offset()) * buffer.element_size()
         rest = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         while rest:  # the system moves less than 2 GiB at once
@@ -93,5 +91,5 @@ class Files:
         return Files, ()
 
 
-def _close(files: dict[int, BinaryIO], address: int) -> None:
-    files.pop(address).close()
+def _close(files: dict[int, int], address: int) -> None:
+    os.close(files.pop(address))
