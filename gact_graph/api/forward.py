@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.jit._trace import is_tracing
+from torch.jit import is_tracing  # type: ignore[attr-defined]
 
 from gact_graph.api.budget.estimate import Strategy
 from gact_graph.api.controller import Call, Controller

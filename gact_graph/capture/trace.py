@@ -21,7 +21,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._autograd import _get_sequence_nr
 from torch.compiler import is_compiling
 from torch.overrides import (
     TorchFunctionMode,
@@ -36,6 +35,7 @@ from gact_graph.codecs import Saved
 from gact_graph.codecs.reads import EXACT, Reads
 from gact_graph.ops.bernoulli import DropoutNoise
 from gact_graph.support.storage import is_plain, storage_id
+from gact_graph.support.torch_private import next_sequence_number
 
 SAVED = "saved"
 """The position of a tensor that no autograd node shows."""
@@ -215,7 +215,7 @@ class Trace(TorchFunctionMode):
             with self:
                 return _without_dispatch(func)(*args, **(kwargs or {}))
         call = Call(func, args, kwargs or {})
-        call.running, call.since = True, _get_sequence_nr()
+        call.running, call.since = True, next_sequence_number()
         outer, self._call = self._call, call
         try:
             replacement = self._instead(call)

@@ -232,6 +232,8 @@ CONVS: dict[str, Case] = {
     "HANConv": Case(lambda: _Hetero("han"), TENSOR),
     "HeteroConv": Case(lambda: _Hetero("several"), TENSOR),
 }
+if not hasattr(pyg, "MeshCNNConv"):  # new in PyG 2.7
+    del CONVS["MeshCNNConv"]
 
 LEFT_OUT = {
     "MessagePassing": "the base class",
