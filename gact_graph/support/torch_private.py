@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, overrides
 from torch._C import _autograd, _functorch
 from torch._dynamo import source
 from torch._subclasses import fake_tensor
@@ -58,6 +58,15 @@ def holders_of(tensor: Tensor) -> int:
 
 
 # Operators and modes.
+
+function_mode = overrides._get_current_function_mode
+"""Return the innermost mode of functions, or None."""
+
+pop_function_mode = overrides._pop_mode
+"""Remove the innermost mode of functions, while capture pauses."""
+
+push_function_mode = overrides._push_mode
+"""Add a mode of functions, when capture resumes."""
 
 CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 """The dispatch key of the CPU, to which operators redispatch once their kernels are loaded."""
