@@ -35,10 +35,8 @@ saved_tensor_hooks = _autograd._top_saved_tensors_default_hooks
 function_transform = _functorch.peek_interpreter_stack
 """Return the innermost transform of ``torch.func`` that runs, or None."""
 
-
-def at_end_of_backward(run: Any) -> None:
-    """Call a function when the backward that runs on this thread ends."""
-    Variable._execution_engine.queue_callback(run)
+at_end_of_backward = Variable._execution_engine.queue_callback
+"""Call a function when the backward that runs on this thread ends."""
 
 
 def in_forward_mode() -> bool:
