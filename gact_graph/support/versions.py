@@ -16,7 +16,7 @@ class Package(NamedTuple):
         name: The name of the package for pip.
         found: The installed version.
         oldest: The oldest version that is accepted.
-        newest: The newest version that ``make versions`` has tested. Later ones are accepted.
+        newest: The newest version that was tested. Later ones are accepted.
     """
 
     name: str
@@ -33,10 +33,10 @@ class Package(NamedTuple):
             )
 
     def described(self) -> str:
-        """Return the installed version, and which were tested if it is newer."""
+        """Return the installed version, with a remark if it is newer than those tested."""
         if _number(self.found) <= _number(self.newest):
             return self.found
-        return f"{self.found}, newer than those tested: {self.oldest} to {self.newest}"
+        return f"{self.found}, not tested: the newest tested is {self.newest}"
 
 
 def torch_here() -> Package:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
+from old_pyg import IS_OLD
 from torch import Tensor, nn
 from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
@@ -232,8 +233,8 @@ CONVS: dict[str, Case] = {
     "HANConv": Case(lambda: _Hetero("han"), TENSOR),
     "HeteroConv": Case(lambda: _Hetero("several"), TENSOR),
 }
-if not hasattr(pyg, "MeshCNNConv"):  # new in PyG 2.7
-    del CONVS["MeshCNNConv"]
+if IS_OLD:  # without the one, and with a gradient of zero to a power below one in the other
+    del CONVS["MeshCNNConv"], CONVS["SAGEConv power mean"]
 
 LEFT_OUT = {
     "MessagePassing": "the base class",
