@@ -63,7 +63,7 @@ def combination(wheel: Path, torch: str, pyg: str, log: Path) -> dict[str, str]:
         python = folder / "bin" / "python"
         pip = python, "-m", "pip", "install"
         index = os.environ.get("TORCH_INDEX", CPU_INDEX).split()
-        for name in ("tests", "pyproject.toml"):  # without the sources, which would serve
+        for name in ("tests", "experiments", "datasets", "pyproject.toml"):  # not gact_graph
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             copy(ROOT / name, folder / name)
         steps = {
@@ -79,7 +79,7 @@ def combination(wheel: Path, torch: str, pyg: str, log: Path) -> dict[str, str]:
             try:
                 printed = [run(log, folder, *command) for command in commands][-1]
             except subprocess.CalledProcessError as error:
-                failures = re.findall(r"^(?:ERROR|FAILED|\w+Error)\b.*", error.stdout, re.M)
+                failures = re.findall(r"^(?:ERROR |FAILED |\w+Error:).*", error.stdout, re.M)
                 results[step] = "\n".join(["failed", *failures[:3]])
                 break
             results[step] = "yes" if step == "installs" else printed.strip().splitlines()[-1]
