@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
 CSRC = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: help install demo test test-long mutants attack lint format docs wheel clean
+.PHONY: help install demo test test-long mutants attack lint format docs wheel versions clean
 
 help:
 	@echo "make demo       train GAT with compressed contexts beside fp32"
@@ -28,6 +28,7 @@ help:
 	@echo "make format     let ruff and clang-format rewrite the sources"
 	@echo "make docs       build the documentation in site/; a broken link is an error"
 	@echo "make wheel      build dist/*.whl with compiled CPU kernels"
+	@echo "make versions   train and test the wheel with each torch and PyG; ARGS=\"--torch 2.13.0\" for some"
 	@echo "make clean      remove .venv and what was built"
 
 install: $(STAMP)
@@ -88,6 +89,10 @@ wheel: $(STAMP)
 	rm -rf build dist
 	$(BIN)/python -m build --wheel --outdir build/pure
 	$(BIN)/python .ci/prebuild.py build/pure/*.whl dist
+
+# Downloads gigabytes for each torch that the CPU index does not have.
+versions: wheel
+	$(BIN)/python .ci/versions.py dist/*.whl $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info

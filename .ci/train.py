@@ -1,10 +1,12 @@
 """Trains a PyG model for a few steps with the installed wheel, and prints where the memory went.
 
-The kernels are those of the wheel: nothing is compiled, and nothing is written to the cache.
+The arguments name libraries that the wheel must have for this version of torch. With the allocator
+among them, nothing is compiled, and nothing is written to the cache.
 """
 
 import importlib.util
 import statistics
+import sys
 import time
 import warnings
 
@@ -13,6 +15,8 @@ import torch
 warnings.simplefilter("error")
 # PyG scripts a class while it is imported, and torch has deprecated that.
 warnings.filterwarnings("ignore", r".*torch\.jit\.script.*", DeprecationWarning)
+# PyG 2.7 imports a package of its own that it has deprecated.
+warnings.filterwarnings("ignore", r".*torch_geometric\.distributed.*", DeprecationWarning)
 
 from torch_geometric.nn import GAT  # noqa: E402
 
@@ -43,9 +47,10 @@ report = gact_graph.report(model)
 print(report)
 assert losses[-1] < losses[0], losses
 assert report.stored_bytes < report.raw_bytes
-for library in ("CPU kernels", "CPU allocator"):
+for library in sys.argv[1:]:
     assert facts()[library].startswith("prebuilt: "), facts()[library]
-assert cache.folder() is not None and not cache.folder().exists()
+assert cache.folder() is not None
+assert "CPU allocator" not in sys.argv or not cache.folder().exists()
 later = statistics.median(seconds[1:])
 print(f"the first step took {seconds[0]:.2f} s, a later one {later:.2f} s")
 print(f"trained from the wheel: loss {losses[0]:.3f} -> {losses[-1]:.3f}")

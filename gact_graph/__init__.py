@@ -2,6 +2,10 @@
 
 import sys
 
+from gact_graph.support.versions import check_versions
+
+check_versions()  # before modules that would fail with less to read
+
 from gact_graph.api import distributed
 from gact_graph.api.budget.estimate import Estimate
 from gact_graph.api.budget.plan import MemoryBudgetError, Plan

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch_geometric
 from rich.console import Console
 from rich.table import Table
 
@@ -17,6 +16,7 @@ import gact_graph
 from gact_graph.ops import allocator, cpu
 from gact_graph.ops.kernels import compiler, nvrtc, prebuilt
 from gact_graph.support.memory.policy import SWITCH, memory_policy
+from gact_graph.support.versions import pyg_here, torch_here
 
 _MISSING = "cannot be built"
 
@@ -28,8 +28,8 @@ def facts() -> dict[str, str]:
     return {
         "gact_graph": gact_graph.__version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torch_geometric": torch_geometric.__version__,
+        "torch": torch_here().described(),
+        "torch_geometric": pyg_here().described(),
         "processor": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
         "threads": str(torch.get_num_threads()),
         "GPU": gpu,

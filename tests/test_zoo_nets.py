@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
+from old_pyg import needs_to_hetero
 from samples import distance, equal, gradients, make, one_thread  # noqa: F401
 from torch import Tensor, nn
 from zoo import BATCH, BOUND, EDGES, NODES, WIDTH, X
@@ -77,6 +78,7 @@ KINDS = [("a", "to", "b"), ("b", "to", "a"), ("a", "to", "a")]
 class Typed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        needs_to_hetero()
         self.inner = pyg.to_hetero(Homogeneous(), (["a", "b"], KINDS))
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:

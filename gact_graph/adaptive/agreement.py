@@ -27,7 +27,6 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -76,7 +75,11 @@ class Agreement:
     """
 
     def __init__(
-        self, store: torch._C._distributed_c10d.Store, name: str, rank: int, size: int
+        self,
+        store: dist.Store,  # type: ignore[name-defined]
+        name: str,
+        rank: int,
+        size: int,
     ) -> None:
         self._store = store
         self._name = name

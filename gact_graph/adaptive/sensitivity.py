@@ -37,7 +37,6 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
 from torch.autograd.graph import Node
 
 from gact_graph.adaptive.allocator import noise
@@ -49,7 +48,7 @@ from gact_graph.support.current import unpack
 from gact_graph.support.graph import nodes_of, saved_by_node
 from gact_graph.support.part import in_proportion
 from gact_graph.support.progress import PATIENCE, progress
-from gact_graph.support.storage import holders_of
+from gact_graph.support.torch_private import FUNCTORCH, at_end_of_backward, holders_of, running_node
 
 
 class Measured(NamedTuple):
@@ -166,7 +165,7 @@ class Measurement:
         if self._ended or number in self._magnified:
             return
         if not self._order:
-            Variable._execution_engine.queue_callback(self._end)
+            at_end_of_backward(self._end)
         self._order.append(number)
         self._magnified[number] = []
         with self._measuring():
@@ -189,9 +188,9 @@ class Measurement:
                 self._estimate(number, results, gradients)
             elif slots:
                 # Runs again do not communicate, so the run that they are compared with must not.
-                local = _local_backward(torch._C._current_autograd_node())
+                local = _local_backward(running_node())
                 fine = results if local is None else self._run_again(number, gradients)
-                for by_edge in self._runs_of(torch._C._current_autograd_node(), slots):
+                for by_edge in self._runs_of(running_node(), slots):
                     self._measure(number, by_edge, fine, gradients)
             for edge, result in zip(self._edges[number], results, strict=True):
                 if edge is not None and edge.parameter and result is not None:
@@ -249,7 +248,7 @@ class Measurement:
         return {*self.widths.read}
 
     def _run_again(self, number: int, gradients: Gradients) -> list[Tensor | None]:
-        results = [*_run_again(torch._C._current_autograd_node(), gradients)]
+        results = [*_run_again(running_node(), gradients)]
         for index, edge in enumerate(self._edges[number]):  # each is released before the next
             results[index] = _as(edge, results[index])
         return results
@@ -376,7 +375,7 @@ def _can_run_again(node: Node) -> bool:
     function = getattr(node, "_forward_cls", None)
     if function is None:
         return True
-    return bool(function.__module__.startswith(("gact_graph.", "torch._functorch.")))
+    return bool(function.__module__.startswith(("gact_graph.", FUNCTORCH)))
 
 
 def _local_backward(node: Any) -> Callable[..., Any] | None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from gact_graph.api.budget.estimate import STOCK, Estimate, Strategy
 from gact_graph.api.budget.trials import estimate_call
 from gact_graph.api.forward import CompressedForward
 from gact_graph.api.report import format_bytes
 from gact_graph.capture.config import Config
+from gact_graph.support.torch_private import tree_map
 
 
 class Advice:

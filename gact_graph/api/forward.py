@@ -9,9 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch._C._dynamo.eval_frame import set_eval_frame
-from torch._dynamo.eval_frame import skip_code
-from torch.jit._trace import is_tracing
+from torch.jit import is_tracing  # type: ignore[attr-defined]
 
 from gact_graph.api.budget.estimate import Strategy
 from gact_graph.api.controller import Call, Controller
@@ -22,6 +20,7 @@ from gact_graph.support.current import is_transformed
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.messages import Advise, advising
 from gact_graph.support.patch import Patch
+from gact_graph.support.torch_private import not_compiled, set_compiler
 
 
 class Budget(Protocol):
@@ -104,11 +103,11 @@ class CompressedForward(Patch):
             if self.removed or exported or not _trains(module):
                 return forward(*args, **kwargs)
             return _between_graphs(self, module, args, kwargs)
-        compiler = set_eval_frame(None)
+        compiler = set_compiler(None)
         try:
             return self._run(module, compiler, args, kwargs)
         finally:
-            set_eval_frame(compiler)
+            set_compiler(compiler)
 
     def _run(self, module: nn.Module, compiler: Any, args: Any, kwargs: Any) -> Any:
         """Run outside of the compiler, which compiles at most the method of the model."""
@@ -212,13 +211,13 @@ def _between_graphs(forward: CompressedForward, module: nn.Module, args: Any, kw
 
 def _under(compiler: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call a function that a compiler looks into, from outside of the compiler."""
-    set_eval_frame(compiler)
+    set_compiler(compiler)
     try:
         return function(*args, **kwargs)
     finally:
-        set_eval_frame(None)
+        set_compiler(None)
 
 
 # A compiler looks into these where another function inlines them, and else runs them as Python.
-skip_code(CompressedForward.__call__.__code__)
-skip_code(CompressedForward.run.__code__)
+not_compiled(CompressedForward.__call__.__code__)
+not_compiled(CompressedForward.run.__code__)

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric import EdgeIndex
 
 from gact_graph.capture.config import check_blocks
 from gact_graph.layers.blocks.functional import Messages
+from gact_graph.support.torch_private import tree_leaves, tree_map
 
 _REDUCE = ("sum", "mean", "max", "min", None)
 

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gact_graph.capture.derivatives import Replacement, is_opaque
+from gact_graph.capture.derivatives import Replacement
 from gact_graph.capture.trace import Call
 from gact_graph.ops.batch_norm import batch_norm_backward
-from gact_graph.support.current import saved_by, with_advice
+from gact_graph.support.current import is_transformed, saved_by, with_advice
 from gact_graph.support.storage import is_plain
 
 INPUT = "input"
@@ -24,7 +24,7 @@ INPUT = "input"
 
 def batch_norm(call: Call) -> Replacement | None:
     """Return the replacement of a batch norm over the rows of a matrix on a CPU, in training."""
-    if call.func is not F.batch_norm or is_opaque():
+    if call.func is not F.batch_norm or is_transformed():
         return None
     names = ("input", "running_mean", "running_var", "weight", "bias", "training")
     x, *others, training = (call.argument(i, name) for i, name in enumerate(names))

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._functorch._aot_autograd.graph_compile import _get_saved_tensor_hook_context
 from torch.autograd.graph import saved_tensors_hooks
 
 from gact_graph.capture.backward_graph import is_index_in, reads_in
@@ -36,6 +35,7 @@ from gact_graph.ops.bitmask import pack_bits, unpack_bits
 from gact_graph.ops.quantize import DTYPES, Packed, decorrelated_weight, pack
 from gact_graph.support.rows import Row
 from gact_graph.support.storage import tensors_in
+from gact_graph.support.torch_private import OptimizedModule, compiled_graphs
 
 _NARROW = 16
 _LEAST_OF_NARROW = 16
@@ -174,7 +174,7 @@ class CompiledForward:
 
 def is_compiled(module: nn.Module) -> bool:
     """Return whether a module is the result of ``torch.compile``."""
-    return isinstance(module, torch._dynamo.OptimizedModule)
+    return isinstance(module, OptimizedModule)
 
 
 def is_running() -> bool:
@@ -194,7 +194,7 @@ def _pack(saved: Tensor) -> Any:
 
     The tensor itself, or a tuple: a form, the bits, tensors, and the shape.
     """
-    context, running = _get_saved_tensor_hook_context(), _local.running
+    context, running = compiled_graphs(), _local.running
     if context is None or running is None or _expected_bytes(saved) <= SMALL:
         return saved
     node, graph = context["_node"], context["_bw_graph"]
@@ -217,7 +217,7 @@ def _unpack(packed: Any) -> Tensor:
     """Return the saved tensor of a form that :func:`_pack` has returned."""
     if isinstance(packed, Tensor):
         return packed
-    context, running = _get_saved_tensor_hook_context(), _local.running
+    context, running = compiled_graphs(), _local.running
     assert context is not None and running is not None
     like = context["_node"].meta["val"]
     form, number, *rest = packed

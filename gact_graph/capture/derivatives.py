@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
 from gact_graph.capture.trace import Call
@@ -69,7 +68,7 @@ def pointwise(call: Call) -> Replacement | None:
     x = call.argument(0, "input", "self")
     if not isinstance(x, Tensor) or not is_plain(x) or not x.is_floating_point():
         return None
-    if not x.requires_grad or not torch.is_grad_enabled() or is_opaque():
+    if not x.requires_grad or not torch.is_grad_enabled() or is_transformed():
         return None
     others = [*call.args[1:], *call.kwargs.values()]
     if any(isinstance(other, Tensor) and other is not x for other in others):
@@ -100,14 +99,6 @@ def pointwise(call: Call) -> Replacement | None:
 def _is_curved(exponent: object) -> bool:
     """Return whether the derivative of this power is not linear and has no pole at zero."""
     return isinstance(exponent, int | float) and exponent > 1 and exponent != 2
-
-
-def is_opaque() -> bool:
-    """Return whether forward-mode derivatives, ``torch.func`` or a tracer are active.
-
-    These inspect each operation, and cannot inspect an autograd function in Python.
-    """
-    return forward_ad._current_level >= 0 or is_transformed()
 
 
 def _out_of_place(call: Call) -> tuple[Callable[[Tensor], Tensor] | None, bool]:

@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gact_graph.capture.derivatives import is_opaque
 from gact_graph.capture.trace import Call
 from gact_graph.codecs.mask import Joint
-from gact_graph.support.current import saved_by, with_advice
+from gact_graph.support.current import is_transformed, saved_by, with_advice
 from gact_graph.support.part import in_proportion
 from gact_graph.support.storage import is_plain
 
@@ -38,7 +37,7 @@ def backward_in_place(call: Call, may_reorder: bool) -> Callable[[], Tensor] | N
         may_reorder: Whether gradients may add up in another order: with codes, and in blocks.
     """
     match = _MATCHES.get(call.func)
-    if match is None or not torch.is_grad_enabled() or is_opaque():
+    if match is None or not torch.is_grad_enabled() or is_transformed():
         return None
     return match(call) if may_reorder or match is _relu else None
 

@@ -11,7 +11,6 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch._C._autograd import _get_sequence_nr
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gact_graph.capture.dropout import noise_of
@@ -20,6 +19,7 @@ from gact_graph.capture.trace import Call
 from gact_graph.codecs import Saved
 from gact_graph.codecs.mask import Joint, Masked
 from gact_graph.support.storage import key_of
+from gact_graph.support.torch_private import next_sequence_number
 
 
 class _Pair(NamedTuple):
@@ -55,7 +55,7 @@ class JointMasks:
         first, second = x.grad_fn, result.grad_fn
         assert first is not None and second is not None
         if second._sequence_nr() == first._sequence_nr() + 1:
-            self._pair = _Pair(key_of(x), _get_sequence_nr(), side, noise)
+            self._pair = _Pair(key_of(x), next_sequence_number(), side, noise)
 
     def settle(self) -> None:
         """Join the masks of the recorded pair if no node reads the tensor between, nor ever can."""
@@ -63,7 +63,7 @@ class JointMasks:
         if pair is None:
             return
         # A node that reads it would have counted, and once its memory is gone there can be none.
-        if _get_sequence_nr() != pair.nodes:
+        if next_sequence_number() != pair.nodes:
             self._pair = None
         elif pair.between.expired():
             self._pair = None

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.jit._script import RecursiveScriptModule
+from torch.jit import ScriptModule
 from torch.utils.hooks import RemovableHandle
 from torch_geometric.nn import MessagePassing
 
@@ -83,7 +83,7 @@ def attach(
         if only is not None and module not in only:
             continue
         # A scripted module takes no hooks: its saved tensors get the name of the module around it.
-        if module is not model and not isinstance(module, RecursiveScriptModule):
+        if module is not model and not isinstance(module, ScriptModule):
             enter, leave = EnterModule(owner, name), LeaveModule(owner, name)
             yield module.register_forward_pre_hook(enter, with_kwargs=True)
             yield module.register_forward_hook(leave, always_call=True)
@@ -101,7 +101,7 @@ def without_hooks(owner: Owner, model: nn.Module) -> set[nn.Module]:
         module
         for module in model.modules()
         if module is not model
-        and not isinstance(module, RecursiveScriptModule)
+        and not isinstance(module, ScriptModule)
         and not any(
             isinstance(hook, EnterModule) and hook.owner is owner
             for hook in module._forward_pre_hooks.values()

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from gact_graph.support.torch_private import compiler_settings
+
 _aten = torch.ops.aten
 
 _ALIASES = {_aten.alias, _aten.detach}
@@ -25,7 +27,7 @@ Pass = Callable[[fx.GraphModule, Any], fx.GraphModule]
 
 def partitioning() -> AbstractContextManager[None]:
     """Return a context in which the graphs that are compiled on this thread are changed."""
-    config = torch._functorch.config
+    config = compiler_settings()
     earlier: Pass | None = config.joint_custom_pass
     context: AbstractContextManager[None] = config.patch(joint_custom_pass=_after(earlier))
     return context

@@ -21,13 +21,13 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn.conv
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gact_graph.capture.call_site import called_from
 from gact_graph.capture.places import Places
 from gact_graph.capture.trace import Call
 from gact_graph.support.current import Product, capture_disabled
 from gact_graph.support.storage import is_plain
+from gact_graph.support.torch_private import DispatchMode
 
 
 @dataclass
@@ -140,7 +140,7 @@ _LAYERS = torch_geometric.nn.conv.__name__
 without an operation of PyTorch."""
 
 
-class _WithoutProduct(TorchDispatchMode):
+class _WithoutProduct(DispatchMode):
     """Makes the result of a matrix product without its memory; autograd sees the operation."""
 
     def __torch_dispatch__(

@@ -17,13 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gact_graph.capture.derivatives import BOUNDED, UNBOUNDED, is_opaque
+from gact_graph.capture.derivatives import BOUNDED, UNBOUNDED
 from gact_graph.capture.dropout import noise_of
 from gact_graph.capture.nodes import saved_as
 from gact_graph.capture.trace import Call
 from gact_graph.codecs.base import Saved
 from gact_graph.codecs.mask import Joint
 from gact_graph.codecs.recipe import Constant, Leaf, Operand, Recipe, Source, View
+from gact_graph.support.current import is_transformed
 from gact_graph.support.storage import (
     ALIGNMENT,
     copy_of,
@@ -353,7 +354,7 @@ def _is_nested(value: Any) -> bool:
 def _is_differentiated(call: Call, result: Tensor) -> bool:
     """Return whether the operation made the result's node, as dropout does in training only."""
     # Autocast is not active in backward; other tracers follow the operations themselves.
-    if result.grad_fn is None or torch.is_autocast_enabled(result.device.type) or is_opaque():
+    if result.grad_fn is None or torch.is_autocast_enabled(result.device.type) or is_transformed():
         return False
     return result.grad_fn._sequence_nr() >= call.since
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gact_graph.capture.places import Places
 from gact_graph.capture.trace import Call
 from gact_graph.support.current import capture_disabled
 from gact_graph.support.storage import is_plain
+from gact_graph.support.torch_private import DispatchMode
 
 _ADDS = frozenset({torch.add, Tensor.add, Tensor.__add__})
 _VIEWS = frozenset({Tensor.view, Tensor.flatten, torch.flatten, Tensor.reshape, torch.reshape})
@@ -142,7 +142,7 @@ def _reads(call: Call, last: _Sum) -> bool:
     return tensor.is_contiguous() and all(own in (1, full) for own, full in pairs)
 
 
-class _InMemoryOfFirst(TorchDispatchMode):
+class _InMemoryOfFirst(DispatchMode):
     """Writes a sum of two tensors over the first one; autograd sees a new tensor.
 
     Attributes:

@@ -21,14 +21,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._autograd import _get_sequence_nr
 from torch.compiler import is_compiling
-from torch.overrides import (
-    TorchFunctionMode,
-    _get_current_function_mode,
-    _pop_mode,
-    _push_mode,
-)
+from torch.overrides import TorchFunctionMode
 
 from gact_graph.capture.call_site import call_site
 from gact_graph.capture.nodes import Attribute
@@ -36,6 +30,12 @@ from gact_graph.codecs import Saved
 from gact_graph.codecs.reads import EXACT, Reads
 from gact_graph.ops.bernoulli import DropoutNoise
 from gact_graph.support.storage import is_plain, storage_id
+from gact_graph.support.torch_private import (
+    function_mode,
+    next_sequence_number,
+    pop_function_mode,
+    push_function_mode,
+)
 
 SAVED = "saved"
 """The position of a tensor that no autograd node shows."""
@@ -215,7 +215,7 @@ class Trace(TorchFunctionMode):
             with self:
                 return _without_dispatch(func)(*args, **(kwargs or {}))
         call = Call(func, args, kwargs or {})
-        call.running, call.since = True, _get_sequence_nr()
+        call.running, call.since = True, next_sequence_number()
         outer, self._call = self._call, call
         try:
             replacement = self._instead(call)
@@ -228,23 +228,23 @@ class Trace(TorchFunctionMode):
 
     def __exit__(self, *error: Any) -> None:
         # An interrupt may arrive while the mode is paused.
-        if _get_current_function_mode() is self:
+        if function_mode() is self:
             super().__exit__(*error)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Follow no operations inside."""
         # The innermost mode leaves the stack, so that operations do not run through Python.
-        is_innermost = _get_current_function_mode() is self
+        is_innermost = function_mode() is self
         if is_innermost:
-            _pop_mode()
+            pop_function_mode()
         self._pauses += 1
         try:
             yield
         finally:
             self._pauses -= 1
             if is_innermost:
-                _push_mode(self)
+                push_function_mode(self)
 
     @contextmanager
     def standing_for(

@@ -20,9 +20,9 @@ from gact_graph.capture.derivatives import (
     Factored,
     GraphAnchor,
     Replacement,
-    is_opaque,
 )
 from gact_graph.capture.trace import Call
+from gact_graph.support.current import is_transformed
 from gact_graph.support.storage import is_plain
 
 POSITION = "deviation"
@@ -96,7 +96,7 @@ def variance_of(
         return None
     if not is_plain(x) or not x.is_floating_point() or not x.requires_grad or not x.numel():
         return None
-    if index.dim() != 1 or is_opaque():
+    if index.dim() != 1 or is_transformed():
         return None
     return Variance(x, index, arguments.get("dim_size"), arguments["dim"])
 

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
 
 from gact_graph.codecs.base import Encoded, Saved
 from gact_graph.codecs.codec import Codec, Request
 from gact_graph.codecs.compared import Compared
 from gact_graph.codecs.reads import VALUES, Side, Sign, Values
 from gact_graph.codecs.recipe import Recipe
+from gact_graph.support.torch_private import at_end_of_backward, graph_task_id
 
 
 class Rebuilt(Encoded):
@@ -63,13 +63,13 @@ class Rebuilt(Encoded):
         return self.readers == 1
 
     def decode(self) -> Tensor:
-        in_backward = torch._C._current_graph_task_id() != -1
+        in_backward = graph_task_id() != -1
         if self.readers == 1 or not in_backward or not self._is_shared():
             return self._compute()
         shared = self._shared
         if shared.value is None:
             shared.left = self.readers
-            Variable._execution_engine.queue_callback(shared.release)
+            at_end_of_backward(shared.release)
         if shared.value is None or shared.plain != self._plain:
             shared.value = None  # first, so that both are never in memory together
             shared.value, shared.plain = self._compute(), self._plain

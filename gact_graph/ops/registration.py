@@ -21,10 +21,9 @@ import torch
 
 from gact_graph.ops import cpu
 from gact_graph.ops.shapes import Shapes
+from gact_graph.support.torch_private import CPU_KEY, has_kernel
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 # The pure-torch code of each operator, and the shapes of its arguments.
 _operators: dict[str, tuple[Callable[..., Any], Shapes | None]] = {}
@@ -57,9 +56,9 @@ def operator(*, mutates: tuple[str, ...] = (), shapes: str | None = None) -> Cal
         @torch.library.impl(name, "default")
         def run(*args: Any) -> Any:
             # Reached on the CPU before the kernels are loaded, and by layouts that these refuse.
-            if args[0].device.type == "cpu" and cpu.load() is not None and _has_cpu_kernel(name):
+            if args[0].device.type == "cpu" and cpu.load() is not None and has_kernel(name, "CPU"):
                 overload: Any = dispatched(reference)
-                return overload.default.redispatch(_CPU, *args)
+                return overload.default.redispatch(CPU_KEY, *args)
             return reference(*args)
 
         return reference
@@ -109,7 +108,3 @@ def dispatched(reference: F) -> F:
     The operator selects the implementation by the device of its arguments.
     """
     return cast(F, getattr(getattr(torch.ops, cpu.NAMESPACE), reference.__name__))
-
-
-def _has_cpu_kernel(name: str) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")

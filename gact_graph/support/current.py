@@ -15,9 +15,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.jit import is_tracing  # type: ignore[attr-defined]
 
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.messages import advising, warn
+from gact_graph.support.torch_private import function_transform, in_forward_mode, saved_tensor_hooks
 
 
 class Coding(NamedTuple):
@@ -123,7 +125,7 @@ def forward_runs() -> bool:
 
     Autograd's threads share the hooks of the thread that called backward.
     """
-    hooks = _innermost_hooks()
+    hooks = saved_tensor_hooks(False)
     is_ours = hooks is not None and hooks[1] is unpack
     session = getattr(hooks[0], "__self__", None) if is_ours else current()
     return getattr(session, "forward_runs", False)
@@ -199,18 +201,14 @@ def saved_by(ctx: Any) -> list[Any] | None:
 
 def are_innermost() -> bool:
     """Return whether the innermost saved-tensor hooks are those of a session, or none are set."""
-    hooks = _innermost_hooks()
+    hooks = saved_tensor_hooks(False)
     return hooks is None or hooks[1] is unpack
 
 
 def packs_with(pack: Callable[[Tensor], Any]) -> bool:
     """Return whether the innermost saved-tensor hooks, if any are set, pack with this function."""
-    hooks = _innermost_hooks()
+    hooks = saved_tensor_hooks(False)
     return hooks is not None and hooks[0] == pack
-
-
-def _innermost_hooks() -> Any:
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 def is_transformed() -> bool:
@@ -220,9 +218,7 @@ def is_transformed() -> bool:
     pack, and refuse saved-tensor hooks; a trace records operations without the hooks around them;
     and blocks have no forward-mode derivative.
     """
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    forward_mode = torch.autograd.forward_ad._current_level >= 0
-    return transformed or forward_mode or torch._C._get_tracing_state() is not None
+    return function_transform() is not None or in_forward_mode() or is_tracing()
 
 
 class Owner:

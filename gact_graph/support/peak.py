@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
 
 from gact_graph.support.memory.policy import memory_policy
+from gact_graph.support.torch_private import at_end_of_backward
 
 _STATM = Path("/proc/self/statm")
 _STATUS = Path("/proc/self/status")
@@ -120,7 +120,7 @@ class StepPeak:
             node.register_prehook(self._queue)
 
     def _queue(self, gradients: object) -> None:
-        Variable._execution_engine.queue_callback(self._end)
+        at_end_of_backward(self._end)
 
     def _end(self) -> None:
         high, before = peak_so_far(self._device), self._high

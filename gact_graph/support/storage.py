@@ -20,6 +20,7 @@ from torch_geometric.index import Index
 from torch_geometric.typing import SparseTensor
 
 from gact_graph.support.objects import MODULE_INTERNALS, attributes
+from gact_graph.support.torch_private import neg_view
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), type, torch.dtype, torch.device)
 _TENSORS = frozenset({Tensor, nn.Parameter})
@@ -44,7 +45,7 @@ def physical_of(tensor: Tensor) -> Tensor:
     """Return the elements in memory, without the conjugation and negation of lazy views."""
     if tensor.is_conj():
         tensor = tensor.conj()
-    return torch._neg_view(tensor) if tensor.is_neg() else tensor
+    return neg_view(tensor) if tensor.is_neg() else tensor
 
 
 def key_of(tensor: Tensor) -> StorageWeakRef:
@@ -59,11 +60,6 @@ def storage_id(tensor: Tensor) -> int:
     """
     cdata: int = tensor.untyped_storage()._cdata
     return cdata
-
-
-def holders_of(tensor: Tensor) -> int:
-    """Return the number of holders of a tensor's storage, among them this function."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
 def parts_of(tensor: Tensor) -> list[Tensor]:
@@ -157,7 +153,7 @@ class Layout(NamedTuple):
             ).copy_(flat.view(self.shape))
         if self.conjugate:
             physical = physical.conj()
-        return torch._neg_view(physical) if self.negative else physical
+        return neg_view(physical) if self.negative else physical
 
 
 def span_of(tensor: Tensor) -> tuple[Tensor, Layout] | None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from beside import small_storages_count
 from grids import grid
+from old_pyg import needs_dimenet
 from samples import Lambda
 from torch import Tensor, nn
 
@@ -38,6 +39,8 @@ def encode_all() -> Iterator[None]:
 
 @functools.cache  # DimeNet++ derives its bases with sympy
 def made(name: str) -> nn.Module:
+    if name == "dimenet++":
+        needs_dimenet()
     torch.manual_seed(1)
     dtype = torch.float32 if name == "visnet" else torch.float64  # ViSNet has no other
     return POTENTIALS[name](16).to(dtype).train()

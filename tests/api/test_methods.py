@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from old_pyg import needs_to_hetero
 from samples import (
     GraphNet,
     distance,
@@ -167,6 +168,7 @@ class TestNothingTracked:
             score(make(Parts))
 
     def test_to_hetero_of_a_wrapped_model_names_the_remedy(self):
+        needs_to_hetero()
         metadata = (["a", "b"], [("a", "to", "b"), ("b", "to", "a")])
         features = {"a": X, "b": X.flip(0)}
         edges = {metadata[1][0]: EDGES, metadata[1][1]: EDGES.flip(0)}

@@ -24,7 +24,7 @@ from gact_graph.ops.allocations import Watch, watching_allocations
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.part import part_of_graph
 from gact_graph.support.peak import PeakMeter, resident_bytes
-from gact_graph.support.run_state import RunState
+from gact_graph.support.run_state import RunState, random_states, set_random_states
 from gact_graph.support.storage import parts_of, tensors_in
 
 _LEAST_SHARE = 1 / 256
@@ -98,7 +98,9 @@ class TrainedCopy:
     ) -> None:
         self.settings: tuple[Strategy, Config] = strategy, config
         self._method = method
+        states = random_states()  # PyG 2.6 draws weights for the copy of a Linear
         self._model = model = copy.deepcopy(original).train()
+        set_random_states(states)
         self._device = next(model.parameters()).device
         patch = patch_of(model)
         if patch is not None:

@@ -18,6 +18,7 @@ from gact_graph.layers.blocks.match_sum import match_messages, match_weights
 from gact_graph.layers.blocks.trace import Trace, trace
 from gact_graph.layers.blocks.weighted_sum import WeightedSum
 from gact_graph.support.reach import Reach
+from gact_graph.support.storage import storage_id
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _never_read(
     # depends on such a copy.
     forward, saved = dependencies.closure(traced.outputs), list[fx.Node]()
     for tensor in traced.saved:
-        node = dependencies.of_storage.get(tensor.untyped_storage()._cdata)
+        node = dependencies.of_storage.get(storage_id(tensor))
         if node is None:  # a tensor of unknown origin
             return frozenset()
         if node in runs or node not in forward:
@@ -132,7 +133,7 @@ def _never_read(
 
 
 def _baseline(traced: Trace, dependencies: Dependencies, arguments: Arguments) -> BaselineSaves:
-    saved = {tensor.untyped_storage()._cdata: tensor for tensor in traced.saved}
+    saved = {storage_id(tensor): tensor for tensor in traced.saved}
 
     def take(node: fx.Node) -> bool:
         tensors = [saved.pop(storage, None) for storage in storages_of(node)]  # all of them
@@ -171,7 +172,7 @@ def _float_masks(traced: Trace) -> dict[int, int]:
         if node.target is torch.ops.aten.native_dropout.default:
             out, mask = node.meta["val"]
             if out.device.type == "cpu":
-                masks[mask.untyped_storage()._cdata] = out.dtype.itemsize
+                masks[storage_id(mask)] = out.dtype.itemsize
     return masks
 
 

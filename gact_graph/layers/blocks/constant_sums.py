@@ -21,7 +21,8 @@ from gact_graph.layers.blocks.recent import Recent
 from gact_graph.layers.blocks.weighted_sum import sum_edges, sum_products, sums_by_part
 from gact_graph.support.content import checksum
 from gact_graph.support.current import Product, capture_disabled_in_backward, with_advice
-from gact_graph.support.storage import holders_of, key_of, version_of
+from gact_graph.support.storage import key_of, version_of
+from gact_graph.support.torch_private import holders_of
 
 
 @dataclass(frozen=True)

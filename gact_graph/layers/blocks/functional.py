@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 from torch_geometric.utils import scatter
 
@@ -23,6 +22,7 @@ from gact_graph.layers.recompute.runs import ended_as_stock
 from gact_graph.support import current
 from gact_graph.support.current import is_transformed
 from gact_graph.support.messages import warn
+from gact_graph.support.torch_private import tree_map
 
 _NAME = "message_passing"
 

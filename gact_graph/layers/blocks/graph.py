@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 
 from gact_graph.layers.blocks.trace import Trace
+from gact_graph.support.storage import storage_id
+from gact_graph.support.torch_private import OpOverload, set_grad_enabled, tree_leaves
 
 
 class Dependencies:
@@ -63,17 +64,17 @@ class Dependencies:
 def storages_of(node: fx.Node) -> list[int]:
     """Return the identities of the storages of a node's tensors."""
     values = tree_leaves(node.meta.get("val"))
-    return [v.untyped_storage()._cdata for v in values if isinstance(v, Tensor)]
+    return [storage_id(v) for v in values if isinstance(v, Tensor)]
 
 
 def changes_in_place(node: fx.Node) -> bool:
     """Return whether an operation changes its first argument."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _is_random(node: fx.Node) -> bool:
     seeded = torch.Tag.nondeterministic_seeded
-    return isinstance(node.target, torch._ops.OpOverload) and seeded in node.target.tags
+    return isinstance(node.target, OpOverload) and seeded in node.target.tags
 
 
 class EdgeGraph:
@@ -95,7 +96,7 @@ class EdgeGraph:
         needed = dependencies.closure(outputs)
         graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
         for node in trace.graph.nodes:
-            if node in needed or node.target is torch._C._set_grad_enabled:
+            if node in needed or node.target is set_grad_enabled:
                 copies[node] = graph.node_copy(node, lambda n: copies[n])
         self.inputs: tuple[str, ...] = tuple(
             name for name, node in trace.placeholders.items() if node in copies

@@ -27,6 +27,7 @@ from gact_graph.support import current
 from gact_graph.support.current import is_transformed
 from gact_graph.support.patch import Patch
 from gact_graph.support.rows import LayerRow
+from gact_graph.support.torch_private import graph_task_id
 
 _WORTHWHILE = 4
 """In a call that is compressed, a layer runs in blocks from this part of ``min_bytes`` on: coding
@@ -188,7 +189,7 @@ class Blocked(Patch):
         if least and message_bytes(module, arguments) < least:
             raise CannotBlock("is small (min_bytes=)")
         # torch.utils.checkpoint runs a part of the forward within backward: decided as in forward.
-        if torch._C._current_graph_task_id() == -1:
+        if graph_task_id() == -1:
             session = self._blocks.session
             self._not_worthwhile = None
             if session is None:

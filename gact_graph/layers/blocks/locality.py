@@ -15,10 +15,11 @@ from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 
 from gact_graph.layers.blocks.arguments import CannotBlock
 from gact_graph.layers.blocks.trace import NO_ROWS, Trace
+from gact_graph.support.storage import storage_id
+from gact_graph.support.torch_private import OpOverload, set_grad_enabled, tree_leaves
 
 aten: Final = torch.ops.aten
 
@@ -85,14 +86,14 @@ class _Proof:
         if node.op == "output":
             results: Any = node.args[0]
             self.outputs = [self._rows.get(result, SHARED) for result in results]
-        elif isinstance(node.target, torch._ops.OpOverload):
+        elif isinstance(node.target, OpOverload):
             self._visit_operation(_Call(node, self._rows), value)
         elif node.op != "call_function" or node.target is operator.getitem:
             if isinstance(value, Tensor):
                 self._rows[node] = self._by_shape(value, node is self._index)
                 if node.op != "call_function":
-                    self._inputs.add(value.untyped_storage()._cdata)
-        elif node.target is not torch._C._set_grad_enabled and _tensors_in(value):
+                    self._inputs.add(storage_id(value))
+        elif node.target is not set_grad_enabled and _tensors_in(value):
             raise CannotBlock(f"has no rule for {getattr(node.target, '__name__', node.target)}")
 
     def _visit_operation(self, call: _Call, value: Any) -> None:
@@ -103,7 +104,7 @@ class _Proof:
             raise CannotBlock(f"computes with the number of edges or nodes ({name})")
         if call.function._schema.is_mutable and packet is not aten.lift_fresh:
             target = call.tensors[0].meta["val"]
-            if target.untyped_storage()._cdata in self._inputs:
+            if storage_id(target) in self._inputs:
                 raise CannotBlock(f"changes a tensor that it was given ({name})")
         rows = [self._by_shape(result) for result in _tensors_in(value)]
         makes_rows = any(result.kind != "shared" for result in rows)

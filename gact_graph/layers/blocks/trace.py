@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import (
@@ -26,7 +24,6 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch_geometric import typing
 
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, EdgeFunction, constant_name
@@ -36,6 +33,14 @@ from gact_graph.support.objects import slots_of
 from gact_graph.support.progress import progress
 from gact_graph.support.reach import Reach
 from gact_graph.support.run_state import RandomStates, random_states, set_random_states
+from gact_graph.support.torch_private import (
+    ConstantSource,
+    DispatchMode,
+    FakeTensor,
+    FakeTensorMode,
+    set_grad_enabled,
+    without_modes,
+)
 
 EDGES, DESTINATIONS, SOURCES = 37, 23, 29
 """The sizes of the traced tensors: three unlikely widths of a layer."""
@@ -265,7 +270,7 @@ def _changes(module: nn.Module, shell: nn.Module) -> Iterator[tuple[str, Any]]:
                 yield name, now.get(name)
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(DispatchMode):
     """Refuses operations whose result depends on values in a way that no graph represents."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -298,7 +303,7 @@ class _Functions(TorchFunctionMode):
             raise CannotBlock(_READS_VALUES)
         if name in _HOOKS:
             raise CannotBlock(f"calls {name} of a tensor")
-        if func is torch._C._set_grad_enabled:
+        if func is set_grad_enabled:
             proxies = get_proxy_mode()
             if proxies is not None:
                 proxies.tracer.create_node("call_function", func, args, {})
@@ -390,7 +395,7 @@ def _isolated() -> Iterator[None]:
     torch.set_autocast_cache_enabled(False)
     typing.WITH_TORCH_SCATTER = False
     try:
-        with capture_disabled(), torch.enable_grad(), _disable_current_modes():
+        with capture_disabled(), torch.enable_grad(), without_modes():
             yield
     finally:
         torch.set_autocast_cache_enabled(cached)

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.halo.supported import refusal
 from gact_graph.support.run_state import RunState
+from gact_graph.support.torch_private import tree_leaves, tree_map
 
 _SAMPLED = 32
 """Nodes of the trial: so few that the mean over them differs from the mean over all nodes."""

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from gact_graph.layers.blocks.arguments import CannotBlock
 from gact_graph.support.patch import Patch
+from gact_graph.support.torch_private import FakeTensor
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """Layers whose forward :class:`WholeBatchNorm` replaces."""

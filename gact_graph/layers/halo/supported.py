@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch_geometric
 import torch_geometric.nn as pyg
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch_geometric.nn import MessagePassing, MetaLayer
 
 from gact_graph.layers.halo.norm import NORMS
+from gact_graph.support.torch_private import AnyBatchNorm
 
 LOCAL = (
     *(pyg.AGNNConv, pyg.APPNP, pyg.ARMAConv, pyg.CGConv, pyg.ClusterGCNConv, pyg.DNAConv),
@@ -32,24 +32,24 @@ _SEARCH = "it searches neighbors among all nodes, and a process has a part of th
 _LEAVING = "it also reads the edges that leave a node, which are in other parts"
 _TYPES = "it needs several types of nodes, and a part has one"
 
-NOT_LOCAL: dict[type[nn.Module], str] = {
-    pyg.ChebConv: "its Laplacian counts the edges that leave a node, which are in other parts",
-    pyg.DirGNNConv: _LEAVING,
-    pyg.DynamicEdgeConv: _SEARCH,
-    pyg.FastRGCNConv: "its messages may read the indices of nodes; RGCNConv computes the same",
-    pyg.GPSConv: "each node attends to all nodes, and a process has a part of them",
-    pyg.GravNetConv: _SEARCH,
-    pyg.HANConv: _TYPES,
-    pyg.HeteroConv: _TYPES,
-    pyg.HGTConv: _TYPES,
-    pyg.HypergraphConv: _LEAVING,
-    pyg.MeshCNNConv: "its messages depend on the order of the edges",
-    pyg.PANConv: "it multiplies adjacency matrices, of which a process has some rows",
-    pyg.SuperGATConv: "in training it samples pairs of nodes without an edge from all nodes",
-    pyg.WLConv: "each process would number the colors separately",
-    pyg.XConv: _SEARCH,
+NOT_LOCAL: dict[str, str] = {
+    "ChebConv": "its Laplacian counts the edges that leave a node, which are in other parts",
+    "DirGNNConv": _LEAVING,
+    "DynamicEdgeConv": _SEARCH,
+    "FastRGCNConv": "its messages may read the indices of nodes; RGCNConv computes the same",
+    "GPSConv": "each node attends to all nodes, and a process has a part of them",
+    "GravNetConv": _SEARCH,
+    "HANConv": _TYPES,
+    "HeteroConv": _TYPES,
+    "HGTConv": _TYPES,
+    "HypergraphConv": _LEAVING,
+    "MeshCNNConv": "its messages depend on the order of the edges",
+    "PANConv": "it multiplies adjacency matrices, of which a process has some rows",
+    "SuperGATConv": "in training it samples pairs of nodes without an edge from all nodes",
+    "WLConv": "each process would number the colors separately",
+    "XConv": _SEARCH,
 }
-"""Reasons why layers cannot run on a part."""
+"""Reasons why layers of PyG cannot run on a part, by name: PyG 2.6 does not have all of them."""
 
 _OVER_A_CONV = (pyg.AntiSymmetricConv,)
 """Modules of PyG's package of convs that work node by node around a conv."""
@@ -90,17 +90,17 @@ def _why_not(module: nn.Module, inside: bool) -> str | None:
     kind = type(module)
     if any(is_lazy(p) for p in module.parameters(recurse=False)):
         return "each process would initialize it separately; run its first forward before wrap"
-    if kind in NOT_LOCAL:
-        return NOT_LOCAL[kind]
+    package = kind.__module__.split(".")
+    if package[:2] == ["torch_geometric", "nn"] and kind.__name__ in NOT_LOCAL:
+        return NOT_LOCAL[kind.__name__]
     if isinstance(module, MessagePassing):
         return _why_not_layer(module)
-    if isinstance(module, _BatchNorm):
+    if isinstance(module, AnyBatchNorm):
         if kind not in NORMS:
             return f"{kind.__name__} may normalize in another way than torch's batch norm"
         if isinstance(module, nn.SyncBatchNorm) and module.process_group is not None:
             return "it normalizes over its own process group; leave process_group out"
         return None
-    package = kind.__module__.split(".")
     is_conv = package[:3] == ["torch_geometric", "nn", "conv"] and kind not in _OVER_A_CONV
     if (is_conv and not inside) or isinstance(module, MetaLayer):
         return f"{kind.__name__} may read more than the edges to a node"

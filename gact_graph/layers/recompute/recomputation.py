@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.autograd.graph import saved_tensors_hooks
 
 from gact_graph.codecs import Context, Saved
@@ -30,6 +29,7 @@ from gact_graph.support.messages import Advise
 from gact_graph.support.reach import Reach
 from gact_graph.support.run_state import RunState
 from gact_graph.support.storage import Layout, tensors_held_by
+from gact_graph.support.torch_private import at_end_of_backward, graph_task_id
 from gact_graph.support.watch import Watch
 
 _SHARE = 0.5
@@ -152,7 +152,7 @@ class Recomputation:
                 tensors = self._run_again(living)
                 for each in living:
                     each.filled = tensors[each.number]
-                if torch._C._current_graph_task_id() != -1:
+                if graph_task_id() != -1:
                     self._empty_after_backward()
             assert placeholder.filled is not None
             return placeholder.filled
@@ -170,7 +170,7 @@ class Recomputation:
             for placeholder in recomputation._living() if recomputation is not None else ():
                 placeholder.filled = None
 
-        Variable._execution_engine.queue_callback(empty)
+        at_end_of_backward(empty)
 
     def _run_again(self, wanted: Sequence[Placeholder]) -> dict[int, Saved]:
         """Run the layer as in forward; return the tensors of placeholders, by their numbers."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from gact_graph.support.torch_private import TreeSpec, tree_flatten, tree_unflatten
 
 _TENSOR = object()
 """The mark of a tensor's place."""

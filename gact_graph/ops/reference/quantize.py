@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from gact_graph.ops.checks import (
     MOST_BITS,
@@ -29,6 +28,7 @@ from gact_graph.ops.checks import (
     clamp_group_size,
 )
 from gact_graph.ops.registration import operator
+from gact_graph.support.torch_private import DynamicOutputShapeException
 
 # Elements of a slice that is processed at a time, so that int64 temporaries stay small beside the
 # tensor.

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from old_pyg import needs_to_hetero
 from torch import nn
 from torch_geometric.nn import GAT, GCNConv, to_hetero
 
@@ -102,6 +103,7 @@ def test_layers_that_cache_and_models_that_are_wrapped():
 
 
 def test_lazy_and_heterogeneous_models():
+    needs_to_hetero()
     x, edges = graph()
     metadata = (["a", "b"], [("a", "to", "b"), ("b", "to", "a")])
     model = to_hetero(GAT((-1, -1), 16, num_layers=2, add_self_loops=False), metadata)

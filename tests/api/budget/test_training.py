@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from old_pyg import needs_to_hetero
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import ClusterData, ClusterLoader, DataLoader, RandomNodeLoader
@@ -89,6 +90,7 @@ def many_graphs() -> Case:
 
 
 def types_of_nodes() -> Case:
+    needs_to_hetero()
     data = random_graph(2000, 20_000)
     types = [("a", "to", "b"), ("b", "to", "a")]
     model = to_hetero(GAT(CHANNELS, 64, 2, heads=2, add_self_loops=False), (["a", "b"], types))

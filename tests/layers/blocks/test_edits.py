@@ -58,7 +58,7 @@ def test_an_edge_index_that_changes_between_forwards(
     training: bool, options: dict[str, Any], edit: Callable[..., None]
 ) -> None:
     stock = make(lambda: Net(GATv2Conv(32, 8, add_self_loops=False))).train(training)
-    model = gact_graph.wrap(copy.deepcopy(stock), **(EXACT | options))
+    model = gact_graph.wrap(copy.deepcopy(stock).train(training), **(EXACT | options))
     buffer = EDGES.numpy().copy()
     edge_index = torch.from_numpy(buffer)
     for to in (OTHERS, EDGES, OTHERS):

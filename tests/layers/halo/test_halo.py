@@ -120,7 +120,7 @@ def test_a_layer_may_be_the_model():
 
 
 def test_each_conv_of_pyg_is_known_and_in_the_documentation():
-    known = {kind.__name__ for kind in (*LOCAL, *NOT_LOCAL)} | {"AntiSymmetricConv"}
+    known = {kind.__name__ for kind in LOCAL} | {*NOT_LOCAL} | {"AntiSymmetricConv"}
     others = {"MessagePassing", "CuGraphSAGEConv", "CuGraphGATConv", "CuGraphRGCNConv"}
     assert {*pyg.conv.__all__} - known <= others | {"FusedGATConv"}
     text = (ROOT / "docs" / "distributed.md").read_text()

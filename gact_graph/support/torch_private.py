@@ -1,0 +1,155 @@
+"""The private names of PyTorch that the library uses, each under a name of its own.
+
+PyTorch may change these names in any version, so no other module reaches them. For each there is a
+test of its behavior in ``tests/support/test_torch_private.py``, which fails where a version of
+PyTorch has changed it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, overrides
+from torch._C import _autograd, _functorch
+from torch._C._dynamo import eval_frame
+from torch._dynamo import source
+from torch._subclasses import fake_tensor
+from torch.autograd import Variable, forward_ad
+from torch.nn.modules import batchnorm
+from torch.utils import _python_dispatch, _pytree
+
+# Autograd.
+
+graph_task_id = torch._C._current_graph_task_id
+"""Return the number of the backward that runs on this thread; -1 outside of backward."""
+
+running_node = torch._C._current_autograd_node
+"""Return the node whose backward runs on this thread: sensitivities run it again."""
+
+next_sequence_number = _autograd._get_sequence_nr
+"""Return the sequence number of the next node of this thread: it marks where an operation began."""
+
+saved_tensor_hooks = _autograd._top_saved_tensors_default_hooks
+"""Return the innermost pack and unpack hooks, given False for those outside of a trace; or None."""
+
+function_transform = _functorch.peek_interpreter_stack
+"""Return the innermost transform of ``torch.func`` that runs, or None."""
+
+at_end_of_backward = Variable._execution_engine.queue_callback
+"""Call a function when the backward that runs on this thread ends."""
+
+
+def in_forward_mode() -> bool:
+    """Return whether forward-mode differentiation runs."""
+    return forward_ad._current_level >= 0
+
+
+# Storages.
+
+neg_view = torch._neg_view
+"""Return a lazy view with the opposite sign: layouts with the bit of negation restore it."""
+
+
+def holders_of(tensor: Tensor) -> int:
+    """Return the number of holders of a tensor's storage, among them this function."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+# Operators and modes.
+
+function_mode = overrides._get_current_function_mode
+"""Return the innermost mode of functions, or None."""
+
+pop_function_mode = overrides._pop_mode
+"""Remove the innermost mode of functions, while capture pauses."""
+
+push_function_mode = overrides._push_mode
+"""Add a mode of functions, when capture resumes."""
+
+CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+"""The dispatch key of the CPU, to which operators redispatch once their kernels are loaded."""
+
+has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+"""Return whether an operator, by its name, has a kernel for a dispatch key, by its name."""
+
+OpOverload = torch._ops.OpOverload
+"""The type of operators in a traced graph, with a schema and tags."""
+
+set_grad_enabled = torch._C._set_grad_enabled
+"""The function through which ``torch.no_grad`` passes, which modes and graphs see."""
+
+DispatchMode = _python_dispatch.TorchDispatchMode
+"""A mode that sees each operation below autograd."""
+
+without_modes = _python_dispatch._disable_current_modes
+"""Disable all modes of this thread: a trace inside a trace must not be seen."""
+
+# Fake tensors, which have sizes and no data.
+
+FakeTensor = fake_tensor.FakeTensor
+"""The tensors of a trace."""
+
+FakeTensorMode = fake_tensor.FakeTensorMode
+"""The mode in which operations run on fake tensors, with symbols as sizes."""
+
+DynamicOutputShapeException = fake_tensor.DynamicOutputShapeException
+"""Raised for a size that depends on data, where sizes are no symbols."""
+
+ConstantSource = source.ConstantSource
+"""The origin of a fake tensor, whose name the symbols of its sizes get."""
+
+# Nested arguments. `torch.utils._pytree` has no public form.
+
+TreeSpec = _pytree.TreeSpec
+"""The structure of nested tuples, lists and dicts."""
+
+tree_flatten = _pytree.tree_flatten
+"""Return the leaves and the structure of nested values."""
+
+tree_leaves = _pytree.tree_leaves
+"""Return the leaves of nested values."""
+
+tree_map = _pytree.tree_map
+"""Return nested values with a function applied to the leaves."""
+
+tree_unflatten = _pytree.tree_unflatten
+"""Return nested values from their leaves and structure."""
+
+# Modules and compilers.
+
+AnyBatchNorm = batchnorm._BatchNorm
+"""The base class of all batch norms."""
+
+OptimizedModule = torch._dynamo.OptimizedModule
+"""The class of the results of ``torch.compile``."""
+
+set_compiler = eval_frame.set_eval_frame
+"""Set the compiler of frames on this thread, and return the one before; None for no compiler."""
+
+not_compiled = torch._dynamo.eval_frame.skip_code
+"""Exclude a code object from compilers, except where another function inlines the function."""
+
+FUNCTORCH = "torch._functorch."
+"""The prefix of the modules that define the autograd functions of compiled graphs."""
+
+
+def compiled_graphs() -> Any:
+    """Return the graphs that AOTAutograd builds while it calls saved-tensor hooks; None outside.
+
+    A dict with the ``_node`` of the saved tensor, the ``_fw_graph`` and the ``_bw_graph``.
+    """
+    # Not at the top: it imports 300 modules, which only compiled models need.
+    from torch._functorch._aot_autograd.graph_compile import _get_saved_tensor_hook_context
+
+    return _get_saved_tensor_hook_context()
+
+
+def compiler_settings() -> Any:
+    """Return the settings of AOTAutograd.
+
+    Its ``joint_custom_pass`` changes the graph of forward and backward before they are parted.
+    """
+    from torch._functorch import config
+
+    return config
