@@ -13,7 +13,7 @@ from gact_graph.capture.config import LEVELS, Config
 def test_defaults_are_those_of_wrap():
     for field in dataclasses.fields(Config):
         # None where wrap has to tell what was given from what was not; plans set two.
-        if field.name not in ("bits", "level", "pin", "widths", "keep_results"):
+        if field.name not in ("bits", "level", "pin", "widths", "offloaded", "keep_results"):
             assert gact_graph.wrap.__kwdefaults__[field.name] == field.default
     config = patch_of(gact_graph.wrap(nn.Linear(3, 3))).controller.config
     assert config == Config()
