@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GAT, GCN, GCNConv, GraphSAGE
 
 import gact_graph
+from gact_graph.api.budget import mixed as mixed_strategies
 from gact_graph.api.budget.mixed import seconds_of_element
 from gact_graph.api.budget.steps import undisturbed, watching
 from gact_graph.api.budget.trials import Search
@@ -119,6 +120,38 @@ def test_a_wrapped_model_follows_its_plan() -> None:
             assert row.bits is None, row
         elif row.slot in widths and not plan.strategy.measures:
             assert row.bits == widths[row.slot], row
+
+
+def test_tensors_off_the_device_are_those_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixed_strategies, "seconds_of_byte", lambda device, nbytes: 1e-12)
+    stock, (x, edges) = net(GAT, heads=2), graph()
+    plan = gact_graph.plan(stock, x, edges, memory="1 GB")
+    while not plan.strategy.offloaded:
+        plan = gact_graph.plan(stock, x, edges, memory=plan.peak_bytes + 5 * MB)
+    away = {*plan.strategy.offloaded}
+    assert away and plan.error == 0  # of a fast disk, codes would only add noise
+    assert any(tensor.choice == "exact, offloaded" for tensor in plan.tensors)
+    model = gact_graph.wrap(net(GAT, heads=2), plan=gact_graph.Plan.from_dict(plan.to_dict()))
+    with watching(CPU) as watch:
+        for _ in range(2):
+            model.zero_grad()
+            model(x, edges).square().mean().backward()
+        assert watch.peak() <= plan.memory
+    rows = gact_graph.report(model).contexts
+    assert {row.slot for row in rows if row.host_bytes} <= away
+    assert all(row.host_bytes for row in rows if row.slot in away and row.stored_bytes >= 1 << 20)
+    in_blocks = gact_graph.wrap(net(GAT, heads=2), level="lossless", blocks=True, min_bytes=0)
+    for trained in (model, in_blocks):
+        torch.manual_seed(0)
+        trained.zero_grad()
+        trained(x, edges).square().mean().backward()
+    for ours, theirs in zip(model.parameters(), in_blocks.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_without_a_disk_nothing_is_offloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixed_strategies, "seconds_of_byte", lambda device, nbytes: None)
+    assert not mixed(net()).strategy.offloaded
 
 
 def peak_of_first_step(plan: gact_graph.Plan) -> int:
