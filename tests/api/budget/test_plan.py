@@ -125,6 +125,7 @@ def test_a_wrapped_model_follows_its_plan() -> None:
 def test_tensors_off_the_device_are_those_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed_strategies, "seconds_of_byte", lambda device, nbytes: 1e-12)
     stock, (x, edges) = net(GAT, heads=2), graph()
+    gact_graph.estimate(stock, x, edges)  # loads libraries, which plans would count
     plan = gact_graph.plan(stock, x, edges, memory="1 GB")
     while not plan.strategy.offloaded:
         plan = gact_graph.plan(stock, x, edges, memory=plan.peak_bytes + 5 * MB)
