@@ -34,11 +34,14 @@ class Moments:
     Attributes:
         moments: The parts, in the order in which they end.
         rows: The rows of the contexts that hold memory, by the slots of :attr:`moments`.
+        sources: The contexts from which each context is computed again, likewise.
     """
 
     def __init__(self, mark: Callable[[], int]) -> None:
         self.moments: list[Moment] = []
         self.rows: dict[str, Row] = {}
+        self.sources: dict[str, list[str]] = {}
+        self._saved: weakref.WeakKeyDictionary[Context, str] = weakref.WeakKeyDictionary()
         self._mark = mark
         self._closed = False
         self._names: Counter[str] = Counter()
@@ -48,6 +51,9 @@ class Moments:
         self._names[slot] += 1
         count = self._names[slot]
         name = slot if count == 1 else f"{slot} {count}"
+        sources = (self._saved.get(source.context) for source in context.sample.sources)
+        self.sources[name] = [*filter(None, sources)]
+        self._saved[context] = name
         self._end(name, False)
         weakref.finalize(context, self._end, name, True).atexit = False
         return name

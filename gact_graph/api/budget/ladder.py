@@ -6,6 +6,7 @@ For each budget :math:`B` on the ladder, an integer program chooses one form for
     \min_x \sum_{u,f} (t_{uf} + \lambda e_{uf}) x_{uf} \quad \text{subject to} \quad
     \sum_f x_{uf} = 1, \qquad
     F_k + \sum_{u,f} m_{kuf} x_{uf} \le B \ \text{ for each part } k \text{ of a step},
+    \qquad x_u \text{ exact} \Rightarrow x_v \text{ exact for the sources } v \text{ of } u,
 
 with the time :math:`t_{uf}`, the error of the gradient :math:`e_{uf}`, its weight :math:`\lambda`,
 and the bytes :math:`m_{kuf}` of :class:`~gact_graph.api.budget.memory_model.MemoryModel`. It
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gact_graph.api.budget.integer_program import minimize
-from gact_graph.api.budget.memory_model import MemoryModel
+from gact_graph.api.budget.memory_model import EXACT, MemoryModel
 
 RUNGS = 24
 """The number of budgets on the ladder."""
@@ -127,6 +128,11 @@ def _solved(
     rows = [np.kron(np.eye(units), np.ones(forms))]
     rows.append(model.chosen[parts].reshape(-1, units * forms) / budget)
     most = [np.ones(units), 1 - model.fixed[parts] / budget]
+    if model.needs:
+        is_exact = np.array([form.bits == EXACT for form in model.forms], dtype=float)
+        unit, source = np.eye(units)[np.transpose(model.needs)]
+        rows.append(np.kron(unit, is_exact) + np.kron(source, 1 - is_exact))
+        most.append(np.ones(len(model.needs)))
     cost = prices.cost.ravel()
     scale = max(float(cost.max(initial=0.0)), 1e-30)
     found = minimize(cost / scale, np.concatenate(rows), np.concatenate(most), units, patience)
@@ -159,7 +165,8 @@ def _greedy(model: MemoryModel, prices: Prices, budget: float) -> list[int] | No
                 more = model.chosen[:, unit, form] - model.chosen[:, unit, now]
                 peak = float((curve + more).max(initial=0.0))
                 removed = cost[unit, now] - cost[unit, form]
-                if peak > budget or removed <= 0:
+                changed = [*choices[:unit], form, *choices[unit + 1 :]]
+                if peak > budget or removed <= 0 or not model.allows(changed):
                     continue
                 worth = removed / max(1.0, peak - float(curve.max(initial=0.0)))
                 if best is None or worth > best[0]:

@@ -44,11 +44,13 @@ class Timeline:
         moments: The saved or released context and the peak in bytes of each part, in order.
         stored: The bytes of each context.
         coded: The number of quantized elements of each context; 0 for other codecs.
+        sources: The contexts from which each context is computed again.
     """
 
     moments: Sequence[tuple[str, bool, float]]
     stored: Mapping[str, float]
     coded: Mapping[str, float]
+    sources: Mapping[str, Sequence[str]]
 
     @classmethod
     def of(
@@ -75,7 +77,7 @@ class Timeline:
             }
             for get in (_stored, _coded)
         )
-        return cls(peaks, stored, coded)
+        return cls(peaks, stored, coded, high.sources)
 
     def alive(self) -> Iterator[frozenset[str]]:
         """Yield the contexts that are alive in each part."""
@@ -106,6 +108,8 @@ class MemoryModel:
         chosen: Bytes that each choice adds to each part, [parts, units, forms].
         measures: Whether each part belongs to the step that measures sensitivities, [parts].
         ends: The context at the end of each part, and whether it is released there.
+        needs: Pairs of units: exact tensors of the first are computed again from those of the
+            second, if these are exact, too.
     """
 
     units: tuple[str, ...]
@@ -114,6 +118,7 @@ class MemoryModel:
     chosen: NDArray[np.float64]
     measures: NDArray[np.bool_]
     ends: Sequence[tuple[str, bool]]
+    needs: Sequence[tuple[int, int]] = ()
 
     @classmethod
     def of(
@@ -177,7 +182,14 @@ class MemoryModel:
         shape = (len(fixed), len(units), len(forms))
         every = np.array(chosen).reshape(shape)
         which = np.array(measures, dtype=bool)
-        return cls(units, tuple(forms), np.array(fixed), every, which, ends)
+        needs = {
+            (place[unit_of(name)], place[unit_of(source)])
+            for step in exact
+            for name in names
+            for source in _coded_sources(name, step.sources, {*names})
+        }
+        pairs = sorted(pair for pair in needs if pair[0] != pair[1])
+        return cls(units, tuple(forms), np.array(fixed), every, which, ends, pairs)
 
     def steady(self) -> MemoryModel:
         """Return the model of the step that measures nothing."""
@@ -189,6 +201,11 @@ class MemoryModel:
             measures=self.measures[parts],
             ends=[end for end, part in zip(self.ends, parts, strict=True) if part],
         )
+
+    def allows(self, choices: Sequence[int]) -> bool:
+        """Return whether the sources of all exact tensors are exact."""
+        is_exact = [self.forms[choice].bits == EXACT for choice in choices]
+        return all(is_exact[source] or not is_exact[unit] for unit, source in self.needs)
 
     def curve(self, choices: Sequence[int]) -> NDArray[np.float64]:
         """Return the peak of each part in bytes, [parts].
@@ -214,6 +231,17 @@ def alike(low: Moments, high: Moments) -> bool:
 def unit_of(name: str) -> str:
     """Return the module of a slot: its contexts are computed from each other."""
     return name.rpartition("/")[0]
+
+
+def _coded_sources(
+    name: str, sources: Mapping[str, Sequence[str]], names: set[str]
+) -> Iterator[str]:
+    """Yield those of ``names`` from which a context is computed again."""
+    for source in sources.get(name, ()):
+        if source in names:
+            yield source
+        else:
+            yield from _coded_sources(source, sources, names)
 
 
 def _owners(step: Timeline, place: Mapping[str, int]) -> list[int | None]:

@@ -39,6 +39,7 @@ class Mixed:
         part: The memory of a step on a part of the graph.
         share: The part, as a share of the graph.
         slots: The slots of each unit, with their numbers of elements on the part.
+        step_seconds: The time of a step of the strategy without codes on the whole graph.
     """
 
     exact: Strategy
@@ -48,6 +49,7 @@ class Mixed:
     part: MemoryModel
     share: float
     slots: Mapping[str, Mapping[str, float]]
+    step_seconds: float
 
     @classmethod
     def of(
@@ -92,7 +94,7 @@ class Mixed:
         prices = _prices(whole, counts, high, of_element, offload or 0.0, weight * whole_step)
         on_device = (len(forms) - 1,) * len(whole.units)  # the strategy without codes
         rungs = [rung for rung in ladder(whole, prices) if rung.choices != on_device]
-        return cls(exact[0], coded[0], rungs, whole, part, share, counts)
+        return cls(exact[0], coded[0], rungs, whole, part, share, counts, whole_step)
 
     def strategy(self, index: int) -> Strategy:
         """Return the strategy of a rung."""

@@ -7,6 +7,7 @@ for the whole. Mixed strategies come from a model of these parts, and a trial of
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -14,7 +15,6 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from gact_graph.adaptive.adaptation import ALARM
 from gact_graph.adaptive.allocator import noise
 from gact_graph.api.budget.estimate import (
     BLOCKS,
@@ -36,6 +36,7 @@ from gact_graph.api.budget.miniature import CannotShrink, GraphSize, Miniature
 from gact_graph.api.budget.mixed import Mixed
 from gact_graph.api.budget.steps import TrainedCopy, Trial, undisturbed
 from gact_graph.capture.config import MIN_BYTES, Config
+from gact_graph.codecs.offload.speed import seconds_of_byte
 from gact_graph.support.peak import resident_bytes
 from gact_graph.support.progress import progress
 from gact_graph.support.sharded import is_sharded
@@ -68,6 +69,9 @@ _FAR = 4
 _WEIGHTS = {"time": 10.0, "accuracy": 1000.0}
 """The weight of the squared error of the gradient beside the time of a step, by preference: with
 10, an error of 10 % counts as much as a tenth of a step."""
+
+_CHEAP = 0.1
+"""The time and the weighted error of a strategy, in steps, below which no other level is tried."""
 
 _NO_PART = (IndexError, RuntimeError, ValueError)
 """The errors of a model that does not run on a part of its graph."""
@@ -150,6 +154,7 @@ class Search:
         self._trials: dict[tuple[Strategy, float], Trial] = {}
         self._largest: dict[Strategy, Trial] = {}  # of each strategy with a known cost
         self._hopeless: dict[Strategy, bool] = {}
+        self._delays: dict[Strategy, float] = {}  # of codes and offloading, in steps
         self._copy: TrainedCopy | None = None  # for the last strategy
         self._coded = [Strategy(level, LEAST_BITS) for level in quantizing(self.device.type)]
         self._second = min(_MOST, self._share_of(_NODES, _EDGES))
@@ -182,15 +187,18 @@ class Search:
         found = next(filter(self._fits, exact), None)
         if found is not None:
             return found
-        noisy: Strategy | None = None
         for coded in filter(self._may_fit, self._coded):
-            found = self._mixed(coded) or self._widest(coded)
-            if found is not None and (
-                not found.widths or (self._costs[found].error or 0.0) <= ALARM
-            ):
-                return found
-            noisy = noisy or found  # a slower level may be exact
-        return noisy
+            other = self._mixed(coded) or self._widest(coded)
+            if other is not None and (found is None or self._price(other) < self._price(found)):
+                found = other
+            if found is not None and self._price(found) <= _CHEAP:
+                break
+        return found
+
+    def _price(self, strategy: Strategy) -> float:
+        """Return the time and the error that a strategy adds, in steps; as far as it is known."""
+        error = self._costs[strategy].error or 0.0
+        return self._delays.get(strategy, 0.0) + _WEIGHTS[self._prefer or "time"] * error
 
     def _widest(self, coded: Strategy) -> Strategy | None:
         """Return the most bits with which a strategy that quantizes all tensors fits."""
@@ -298,6 +306,7 @@ class Search:
         """
         exact = BLOCKS if coded == self._coded[0] else coded._replace(bits=32)
         if exact != BLOCKS and self._fits(exact):
+            self._delays[exact] = self._delay_of_offloading(exact)
             return exact
         if not self._config.adaptive:
             return None
@@ -313,6 +322,7 @@ class Search:
             strategy = mixed.strategy(rung)
             trial = self._largest[strategy] = self._run(strategy, mixed.share)
             self._costs[strategy] = mixed.corrected(rung, trial)
+            self._delays[strategy] = mixed.rungs[rung].seconds / mixed.step_seconds
             return self._fits(strategy)
 
         least, most = 0, len(mixed.rungs)
@@ -322,6 +332,13 @@ class Search:
             middle = (least + most) // 2
             least, most = (middle, most) if fits(middle) else (least, middle)
         return mixed.strategy(least)
+
+    def _delay_of_offloading(self, strategy: Strategy) -> float:
+        """Return the time to offload all tensors that a strategy offloads, in steps."""
+        trial = self._largest[strategy]
+        away = sum(row.host_bytes for row in trial.contexts.contexts)
+        seconds = seconds_of_byte(self.device, away / trial.share) if away else 0.0
+        return math.inf if seconds is None else seconds * away / trial.seconds
 
     def _is_hopeless(self, trial: Trial) -> bool:
         """Return whether a single trial shows that a strategy does not fit."""
