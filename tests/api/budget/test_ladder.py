@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,6 +36,8 @@ def problem(seed: int, units: int, parts: int) -> tuple[MemoryModel, Prices]:
         np.repeat([True, False], parts),
         [(f"context {part}", False) for part in range(2 * parts)],
     )
+    pairs = random.integers(0, units, (units // 2, 2))
+    model = replace(model, needs=[(int(a), int(b)) for a, b in pairs if a != b])
     error = random.random((units, 1)) * NOISE
     return model, Prices(error, np.ones((units, 1)) * SECONDS, weight=100.0)
 
@@ -42,7 +45,7 @@ def problem(seed: int, units: int, parts: int) -> tuple[MemoryModel, Prices]:
 def least_cost(model: MemoryModel, prices: Prices, budget: float) -> float:
     """The least cost of all choices within a budget, one by one."""
     every = itertools.product(range(len(FORMS)), repeat=len(model.units))
-    return min(prices.of(c)[2] for c in every if model.peak(c) <= budget)
+    return min(prices.of(c)[2] for c in every if model.allows(c) and model.peak(c) <= budget)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 6))
@@ -52,6 +55,7 @@ def test_no_choice_in_as_much_memory_costs_less(seed: int, units: int, parts: in
     for rung in ladder(model, prices):
         memory = model if rung.measures else model.steady()
         budget = memory.peak(rung.choices)
+        assert model.allows(rung.choices)
         assert rung.cost <= least_cost(memory, prices, budget) * (1 + 1e-6) + 1e-9
         assert rung.least <= rung.cost * (1 + 1e-6) + 1e-9
 
@@ -87,6 +91,7 @@ def test_without_time_a_greedy_search_takes_over_and_names_a_bound(
     costs = [rung.cost for rung in greedy]
     assert costs == sorted(costs, reverse=True)
     for rung in greedy:
+        assert model.allows(rung.choices)
         memory = model if rung.measures else model.steady()
         assert rung.least <= least_cost(memory, prices, memory.peak(rung.choices))
     assert greedy[-1].cost == exact[-1].cost == 0

@@ -85,6 +85,16 @@ def test_a_small_tensor_stays_on_the_device() -> None:
     assert model.steady().curve([2, 2])[1] == 250
 
 
+def test_an_exact_tensor_needs_the_exact_tensors_that_it_is_computed_from() -> None:
+    exact, coded = recorded([*EXACT.moments], {"a/x": 100, "b/x": 100}, None), timeline(CODED)
+    exact.sources = {"b/x": ["mask"], "mask": ["a/x"]}  # by way of a tensor without a choice
+    steps = [timeline(exact)] * 2
+    model = MemoryModel.of(steps, [coded, coded], 2, FORMS)
+    assert model.needs == [(1, 0)]
+    assert model.allows([3, 3]) and model.allows([2, 3]) and model.allows([0, 1])
+    assert model.allows([3, 0]) and not model.allows([0, 3]) and not model.allows([1, 2])
+
+
 def test_wider_codes_take_no_less(model: MemoryModel) -> None:
     for choices in itertools.product(range(2), repeat=2):
         for unit in range(2):

@@ -14,8 +14,9 @@ from torch_geometric.nn import GAT, GCN, GCNConv, GraphSAGE
 
 import gact_graph
 from gact_graph.api.budget import mixed as mixed_strategies
+from gact_graph.api.budget.estimate import BLOCKS
 from gact_graph.api.budget.mixed import seconds_of_element
-from gact_graph.api.budget.steps import undisturbed, watching
+from gact_graph.api.budget.steps import TrainedCopy, undisturbed, watching
 from gact_graph.api.budget.trials import Search
 from gact_graph.api.install import patch_of
 from gact_graph.capture.config import Config
@@ -92,6 +93,13 @@ def test_a_mixed_plan_takes_what_it_says(kind: Any, options: dict[str, Any]) -> 
         search = Search(model, "forward", (graph(), {}), Config(), plan.memory, prefer="time")
         peak = search._run(plan.strategy, 1.0).peak
     assert max(peak.line.at(1.0) for peak in plan.peaks) == pytest.approx(peak, rel=0.08)
+
+
+def test_a_trial_records_what_exact_tensors_are_computed_from() -> None:
+    trial = TrainedCopy(net(), "forward", BLOCKS, Config()).train((graph(), {}), 1.0)
+    sources = trial.steps[-1].sources
+    assert "norms.0/module/batch_norm.input" in sources["convs.1/lin/linear.input"]
+    assert sources["norms.0/module/batch_norm.input"] == []
 
 
 def test_planning_draws_no_random_numbers() -> None:
