@@ -421,8 +421,22 @@ PLANNING = [
     Fault(
         "a part of a step does not take its exact tensors",
         f"{_BUDGET}/memory_model.py",
-        "part[unit, -1] += without.stored.get(other, stored)",
-        "part[unit, -1] += stored",
+        "exactly = without.stored.get(other, stored)",
+        "exactly = stored",
+        ("api/budget/test_memory_model.py",),
+    ),
+    Fault(
+        "exact tensors are planned to follow from codes",
+        f"{_BUDGET}/ladder.py",
+        "if model.needs:",
+        "if False:",
+        ("api/budget/test_ladder.py",),
+    ),
+    Fault(
+        "an offloaded tensor is planned to stay on the device",
+        f"{_BUDGET}/memory_model.py",
+        "(held >= least), 0.0, held)",
+        "(held >= least), held, held)",
         ("api/budget/test_memory_model.py",),
     ),
     Fault(
