@@ -160,10 +160,8 @@ class MemoryModel:
                     if unit is None:
                         constant += stored
                         continue
-                    elements, exactly = (
-                        step.coded.get(other, 0.0),
-                        without.stored.get(other, stored),
-                    )
+                    elements = step.coded.get(other, 0.0)
+                    exactly = without.stored.get(other, stored)
                     held = np.where(is_exact, exactly, stored + (bits - base) * elements / 8)
                     part[unit] += np.where(away & (elements > 0) & (held >= least), 0.0, held)
                     fetched += exactly if unit == owner else 0.0
@@ -182,14 +180,9 @@ class MemoryModel:
         shape = (len(fixed), len(units), len(forms))
         every = np.array(chosen).reshape(shape)
         which = np.array(measures, dtype=bool)
-        needs = {
-            (place[unit_of(name)], place[unit_of(source)])
-            for step in exact
-            for name in names
-            for source in _coded_sources(name, step.sources, {*names})
-        }
-        pairs = sorted(pair for pair in needs if pair[0] != pair[1])
-        return cls(units, tuple(forms), np.array(fixed), every, which, ends, pairs)
+        return cls(
+            units, tuple(forms), np.array(fixed), every, which, ends, _needs(exact, {*names}, place)
+        )
 
     def steady(self) -> MemoryModel:
         """Return the model of the step that measures nothing."""
@@ -233,15 +226,28 @@ def unit_of(name: str) -> str:
     return name.rpartition("/")[0]
 
 
-def _coded_sources(
-    name: str, sources: Mapping[str, Sequence[str]], names: set[str]
-) -> Iterator[str]:
-    """Yield those of ``names`` from which a context is computed again."""
-    for source in sources.get(name, ()):
-        if source in names:
-            yield source
-        else:
-            yield from _coded_sources(source, sources, names)
+def _needs(
+    exact: Sequence[Timeline], names: set[str], place: Mapping[str, int]
+) -> list[tuple[int, int]]:
+    """Return the pairs of :attr:`MemoryModel.needs`.
+
+    Args:
+        exact: The steps without codes.
+        names: The contexts that have a choice.
+        place: The indices of their units.
+    """
+
+    def sources_of(name: str, step: Timeline) -> Iterator[str]:
+        for source in step.sources.get(name, ()):
+            yield from [source] if source in names else sources_of(source, step)
+
+    pairs = {
+        (place[unit_of(name)], place[unit_of(source)])
+        for step in exact
+        for name in names
+        for source in sources_of(name, step)
+    }
+    return sorted(pair for pair in pairs if pair[0] != pair[1])
 
 
 def _owners(step: Timeline, place: Mapping[str, int]) -> list[int | None]:
