@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,18 @@ def net(kind: Any = GCN, **options: Any) -> nn.Module:
     return made
 
 
+@pytest.fixture(scope="module", autouse=True)
+def libraries() -> None:
+    """Plans count libraries that the process loads meanwhile: here they are loaded before."""
+    gact_graph.estimate(net(), *graph())
+
+
+@pytest.fixture(autouse=True)
+def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice between codes and a disk depends on how fast the machine is just now."""
+    monkeypatch.setattr(mixed_strategies, "seconds_of_byte", lambda device, nbytes: None)
+
+
 def range_of(model: nn.Module) -> tuple[int, int]:
     """The least budget that a plan keeps, and one that keeps all tensors exactly."""
     with pytest.raises(gact_graph.MemoryBudgetError) as refused:
@@ -51,23 +64,24 @@ def range_of(model: nn.Module) -> tuple[int, int]:
     return round(0.8 * peaks["L1, 2 bits"]), round(1.1 * peaks["lossless + blocks"]) + 5 * MB
 
 
-def test_more_memory_never_means_more_error_or_a_slower_plan() -> None:
+def test_more_memory_never_means_a_slower_and_less_accurate_plan() -> None:
     model = net()
     low, high = range_of(model)
-    errors: list[float] = []
-    exact: list[int] = []
+    plans: list[gact_graph.Plan] = []
     # Codes are planned in the lower third.
     for memory in [*range(low, low + (high - low) // 3, (high - low) // 36), high]:
         try:
             plan = gact_graph.plan(model, *graph(), memory=memory)
         except gact_graph.MemoryBudgetError:
-            assert not errors  # refused below all that are kept
+            assert not plans  # refused below all that are kept
             continue
         assert plan.peak_bytes <= memory
-        errors.append(plan.error)
-        exact.append(sum(" bits" not in tensor.choice for tensor in plan.tensors))
-    assert errors == sorted(errors, reverse=True) and len({*errors}) >= 3 and errors[-1] == 0
-    assert exact[-1] == max(exact)
+        plans.append(plan)
+    assert len({plan.error for plan in plans}) >= 2 and plans[-1].error == 0
+    for less, more in itertools.pairwise(plans):
+        seconds = [sum(tensor.seconds for tensor in plan.tensors) for plan in (less, more)]
+        is_better = more.error <= less.error * (1 + 1e-6) or seconds[1] <= seconds[0] * (1 + 1e-6)
+        assert is_better or less.strategy.level != more.strategy.level
 
 
 def mixed(model: nn.Module) -> gact_graph.Plan:
@@ -133,7 +147,6 @@ def test_a_wrapped_model_follows_its_plan() -> None:
 def test_tensors_off_the_device_are_those_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed_strategies, "seconds_of_byte", lambda device, nbytes: 1e-12)
     stock, (x, edges) = net(GAT, heads=2), graph()
-    gact_graph.estimate(stock, x, edges)  # loads libraries, which plans would count
     plan = gact_graph.plan(stock, x, edges, memory="1 GB")
     while not plan.strategy.offloaded:
         plan = gact_graph.plan(stock, x, edges, memory=plan.peak_bytes + 5 * MB)
@@ -158,8 +171,7 @@ def test_tensors_off_the_device_are_those_of_the_plan(monkeypatch: pytest.Monkey
         torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-def test_without_a_disk_nothing_is_offloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixed_strategies, "seconds_of_byte", lambda device, nbytes: None)
+def test_without_a_disk_nothing_is_offloaded() -> None:
     assert not mixed(net()).strategy.offloaded
 
 
