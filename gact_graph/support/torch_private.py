@@ -7,6 +7,7 @@ PyTorch has changed it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,22 +22,22 @@ from torch.utils import _python_dispatch, _pytree
 
 # Autograd.
 
-graph_task_id = torch._C._current_graph_task_id
+graph_task_id: Callable[..., Any] = torch._C._current_graph_task_id
 """Return the number of the backward that runs on this thread; -1 outside of backward."""
 
-running_node = torch._C._current_autograd_node
+running_node: Callable[..., Any] = torch._C._current_autograd_node
 """Return the node whose backward runs on this thread: sensitivities run it again."""
 
-next_sequence_number = _autograd._get_sequence_nr
+next_sequence_number: Callable[..., Any] = _autograd._get_sequence_nr
 """Return the sequence number of the next node of this thread: it marks where an operation began."""
 
-saved_tensor_hooks = _autograd._top_saved_tensors_default_hooks
+saved_tensor_hooks: Callable[..., Any] = _autograd._top_saved_tensors_default_hooks
 """Return the innermost pack and unpack hooks, given False for those outside of a trace; or None."""
 
-function_transform = _functorch.peek_interpreter_stack
+function_transform: Callable[..., Any] = _functorch.peek_interpreter_stack
 """Return the innermost transform of ``torch.func`` that runs, or None."""
 
-at_end_of_backward = Variable._execution_engine.queue_callback
+at_end_of_backward: Callable[..., Any] = Variable._execution_engine.queue_callback
 """Call a function when the backward that runs on this thread ends."""
 
 
@@ -47,7 +48,7 @@ def in_forward_mode() -> bool:
 
 # Storages.
 
-neg_view = torch._neg_view
+neg_view: Callable[..., Any] = torch._neg_view
 """Return a lazy view with the opposite sign: layouts with the bit of negation restore it."""
 
 
@@ -58,31 +59,31 @@ def holders_of(tensor: Tensor) -> int:
 
 # Operators and modes.
 
-function_mode = overrides._get_current_function_mode
+function_mode: Callable[..., Any] = overrides._get_current_function_mode
 """Return the innermost mode of functions, or None."""
 
-pop_function_mode = overrides._pop_mode
+pop_function_mode: Callable[..., Any] = overrides._pop_mode
 """Remove the innermost mode of functions, while capture pauses."""
 
-push_function_mode = overrides._push_mode
+push_function_mode: Callable[..., Any] = overrides._push_mode
 """Add a mode of functions, when capture resumes."""
 
 CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 """The dispatch key of the CPU, to which operators redispatch once their kernels are loaded."""
 
-has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+has_kernel: Callable[..., Any] = torch._C._dispatch_has_kernel_for_dispatch_key
 """Return whether an operator, by its name, has a kernel for a dispatch key, by its name."""
 
 OpOverload = torch._ops.OpOverload
 """The type of operators in a traced graph, with a schema and tags."""
 
-set_grad_enabled = torch._C._set_grad_enabled
+set_grad_enabled: Callable[..., Any] = torch._C._set_grad_enabled
 """The function through which ``torch.no_grad`` passes, which modes and graphs see."""
 
 DispatchMode = _python_dispatch.TorchDispatchMode
 """A mode that sees each operation below autograd."""
 
-without_modes = _python_dispatch._disable_current_modes
+without_modes: Callable[..., Any] = _python_dispatch._disable_current_modes
 """Disable all modes of this thread: a trace inside a trace must not be seen."""
 
 # Fake tensors, which have sizes and no data.
@@ -104,16 +105,16 @@ ConstantSource = source.ConstantSource
 TreeSpec = _pytree.TreeSpec
 """The structure of nested tuples, lists and dicts."""
 
-tree_flatten = _pytree.tree_flatten
+tree_flatten: Callable[..., Any] = _pytree.tree_flatten
 """Return the leaves and the structure of nested values."""
 
-tree_leaves = _pytree.tree_leaves
+tree_leaves: Callable[..., Any] = _pytree.tree_leaves
 """Return the leaves of nested values."""
 
-tree_map = _pytree.tree_map
+tree_map: Callable[..., Any] = _pytree.tree_map
 """Return nested values with a function applied to the leaves."""
 
-tree_unflatten = _pytree.tree_unflatten
+tree_unflatten: Callable[..., Any] = _pytree.tree_unflatten
 """Return nested values from their leaves and structure."""
 
 # Modules and compilers.
@@ -124,10 +125,10 @@ AnyBatchNorm = batchnorm._BatchNorm
 OptimizedModule = torch._dynamo.OptimizedModule
 """The class of the results of ``torch.compile``."""
 
-set_compiler = eval_frame.set_eval_frame
+set_compiler: Callable[..., Any] = eval_frame.set_eval_frame
 """Set the compiler of frames on this thread, and return the one before; None for no compiler."""
 
-not_compiled = torch._dynamo.eval_frame.skip_code
+not_compiled: Callable[..., Any] = torch._dynamo.eval_frame.skip_code
 """Exclude a code object from compilers, except where another function inlines the function."""
 
 FUNCTORCH = "torch._functorch."

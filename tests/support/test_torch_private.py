@@ -436,6 +436,7 @@ def test_each_name_has_a_check() -> None:
     module = ast.parse(HOME.read_text())
     names = {node.name for node in module.body if isinstance(node, ast.FunctionDef)}
     names |= {node.targets[0].id for node in module.body if isinstance(node, ast.Assign)}
+    names |= {node.target.id for node in module.body if isinstance(node, ast.AnnAssign)}
     assert {name for name in CHECKS if not name.startswith("_")} == names
 
 
