@@ -252,4 +252,4 @@ def test_inductor(make: Any) -> None:
         torch._inductor.config.fallback_random = False
         torch.compiler.reset()
     assert 1e-4 < error < 0.25
-    assert gact_graph.report(model).rate > 4
+    assert gact_graph.report(model).rate > 2.5  # with what the graphs keep exactly
