@@ -602,8 +602,8 @@ class Session:
         shared = self._cache.equal_to(context) if constant else None
         if shared is not None:
             context = shared
-        elif self._swap is not None and config.swaps(save.slot):
-            context.move(self._swap.leave)
+        else:
+            self._offload(context, save.slot)
         if save.position in save.call.gathered:
             context.gather()
         entry = self._ledger.add(save, context, elements, is_shared=shared is not None)
@@ -617,10 +617,13 @@ class Session:
         like = elements.flat.numel(), elements.flat.dtype
         context = Context(Masked(noise.words, *like, 0.0, noise.scale, exact=True))
         self._watch(context, save.slot, lossy=False)
-        if self._swap is not None and self._config.swaps(save.slot):
-            context.move(self._swap.leave)
+        self._offload(context, save.slot)
         self._ledger.add(save, context, elements)
         return Saved(context, elements.layout, save.slot)
+
+    def _offload(self, context: Context, slot: str) -> None:
+        if self._swap is not None and self._config.swaps(slot):
+            context.move(self._swap.leave)
 
     def _row_weights_of(self, save: Save) -> Tensor | None:
         """Return the weights of a tensor's rows, if the rows in memory are those of its slot."""

@@ -89,7 +89,7 @@ def ladder(model: MemoryModel, prices: Prices) -> list[Rung]:
         prices: The costs of choices.
     """
     steady = model.steady()
-    least, most = steady.peak(_smallest(steady)), model.peak(_uniform(model, -1))
+    least, most = steady.peak(_smallest(steady)), model.peak(_uniform(model, len(model.forms) - 1))
     deadline = monotonic() + _PATIENCE
     rungs: list[Rung] = []
     for budget in np.geomspace(max(1.0, least), max(1.0, least, most), RUNGS):
@@ -111,7 +111,7 @@ def _cost(rung: Rung) -> float:
 
 def _uniform(model: MemoryModel, form: int) -> list[int]:
     """Return the same form for all units."""
-    return [range(len(model.forms))[form]] * len(model.units)
+    return [form] * len(model.units)
 
 
 def _smallest(model: MemoryModel) -> list[int]:

@@ -198,7 +198,11 @@ class Search:
     def _price(self, strategy: Strategy) -> float:
         """Return the time and the error that a strategy adds, in steps; as far as it is known."""
         error = self._costs[strategy].error or 0.0
-        return self._delays.get(strategy, 0.0) + _WEIGHTS[self._prefer or "time"] * error
+        return self._delays.get(strategy, 0.0) + self._weight * error
+
+    @property
+    def _weight(self) -> float:
+        return _WEIGHTS[self._prefer or "time"]
 
     def _widest(self, coded: Strategy) -> Strategy | None:
         """Return the most bits with which a strategy that quantizes all tensors fits."""
@@ -313,8 +317,7 @@ class Search:
         exact_pair, coded_pair = (self._pair(s, anyway=True) for s in (exact, coded))
         self._add_cost(exact, *exact_pair)
         self._add_cost(coded, *coded_pair)
-        weight = _WEIGHTS[self._prefer or "time"]
-        mixed = Mixed.of((exact, exact_pair), (coded, coded_pair), weight, self.device)
+        mixed = Mixed.of((exact, exact_pair), (coded, coded_pair), self._weight, self.device)
         if mixed is None:
             return None
 
