@@ -94,27 +94,26 @@ BLOCKS = Strategy("lossless")
 FAST = BLOCKS._replace(keep_results=True)
 
 
-def quantizing(device_type: str) -> tuple[str, ...]:
-    """Return the levels that quantize, the faster first: files are slower than host memory."""
-    return ("L1", "L2", "CB2") if device_type == "cuda" else ("L1", "CB2", "L2")
+QUANTIZING = "L1", "L2", "CB2"
+"""The levels that quantize: in memory, off the device, and with layers that run again."""
 
 
-def strategies(device_type: str) -> list[Strategy]:
+def strategies() -> list[Strategy]:
     """Return the strategies with the same bits for all, the most precise and of these the fastest
     first."""
     widths = range(MOST_BITS, LEAST_BITS - 1, -1)
-    coded = [Strategy(level, bits) for bits in widths for level in quantizing(device_type)]
+    coded = [Strategy(level, bits) for bits in widths for level in QUANTIZING]
     return [STOCK, LOSSLESS, BLOCKS, *coded]
 
 
-def is_strategy(strategy: Strategy, device_type: str) -> bool:
-    """Return whether a model on this device can train with a strategy."""
+def is_strategy(strategy: Strategy) -> bool:
+    """Return whether a model can train with a strategy."""
     if strategy._replace(offloaded=()) in (FAST, BLOCKS):
         return True
-    if strategy._replace(widths=(), measures=True, offloaded=()) in strategies(device_type):
+    if strategy._replace(widths=(), measures=True, offloaded=()) in strategies():
         return strategy.measures or bool(strategy.widths)
     has_widths = bool(strategy.widths) or strategy.bits == 32
-    return strategy.level in quantizing(device_type) and strategy.blocks and has_widths
+    return strategy.level in QUANTIZING and strategy.blocks and has_widths
 
 
 class Line(NamedTuple):

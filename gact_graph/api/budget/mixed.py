@@ -7,7 +7,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from gact_graph.api.budget.steps import Trial
 from gact_graph.codecs.offload.speed import seconds_of_byte
 from gact_graph.codecs.offload.swap import LEAST_BYTES
 from gact_graph.ops.quantize import pack
+from gact_graph.support.clock import seconds_on
 
 _OFFLOADED = Form(MOST_BITS, offloaded=True), Form(EXACT, offloaded=True)
 
@@ -186,9 +186,7 @@ def seconds_of_element(device: torch.device) -> float:
     x = torch.linspace(0, 1, _TIMED, device=device)  # draws no random numbers of the user's
     durations = []
     for _ in range(5):
-        start = perf_counter()
+        start = seconds_on(device)
         pack(x, 4).unpack()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        durations.append(perf_counter() - start)
+        durations.append(seconds_on(device) - start)
     return statistics.median(durations) / _TIMED

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from gact_graph.capture.config import Config
 from gact_graph.capture.moments import Moments
 from gact_graph.capture.places import Places
 from gact_graph.ops.allocations import Watch, watching_allocations
+from gact_graph.support.clock import seconds_on
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.part import part_of_graph
 from gact_graph.support.peak import PeakMeter, resident_bytes
@@ -42,6 +42,7 @@ class Trial:
         contexts: The saved tensors of the last step.
         steps: The record of each step.
         seconds: The duration of the last step.
+        forward_seconds: The duration of its forward.
         places: The results that need no memory of their own, as far as they were found.
     """
 
@@ -51,6 +52,7 @@ class Trial:
     contexts: Contexts = field(default_factory=Contexts)
     steps: Sequence[Moments] = ()
     seconds: float = 0.0
+    forward_seconds: float = 0.0
     places: Places = field(default_factory=Places)
 
     @property
@@ -155,23 +157,25 @@ class TrainedCopy:
                 watch.mark()
                 controller.moments = Moments(watch.mark)
                 steps.append(controller.moments)
-                start = monotonic()
                 try:
-                    self._step(*inputs)
+                    forward_seconds, seconds = self._step(*inputs)
                 finally:
                     controller.moments.close()
                     controller.moments = None
-                seconds = monotonic() - start
             peak = watch.peak()
         contexts = Contexts(controller.report.contexts)
         places = copy.deepcopy(controller.methods[self._method].places)
-        return Trial(share, held, peak, contexts, steps, seconds, places)
+        return Trial(share, held, peak, contexts, steps, seconds, forward_seconds, places)
 
-    def _step(self, args: Any, kwargs: Any) -> None:
+    def _step(self, args: Any, kwargs: Any) -> tuple[float, float]:
+        """Train for one step, and return the seconds of its forward and of the whole step."""
         self._model.zero_grad(set_to_none=True)
+        start = seconds_on(self._device)
         outputs = tensors_in(getattr(self._model, self._method)(*args, **kwargs))
+        forward_seconds = seconds_on(self._device) - start
         losses = [_loss(output) for output in outputs if output.requires_grad]
         torch.stack(losses).sum().backward()
+        return forward_seconds, seconds_on(self._device) - start
 
     def _forget(self) -> None:
         self._model.zero_grad(set_to_none=True)

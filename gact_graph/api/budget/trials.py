@@ -22,13 +22,13 @@ from gact_graph.api.budget.estimate import (
     LEAST_BITS,
     LOSSLESS,
     MOST_BITS,
+    QUANTIZING,
     STOCK,
     Cost,
     Estimate,
     Line,
     Peak,
     Strategy,
-    quantizing,
     strategies,
 )
 from gact_graph.api.budget.memory_model import alike
@@ -156,7 +156,7 @@ class Search:
         self._hopeless: dict[Strategy, bool] = {}
         self._delays: dict[Strategy, float] = {}  # of codes and offloading, in steps
         self._copy: TrainedCopy | None = None  # for the last strategy
-        self._coded = [Strategy(level, LEAST_BITS) for level in quantizing(self.device.type)]
+        self._coded = [Strategy(level, LEAST_BITS) for level in QUANTIZING]
         self._second = min(_MOST, self._share_of(_NODES, _EDGES))
         few = self._share_of(_FEW_NODES, _FEW_EDGES)
         self._first = self._run(STOCK, min(self._second / 4, few))
@@ -223,7 +223,7 @@ class Search:
 
     def estimate(self) -> Estimate:
         """Return the estimate by the costs known so far."""
-        uniform = [s for s in strategies(self.device.type) if s in self._costs]
+        uniform = [s for s in strategies() if s in self._costs]
         costs = {s: self._costs[s] for s in (*uniform, *self._costs)}
         return Estimate(costs, self.size, self._memory, self.standing)
 
@@ -310,7 +310,7 @@ class Search:
         """
         exact = BLOCKS if coded == self._coded[0] else coded._replace(bits=32)
         if exact != BLOCKS and self._fits(exact):
-            self._delays[exact] = self._delay_of_offloading(exact)
+            self._delays[exact] = self._delay_of_level(exact)
             return exact
         if not self._config.adaptive:
             return None
@@ -325,7 +325,8 @@ class Search:
             strategy = mixed.strategy(rung)
             trial = self._largest[strategy] = self._run(strategy, mixed.share)
             self._costs[strategy] = mixed.corrected(rung, trial)
-            self._delays[strategy] = mixed.rungs[rung].seconds / mixed.step_seconds
+            codes = mixed.rungs[rung].seconds / mixed.step_seconds
+            self._delays[strategy] = codes + self._delay_of_level(exact)
             return self._fits(strategy)
 
         least, most = 0, len(mixed.rungs)
@@ -336,12 +337,18 @@ class Search:
             least, most = (middle, most) if fits(middle) else (least, middle)
         return mixed.strategy(least)
 
-    def _delay_of_offloading(self, strategy: Strategy) -> float:
-        """Return the time to offload all tensors that a strategy offloads, in steps."""
+    def _delay_of_level(self, strategy: Strategy) -> float:
+        """Return the time that a strategy without codes adds, in steps.
+
+        It offloads tensors, or runs layers again, which takes at most as long as forward.
+        """
         trial = self._largest[strategy]
         away = sum(row.host_bytes for row in trial.contexts.contexts)
         seconds = seconds_of_byte(self.device, away / trial.share) if away else 0.0
-        return math.inf if seconds is None else seconds * away / trial.seconds
+        if seconds is None:
+            return math.inf
+        again = trial.forward_seconds if strategy.config(self._config).recompute else 0.0
+        return (seconds * away + again) / trial.seconds
 
     def _is_hopeless(self, trial: Trial) -> bool:
         """Return whether a single trial shows that a strategy does not fit."""

@@ -11,6 +11,8 @@ from time import perf_counter
 
 import torch
 
+from gact_graph.support.clock import seconds_on
+
 _BYTES = 16 << 20
 """The size of the trial: with fewer bytes, delays of single accesses count most."""
 
@@ -58,12 +60,10 @@ def _seconds_of_pinned(device: torch.device) -> float:
     host = torch.empty(_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
     tensor, durations = host.to(device), []
     for _ in range(2):
-        torch.cuda.synchronize(device)
-        start = perf_counter()
+        start = seconds_on(device)
         host.copy_(tensor, non_blocking=True)
         tensor.copy_(host, non_blocking=True)
-        torch.cuda.synchronize(device)
-        durations.append(perf_counter() - start)
+        durations.append(seconds_on(device) - start)
     return min(durations) / _BYTES
 
 
