@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch_geometric.nn import GCN
 
-from gact_graph.api.budget import trials
 from gact_graph.api.budget.estimate import BLOCKS, Strategy
 from gact_graph.api.budget.trials import Search
 from gact_graph.capture.config import Config
@@ -31,14 +28,3 @@ def test_blocks_add_nothing_and_layers_that_run_again_at_most_a_forward(search: 
     assert 0 < delay(search, again) < 1
     trial = search.largest_trial(again)
     assert 0 < trial.forward_seconds < trial.seconds
-
-
-def test_offloading_takes_as_long_as_its_bytes(
-    search: Search, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trials, "seconds_of_byte", lambda device, nbytes: 1e-6)
-    slow = delay(search, Strategy("L2"))
-    monkeypatch.setattr(trials, "seconds_of_byte", lambda device, nbytes: 1e-9)
-    assert slow > 0 and delay(search, Strategy("L2")) == pytest.approx(slow / 1000)
-    monkeypatch.setattr(trials, "seconds_of_byte", lambda device, nbytes: None)
-    assert delay(search, Strategy("L2")) == math.inf
