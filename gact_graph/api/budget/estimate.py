@@ -93,7 +93,6 @@ LOSSLESS = Strategy("lossless", blocks=False)
 BLOCKS = Strategy("lossless")
 FAST = BLOCKS._replace(keep_results=True)
 
-
 QUANTIZING = "L1", "L2", "CB2"
 """The levels that quantize: in memory, off the device, and with layers that run again."""
 

@@ -154,7 +154,7 @@ class Search:
         self._trials: dict[tuple[Strategy, float], Trial] = {}
         self._largest: dict[Strategy, Trial] = {}  # of each strategy with a known cost
         self._hopeless: dict[Strategy, bool] = {}
-        self._delays: dict[Strategy, float] = {}  # of codes and offloading, in steps
+        self._delays: dict[Strategy, float] = {}  # by codes and levels, in steps
         self._copy: TrainedCopy | None = None  # for the last strategy
         self._coded = [Strategy(level, LEAST_BITS) for level in QUANTIZING]
         self._second = min(_MOST, self._share_of(_NODES, _EDGES))
@@ -320,13 +320,13 @@ class Search:
         mixed = Mixed.of((exact, exact_pair), (coded, coded_pair), self._weight, self.device)
         if mixed is None:
             return None
+        delay = self._delay_of_level(exact)
 
         def fits(rung: int) -> bool:
             strategy = mixed.strategy(rung)
             trial = self._largest[strategy] = self._run(strategy, mixed.share)
             self._costs[strategy] = mixed.corrected(rung, trial)
-            codes = mixed.rungs[rung].seconds / mixed.step_seconds
-            self._delays[strategy] = codes + self._delay_of_level(exact)
+            self._delays[strategy] = delay + mixed.rungs[rung].seconds / mixed.step_seconds
             return self._fits(strategy)
 
         least, most = 0, len(mixed.rungs)
