@@ -6,7 +6,8 @@ Each size is a block model of that many nodes, and is trained on as a whole; the
 mini-batches of the largest one, each the subgraph of ``--batch`` random nodes. Stock and wrapped
 copies of a model take steps in turn, each on the same graphs: see
 :func:`experiments.helpers.timing.time_models`. The model is wrapped with the library's defaults, so
-small graphs are left alone as they are for a user.
+small graphs are left alone as they are for a user, unless ``--small`` is given. With
+``--compile`` all models but stock are compiled, and so is a second copy of stock.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from experiments.helpers.values import FP32_BITS, parse_count
 
 _MODELS = [name for name, subject in SUBJECTS.items() if subject.layout == "edge_index"]
 _FEATURES, _CLASSES = 128, 40
+_COMPILED = "compiled"
 _BEFORE = 4
 """Steps before the first that is timed, in which the wrapped model finds its bits."""
 
@@ -43,7 +45,8 @@ def by_graph(content: Mapping[str, Any]) -> Table:
     levels, bits = content["levels"], content["bits"]
     spec: tuple[Column, ...] = (
         *(("", "{model}"), ("", "{row}"), ("edges", "{edges:,.0f}")),
-        ("stock PyG", "{median_seconds[fp32]:.2f} s"),
+        ("stock PyG", "{median_seconds[fp32]:.4f} s"),
+        *(((_COMPILED, f"{{ratio[{_COMPILED}]:.2f}}x"),) if content.get("compile") else ()),
         *((label(level, bits), f"{{ratio[{level}]:.2f}}x") for level in levels),
     )
     rows = (
@@ -72,13 +75,19 @@ def time_steps(args: command.Args, name: str, graphs: Sequence[NodeTask]) -> dic
 
     Returns:
         ``nodes`` and ``edges`` of a graph on average, ``median_seconds`` of ``fp32`` and of each
-        level, and ``ratio``, each level's median over that of ``fp32``.
+        level, and ``ratio``, each level's median over that of ``fp32``. With ``--compile`` also
+        those of ``compiled``, without compression.
     """
     sizes = {} if args.hidden is None else {"hidden": args.hidden}
-    models = {STOCK: make(SUBJECTS[name], graphs[0], **sizes)}
+    models: dict[str, Any] = {STOCK: make(SUBJECTS[name], graphs[0], **sizes)}
+    if args.compile:
+        torch.compiler.reset()
+        models[_COMPILED] = torch.compile(copy.deepcopy(models[STOCK]))
+    options: dict[str, Any] = {"min_bytes": 0} if args.small else {}
     for level in args.levels:
         bits = FP32_BITS if level in EXACT_LEVELS else args.bits
-        models[level] = gact_graph.wrap(copy.deepcopy(models[STOCK]), bits=bits, level=level)
+        own = gact_graph.wrap(copy.deepcopy(models[STOCK]), bits=bits, level=level, **options)
+        models[level] = torch.compile(own) if args.compile else own
     order = {model: itertools.cycle(graphs) for model in models}
     timing = time_models(
         models, lambda model: next(order[model]), SUBJECTS[name].lr, args.rounds, _BEFORE
@@ -99,11 +108,14 @@ def time_steps(args: command.Args, name: str, graphs: Sequence[NodeTask]) -> dic
     command.number("--batch", 20_000, "nodes of a mini-batch"),
     command.number("--hidden", text="in place of the model's"),
     command.BITS,
+    command.switch("--small", "compress small graphs too"),
+    command.switch("--compile", "compile all models but stock"),
     command.number("--rounds", 5),
     command.OUT_FILE,
 )
 def main(args: command.Args) -> None:
-    kept = args.keep(None, "levels", "bits", "degree", "hidden", "rounds")
+    torch._dynamo.config.recompile_limit = 64  # several models of one class
+    kept = args.keep(None, "levels", "bits", "degree", "hidden", "small", "compile", "rounds")
     for nodes in sorted(args.nodes):
         size = Size(nodes, args.degree * nodes, _FEATURES, _CLASSES)
         task = prepare(block_model(size), "edge_index", device=args.device)

@@ -316,13 +316,13 @@ class Controller:
             noise = Noise(self.config.seed, self.forwards, repeated)
             self._start(call.method)
         start = monotonic()
-        with compiled.running(noise, call.inputs) as running:
+        with compiled.running(noise) as running:
             output = call.forward(*args, **kwargs)
         seconds = _seconds_since(start, call.module)
-        running.end(output, call.module)
+        rows = compiled.end(running, call.inputs, repeated, output, call.module)
         with self._lock:
-            raw = sum(row.raw_bytes for row in running.rows)
-            self._end(call.method, running.rows, raw, seconds, is_small=False)
+            raw = sum(row.raw_bytes for row in rows)
+            self._end(call.method, rows, raw, seconds, is_small=False)
         return output
 
     def _run_uncompressed(self, call: Call) -> Any:

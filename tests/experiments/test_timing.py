@@ -178,6 +178,16 @@ class TestOverhead:
         assert rows[whole[1]]["nodes"] == 300
         assert 0 < rows["mini-batches of 120 nodes"]["edges"] < rows[whole[1]]["edges"]
 
+    @pytest.mark.long
+    def test_compiled_models_of_small_graphs(self, tmp_path: Path, capsys) -> None:
+        out = tmp_path / "overhead.json"
+        flags = ["--models", "sage", "--nodes", "100", "--hidden", "5", "--levels", "L1"]
+        more = ["--batch", "50", "--rounds", "1", "--small", "--compile", "--out", str(out)]
+        assert overhead.main([*flags, *more]) == 0
+        assert "compiled" in capsys.readouterr().out
+        found = json.loads(out.read_text())["models"]["sage"]["full batch, 100 nodes"]
+        assert [*found["ratio"]] == ["compiled", "L1"]
+
     def test_mini_batches_are_subgraphs(self) -> None:
         task = prepare(block_model(Size(200, 2000, 4, 3)), "edge_index")
         batches = overhead.batches_of(task, 50, 3)
