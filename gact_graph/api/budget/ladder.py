@@ -42,15 +42,13 @@ class Rung:
         choices: The index of each unit's form.
         measures: Whether there is memory for steps that measure sensitivities, too.
         error: Expected squared error of the gradient, relative to the squared gradient.
-        seconds: Time to encode, decode and offload, in a step.
-        cost: The time, and the error in seconds.
+        cost: The time to encode, decode and offload, and the error, in seconds.
         least: A lower bound of the cost in as much memory.
     """
 
     choices: tuple[int, ...]
     measures: bool
     error: float
-    seconds: float
     cost: float
     least: float
 
@@ -74,11 +72,10 @@ class Prices:
         """The time and the error of each choice in seconds, [units, forms]."""
         return self.seconds + self.weight * self.error
 
-    def of(self, choices: Sequence[int]) -> tuple[float, float, float]:
-        """Return the error, the seconds and the cost of choices."""
+    def of(self, choices: Sequence[int]) -> tuple[float, float]:
+        """Return the error and the cost of choices."""
         units = np.arange(len(self.error)), np.asarray(choices, dtype=int)
-        error, seconds = float(self.error[units].sum()), float(self.seconds[units].sum())
-        return error, seconds, seconds + self.weight * error
+        return float(self.error[units].sum()), float(self.cost[units].sum())
 
 
 def ladder(model: MemoryModel, prices: Prices) -> list[Rung]:
@@ -143,7 +140,7 @@ def _solved(
         choices = _greedy(model, prices, budget)
         return None if choices is None else (choices, max(0.0, least) * scale)
     choices = values.reshape(units, forms).argmax(axis=1).tolist()
-    return choices, prices.of(choices)[2]
+    return choices, prices.of(choices)[1]
 
 
 def _tight(model: MemoryModel, budget: float) -> NDArray[np.bool_]:

@@ -16,6 +16,7 @@ from gact_graph.api.budget.estimate import LEAST_BITS, MOST_BITS, Cost, Line, Pe
 from gact_graph.api.budget.ladder import Prices, Rung, ladder
 from gact_graph.api.budget.memory_model import EXACT, Form, MemoryModel, Timeline, unit_of
 from gact_graph.api.budget.steps import Trial
+from gact_graph.capture.config import LEVELS
 from gact_graph.codecs.offload.speed import seconds_of_byte
 from gact_graph.codecs.offload.swap import LEAST_BYTES
 from gact_graph.ops.quantize import pack
@@ -39,7 +40,6 @@ class Mixed:
         part: The memory of a step on a part of the graph.
         share: The part, as a share of the graph.
         slots: The slots of each unit, with their numbers of elements on the part.
-        step_seconds: The time of a step of the strategy without codes on the whole graph.
     """
 
     exact: Strategy
@@ -49,7 +49,6 @@ class Mixed:
     part: MemoryModel
     share: float
     slots: Mapping[str, Mapping[str, float]]
-    step_seconds: float
 
     @classmethod
     def of(
@@ -80,7 +79,8 @@ class Mixed:
         elements = sum(sum(of_unit.values()) for of_unit in counts.values()) / high.share
         offload = seconds_of_byte(device, elements * EXACT / 8)
         forms = [Form(bits) for bits in range(LEAST_BITS, MOST_BITS + 1)]
-        forms += [*(() if offload is None else _OFFLOADED), Form(EXACT)]
+        swaps = LEVELS[exact[0].level].swap  # any form, so that none needs to say so
+        forms += [*(() if swaps or offload is None else _OFFLOADED), Form(EXACT)]
         whole, part = (
             MemoryModel.of(
                 *(_timelines(without, at), _timelines(pair, at), LEAST_BITS, forms),
@@ -90,11 +90,11 @@ class Mixed:
         )
         times = without[0].seconds, without[1].seconds
         whole_step = Line.through(*times, (without[0].share, without[1].share)).at(1.0)
-        of_element = seconds_of_element(device)
-        prices = _prices(whole, counts, high, of_element, offload or 0.0, weight * whole_step)
+        of_element, of_byte = seconds_of_element(device), offload or 0.0
+        prices = _prices(whole, counts, high, of_element, of_byte, swaps, weight * whole_step)
         on_device = (len(forms) - 1,) * len(whole.units)  # the strategy without codes
         rungs = [rung for rung in ladder(whole, prices) if rung.choices != on_device]
-        return cls(exact[0], coded[0], rungs, whole, part, share, counts, whole_step)
+        return cls(exact[0], coded[0], rungs, whole, part, share, counts)
 
     def strategy(self, index: int) -> Strategy:
         """Return the strategy of a rung."""
@@ -155,6 +155,7 @@ def _prices(
     trial: Trial,
     of_element: float,
     of_byte: float,
+    swaps: bool,
     weight: float,
 ) -> Prices:
     """Return the error and the time of each choice.
@@ -165,6 +166,7 @@ def _prices(
         trial: The trial that measured the sensitivities.
         of_element: The seconds to encode and decode an element.
         of_byte: The seconds to offload and to fetch a byte.
+        swaps: Whether all forms are offloaded.
         weight: The seconds that count as much as an error of 1.
     """
     shape = len(model.units), len(model.forms)
@@ -175,7 +177,7 @@ def _prices(
         for place, form in enumerate(model.forms):
             error[unit, place] = sensitivity * noise(form.bits)
             seconds[unit, place] = 0.0 if form.bits == EXACT else elements * of_element
-            if form.offloaded:
+            if swaps or form.offloaded:
                 seconds[unit, place] += elements * form.bits / 8 * of_byte
     return Prices(error, seconds, weight)
 

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from gact_graph.adaptive.state_checks import check_keys
 from gact_graph.api.budget.estimate import Estimate, Line, Peak, Strategy
 from gact_graph.api.budget.plan_sheet import draw, sheet_of
+from gact_graph.api.budget.planned_tensor import PlannedTensor
 from gact_graph.api.report import format_bytes, page
 from gact_graph.capture.places import Places
 
@@ -24,28 +25,6 @@ _FORMAT = 1
 
 class MemoryBudgetError(RuntimeError):
     """No strategy fits the memory that was passed to ``gact_graph.wrap``."""
-
-
-@dataclass(frozen=True)
-class PlannedTensor:
-    """A saved tensor.
-
-    Attributes:
-        slot: The slot.
-        choice: ``"exact"``, a number of bits as in ``"4 bits"``, or another codec of the report;
-            ``", offloaded"`` follows for a tensor that waits off the device.
-        stock_bytes: The bytes that stock PyG would hold.
-        bytes: The bytes that are held on the device.
-        error: Expected squared error of the gradient, relative to its square.
-        seconds: Time to encode, decode and offload, on the machine that made the plan.
-    """
-
-    slot: str
-    choice: str
-    stock_bytes: int
-    bytes: int
-    error: float
-    seconds: float
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,12 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from gact_graph.adaptive.allocator import noise
 from gact_graph.api.budget.estimate import STOCK, Strategy
-from gact_graph.api.budget.mixed import seconds_of_element
-from gact_graph.api.budget.plan import MemoryBudgetError, Plan, PlannedTensor, shapes_of
+from gact_graph.api.budget.plan import MemoryBudgetError, Plan, shapes_of
 from gact_graph.api.budget.steps import undisturbed
 from gact_graph.api.budget.trials import Search
 from gact_graph.api.report import format_bytes
 from gact_graph.capture.config import Config
-from gact_graph.codecs import Kept
-from gact_graph.codecs.offload.speed import seconds_of_byte
 from gact_graph.support.progress import progress
 from gact_graph.support.rows import Row
 
@@ -76,16 +72,7 @@ def plan_call(
 
 def _plan(search: Search, strategy: Strategy, memory: int, shapes: Mapping[str, list[int]]) -> Plan:
     """Return the plan of a strategy."""
-    trial, widths = search.largest_trial(strategy), dict(strategy.widths)
-    sensitivities, of_element = search.sensitivities, seconds_of_element(search.device)
-    rows = trial.contexts.contexts
-    away = sum(row.host_bytes for row in rows) / trial.share
-    of_byte = (seconds_of_byte(search.device, away) if away else None) or 0.0
-    tensors = []
-    for row in rows:
-        bits = widths.get(row.slot, strategy.bits) if row.bits is not None else None
-        sensitivity = sensitivities.get(row.slot, 0.0)
-        tensors.append(_planned(row, bits, sensitivity, trial.share, of_element, of_byte))
+    tensors = search.tensors_of(strategy)
     return Plan(
         strategy=strategy,
         memory=memory,
@@ -96,45 +83,8 @@ def _plan(search: Search, strategy: Strategy, memory: int, shapes: Mapping[str, 
         peaks=search.peaks_of(strategy),
         stock_peaks=search.peaks_of(STOCK),
         standing=search.standing,
-        places=trial.places,
+        places=search.largest_trial(strategy).places,
         model=shapes,
-    )
-
-
-def _planned(
-    row: Row,
-    bits: float | None,
-    sensitivity: float,
-    share: float,
-    of_element: float,
-    of_byte: float,
-) -> PlannedTensor:
-    """Return a tensor of a plan.
-
-    Args:
-        row: The row of a trial on a part of the graph.
-        bits: The planned bits; None for other codecs than codes.
-        sensitivity: The sensitivity of the gradient.
-        share: The part, as a share of the graph.
-        of_element: The seconds to encode and decode an element.
-        of_byte: The seconds to offload and to fetch a byte.
-    """
-    stored, error, choice, seconds = float(row.stored_bytes), 0.0, row.codec, 0.0
-    if bits is not None:
-        stored += (bits - (row.bits or bits)) * row.numel / 8
-        choice, error = f"{bits:g} bits", sensitivity * noise(bits)
-        seconds = row.numel * of_element
-    elif row.codec == Kept.codec:
-        choice = "exact"
-    if row.host_bytes:
-        choice, seconds, stored = f"{choice}, offloaded", seconds + stored * of_byte, 0.0
-    return PlannedTensor(
-        slot=row.slot,
-        choice=choice,
-        stock_bytes=round(row.raw_bytes / share),
-        bytes=round(stored / share),
-        error=error,
-        seconds=seconds / share,
     )
 
 

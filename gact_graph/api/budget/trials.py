@@ -33,7 +33,8 @@ from gact_graph.api.budget.estimate import (
 )
 from gact_graph.api.budget.memory_model import alike
 from gact_graph.api.budget.miniature import CannotShrink, GraphSize, Miniature
-from gact_graph.api.budget.mixed import Mixed
+from gact_graph.api.budget.mixed import Mixed, seconds_of_element
+from gact_graph.api.budget.planned_tensor import PlannedTensor
 from gact_graph.api.budget.steps import TrainedCopy, Trial, undisturbed
 from gact_graph.capture.config import MIN_BYTES, Config
 from gact_graph.codecs.offload.speed import seconds_of_byte
@@ -154,7 +155,7 @@ class Search:
         self._trials: dict[tuple[Strategy, float], Trial] = {}
         self._largest: dict[Strategy, Trial] = {}  # of each strategy with a known cost
         self._hopeless: dict[Strategy, bool] = {}
-        self._delays: dict[Strategy, float] = {}  # by codes and levels, in steps
+        self._step_seconds = math.inf  # of the exact step in blocks, once known
         self._copy: TrainedCopy | None = None  # for the last strategy
         self._coded = [Strategy(level, LEAST_BITS) for level in QUANTIZING]
         self._second = min(_MOST, self._share_of(_NODES, _EDGES))
@@ -196,9 +197,16 @@ class Search:
         return found
 
     def _price(self, strategy: Strategy) -> float:
-        """Return the time and the error that a strategy adds, in steps; as far as it is known."""
+        """Return the time and the error that a strategy adds, in steps; as far as it is known.
+
+        Layers that run again take at most as long as forward.
+        """
+        trial, seconds = self.largest_trial(strategy), 0.0
+        if strategy.config(self._config).recompute:
+            seconds += trial.forward_seconds / trial.share
+        seconds += sum(tensor.seconds for tensor in self.tensors_of(strategy))
         error = self._costs[strategy].error or 0.0
-        return self._delays.get(strategy, 0.0) + self._weight * error
+        return seconds / self._step_seconds + self._weight * error
 
     @property
     def _weight(self) -> float:
@@ -234,6 +242,22 @@ class Search:
     def largest_trial(self, strategy: Strategy) -> Trial:
         """Return the trial of a strategy on the largest part, or of the same with fewer bits."""
         return self._largest[_tried_for(strategy)]
+
+    def tensors_of(self, strategy: Strategy) -> list[PlannedTensor]:
+        """Return the saved tensors of a strategy on the whole graph."""
+        trial, widths = self.largest_trial(strategy), dict(strategy.widths)
+        sensitivities, of_element = self.sensitivities, seconds_of_element(self.device)
+        rows = trial.contexts.contexts
+        away = trial.contexts.host_bytes / trial.share
+        of_byte = (seconds_of_byte(self.device, away) if away else None) or 0.0
+        tensors = []
+        for row in rows:
+            bits = widths.get(row.slot, strategy.bits) if row.bits is not None else None
+            sensitivity = sensitivities.get(row.slot, 0.0)
+            tensors.append(
+                PlannedTensor.of(row, bits, sensitivity, trial.share, of_element, of_byte)
+            )
+        return tensors
 
     @property
     def sensitivities(self) -> dict[str, float]:
@@ -280,6 +304,8 @@ class Search:
         peaks, saved = self._peaks(low, high), _line(low, high, "saved")
         if strategy == STOCK:
             self._fixed = max(*(peak.line.fixed for peak in peaks), self._parameters) + _FIXED
+        if strategy == BLOCKS:
+            self._step_seconds = _line(low, high, "seconds").at(1.0)
         self._largest[strategy] = high
         self._costs[strategy] = Cost(peaks, saved, 0.0 if strategy.bits == 32 else None)
         if strategy.bits < 32 and not strategy.widths:
@@ -310,7 +336,6 @@ class Search:
         """
         exact = BLOCKS if coded == self._coded[0] else coded._replace(bits=32)
         if exact != BLOCKS and self._fits(exact):
-            self._delays[exact] = self._delay_of_level(exact)
             return exact
         if not self._config.adaptive:
             return None
@@ -320,13 +345,11 @@ class Search:
         mixed = Mixed.of((exact, exact_pair), (coded, coded_pair), self._weight, self.device)
         if mixed is None:
             return None
-        delay = self._delay_of_level(exact)
 
         def fits(rung: int) -> bool:
             strategy = mixed.strategy(rung)
             trial = self._largest[strategy] = self._run(strategy, mixed.share)
             self._costs[strategy] = mixed.corrected(rung, trial)
-            self._delays[strategy] = delay + mixed.rungs[rung].seconds / mixed.step_seconds
             return self._fits(strategy)
 
         least, most = 0, len(mixed.rungs)
@@ -336,19 +359,6 @@ class Search:
             middle = (least + most) // 2
             least, most = (middle, most) if fits(middle) else (least, middle)
         return mixed.strategy(least)
-
-    def _delay_of_level(self, strategy: Strategy) -> float:
-        """Return the time that a strategy without codes adds, in steps.
-
-        It offloads tensors, or runs layers again, which takes at most as long as forward.
-        """
-        trial = self._largest[strategy]
-        away = sum(row.host_bytes for row in trial.contexts.contexts)
-        seconds = seconds_of_byte(self.device, away / trial.share) if away else 0.0
-        if seconds is None:
-            return math.inf
-        again = trial.forward_seconds if strategy.config(self._config).recompute else 0.0
-        return (seconds * away + again) / trial.seconds
 
     def _is_hopeless(self, trial: Trial) -> bool:
         """Return whether a single trial shows that a strategy does not fit."""

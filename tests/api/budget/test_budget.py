@@ -53,7 +53,7 @@ def planned(monkeypatch):
         peak, coded = (round(share_of_whole * x * MB) for x in (PEAKS[strategy.name], 40))
         bits = 2 if strategy.bits < 32 else None
         row = Row("x", "node", "quantize", (), coded, bits, round(share * MB), round(share * MB))
-        return Trial(share, 0, peak, Contexts([row]))
+        return Trial(share, 0, peak, Contexts([row]), seconds=share)
 
     monkeypatch.setattr(budgets, "plan_call", noted)
     monkeypatch.setattr(Search, "_trial", trial)
