@@ -16,7 +16,7 @@ from gact_graph.api.budget.estimate import LEAST_BITS, MOST_BITS, Cost, Line, Pe
 from gact_graph.api.budget.ladder import Prices, Rung, ladder
 from gact_graph.api.budget.memory_model import EXACT, Form, MemoryModel, Timeline, unit_of
 from gact_graph.api.budget.steps import Trial
-from gact_graph.capture.config import LEVELS
+from gact_graph.capture.config import Config
 from gact_graph.codecs.offload.speed import seconds_of_byte
 from gact_graph.codecs.offload.swap import LEAST_BYTES
 from gact_graph.ops.quantize import pack
@@ -79,7 +79,7 @@ class Mixed:
         elements = sum(sum(of_unit.values()) for of_unit in counts.values()) / high.share
         offload = seconds_of_byte(device, elements * EXACT / 8)
         forms = [Form(bits) for bits in range(LEAST_BITS, MOST_BITS + 1)]
-        swaps = LEVELS[exact[0].level].swap  # any form, so that none needs to say so
+        swaps = exact[0].config(Config()).swap  # any form
         forms += [*(() if swaps or offload is None else _OFFLOADED), Form(EXACT)]
         whole, part = (
             MemoryModel.of(

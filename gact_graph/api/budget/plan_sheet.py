@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gact_graph.adaptive.adaptation import ALARM
+from gact_graph.api.budget.planned_tensor import PlannedTensor
 from gact_graph.api.report.curves import Curve
 from gact_graph.api.report.names import format_bytes, format_error, label_of, layer_of
 from gact_graph.api.report.sheet import Line, Sheet
 
 if TYPE_CHECKING:
-    from gact_graph.api.budget.plan import Plan, PlannedTensor
+    from gact_graph.api.budget.plan import Plan
 
 
 def sheet_of(plan: Plan) -> Sheet:

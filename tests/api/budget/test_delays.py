@@ -43,7 +43,7 @@ def test_blocks_add_nothing_and_layers_that_run_again_at_most_a_forward(search: 
 def test_codes_take_time_by_elements(search: Search) -> None:
     coded = Strategy("L1", LEAST_BITS)
     added, trial = seconds(search, coded), search.largest_trial(coded)
-    assert 0 < trial.coded
+    assert trial.coded > 0
     assert added == pytest.approx(trial.coded / trial.share * _OF_ELEMENT)
 
 

@@ -57,7 +57,9 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         peak, coded = round(share * PEAKS[strategy.name] * MB), round(share * 4 * MB)
         codes = Row("codes", "node", "quantize", (), coded, 2, peak, peak // 2)
         kept = Row("kept", "node", "keep", (), coded, None, peak, peak // 2)
-        return Trial(share, 0, peak, Contexts([codes if strategy.bits < 32 else kept]), seconds=share)
+        return Trial(
+            share, 0, peak, Contexts([codes if strategy.bits < 32 else kept]), seconds=share
+        )
 
     monkeypatch.setattr(Search, "_trial", run)
     monkeypatch.setattr(trials, "resident_bytes", lambda: 0)
