@@ -7,6 +7,7 @@ another one it is built in the background at first use, if there is a compiler.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,7 +42,8 @@ def load_soon() -> None:
     if _is_there():
         load()
     else:
-        threading.Thread(target=load, name="gact_graph allocator").start()
+        with contextlib.suppress(RuntimeError):  # no memory for a thread
+            threading.Thread(target=load, name="gact_graph allocator").start()
 
 
 def _is_there() -> bool:

@@ -30,10 +30,14 @@ _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
 
 def later(seconds: float, function: Callable[[], None]) -> threading.Timer:
-    """Call a function on another thread after some time, unless the timer is canceled before."""
+    """Call a function on another thread after some time, unless the timer is canceled before.
+
+    Where a limit of memory leaves no room for a thread, the function is never called.
+    """
     timer = threading.Timer(seconds, function)
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError):
+        timer.start()
     return timer
 
 
@@ -98,7 +102,7 @@ def _draw() -> None:
     """Show the innermost work on the line, which disappears with the last."""
     global _line
     line, spinner = _line, Spinner("line", Text(f"gact_graph: {' '.join(_shown[-1:])}"))
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, RuntimeError, ValueError):  # RuntimeError: no thread
         if line is None:
             _line = Live(
                 spinner,

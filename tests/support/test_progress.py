@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from gact_graph.ops import cpu
 from gact_graph.ops.kernels import library
 from gact_graph.support import progress as module
+from gact_graph.support.progress import later as _later
 from gact_graph.support.progress import progress
 
 
@@ -261,6 +263,34 @@ def test_without_stderr_work_goes_on(
     with progress("counting"):
         done = True
     assert done
+
+
+def _without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fails)
+
+
+def test_without_memory_for_the_thread_of_the_timer_work_goes_on(
+    monkeypatch: pytest.MonkeyPatch, silent: Callable[[], bool]
+) -> None:
+    monkeypatch.setattr(module, "later", _later)  # the actual timer
+    _without_threads(monkeypatch)
+    with progress("counting", patience=0):
+        done = True
+    assert done and silent()
+
+
+def test_without_memory_for_the_thread_of_the_line_work_goes_on(
+    watched: Callable[[], Terminal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = watched()
+    _without_threads(monkeypatch)
+    with progress("counting"):
+        done = True
+    assert done and terminal.getvalue()
+    assert module._line is None and module._shown == []
 
 
 def test_building_kernels_is_reported(
