@@ -16,20 +16,21 @@ PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
 CSRC = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: help install demo test test-long mutants attack lint format docs wheel versions clean
+.PHONY: help install demo test test-long mutants attack lint format docs docs-version wheel versions clean
 
 help:
-	@echo "make demo       train GAT with compressed contexts beside fp32"
-	@echo "make test       run the tests, before a commit"
-	@echo "make test-long  run the others, which take longer"
-	@echo "make mutants    plant faults one by one; the tests must find each"
-	@echo "make attack     20,000 random programs beside stock; PROGRAMS=1000 SEED=7 for others"
-	@echo "make lint       ruff, mypy, clang-format, codespell"
-	@echo "make format     let ruff and clang-format rewrite the sources"
-	@echo "make docs       build the documentation in site/; a broken link is an error"
-	@echo "make wheel      build dist/*.whl with compiled CPU kernels"
-	@echo "make versions   train and test the wheel with each torch and PyG; ARGS=\"--torch 2.13.0\" for some"
-	@echo "make clean      remove .venv and what was built"
+	@echo "make demo         train GAT with compressed contexts beside fp32"
+	@echo "make test         run the tests, before a commit"
+	@echo "make test-long    run the others, which take longer"
+	@echo "make mutants      plant faults one by one; the tests must find each"
+	@echo "make attack       20,000 random programs beside stock; PROGRAMS=1000 SEED=7 for others"
+	@echo "make lint         ruff, mypy, clang-format, codespell"
+	@echo "make format       let ruff and clang-format rewrite the sources"
+	@echo "make docs         build the documentation in site/; a broken link is an error"
+	@echo "make docs-version commit the documentation of this version to the branch gh-pages"
+	@echo "make wheel        build dist/*.whl with compiled CPU kernels"
+	@echo "make versions     train and test the wheel with each torch and PyG; ARGS=\"--torch 2.13.0\" for some"
+	@echo "make clean        remove .venv and what was built"
 
 install: $(STAMP)
 
@@ -84,6 +85,12 @@ format: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m experiments.tables --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# A folder for each minor version, on the branch gh-pages of this clone; nothing is pushed.
+docs-version: docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases \
+		"$$($(BIN)/python -c 'import gact_graph as g; print(g.__version__.rpartition(".")[0])')" latest
+	$(BIN)/mike set-default latest
 
 wheel: $(STAMP)
 	rm -rf build dist

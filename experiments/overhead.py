@@ -45,7 +45,7 @@ def by_graph(content: Mapping[str, Any]) -> Table:
     levels, bits = content["levels"], content["bits"]
     spec: tuple[Column, ...] = (
         *(("", "{model}"), ("", "{row}"), ("edges", "{edges:,.0f}")),
-        ("stock PyG", "{median_seconds[fp32]:.4f} s"),
+        ("stock PyG", "{median_seconds[fp32]:.3g} s"),
         *(((_COMPILED, f"{{ratio[{_COMPILED}]:.2f}}x"),) if content.get("compile") else ()),
         *((label(level, bits), f"{{ratio[{level}]:.2f}}x") for level in levels),
     )

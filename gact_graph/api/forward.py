@@ -28,9 +28,13 @@ class Budget(Protocol):
 
     strategy: Strategy | None
     planned_bytes: int | None
+    planned_seconds: float | None
 
     @property
     def measured_bytes(self) -> int | None: ...
+
+    @property
+    def measured_seconds(self) -> float | None: ...
 
     def prepare(
         self, patch: CompressedForward, module: nn.Module, args: Any, kwargs: Any

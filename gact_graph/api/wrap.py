@@ -264,6 +264,8 @@ def report(model: nn.Module, *, by: str = "slot") -> Report:
         changes["strategy"] = patch.budget.strategy.name
         changes["planned_bytes"] = patch.budget.planned_bytes
         changes["measured_bytes"] = patch.budget.measured_bytes
+        changes["planned_seconds"] = patch.budget.planned_seconds
+        changes["measured_seconds"] = patch.budget.measured_seconds
     return dataclasses.replace(latest, **changes) if changes else latest
 
 

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -94,16 +95,25 @@ class StepPeak:
 
     Attributes:
         nbytes: The largest known peak in bytes; 0 before.
+        pace: The least seconds of a step, from the start of forward to the end of backward, for
+            each node and edge of its graph; None before.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.nbytes: int = 0
+        self.pace: float | None = None
         self._device = device
         self._start = 0
+        self._size, self._began = 1, 0.0
         self._high: int | None = None
 
-    def begin(self) -> None:
-        """Begin a step."""
+    def begin(self, size: int) -> None:
+        """Begin a step.
+
+        Args:
+            size: The number of nodes and edges of its graph.
+        """
+        self._size, self._began = max(1, size), perf_counter()
         self._high = peak_so_far(self._device)
         is_cuda = self._device.type == "cuda"
         in_use = torch.cuda.memory_allocated(self._device) if is_cuda else resident_bytes()
@@ -123,6 +133,8 @@ class StepPeak:
         at_end_of_backward(self._end)
 
     def _end(self) -> None:
+        pace = (perf_counter() - self._began) / self._size
+        self.pace = pace if self.pace is None else min(pace, self.pace)
         high, before = peak_so_far(self._device), self._high
         if high is not None and before is not None and high > before:
             self.nbytes = max(self.nbytes, high - self._start)

@@ -35,6 +35,7 @@ def plan(memory: int = 9 * MIB, choice: str = "4 bits") -> gact_graph.Plan:
         nodes=1000,
         edges=5000,
         error=0.01,
+        seconds=0.5,
         tensors=tensors,
         peaks=[*step(1, 2, 8, 2, 1), *step(1, 4, 4, 4, 1)],  # the first measures sensitivities
         stock_peaks=step(4, 16, 12, 8, 2),

@@ -90,7 +90,7 @@ found = []
 
 def step(size):
     x = torch.ones(1000, requires_grad=True)
-    meter.begin()
+    meter.begin(1)
     saved = torch.ones(size // 4)  # lives until backward ends
     out = x * 2
     meter.end_after([saved, out])
@@ -123,7 +123,7 @@ from gact_graph.support.peak import StepPeak
 MB = 10**6
 meter, x = StepPeak(torch.device("cpu")), torch.ones(1000, requires_grad=True)
 beside = torch.ones(200 * MB)  # memory of the training loop: 800 MB
-meter.begin()
+meter.begin(1)
 saved = torch.ones(100 * MB)
 out = x * 2
 meter.end_after([out])

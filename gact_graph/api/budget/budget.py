@@ -30,11 +30,13 @@ class _Accepted:
 
     Attributes:
         size: The largest graph.
+        last: The number of nodes and edges in the last call.
         shapes: The shapes of the tensors in the last call.
         plan: The plan for this method; None while the plan for another method suffices.
     """
 
     size: GraphSize = GraphSize(0, 0)  # noqa: RUF009
+    last: int = 0
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     plan: Plan | None = None
 
@@ -51,12 +53,15 @@ class Budget:
     Attributes:
         strategy: The chosen strategy; None before the first training call.
         planned_bytes: The planned peak; None before the first training call.
+        planned_seconds: The planned time of a step of the planned size; None before that call.
     """
 
     def __init__(self, memory: int, config: Config, prefer: str, plan: Plan | None = None) -> None:
         self.memory = memory
         self.strategy: Strategy | None = None
         self.planned_bytes: int | None = None
+        self.planned_seconds: float | None = None
+        self._planned_size = 0  # nodes and edges
         self._config = config
         self._prefer = prefer
         self._given = plan
@@ -65,6 +70,7 @@ class Budget:
         self._peak: StepPeak | None = None
         self._most = 0  # bytes of the largest step that was over the budget
         self._excess = 1.0  # measured over planned peak, at least 1
+        self._pace = 1.0  # time of real steps over that of trials
 
     def prepare(self, patch: CompressedForward, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Take a strategy that fits a call of a method, before it runs.
@@ -80,7 +86,7 @@ class Budget:
         shapes = [tuple(tensor.shape) for tensor in tensors_in((args, kwargs))]
         is_over = self._peak.nbytes > self.memory
         if shapes == accepted.shapes and not is_over:
-            self._peak.begin()
+            self._peak.begin(accepted.last)
             return
         try:
             size = Miniature(args, kwargs).size
@@ -93,8 +99,8 @@ class Budget:
                 f"Expected inputs that contain a graph, for memory= (got {reason}); pass bits=, "
                 "level= and blocks= in its place"
             ) from reason
-        accepted.shapes = shapes
-        self._peak.begin()
+        accepted.shapes, accepted.last = shapes, size.nodes + size.edges
+        self._peak.begin(accepted.last)
 
     def watch(self, output: Any) -> None:
         """Measure the peak of the step to which an output of forward belongs."""
@@ -106,6 +112,12 @@ class Budget:
         """The largest peak of a step that was measured; None if none was."""
         now = 0 if self._peak is None else self._peak.nbytes
         return max(self._most, now) or None
+
+    @property
+    def measured_seconds(self) -> float | None:
+        """The least time of a step, for a graph of the planned size; None if none was measured."""
+        pace = None if self._peak is None else self._peak.pace
+        return None if pace is None else pace * self._planned_size
 
     def _step_down(
         self, accepted: _Accepted, patch: CompressedForward, module: nn.Module, inputs: Any
@@ -127,7 +139,8 @@ class Budget:
         self._follow(patch, plan)
 
     def _follow(self, patch: CompressedForward, plan: Plan) -> None:
-        self.planned_bytes = plan.peak_bytes
+        self.planned_bytes, self.planned_seconds = plan.peak_bytes, plan.seconds
+        self._planned_size = plan.nodes + plan.edges
         if plan.strategy != self.strategy:
             self._take(patch, plan.strategy)
             for method in patch.controller.methods.values():
@@ -186,10 +199,13 @@ class Budget:
         first = self.strategy  # whose slots have their names in the whole model
         if first is not None and patch.part:
             first = first.renamed(lambda slot: slot.removeprefix(f"{patch.part}/"))
+        if self.planned_seconds and self.measured_seconds:
+            self._pace *= self.measured_seconds / self.planned_seconds
         plan = plan_call(
             *(module, patch.attribute, inputs, self._config),
             *(self._room, self._prefer, size.nodes, size.edges),
             first=first,
+            pace=self._pace,
         ).under(patch.part)
         if before is not None and on_cpu:
             self._grown += max(0, (resident_bytes() or 0) - before)
@@ -199,6 +215,8 @@ class Budget:
         model = patch.first.module
         assert model is not None
         self.strategy = strategy
+        if self._peak is not None:
+            self._peak.pace = None
         if next(model.parameters()).device.type == "cpu":
             memory_policy.limit(self.memory)
         config = None if strategy == STOCK else strategy.config(self._config)

@@ -63,7 +63,7 @@ class Mixed:
         Args:
             exact: A strategy without codes, and its trials on two parts of the graph.
             coded: A strategy that quantizes all tensors, and its trials.
-            weight: The weight of an error of 1 beside a step's time.
+            weight: The seconds that count as much as an error of 1.
             device: The device that encodes, decodes and offloads.
         """
         without, pair = exact[1], coded[1]
@@ -88,10 +88,8 @@ class Mixed:
             )
             for at in (1.0, share)
         )
-        times = without[0].seconds, without[1].seconds
-        whole_step = Line.through(*times, (without[0].share, without[1].share)).at(1.0)
         of_element, of_byte = seconds_of_element(device), offload or 0.0
-        prices = _prices(whole, counts, high, of_element, of_byte, swaps, weight * whole_step)
+        prices = _prices(whole, counts, high, of_element, of_byte, swaps, weight)
         on_device = (len(forms) - 1,) * len(whole.units)  # the strategy without codes
         rungs = [rung for rung in ladder(whole, prices) if rung.choices != on_device]
         return cls(exact[0], coded[0], rungs, whole, part, share, counts)

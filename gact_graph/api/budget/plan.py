@@ -39,6 +39,8 @@ class Plan:
         nodes: The number of nodes of all types.
         edges: The number of edges of all types.
         error: Expected squared error of the gradient, relative to its square; 0 if all is exact.
+        seconds: The time of a step on the machine that made the plan, roughly: extrapolated from
+            trials on parts of the graph.
         tensors: The saved tensors, in the order of forward.
         peaks: The planned peak of each part of the first steps in order, by the size of the graph:
             the first step may measure sensitivities, the next does not.
@@ -53,6 +55,7 @@ class Plan:
     nodes: int
     edges: int
     error: float
+    seconds: float
     tensors: Sequence[PlannedTensor]
     peaks: Sequence[Peak]
     stock_peaks: Sequence[Peak]

@@ -42,6 +42,7 @@ def plan_call(
     nodes: int | None = None,
     edges: int | None = None,
     first: Strategy | None = None,
+    pace: float = 1.0,
 ) -> Plan:
     """Plan a training step within a budget by trials on parts of the graph.
 
@@ -55,13 +56,14 @@ def plan_call(
         nodes: The number of nodes to plan for.
         edges: The number of edges to plan for.
         first: The strategy to take if it fits, whatever else does.
+        pace: The time of a real step over that of trials.
 
     Raises:
         CannotShrink: If the inputs have no parts that the model runs on.
         MemoryBudgetError: If nothing fits.
     """
     with progress("planning a training step"), undisturbed(next(model.parameters()).device):
-        search = Search(model, method, inputs, config, memory, nodes, edges, prefer)
+        search = Search(model, method, inputs, config, memory, nodes, edges, prefer, pace)
         strategy = search.choose(first)
         if strategy is None:
             raise MemoryBudgetError(_refusal(search, memory))
@@ -79,6 +81,7 @@ def _plan(search: Search, strategy: Strategy, memory: int, shapes: Mapping[str, 
         nodes=search.size.nodes,
         edges=search.size.edges,
         error=sum(tensor.error for tensor in tensors),
+        seconds=search.seconds_of(strategy),
         tensors=tensors,
         peaks=search.peaks_of(strategy),
         stock_peaks=search.peaks_of(STOCK),

@@ -7,7 +7,6 @@ for the whole. Mixed strategies come from a model of these parts, and a trial of
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -115,6 +114,7 @@ class Search:
         edges: The number of edges to extrapolate to; default: as in the inputs.
         prefer: What counts first among strategies that fit, ``"time"`` or ``"accuracy"``; None to
             estimate strategies that do not fit with the same care.
+        pace: The time of a real step over that of trials.
 
     Attributes:
         size: The size of the graph to extrapolate to.
@@ -135,6 +135,7 @@ class Search:
         nodes: int | None = None,
         edges: int | None = None,
         prefer: str | None = None,
+        pace: float = 1.0,
     ) -> None:
         if is_sharded(model):
             raise ValueError(
@@ -143,7 +144,7 @@ class Search:
                 "gact_graph.wrap(model, plan=plan), then fully_shard"
             )
         self._model, self._method, self._config = model, method, config
-        self._memory, self._prefer = memory, prefer
+        self._memory, self._prefer, self._pace = memory, prefer, pace
         self._miniature = Miniature(*inputs)
         own = self._miniature.size
         self.size: Final = GraphSize(nodes or own.nodes, edges or own.edges)
@@ -155,7 +156,7 @@ class Search:
         self._trials: dict[tuple[Strategy, float], Trial] = {}
         self._largest: dict[Strategy, Trial] = {}  # of each strategy with a known cost
         self._hopeless: dict[Strategy, bool] = {}
-        self._step_seconds = math.inf  # of the exact step in blocks, once known
+        self._seconds: dict[Strategy, float] = {}  # of a step, by strategies with a known cost
         self._copy: TrainedCopy | None = None  # for the last strategy
         self._coded = [Strategy(level, LEAST_BITS) for level in QUANTIZING]
         self._second = min(_MOST, self._share_of(_NODES, _EDGES))
@@ -197,16 +198,23 @@ class Search:
         return found
 
     def _price(self, strategy: Strategy) -> float:
-        """Return the time and the error that a strategy adds, in steps; as far as it is known.
+        """Return the time and the error that a strategy adds, in exact steps, as far as known."""
+        error = self._costs[strategy].error or 0.0
+        return self.seconds_of(strategy) / self._seconds[BLOCKS] - 1 + self._weight * error
 
+    def seconds_of(self, strategy: Strategy) -> float:
+        """Return the time of a step on the whole graph, in seconds.
+
+        It is extrapolated from trials of an exact strategy, since codes take longer on small parts.
         Layers that run again take at most as long as forward.
         """
-        trial, seconds = self.largest_trial(strategy), 0.0
+        if strategy.level not in QUANTIZING and not strategy.offloaded:
+            return self._seconds[strategy]
+        trial = self.largest_trial(strategy)
+        seconds = self._seconds[BLOCKS if BLOCKS in self._seconds else STOCK]
         if strategy.config(self._config).recompute:
-            seconds += trial.forward_seconds / trial.share
-        seconds += sum(tensor.seconds for tensor in self.tensors_of(strategy))
-        error = self._costs[strategy].error or 0.0
-        return seconds / self._step_seconds + self._weight * error
+            seconds += self._pace * trial.forward_seconds / trial.share
+        return seconds + sum(tensor.seconds for tensor in self.tensors_of(strategy))
 
     @property
     def _weight(self) -> float:
@@ -304,8 +312,7 @@ class Search:
         peaks, saved = self._peaks(low, high), _line(low, high, "saved")
         if strategy == STOCK:
             self._fixed = max(*(peak.line.fixed for peak in peaks), self._parameters) + _FIXED
-        if strategy == BLOCKS:
-            self._step_seconds = _line(low, high, "seconds").at(1.0)
+        self._seconds[strategy] = self._pace * _line(low, high, "seconds").at(1.0)
         self._largest[strategy] = high
         self._costs[strategy] = Cost(peaks, saved, 0.0 if strategy.bits == 32 else None)
         if strategy.bits < 32 and not strategy.widths:
@@ -342,7 +349,8 @@ class Search:
         exact_pair, coded_pair = (self._pair(s, anyway=True) for s in (exact, coded))
         self._add_cost(exact, *exact_pair)
         self._add_cost(coded, *coded_pair)
-        mixed = Mixed.of((exact, exact_pair), (coded, coded_pair), self._weight, self.device)
+        weight = self._weight * self._seconds[exact]
+        mixed = Mixed.of((exact, exact_pair), (coded, coded_pair), weight, self.device)
         if mixed is None:
             return None
 

@@ -28,6 +28,8 @@ _NUMBERS = (
         "strategy",
         "planned_bytes",
         "measured_bytes",
+        "planned_seconds",
+        "measured_seconds",
     ),
     *("halo_bytes", "order_bytes", "order_seconds", "sum_bytes", "spared_below"),
 )
@@ -65,6 +67,9 @@ class Report(Contexts):
         planned_bytes: The peak that the plan of the memory budget expects, of the bytes that
             training adds; None without a budget.
         measured_bytes: The largest peak of a step that was measured, likewise; None if unknown.
+        planned_seconds: The time of a step that the plan expects, roughly; None without a plan.
+        measured_seconds: The least time from the start of forward to the end of backward, for a
+            graph of the planned size; None without a plan.
         halo_bytes: Bytes that this process has sent to others since the start of the last forward:
             rows of nodes and, after backward, their gradients; None for a graph in one part.
         forward_seconds: Time of the forwards of the last step, including saving; None on CUDA,
@@ -87,6 +92,8 @@ class Report(Contexts):
     strategy: str | None = None
     planned_bytes: int | None = None
     measured_bytes: int | None = None
+    planned_seconds: float | None = None
+    measured_seconds: float | None = None
     halo_bytes: int | None = None
     forward_seconds: float | None = None
     peak_bytes: int | None = None
@@ -234,6 +241,10 @@ class Report(Contexts):
                 planned = f"; planned peak {format_bytes(self.planned_bytes)}"
             if self.measured_bytes is not None:
                 planned += f", measured {format_bytes(self.measured_bytes)}"
+            if self.planned_seconds is not None:
+                planned += f"; planned step {self.planned_seconds:.2g} s"
+            if self.measured_seconds is not None:
+                planned += f", measured {self.measured_seconds:.2g} s"
             yield f"chosen for the memory budget: {self.strategy}{planned}"
         if self.spared_below is not None:
             yield (

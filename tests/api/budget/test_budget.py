@@ -1,6 +1,7 @@
 """A model that is given a memory budget."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -145,6 +146,32 @@ def test_a_larger_graph_is_expected_to_exceed_its_plan_as_the_smaller_did(planne
     assert planned == ["forward"] * 2
     # 126 in place of 110 for stock, and as much more for others: a plan for 104, not for 120.
     assert chosen(model) == "L1, 8 bits"
+
+
+def test_times_of_real_steps_correct_those_of_trials(monkeypatch):
+    paces, plan_call = [], budgets.plan_call
+
+    def noted(*args, pace, **kwargs):
+        paces.append(pace)
+        return plan_call(*args, pace=pace, **kwargs)
+
+    monkeypatch.setattr(budgets, "plan_call", noted)
+    model = gact_graph.wrap(Net(), memory="120 MB")
+    assert gact_graph.report(model).planned_seconds is None
+    step(model, graph())
+    report = gact_graph.report(model)
+    assert report.planned_seconds == 1  # the trial of a share takes this share of a second
+    assert report.measured_seconds > 0
+    model.forward.budget._peak.pace = 5 / 2300  # nodes and edges of the graph: a step of 5 s
+    assert gact_graph.report(model).measured_seconds == 5
+    step(model, graph(420, 2000))
+    assert paces == [1, pytest.approx(5)] and chosen(model) == "L1, 6 bits"
+    report = gact_graph.report(model)
+    assert report.planned_seconds == pytest.approx(5, rel=0.1)  # and the time of codes
+    assert re.search(r"; planned step \d[.\d]* s, measured \d", str(report))
+    model.forward.budget._peak.pace = 2 * report.planned_seconds / 2420
+    step(model, graph(600, 2000))
+    assert paces == [1, pytest.approx(5), pytest.approx(10)]
 
 
 def test_nothing_fits():

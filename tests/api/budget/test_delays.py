@@ -9,7 +9,7 @@ import torch
 from torch_geometric.nn import GCN
 
 from gact_graph.api.budget import trials
-from gact_graph.api.budget.estimate import BLOCKS, LEAST_BITS, Strategy
+from gact_graph.api.budget.estimate import BLOCKS, LEAST_BITS, STOCK, Strategy
 from gact_graph.api.budget.trials import Search
 from gact_graph.capture.config import Config
 
@@ -25,11 +25,10 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Search:
 
 
 def seconds(search: Search, strategy: Strategy) -> float:
-    """Return the time that a strategy adds to a step of one second, without its error."""
+    """Return the time that a strategy adds to a step of one second."""
     search._find_cost(strategy)
-    search._step_seconds = 1.0
-    search._costs[strategy] = replace(search._costs[strategy], error=0.0)
-    return search._price(strategy)
+    search._seconds[BLOCKS] = 1.0
+    return search.seconds_of(strategy) - 1
 
 
 def test_blocks_add_nothing_and_layers_that_run_again_at_most_a_forward(search: Search) -> None:
@@ -37,7 +36,7 @@ def test_blocks_add_nothing_and_layers_that_run_again_at_most_a_forward(search: 
     again = Strategy("CB2")
     trial = (search._find_cost(again), search.largest_trial(again))[1]
     assert 0 < trial.forward_seconds < trial.seconds
-    assert seconds(search, again) == trial.forward_seconds / trial.share
+    assert seconds(search, again) == pytest.approx(trial.forward_seconds / trial.share)
 
 
 def test_codes_take_time_by_elements(search: Search) -> None:
@@ -57,6 +56,26 @@ def test_offloading_takes_time_by_the_bytes_of_the_form(search: Search) -> None:
     assert fewer == pytest.approx(of_codes + away) and away < added / 4
 
 
-def test_the_step_that_delays_are_shares_of_is_that_in_blocks(search: Search) -> None:
-    search._find_cost(BLOCKS)
-    assert 0 < search._step_seconds < 60
+def test_time_and_error_add_up_in_steps(search: Search) -> None:
+    coded = Strategy("L1", LEAST_BITS)
+    added = seconds(search, coded)
+    search._seconds[BLOCKS] = 4.0
+    search._costs[coded] = replace(search._costs[coded], error=0.02)
+    assert search._price(coded) == pytest.approx(added / 4 + 10 * 0.02)
+    assert search._price(coded) == pytest.approx(search.seconds_of(coded) / 4 - 1 + 0.2)
+
+
+def test_steps_of_exact_strategies_take_the_time_of_their_own_trials(search: Search) -> None:
+    for strategy in (STOCK, BLOCKS):
+        search._find_cost(strategy)
+        assert 0 < search.largest_trial(strategy).seconds <= search.seconds_of(strategy) * 1.001
+
+
+def test_the_pace_of_real_steps_scales_those_of_trials() -> None:
+    inputs = torch.randn(400, 8), torch.randint(400, (2, 800))
+    model, found = GCN(8, 8, 2, 2), []
+    for pace in (1.0, 1000.0):
+        search = Search(model, "forward", (inputs, {}), Config(), 1 << 40, prefer="time", pace=pace)
+        search._find_cost(BLOCKS)
+        found.append(search.seconds_of(BLOCKS))
+    assert found[1] > 50 * found[0]

@@ -16,7 +16,7 @@ from torch_geometric.nn import GAT, GCN, GCNConv, GraphSAGE
 
 import gact_graph
 from gact_graph.api.budget import mixed as mixed_strategies
-from gact_graph.api.budget import trials
+from gact_graph.api.budget import steps, trials
 from gact_graph.api.budget.estimate import BLOCKS
 from gact_graph.api.budget.mixed import seconds_of_element
 from gact_graph.api.budget.steps import TrainedCopy, undisturbed, watching
@@ -55,8 +55,10 @@ def libraries() -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The choice between codes and a disk depends on how fast the machine is just now."""
+def steady_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choices depend on how fast the machine is: here, trials' steps take 2 s, without a disk."""
+    clock = itertools.count()
+    monkeypatch.setattr(steps, "seconds_on", lambda device: float(next(clock)))
     for module in (mixed_strategies, trials):
         monkeypatch.setattr(module, "seconds_of_byte", lambda device, nbytes: None)
 
