@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fresh import run
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -253,3 +256,39 @@ def test_inductor(make: Any) -> None:
         torch.compiler.reset()
     assert 1e-4 < error < 0.25
     assert gact_graph.report(model).rate > 2.5  # with what the graphs keep exactly
+
+
+_CACHED = """
+import sys
+
+import torch
+from torch._dynamo.utils import counters
+from torch_geometric.nn import GraphSAGE
+
+import gact_graph
+
+torch.manual_seed(0)
+model = GraphSAGE(16, 32, 2, 4, norm="batch_norm")
+x, edges = torch.randn(800, 16), torch.randint(800, (2, 3000))
+if sys.argv[1] != "stock":
+    gact_graph.wrap(model, level=sys.argv[1], min_bytes=0)
+torch.compile(model)(x, edges).square().mean().backward()
+gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+stored = None if sys.argv[1] == "stock" else gact_graph.report(model).stored_bytes
+print(counters["inductor"]["fxgraph_cache_hit"], gradient.norm().item(), stored)
+"""
+
+
+@pytest.mark.long
+def test_caches_of_compiled_graphs_serve_the_level_that_made_them(tmp_path: Path) -> None:
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    found: dict[str, list[list[str]]] = {}
+    for level in ("L1", "stock", "lossless", "L1", "stock", "lossless"):
+        words = run(_CACHED, level, environment=environment).split()
+        found.setdefault(level, []).append(words)
+    for (made, *first), (taken, *second) in found.values():
+        assert made == "0" and int(taken) == 2  # forward and backward
+        assert first == second
+    (_, exact, _), (_, same, _) = found["stock"][0], found["lossless"][0]
+    assert float(exact) == pytest.approx(float(same), rel=1e-5)
+    assert found["L1"][0] != found["lossless"][0]
