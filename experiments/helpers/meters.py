@@ -19,7 +19,8 @@ from torch_geometric.data import Data
 import gact_graph
 from experiments.helpers.process import purge, set_cap
 from experiments.helpers.ranks import summed
-from experiments.helpers.train import synchronize, take_step
+from experiments.helpers.train import take_step
+from gact_graph.support.clock import synchronize
 from gact_graph.support.peak import PeakMeter
 from gact_graph.support.storage import parts_of
 

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from experiments.helpers.data import NodeTask
-from experiments.helpers.train import synchronize, training_step
+from experiments.helpers.train import training_step
+from gact_graph.support.clock import synchronize
 from gact_graph.support.memory.policy import memory_policy
 
 STOCK = "fp32"

@@ -25,6 +25,7 @@ from experiments.helpers.recipes import Recipe
 from experiments.helpers.sampling import make_sampler, share_of
 from experiments.models.nets import build
 from gact_graph.capture.config import BlockSize
+from gact_graph.support.clock import synchronize
 from gact_graph.support.peak import PeakMeter
 
 
@@ -256,12 +257,6 @@ def training_loss(output: Tensor, task: NodeTask) -> Tensor:
         return loss(logits, y)
     columns = y.size(1) if task.multi_label else 1
     return loss(logits, y, reduction="sum") / (task.learning * columns)
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all of its work; a CPU has."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @torch.no_grad()

@@ -27,6 +27,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from gact_graph.capture.backward_graph import is_index_in, reads_in
 from gact_graph.capture.config import Config
 from gact_graph.capture.noise import Noise
+from gact_graph.capture.operations import NARROW
 from gact_graph.capture.partition import partitioning
 from gact_graph.capture.recipes import SMALL
 from gact_graph.capture.uncompressed import Counted
@@ -37,7 +38,6 @@ from gact_graph.support.rows import Row
 from gact_graph.support.storage import tensors_in
 from gact_graph.support.torch_private import OptimizedModule, compiled_graphs
 
-_NARROW = 16
 _LEAST_OF_NARROW = 16
 """Bits of rows of fewer than 16 elements: scores and shares of attention heads. Backward subtracts
 large numbers that are computed from them, and noise does not cancel with the numbers."""
@@ -243,7 +243,7 @@ def _unpack(packed: Any) -> Tensor:
 def _is_narrow(x: Tensor) -> bool:
     """Return whether a matrix has short rows."""
     width = math.prod(x.shape[1:])
-    return x.dim() > 1 and isinstance(width, int) and width < _NARROW
+    return x.dim() > 1 and isinstance(width, int) and width < NARROW
 
 
 def _sizes_of(forward: fx.Graph, backward: fx.Graph) -> dict[str, float]:

@@ -58,7 +58,9 @@ _FEW_SHARES = Values(least_bits=16)
 # exp(noise) is not 1: at 2 bits it moved the gradient of a GAT by 40 % (amazon_computers); at 8
 # bits no bias was left above the error of the estimate. Such scores take little memory.
 _NODE_SCORES = Values(least_bits=8)
-_NARROW = 16
+NARROW = 16
+"""Rows of fewer elements are narrow: scores and shares of attention heads."""
+
 _AGGREGATIONS = "torch_geometric.nn.aggr"
 
 _GROUPS: tuple[tuple[Reads, str, str], ...] = (
@@ -118,7 +120,7 @@ def reads_of(call: Call, position: str, tensor: Tensor, saved: Attribute | None)
     """
     # A layer that runs again in backward saves only its inputs.
     if call.of_layer:
-        narrow = tensor.dim() > 1 and tensor[:1].numel() < _NARROW
+        narrow = tensor.dim() > 1 and tensor[:1].numel() < NARROW
         return _NODE_SCORES if narrow and call.name == "edge_updater" else VALUES
     if position in call.tensors:
         return RELATIVE if position == POSITION and call.name in UNBOUNDED else VALUES
@@ -209,7 +211,7 @@ def _product(call: Call, saved: Attribute, x: Tensor) -> Reads:
     other = saved.shape_of(1 if saved.name == "self" else 0)
     # If the other factor has a number for each channel, as the weights of norms do, each number has
     # its own gradient, and the scales of channels may differ.
-    of_channels = x.dim() >= 2 and other == (x.size(-1),) and x.size(-1) >= _NARROW
+    of_channels = x.dim() >= 2 and other == (x.size(-1),) and x.size(-1) >= NARROW
     return _in_columns(x) if of_channels else VALUES
 
 
@@ -233,7 +235,7 @@ def _quotient(call: Call, saved: Attribute, x: Tensor) -> Reads:
     """Mostly channels over their deviations, except narrow tensors, such as attention heads."""
     if saved.name == "other":
         return RELATIVE
-    return VALUES if not x.dim() or x.size(-1) < _NARROW else _in_columns(x)
+    return VALUES if not x.dim() or x.size(-1) < NARROW else _in_columns(x)
 
 
 def reads_of_source(reads: Reads, source: Tensor) -> Reads:
@@ -254,7 +256,7 @@ def _in_columns(x: Tensor) -> Values:
 
 def _softmax(call: Call, saved: Attribute, x: Tensor) -> Reads:
     dim = saved.setting("dim")
-    return _FEW_SHARES if x.dim() and x.size(_signed(dim)) < _NARROW else _SHARES
+    return _FEW_SHARES if x.dim() and x.size(_signed(dim)) < NARROW else _SHARES
 
 
 def _norm(call: Call, saved: Attribute, x: Tensor) -> Reads:

@@ -1,4 +1,4 @@
-"""The time at which a device has done its work."""
+"""The end of the work of a device, and its time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from time import perf_counter
 import torch
 
 
-def seconds_on(device: torch.device) -> float:
-    """Return the time in seconds since an arbitrary start, once a device has done its work."""
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has done all of its work; a CPU has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def seconds_on(device: torch.device) -> float:
+    """Return the time in seconds since an arbitrary start, once a device has done its work."""
+    synchronize(device)
     return perf_counter()
