@@ -7,7 +7,6 @@ another one it is built in the background at first use, if there is a compiler.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 
 from gact_graph.ops.kernels import compiler, library, prebuilt
 from gact_graph.ops.kernels.once import once
+from gact_graph.support.memory.limits import has_limit
 from gact_graph.support.memory.policy import memory_policy
 
 FLAGS = ["-O3", "-std=c++20", "-DGACT_LIBRARY=gact_graph"]
@@ -41,9 +41,8 @@ def load_soon() -> None:
     """Load the library, or compile it on another thread, which training does not wait for."""
     if _is_there():
         load()
-    else:
-        with contextlib.suppress(RuntimeError):  # no memory for a thread
-            threading.Thread(target=load, name="gact_graph allocator").start()
+    elif not has_limit():  # under which freed memory is not kept, and a thread may not start
+        threading.Thread(target=load, name="gact_graph allocator").start()
 
 
 def _is_there() -> bool:

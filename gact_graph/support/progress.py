@@ -16,6 +16,8 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+from gact_graph.support.memory.limits import has_limit
+
 PATIENCE = 1.0
 """Seconds after which work is shown."""
 
@@ -30,13 +32,10 @@ _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
 
 def later(seconds: float, function: Callable[[], None]) -> threading.Timer:
-    """Call a function on another thread after some time, unless the timer is canceled before.
-
-    Where a limit of memory leaves no room for a thread, the function is never called.
-    """
+    """Call a function on another thread after some time, unless the timer is canceled before."""
     timer = threading.Timer(seconds, function)
     timer.daemon = True
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError):  # no more threads: the function is never called
         timer.start()
     return timer
 
@@ -48,13 +47,13 @@ def progress(work: str, patience: float = PATIENCE) -> Iterator[None]:
     A terminal has one line for all work under way, until the work ends. Elsewhere, as in a notebook
     or a file, one line is written to stderr, once per process for each kind of work; it is a record
     of the logger ``gact_graph`` if :mod:`logging` is set up to show INFO. Nothing is shown if that
-    logger has a higher level.
+    logger has a higher level, or the memory of the process is limited, since a thread needs some.
 
     Args:
         work: The work, as in ``"compiling kernels"``.
         patience: Seconds after which the work is shown.
     """
-    if not _is_first_rank():
+    if has_limit() or not _is_first_rank():
         yield
         return
     started = ended = False

@@ -272,7 +272,18 @@ def _without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", fails)
 
 
-def test_without_memory_for_the_thread_of_the_timer_work_goes_on(
+def test_nothing_is_shown_where_memory_is_limited(
+    timers: Timers, monkeypatch: pytest.MonkeyPatch, silent: Callable[[], bool]
+) -> None:
+    """A thread that gets no memory may end before it has started, and start() waits forever."""
+    monkeypatch.setattr(module, "has_limit", lambda: True)
+    timers.fire_at_once = True
+    with progress("counting"):
+        done = True
+    assert done and silent() and timers.seconds == []
+
+
+def test_without_a_thread_for_the_timer_work_goes_on(
     monkeypatch: pytest.MonkeyPatch, silent: Callable[[], bool]
 ) -> None:
     monkeypatch.setattr(module, "later", _later)  # the actual timer
@@ -282,7 +293,7 @@ def test_without_memory_for_the_thread_of_the_timer_work_goes_on(
     assert done and silent()
 
 
-def test_without_memory_for_the_thread_of_the_line_work_goes_on(
+def test_without_a_thread_for_the_line_work_goes_on(
     watched: Callable[[], Terminal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = watched()

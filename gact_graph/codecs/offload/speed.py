@@ -16,6 +16,9 @@ from gact_graph.support.clock import seconds_on
 _BYTES = 16 << 20
 """The size of the trial: with fewer bytes, delays of single accesses count most."""
 
+_PIECE = 1 << 20
+"""The size of a piece in which a CPU writes and reads them: the memory that the trial takes."""
+
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 
@@ -41,16 +44,18 @@ def seconds_of_byte(device: torch.device, nbytes: float) -> float | None:
 
 @functools.cache
 def _seconds_of_disk(folder: Path) -> float:
-    data = bytearray(os.urandom(_BYTES))  # which no disk compresses
+    piece, starts = bytearray(os.urandom(_PIECE)), range(0, _BYTES, _PIECE)  # compresses nowhere
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         descriptor, durations = file.fileno(), []
         os.posix_fallocate(descriptor, 0, _BYTES)
         for _ in range(2):  # the first pass takes the pages of the cache from the system
             start = perf_counter()
-            os.pwrite(descriptor, data, 0)
+            for place in starts:
+                os.pwrite(descriptor, piece, place)
             os.fdatasync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.preadv(descriptor, [data], 0)
+            for place in starts:
+                os.preadv(descriptor, [piece], place)
             durations.append(perf_counter() - start)
     return min(durations) / _BYTES
 

@@ -28,6 +28,7 @@ from typing import Any, Final
 import torch
 
 from gact_graph.support.memory import heap
+from gact_graph.support.memory.limits import has_limit
 
 SWITCH = "GACT_GRAPH_KEEP_MEMORY"
 """The environment variable: 1 keeps memory, 0 keeps none; by default the allocator decides."""
@@ -127,7 +128,7 @@ class MemoryPolicy:
             return f"{SWITCH}=0"
         if sys.platform != "linux":
             return "needs Linux"
-        if _has_limit():
+        if has_limit():
             return "the process has a limit on its address space (ulimit -v or -d)"
         other = heap.allocator()
         if other is not None and asked != "1":
@@ -148,13 +149,6 @@ class MemoryPolicy:
         self._owners.discard(owner)
         if not self._owners and not sys.is_finalizing():  # torch's operators need imports
             self.end()
-
-
-def _has_limit() -> bool:
-    import resource  # missing on Windows
-
-    limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
-    return any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits)
 
 
 memory_policy: Final = MemoryPolicy()

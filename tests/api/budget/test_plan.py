@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fresh import run
 from torch import Tensor, nn
 from torch_geometric.nn import GAT, GCN, GCNConv, GraphSAGE
 
@@ -381,3 +383,41 @@ def test_the_table_has_time_and_error_by_layer() -> None:
     assert all(tensor.seconds > 0 and tensor.error > 0 for tensor in coded)
     assert all(tensor.seconds == tensor.error == 0 for tensor in others)
     assert " ms" in str(plan) and " %" in str(plan)
+
+
+_CAPPED = """
+import resource
+import sys
+import threading
+from pathlib import Path
+
+import torch
+from torch_geometric.nn import GCN
+
+import gact_graph
+
+
+def start(thread):
+    raise AssertionError("a thread, whose stack takes 8 MB")
+
+
+memory = int(sys.argv[1])
+model = GCN(64, 64, 3, 8, norm="batch_norm")
+x, edges = torch.randn(30_000, 64), torch.randint(30_000, (2, 200_000))
+lines = Path("/proc/self/status").read_text().splitlines()
+taken = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData"))
+resource.setrlimit(resource.RLIMIT_DATA, (taken + memory,) * 2)
+threading.Thread.start = start
+try:
+    print(gact_graph.plan(model, x, edges, memory=memory).strategy.level)
+except gact_graph.MemoryBudgetError:
+    print("refused")
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="no limit of private memory")
+@pytest.mark.parametrize("mb", [20, 32, 45])
+def test_planning_keeps_to_a_limit_of_the_process(mb: int) -> None:
+    """It waited forever for a thread, and measured a disk with as much memory as the budget."""
+    assert run(_CAPPED, str(mb * MB)).split()[-1] in ("refused", "lossless", "L1", "L2", "CB2")
