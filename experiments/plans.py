@@ -46,7 +46,9 @@ in percent (``torch._functorch.config.activation_memory_budget``)."""
 
 LEVELS = ("lossless", "lossless + blocks", "L1 8", "L1 4", "L1 2", "CB2 4")
 
-_STEPS = 5
+_STEPS, _BEFORE = 8, 3
+"""Steps, and those before the first that counts, in which memory and caches come to rest."""
+
 _DRAWS = 2
 """Draws of the noise for the error of the gradient."""
 
@@ -155,7 +157,7 @@ def cost_of(
             return {}  # by some memory of the process, which differs from that of the run above
         seconds.append(time.perf_counter() - begun)
     error = _error(exact, wrapped, inputs, y)
-    return {"error": error, "seconds": statistics.median(seconds[1:])}
+    return {"error": error, "seconds": statistics.median(seconds[_BEFORE:])}
 
 
 def _error(exact: nn.Module, trained: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> float:
