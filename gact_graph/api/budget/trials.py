@@ -7,6 +7,7 @@ for the whole. Mixed strategies come from a model of these parts, and a trial of
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -198,7 +199,13 @@ class Search:
         return found
 
     def _price(self, strategy: Strategy) -> float:
-        """Return the time and the error that a strategy adds, in exact steps, as far as known."""
+        """Return the time and the error that a strategy adds, in exact steps, as far as known.
+
+        Infinity if it offloads tensors where files are in memory.
+        """
+        trial = self.largest_trial(strategy)
+        if trial.contexts.host_bytes and self._seconds_of_byte(trial) is None:
+            return math.inf
         error = self._costs[strategy].error or 0.0
         return self.seconds_of(strategy) / self._seconds[BLOCKS] - 1 + self._weight * error
 
@@ -255,17 +262,20 @@ class Search:
         """Return the saved tensors of a strategy on the whole graph."""
         trial, widths = self.largest_trial(strategy), dict(strategy.widths)
         sensitivities, of_element = self.sensitivities, seconds_of_element(self.device)
-        rows = trial.contexts.contexts
-        away = trial.contexts.host_bytes / trial.share
-        of_byte = (seconds_of_byte(self.device, away) if away else None) or 0.0
+        away = trial.contexts.host_bytes
+        of_byte = (self._seconds_of_byte(trial) if away else None) or 0.0
         tensors = []
-        for row in rows:
+        for row in trial.contexts.contexts:
             bits = widths.get(row.slot, strategy.bits) if row.bits is not None else None
             sensitivity = sensitivities.get(row.slot, 0.0)
             tensors.append(
                 PlannedTensor.of(row, bits, sensitivity, trial.share, of_element, of_byte)
             )
         return tensors
+
+    def _seconds_of_byte(self, trial: Trial) -> float | None:
+        """Return the seconds to offload and fetch a byte of those of a trial; None if they stay."""
+        return seconds_of_byte(self.device, trial.contexts.host_bytes / trial.share)
 
     @property
     def sensitivities(self) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -54,6 +55,16 @@ def test_offloading_takes_time_by_the_bytes_of_the_form(search: Search) -> None:
     of_codes = trial.coded / trial.share * _OF_ELEMENT
     away = trial.contexts.host_bytes / trial.share * _OF_BYTE
     assert fewer == pytest.approx(of_codes + away) and away < added / 4
+
+
+def test_files_in_memory_are_the_last_resort(
+    search: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "seconds_of_byte", lambda device, nbytes: None)
+    for strategy in (BLOCKS, Strategy("L2"), Strategy("CB2")):
+        search._find_cost(strategy)
+        assert math.isinf(search._price(strategy)) == (strategy.level == "L2")
+        assert math.isfinite(search.seconds_of(strategy))
 
 
 def test_time_and_error_add_up_in_steps(search: Search) -> None:
