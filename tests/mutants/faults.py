@@ -489,6 +489,27 @@ PLANNING = [
         ("api/budget/test_budget.py",),
     ),
     Fault(
+        "times of real steps do not correct those of trials",
+        f"{_BUDGET}/budget.py",
+        "self._pace *= self.measured_seconds / self.planned_seconds",
+        "self._pace = 1.0",
+        ("api/budget/test_budget.py",),
+    ),
+    Fault(
+        "offloading takes no time",
+        f"{_BUDGET}/planned_tensor.py",
+        "seconds + stored * of_byte, 0.0",
+        "seconds, 0.0",
+        ("api/budget/test_delays.py",),
+    ),
+    Fault(
+        "a progress line starts a thread under a limit of memory",
+        "gact_graph/support/progress.py",
+        "if has_limit() or not _is_first_rank():",
+        "if not _is_first_rank():",
+        ("support/test_progress.py",),
+    ),
+    Fault(
         "the second tensor of a file overwrites the first",
         "gact_graph/codecs/offload/files.py",
         "start = int(buffer.storage_offset()) * buffer.element_size()",
