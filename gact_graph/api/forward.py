@@ -27,8 +27,12 @@ class Budget(Protocol):
     """The interface of :class:`gact_graph.api.budget.budget.Budget`, which imports this module."""
 
     strategy: Strategy | None
-    planned_bytes: int | None
-    planned_seconds: float | None
+
+    @property
+    def planned_bytes(self) -> int | None: ...
+
+    @property
+    def planned_seconds(self) -> float | None: ...
 
     @property
     def measured_bytes(self) -> int | None: ...

@@ -158,7 +158,7 @@ class CompiledForward:
         if not repeated or coded not in self._kept:  # finding the tensors takes time
             stored = sum(row.stored_bytes for row in rows)
             held = _held_by_graphs(output, inputs).raw_bytes(model, 0)
-            self._kept = {coded: max(0, held - stored)}
+            self._kept[coded] = max(0, held - stored)
         kept = self._kept[coded]
         return [*rows, Row("graphs", "other", "keep", (), 0, None, kept, kept)] if kept else rows
 

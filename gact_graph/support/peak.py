@@ -84,7 +84,7 @@ class PeakMeter:
 
 
 class StepPeak:
-    """The peak of training steps, above the memory in use when each step began.
+    """The peak of training steps, above the memory in use when each step began, and their pace.
 
     Unlike :class:`PeakMeter` it resets nothing: it knows the peak of a step only if the step raised
     the peak of the process, or of CUDA's allocator. Memory that is in use between steps belongs to

@@ -52,16 +52,12 @@ class Budget:
 
     Attributes:
         strategy: The chosen strategy; None before the first training call.
-        planned_bytes: The planned peak; None before the first training call.
-        planned_seconds: The planned time of a step of the planned size; None before that call.
     """
 
     def __init__(self, memory: int, config: Config, prefer: str, plan: Plan | None = None) -> None:
         self.memory = memory
         self.strategy: Strategy | None = None
-        self.planned_bytes: int | None = None
-        self.planned_seconds: float | None = None
-        self._planned_size = 0  # nodes and edges
+        self._followed: Plan | None = None
         self._config = config
         self._prefer = prefer
         self._given = plan
@@ -70,7 +66,7 @@ class Budget:
         self._peak: StepPeak | None = None
         self._most = 0  # bytes of the largest step that was over the budget
         self._excess = 1.0  # measured over planned peak, at least 1
-        self._pace = 1.0  # time of real steps over that of trials
+        self._pace = 1.0  # time of real steps over that of trials, as the last plan took it
 
     def prepare(self, patch: CompressedForward, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Take a strategy that fits a call of a method, before it runs.
@@ -108,6 +104,16 @@ class Budget:
             self._peak.end_after(tensors_in(output))
 
     @property
+    def planned_bytes(self) -> int | None:
+        """The planned peak; None before the first training call."""
+        return None if self._followed is None else self._followed.peak_bytes
+
+    @property
+    def planned_seconds(self) -> float | None:
+        """The planned time of a step; None before the first training call."""
+        return None if self._followed is None else self._followed.seconds
+
+    @property
     def measured_bytes(self) -> int | None:
         """The largest peak of a step that was measured; None if none was."""
         now = 0 if self._peak is None else self._peak.nbytes
@@ -116,8 +122,8 @@ class Budget:
     @property
     def measured_seconds(self) -> float | None:
         """The least time of a step, for a graph of the planned size; None if none was measured."""
-        pace = None if self._peak is None else self._peak.pace
-        return None if pace is None else pace * self._planned_size
+        plan, pace = self._followed, None if self._peak is None else self._peak.pace
+        return None if plan is None or pace is None else pace * (plan.nodes + plan.edges)
 
     def _step_down(
         self, accepted: _Accepted, patch: CompressedForward, module: nn.Module, inputs: Any
@@ -139,8 +145,7 @@ class Budget:
         self._follow(patch, plan)
 
     def _follow(self, patch: CompressedForward, plan: Plan) -> None:
-        self.planned_bytes, self.planned_seconds = plan.peak_bytes, plan.seconds
-        self._planned_size = plan.nodes + plan.edges
+        self._followed = plan
         if plan.strategy != self.strategy:
             self._take(patch, plan.strategy)
             for method in patch.controller.methods.values():
@@ -199,14 +204,16 @@ class Budget:
         first = self.strategy  # whose slots have their names in the whole model
         if first is not None and patch.part:
             first = first.renamed(lambda slot: slot.removeprefix(f"{patch.part}/"))
-        if self.planned_seconds and self.measured_seconds:
-            self._pace *= self.measured_seconds / self.planned_seconds
+        pace, is_own = self._pace, self._followed is not self._given  # else by another machine
+        if is_own and self.planned_seconds and self.measured_seconds:
+            pace *= self.measured_seconds / self.planned_seconds
         plan = plan_call(
             *(module, patch.attribute, inputs, self._config),
             *(self._room, self._prefer, size.nodes, size.edges),
             first=first,
-            pace=self._pace,
+            pace=pace,
         ).under(patch.part)
+        self._pace = pace  # unless nothing fits: then the last plan stands
         if before is not None and on_cpu:
             self._grown += max(0, (resident_bytes() or 0) - before)
         return plan

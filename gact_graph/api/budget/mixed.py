@@ -79,7 +79,7 @@ class Mixed:
         elements = sum(sum(of_unit.values()) for of_unit in counts.values()) / high.share
         offload = seconds_of_byte(device, elements * EXACT / 8)
         forms = [Form(bits) for bits in range(LEAST_BITS, MOST_BITS + 1)]
-        swaps = exact[0].config(Config()).swap  # any form
+        swaps = exact[0].config(Config()).swap  # a level that offloads each form
         forms += [*(() if swaps or offload is None else _OFFLOADED), Form(EXACT)]
         whole, part = (
             MemoryModel.of(

@@ -5,9 +5,9 @@ from __future__ import annotations
 try:
     import resource
 except ImportError:  # Windows
-    LIMITS: tuple[int, ...] = ()
+    _LIMITS: tuple[int, ...] = ()
 else:
-    LIMITS = resource.RLIMIT_AS, resource.RLIMIT_DATA
+    _LIMITS = resource.RLIMIT_AS, resource.RLIMIT_DATA
 
 
 def has_limit() -> bool:
@@ -16,4 +16,4 @@ def has_limit() -> bool:
     The stack of a thread counts towards it. A thread that gets no memory may end before
     :meth:`threading.Thread.start` returns, which then waits forever.
     """
-    return any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in LIMITS)
+    return any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in _LIMITS)

@@ -148,14 +148,20 @@ def test_a_larger_graph_is_expected_to_exceed_its_plan_as_the_smaller_did(planne
     assert chosen(model) == "L1, 8 bits"
 
 
-def test_times_of_real_steps_correct_those_of_trials(monkeypatch):
-    paces, plan_call = [], budgets.plan_call
+@pytest.fixture
+def paces(monkeypatch):
+    """The paces of real steps that plans took."""
+    found, plan_call = [], budgets.plan_call
 
     def noted(*args, pace, **kwargs):
-        paces.append(pace)
+        found.append(pace)
         return plan_call(*args, pace=pace, **kwargs)
 
     monkeypatch.setattr(budgets, "plan_call", noted)
+    return found
+
+
+def test_times_of_real_steps_correct_those_of_trials(paces):
     model = gact_graph.wrap(Net(), memory="120 MB")
     assert gact_graph.report(model).planned_seconds is None
     step(model, graph())
@@ -172,6 +178,25 @@ def test_times_of_real_steps_correct_those_of_trials(monkeypatch):
     model.forward.budget._peak.pace = 2 * report.planned_seconds / 2420
     step(model, graph(600, 2000))
     assert paces == [1, pytest.approx(5), pytest.approx(10)]
+
+
+def test_a_refused_plan_does_not_correct_times_twice(paces):
+    model = gact_graph.wrap(Net(), memory="200 MB")
+    step(model, graph())
+    model.forward.budget._peak.pace = 5 / 2300
+    for _ in range(2):
+        with pytest.raises(gact_graph.MemoryBudgetError):
+            step(model, graph(300 * 100))
+    assert paces == [1, pytest.approx(5), pytest.approx(5)]
+
+
+def test_a_plan_of_the_user_may_have_the_times_of_another_machine(paces):
+    plan = gact_graph.plan(Net(), *graph(), memory="200 MB")
+    model = gact_graph.wrap(Net(), plan=plan)
+    step(model, graph())
+    model.forward.budget._peak.pace, model.forward.budget._peak.nbytes = 5 / 2300, 230 * MB
+    step(model, graph())
+    assert paces == [1]
 
 
 def test_nothing_fits():
