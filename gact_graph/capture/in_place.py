@@ -17,7 +17,7 @@ from torch import Tensor
 from gact_graph.capture.trace import Call
 from gact_graph.codecs.mask import Joint
 from gact_graph.support.current import is_transformed, saved_by, with_advice
-from gact_graph.support.part import in_proportion
+from gact_graph.support.part import in_proportion, piece
 from gact_graph.support.storage import is_plain
 
 aten: Final = torch.ops.aten
@@ -126,7 +126,7 @@ class _Scaled(torch.autograd.Function):
             return of_x, (gradient * x).sum_to_size(weight.shape) if of_factor else None
         of_weight = None
         if of_factor:
-            rows = max(1, in_proportion(_PART) // max(1, x[0].numel()))
+            rows = max(1, piece(_PART, x.device) // max(1, x[0].numel()))
             parts = zip(x.split(rows), gradient.split(rows), strict=True)
             of_weight = torch.stack([(a * b).sum(0) for a, b in parts]).sum(0).view(weight.shape)
         if not of_rows:

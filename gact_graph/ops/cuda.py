@@ -15,6 +15,7 @@ from gact_graph.ops.checks import (
     check_elements,
     check_packed,
     check_rows,
+    check_tensor,
     check_weight,
     check_widths,
     checked_numel,
@@ -44,6 +45,9 @@ LANES = 32
 
 VECTOR = 16
 """The most bytes that a lane loads at a time, and the alignment of their addresses."""
+
+_STATISTICS = 1024
+"""Groups whose statistics a warp of ``exact_groups.cu`` reads."""
 
 _PLAIN_INTEGERS = (
     *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
@@ -95,6 +99,20 @@ class Kernels(Launcher):
             layout = _layout(widths, size)
             self._launch(kernel, x.device, groups, x, n, size, seed, codes, stats, layout)
         return codes, stats
+
+    def exact_groups(self, x: Tensor, stats: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+        check_elements(x, 1, group_size)
+        x, n, count = x.detach().contiguous(), x.numel(), -(-x.numel() // group_size)
+        check_tensor("stats", stats, torch.bfloat16, [count, 2], x.device)
+        most = reference.exact_group_capacity(count)
+        groups = x.new_full((most,), count, dtype=torch.int64)
+        values = x.new_zeros((most, min(group_size, n)))
+        if n:
+            kernel = Kernel("cuda/exact_groups.cu", f"exact_groups_{x.element_size()}")
+            chunks = -(-count // _STATISTICS)
+            args = x, n, group_size, stats, count, most, groups, values
+            self._launch(kernel, x.device, chunks, *args)
+        return groups, values
 
     def unpack(
         self,

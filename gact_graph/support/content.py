@@ -7,10 +7,10 @@ import functools
 import torch
 from torch import Tensor
 
-from gact_graph.support.part import in_proportion
+from gact_graph.support.part import piece
 
-_CHUNK, _CUDA_CHUNK = 1 << 17, 1 << 20
-"""Numbers of a row per step: on a CPU as many as its cache holds, on CUDA enough for a launch."""
+_CHUNK = 1 << 17
+"""Numbers of a row per step, on a CPU."""
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _LOW_HALF = 0xFFFFFFFF
@@ -34,7 +34,7 @@ def checksum(x: Tensor) -> Tensor:
     Returns:
         The hash [], int64.
     """
-    chunk = in_proportion(_CHUNK if on_host(x) else _CUDA_CHUNK)
+    chunk = piece(_CHUNK, x.device)
     factors = _factors(x.device, _power_of_two(min(chunk, x.size(1))))
     size, sums = len(factors), []
     for first in range(0, max(1, x.size(1)), size):

@@ -9,12 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 _share = 1.0
+
+_ON_DEVICE = 16
+"""How much larger a piece is on a GPU: 32 MB in place of the 2 MB that a cache of a CPU holds. On an
+H200, sums in pieces of 2 MB took 2.5 times as long as in one."""
 
 
 def in_proportion(count: int) -> int:
     """Return a number of bytes, elements or rows; of a part, the same share of it, at least 1."""
     return max(1, round(count * _share))
+
+
+def piece(count: int, device: torch.device) -> int:
+    """Return how much of a tensor to process at a time, which a part of a graph shrinks.
+
+    Args:
+        count: Bytes, elements or rows that stay in the cache of a CPU.
+        device: The tensor's device: a launch on a GPU processes more, to keep it busy.
+    """
+    return in_proportion(count if device.type == "cpu" else _ON_DEVICE * count)
 
 
 @contextmanager

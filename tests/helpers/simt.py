@@ -36,6 +36,7 @@ NAMES = {
         *(f"{test}_{t}" for test in ("nonzero", "above", "not_at_most") for t in _TYPES),
         *(f"{way}_{n}" for way in ("nonzero", "pack_pair", "unpack_bits") for n in (1, 2, 4, 8)),
     ],
+    "cuda/exact_groups.cu": [f"exact_groups_{n}" for n in (2, 4, 8)],
     "cuda/weighted_sum.cu": [
         *(f"{way}_float32_{n}" for way in ("sum", "dots") for n in (1, 2, 4)),
         *(f"{way}_float64_{n}" for way in ("sum", "dots") for n in (1, 2)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -150,6 +151,25 @@ def test_a_fixed_capacity_as_on_cuda(capacity: int) -> None:
         for place, group in enumerate((0, 2, 4)):
             part = slice(256 * group, 256 * (group + 1))
             assert same_bytes(y[part], x[part]) if place < capacity else y[part].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "groups",
+    [(), (0,), (1023, 1024, 2047), (0, 31, 32, 2300), range(9), (5, *range(1100, 1110))],
+    ids=str,
+)
+def test_cuda_lists_the_first(groups: Sequence[int], dtype: torch.dtype) -> None:
+    """A warp reads the statistics of 1024 groups, and all of them before where it finds any."""
+    x = _sample(64 * 2301 - 10, dtype, {64 * group + 3: math.inf for group in groups})
+    _, stats = reference.pack(x, 2, 64, 0)
+    capacity = reference.exact_group_capacity(len(stats))
+    found, values = simt.KERNELS.exact_groups(x, stats, 64)
+    expected = reference.gather_exact_groups(x, stats, 64, capacity)
+    count = min(capacity, len(groups))
+    assert torch.equal(found, expected[0]) and values.shape == expected[1].shape
+    assert found[:count].tolist() == [*groups][:count]
+    assert same_bytes(values[:count], expected[1][:count])
 
 
 def test_the_capacity_on_cuda_is_a_thousandth() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gact_graph.layers.blocks.order import Block, Order
 from gact_graph.ops.weighted_sum import weighted_sum, weighted_sum_weights
-from gact_graph.support.part import in_proportion
+from gact_graph.support.part import piece
 
 _SUMMED_EDGES = 256
 """Edges whose products are summed by themselves, so that errors do not grow with E."""
@@ -160,7 +160,7 @@ class LinearEdgeFeatures:
             if self.of_features is None:
                 self.of_features = torch.zeros_like(self._features)
             projected = self._project(rows)
-            for block in self._order.blocks(in_proportion(_GRADIENT_EDGES)):
+            for block in self._order.blocks(piece(_GRADIENT_EDGES, rows.device)):
                 positions, nodes = self._order.positions(block), self._order.destinations(block)
                 of_edges = projected[:, block.nodes].index_select(1, nodes)
                 of_edges = of_edges * weight[positions].t().unsqueeze(-1)

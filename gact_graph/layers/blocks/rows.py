@@ -17,7 +17,7 @@ from gact_graph.codecs.quantize import Quantized
 from gact_graph.ops.checks import TILE
 from gact_graph.ops.quantize import Packed
 from gact_graph.support.current import saved_by
-from gact_graph.support.part import in_proportion
+from gact_graph.support.part import piece
 
 _DECODED_BYTES = 2 << 20
 """Bytes of rows that are decoded at a time."""
@@ -65,7 +65,7 @@ def rows_at_a_time(tensor: Tensor | CodedRows) -> int:
     if isinstance(tensor, Tensor):
         return max(1, tensor.shape[0])
     return max(
-        1, in_proportion(_DECODED_BYTES) // (tensor.shape[1:].numel() * tensor.dtype.itemsize)
+        1, piece(_DECODED_BYTES, tensor.device) // (tensor.shape[1:].numel() * tensor.dtype.itemsize)
     )
 
 

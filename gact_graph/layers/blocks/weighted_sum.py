@@ -24,7 +24,7 @@ from gact_graph.layers.blocks.order import Block, Order, SortedEdges
 from gact_graph.layers.blocks.rows import CodedRows, rows_at_a_time, rows_of
 from gact_graph.ops import weighted_sum as ops
 from gact_graph.support.current import Product
-from gact_graph.support.part import in_proportion
+from gact_graph.support.part import piece
 
 _SUMMED_BYTES = 2 << 20
 """Bytes of sums that are multiplied at a time, so that they stay in the cache."""
@@ -126,7 +126,7 @@ def sums_by_part(x: Tensor, weight: Tensor, edges: SortedEdges) -> Iterator[tupl
         edges: The edges.
     """
     x, weight = _matrix(x), _matrix(weight)
-    rows = max(1, in_proportion(_SUMMED_BYTES) // max(1, x.size(1) * x.element_size()))
+    rows = max(1, piece(_SUMMED_BYTES, x.device) // max(1, x.size(1) * x.element_size()))
     sums = x.new_empty(min(rows, edges.num_nodes), x.size(1))
     for block in edges.blocks_of_nodes(rows):
         part = sums[: block.num_nodes]

@@ -34,10 +34,24 @@ T __shfl_xor_sync(unsigned mask, T value, int far) {
   return value;
 }
 
-bool __any_sync(unsigned mask, bool value) {
-  if (mask != 0xFFFFFFFFu) simt::fail("a vote of all lanes (got mask %x)", mask);
-  return simt::any_of_warp(value);
+template <typename T>
+T __shfl_sync(unsigned mask, T value, int lane) {
+  if (mask != 0xFFFFFFFFu) simt::fail("a shuffle of all lanes (got mask %x)", mask);
+  uint64_t raw = 0;
+  std::memcpy(&raw, &value, sizeof value);
+  raw = simt::value_at_lane(raw, lane);
+  std::memcpy(&value, &raw, sizeof value);
+  return value;
 }
+
+uint32_t __ballot_sync(unsigned mask, bool value) {
+  if (mask != 0xFFFFFFFFu) simt::fail("a vote of all lanes (got mask %x)", mask);
+  return simt::votes_of_warp(value);
+}
+bool __any_sync(unsigned mask, bool value) { return __ballot_sync(mask, value) != 0; }
+
+int __popc(uint32_t x) { return __builtin_popcount(x); }
+int __ffs(int x) { return __builtin_ffs(x); }
 
 uint32_t __float_as_uint(float x) { return same_bits<uint32_t>(x); }
 float __uint_as_float(uint32_t x) { return same_bits<float>(x); }

@@ -18,7 +18,8 @@ Index grid_size();
 
 // Exchanges between the lanes of a warp. Each lane must come to the same.
 uint64_t value_of_lane(uint64_t value, int far);
-bool any_of_warp(bool value);
+uint64_t value_at_lane(uint64_t value, int lane);
+uint32_t votes_of_warp(bool value);
 
 // Ends the launch with an error, which names the lane.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char* format, ...);

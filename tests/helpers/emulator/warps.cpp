@@ -138,11 +138,13 @@ bool is_on_stack(const char* address) {
 
 uint64_t value_of_lane(uint64_t value, int far) { return exchange(value, far)[running ^ far]; }
 
-bool any_of_warp(bool value) {
+uint64_t value_at_lane(uint64_t value, int lane) { return exchange(value, kWarp + lane)[lane]; }
+
+uint32_t votes_of_warp(bool value) {
   const uint64_t* all = exchange(value, kVote);
-  bool any = false;
-  for (int i = 0; i < kWarp; ++i) any |= all[i] != 0;
-  return any;
+  uint32_t votes = 0;
+  for (int i = 0; i < kWarp; ++i) votes |= static_cast<uint32_t>(all[i] != 0) << i;
+  return votes;
 }
 
 void fail(const char* format, ...) {
