@@ -18,7 +18,8 @@ from gact_graph.ops.kernels.sources import csrc
 ARCHITECTURES = {"sm_75": 32, "sm_80": 64, "sm_90": 64, "sm_100": 64}
 """The most warps of a multiprocessor, by the CUDA C++ Programming Guide, "Compute Capabilities"."""
 
-WIDTHS = (0, *range(1, 9), 16)
+VARIANTS = {"cuda/quantize.cu": (0, *range(1, 9), 16), "cuda/wide_sum.cu": (1, 2, 3, 4)}
+"""What sources are compiled for; others for nothing."""
 
 # Of a multiprocessor; registers go to warps by so many, and to four warps at a time.
 _REGISTERS, _UNIT, _PARTITIONS = 1 << 16, 256, 4
@@ -69,7 +70,7 @@ def main() -> int:
     rows: dict[str, dict[str, Use]] = {}
     for architecture in ARCHITECTURES:
         for source in sources:
-            for bits in WIDTHS if source == "cuda/quantize.cu" else (0,):
+            for bits in VARIANTS.get(source, (0,)):
                 for name, use in uses(source, bits, architecture).items():
                     row = rows.setdefault(f"{source} | {_TYPE.sub('', name)}", {})
                     before = row.get(architecture, use)

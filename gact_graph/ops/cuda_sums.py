@@ -12,8 +12,11 @@ from gact_graph.ops.checks import name_of
 from gact_graph.ops.cuda import LANES, VECTOR, Launcher
 from gact_graph.ops.kernels.nvrtc import Kernel
 
-# The kernels of weighted_sum.cu; attention.cu has the others.
+# The kernels of weighted_sum.cu; attention.cu has the others that depend on columns.
 _SUMS = ("sum", "add_carries", "dots")
+
+_MOST_SPANS = 4
+"""The most vectors of a row that a lane holds."""
 
 # The least number of edges and row ends in a segment, and the most segments. Each segment may write
 # a row of carries, and these must be few beside the rows themselves.
@@ -84,9 +87,14 @@ class SumKernels(Launcher):
         weight_places: Tensor,
         starts: Tensor,
     ) -> None:
-        segments = Segments(starts, places.numel())
-        self._sum(of_x, gradient, places, weight, weight_places, segments)
-        self._dots(of_weight, weight_places, x, gradient, places, segments)
+        segments, heads = Segments(starts, places.numel()), weight.size(1)
+        spans = spans_of_lane(heads, gradient, weight, x, of_x)
+        if spans is not None and holds_heads(x, heads, spans):
+            sums = of_x, gradient, places, weight, weight_places, segments
+            self._sum_wide("wide_backward", spans, *sums, x, of_weight)
+        else:
+            self._sum(of_x, gradient, places, weight, weight_places, segments)
+            self._dots(of_weight, weight_places, x, gradient, places, segments)
 
     def segment_sum(self, out: Tensor, x: Tensor, places: Tensor, starts: Tensor) -> None:
         self._sum(out, x, places, None, None, Segments(starts, places.numel()))
@@ -104,6 +112,10 @@ class SumKernels(Launcher):
         if not out.numel():
             return
         heads, width = 1 if weight is None else weight.size(1), x.size(1)
+        spans = None if weight is None else spans_of_lane(heads, x, weight, out)
+        if weight is not None and spans is not None:
+            self._sum_wide("wide_sum", spans, out, x, places, weight, weight_places, segments)
+            return
         columns = columns_of_lane(width // heads, heads, x, out)
         carry = x.new_empty((segments.count, width))
         weights = (weight, 0, 0, 0) if weight is None else (weight, index(weight_places, weight))
@@ -111,6 +123,29 @@ class SumKernels(Launcher):
         rows = x, index(places, x), weights
         args = *rows, segments.args, heads, width // heads, out, carry
         self._run_on_edges("sum", x, warps, *args, columns=columns)
+        self._add_carries(out, carry, segments)
+
+    def _sum_wide(
+        self,
+        name: str,
+        spans: int,
+        out: Tensor,
+        x: Tensor,
+        places: Tensor | None,
+        weight: Tensor,
+        weight_places: Tensor | None,
+        segments: Segments,
+        *gradients: Tensor,
+    ) -> None:
+        """Sum rows, ``spans`` vectors a lane; with ``gradients`` (the rows whose products with
+        those of x are the gradient of the weights, and that gradient) do both."""
+        width, heads = x.size(1), weight.size(1)
+        carry = x.new_empty((segments.count, width))
+        warps = segments.count * chunks(width * x.element_size() // VECTOR, spans)
+        rows = x, index(places, x), weight, index(weight_places, weight)
+        args = *rows, segments.args, heads, width // heads, out, carry, *gradients
+        kernel = Kernel("cuda/wide_sum.cu", f"{name}_{name_of(x.dtype)}", spans)
+        self._launch(kernel, x.device, warps, *args)
         self._add_carries(out, carry, segments)
 
     def _add_carries(self, out: Tensor, carry: Tensor, segments: Segments) -> None:
@@ -160,9 +195,34 @@ def index(places: Tensor | None, x: Tensor) -> Index:
     return places, int(places is not None and places.dtype == torch.int64), len(x)
 
 
-def chunks(units: int) -> int:
-    """Return the number of warps that share a row."""
-    return -(-units // LANES)
+def chunks(units: int, each: int = 1) -> int:
+    """Return the number of warps that share a row, each lane of which holds ``each`` units."""
+    return -(-units // (LANES * each))
+
+
+def spans_of_lane(heads: int, x: Tensor, weight: Tensor, *tensors: Tensor) -> int | None:
+    """Return how many vectors of 16 bytes a lane holds of a row; None if a row has too few.
+
+    Args:
+        heads: Heads that share the columns of x. A vector has columns of one head only.
+        x: The rows.
+        weight: The weights, of which a warp counts fewer than 2^32, like rows.
+        tensors: Other tensors with rows that wide.
+    """
+    columns, width = VECTOR // x.element_size(), x.size(1)
+    aligned = all(t.data_ptr() % VECTOR == 0 for t in (x, *tensors))
+    if width < columns * LANES or width // heads % columns or not aligned:
+        return None
+    if max(len(x), len(weight)) >= 1 << 32:
+        return None
+    return min(_MOST_SPANS, chunks(width // columns))
+
+
+def holds_heads(x: Tensor, heads: int, spans: int) -> bool:
+    """Return whether a warp can sum the products of each head: a power of two of its lanes, or all
+    of them, has the columns of a head."""
+    lanes = x.size(1) // heads * x.element_size() // VECTOR
+    return lanes.bit_count() == 1 if lanes <= LANES else heads == 1 and lanes <= LANES * spans
 
 
 def columns_of_lane(each: int, heads: int, *tensors: Tensor) -> int:

@@ -42,6 +42,9 @@ NAMES = {
         *(f"{way}_float64_{n}" for way in ("sum", "dots") for n in (1, 2)),
         *(f"add_carries_{t}" for t in ("float32", "float64")),
     ],
+    "cuda/wide_sum.cu": [
+        f"wide_{way}_{t}" for way in ("sum", "backward") for t in ("float32", "float64")
+    ],
     "cuda/attention.cu": [
         *(f"{way}_{t}" for way in _ATTENTION for t in ("float32", "float64")),
         *(f"leaky_{way}_float32_{n}" for way in _LEAKY for n in (1, 2, 4)),

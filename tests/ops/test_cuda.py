@@ -41,13 +41,14 @@ def test_every_kernel_compiles(
 ) -> None:
     pytest.importorskip("cuda.core")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    others = [(source, 0) for source in simt.NAMES if source != "cuda/quantize.cu"]
-    for source, bits in (*(("cuda/quantize.cu", b) for b in widths), *others):
+    variants = {"cuda/quantize.cu": widths, "cuda/wide_sum.cu": (1, 2, 3, 4)}
+    pairs = [(source, n) for source in simt.NAMES for n in variants.get(source, (0,))]
+    for source, bits in pairs:
         code = nvrtc.cubin(source, bits, architecture)
         assert code.startswith(b"\x7fELF")
         for name in simt.NAMES[source]:
             assert f".text.{name}\0".encode() in code, (source, bits, name)
-    assert len([*tmp_path.rglob("*.cubin")]) == len(widths) + len(others)
+    assert len([*tmp_path.rglob("*.cubin")]) == len(pairs)
 
 
 def test_a_cubin_is_compiled_once_for_each_compiler_width_and_architecture(

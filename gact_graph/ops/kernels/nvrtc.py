@@ -37,7 +37,8 @@ class Kernel:
     Args:
         source: The file in ``csrc``.
         name: The name of the function.
-        bits: The width that it is compiled for; 0 for none, or for a width of each group.
+        bits: What it is compiled for: the width of codes, 0 for one of each group; or the number of
+            vectors of a row that a lane holds; or 0 for neither.
     """
 
     source: str
@@ -83,8 +84,8 @@ def compiler() -> str:
     """Return the versions of NVRTC and ``cuda.core``."""
     from cuda.bindings import nvrtc
 
-    error, major, minor = nvrtc.nvrtcVersion()
-    return f"NVRTC {major}.{minor} ({int(error)}), cuda.core {_core().__version__}"
+    _, major, minor = nvrtc.nvrtcVersion()
+    return f"NVRTC {major}.{minor}, cuda.core {_core().__version__}"
 
 
 @functools.cache
