@@ -20,12 +20,12 @@ struct WideRows {
 // unit reads that unit again, and writes nothing.
 template <int kEach, int kSpan>
 struct Span {
-  Span(int64_t first, int64_t units, int64_t each) {
+  Span(int first, int units, int across) {
     for (int s = 0; s < kSpan; ++s) {
-      const int64_t unit = first + s * kLanes + lane_of_thread();
+      const int unit = first + s * kLanes + lane_of_thread();
       within[s] = unit < units;
       column[s] = (within[s] ? unit : units - 1) * kEach;
-      head[s] = static_cast<int>(column[s] / each);
+      head[s] = column[s] / kEach / across;
     }
   }
   template <typename T>
@@ -42,12 +42,12 @@ struct Span {
   }
 
   bool within[kSpan];
-  int64_t column[kSpan];
+  int column[kSpan];
   int head[kSpan];
 };
 
-// Writes, for each head, the dot product of two rows to `out`. A head has the lanes of a warp, all
-// spans of which then belong to it, or a power of two of them.
+// Writes, for each head, the dot product of two rows to `out`. A head has `across` lanes of one
+// vector; or, where it is the only one, all vectors of all lanes.
 template <typename T, int kEach, int kSpan>
 void write_dots(const Vector<T, kEach> (&a)[kSpan], const Vector<T, kEach> (&b)[kSpan],
                 const Span<kEach, kSpan>& span, int across, T* out) {
@@ -60,10 +60,14 @@ void write_dots(const Vector<T, kEach> (&a)[kSpan], const Vector<T, kEach> (&b)[
   if (across > kLanes) {
     for (int s = 1; s < kSpan; ++s) sums[0] += sums[s];
   }
-  for (int far = 1; far < across && far < kLanes; far *= 2) {
-    for (int s = 0; s < kSpan; ++s) sums[s] += __shfl_xor_sync(kAllLanes, sums[s], far);
+  const int lanes = across < kLanes ? across : kLanes, beside = lane_of_thread() % lanes;
+  for (int far = 1; far < lanes; far *= 2) {
+    for (int s = 0; s < kSpan; ++s) {
+      const T further = __shfl_down_sync(kAllLanes, sums[s], far);
+      if (beside + far < lanes) sums[s] += further;
+    }
   }
-  if (lane_of_thread() % (across < kLanes ? across : kLanes)) return;
+  if (beside) return;
   for (int s = 0; s < kSpan; ++s) {
     if (span.within[s] && (s == 0 || across <= kLanes)) out[span.head[s]] = sums[s];
   }
@@ -74,68 +78,77 @@ void write_dots(const Vector<T, kEach> (&a)[kSpan], const Vector<T, kEach> (&b)[
 // product of its row of x and its own row of `of_sum` for each head.
 template <bool kDots, int kEach, int kSpan, typename T>
 void sum_wide_rows(const WideRows<T>& all, const Edges& edges, T* __restrict__ out,
-                   T* __restrict__ carry, const T* __restrict__ of_sum, T* __restrict__ of_weight) {
+                   T* __restrict__ carry, const T* __restrict__ of_sum,
+                   T* __restrict__ of_weight) {
   using Columns = Vector<T, kEach>;
-  constexpr int kAhead = kSpan == 1 ? 8 : kSpan == 2 ? 4 : 2;  // edges whose rows are in flight
-  const int64_t width = all.heads * all.each, units = width / kEach;
-  const int64_t chunks = (units + kLanes * kSpan - 1) / (kLanes * kSpan);
-  const int across = static_cast<int>(all.each / kEach);
+  constexpr int kAhead = 2;  // edges whose rows are in flight
+  const auto width = static_cast<int>(all.heads * all.each), units = width / kEach;
+  const auto across = static_cast<int>(all.each / kEach);
+  const int chunks = (units + kLanes * kSpan - 1) / (kLanes * kSpan);
   for (int64_t w = warp_of_thread(); w < edges.segments() * chunks; w += warps_of_grid()) {
     const int64_t segment = w / chunks;
-    const Span<kEach, kSpan> span(w % chunks * kLanes * kSpan, units, all.each);
+    const Span<kEach, kSpan> span(static_cast<int>(w % chunks) * kLanes * kSpan, units, across);
     const Cut from = edges.cut(segment), to = edges.cut(segment + 1);
-    int64_t row = from.row, done = from.edge, end;
+    // Rows and edges are counted from the segment's first; both of a segment fit in 32 bits.
+    const auto ends = static_cast<int>(to.row - from.row);
+    const auto count = static_cast<int>(to.edge - from.edge);
+    int row = 0, done = 0, end = -1;
     Columns sums[kSpan] = {}, own[kSpan];
     const auto begin = [&] {
-      end = row < to.row ? edges.begin(row + 1) : -1;
-      if (kDots && row < edges.rows) span.load(of_sum + row * width, own);
+      end = row < ends ? static_cast<int>(edges.begin(from.row + row + 1) - from.edge) : -1;
+      if (kDots && from.row + row < edges.rows) span.load(of_sum + (from.row + row) * width, own);
     };
     const auto finish = [&] {
-      span.store(sums, out + row * width);
+      span.store(sums, out + (from.row + row) * width);
       for (int s = 0; s < kSpan; ++s) sums[s] = {};
       done = end;
       ++row;
       begin();
     };
     begin();
-    for (int64_t base = from.edge; base < to.edge; base += kLanes) {
-      const int64_t mine = base + lane_of_thread();
-      const auto place = static_cast<uint32_t>(mine < to.edge ? all.places[mine] : 0);
-      const auto weight_place = static_cast<uint32_t>(mine < to.edge ? all.weight_places[mine] : 0);
-      const int count = to.edge - base < kLanes ? static_cast<int>(to.edge - base) : kLanes;
-      for (int first = 0; first < count; first += kAhead) {
+    for (int base = 0; base < count; base += kLanes) {
+      const bool has = base + lane_of_thread() < count;
+      const int64_t mine = from.edge + base + lane_of_thread();
+      const auto place = static_cast<uint32_t>(has ? all.places[mine] : 0);
+      const auto weight_place = static_cast<uint32_t>(has ? all.weight_places[mine] : 0);
+      const int last = count - base < kLanes ? count - base : kLanes;
+      for (int first = 0; first < last; first += kAhead) {
         Columns rows[kAhead][kSpan];
         T by[kAhead][kSpan];
-        int64_t weights[kAhead];
         for (int i = 0; i < kAhead; ++i) {
-          if (first + i >= count) break;
-          const int64_t source = __shfl_sync(kAllLanes, place, first + i);
-          span.load(all.x + source * width, rows[i]);
-          weights[i] = __shfl_sync(kAllLanes, weight_place, first + i) * all.heads;
-          for (int s = 0; s < kSpan; ++s) {
-            by[i][s] = all.weight == nullptr ? T(1) : all.weight[weights[i] + span.head[s]];
-          }
+          if (first + i >= last) break;
+          span.load(all.x + static_cast<int64_t>(__shfl_sync(kAllLanes, place, first + i)) * width,
+                    rows[i]);
+          const T* weights = all.weight + __shfl_sync(kAllLanes, weight_place, first + i) * all.heads;
+          for (int s = 0; s < kSpan; ++s) by[i][s] = weights[span.head[s]];
         }
         for (int i = 0; i < kAhead; ++i) {
-          if (first + i >= count) break;
+          if (first + i >= last) break;
           while (base + first + i == end) finish();
           for (int s = 0; s < kSpan; ++s) {
             for (int c = 0; c < kEach; ++c) sums[s].at[c] += by[i][s] * rows[i][s].at[c];
           }
-          if constexpr (kDots) write_dots(own, rows[i], span, across, of_weight + weights[i]);
+          if constexpr (kDots) {
+            const uint32_t at = __shfl_sync(kAllLanes, weight_place, first + i);
+            write_dots(own, rows[i], span, across, of_weight + at * all.heads);
+          }
         }
       }
     }
-    while (row < to.row) finish();
-    if (done < to.edge) span.store(sums, carry + segment * width);
+    while (row < ends) finish();
+    if (done < count) span.store(sums, carry + segment * width);
   }
 }
 
 }  // namespace gact_graph
 
+// Registers for so many blocks at a time: measured on an H200 for one and two vectors a lane, where
+// more warps gained more than more rows in flight.
+#define GACT_BOUNDS
+
 // `wide_backward` also writes the gradients of weights.
 #define GACT_WIDE(name, T, kEach)                                                                  \
-  extern "C" __global__ void wide_sum_##name(                                                      \
+  extern "C" __global__ void GACT_BOUNDS wide_sum_##name(                                          \
       const T* __restrict__ x, const void* __restrict__ places, int64_t wide, int64_t nodes,       \
       const T* __restrict__ weight, const void* __restrict__ weight_places, int64_t weight_wide,   \
       int64_t weights, const int64_t* __restrict__ starts, int64_t rows, int64_t count,            \
@@ -145,7 +158,7 @@ void sum_wide_rows(const WideRows<T>& all, const Edges& edges, T* __restrict__ o
     gact_graph::sum_wide_rows<false, kEach, GACT_BITS, T>(all, {starts, rows, count, length}, out, \
                                                           carry, nullptr, nullptr);                \
   }                                                                                                \
-  extern "C" __global__ void wide_backward_##name(                                                 \
+  extern "C" __global__ void GACT_BOUNDS wide_backward_##name(                                     \
       const T* __restrict__ x, const void* __restrict__ places, int64_t wide, int64_t nodes,       \
       const T* __restrict__ weight, const void* __restrict__ weight_places, int64_t weight_wide,   \
       int64_t weights, const int64_t* __restrict__ starts, int64_t rows, int64_t count,            \

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gact_graph.ops.checks import TILE
 from gact_graph.ops.quantize import Channels, Widths, group_ranges
 
 _MOST = 8
@@ -46,7 +47,8 @@ def widths_of_groups(
 ) -> Widths | None:
     """Return widths of groups, with a mean of at most ``bits``.
 
-    Waits for the device.
+    Does not wait for the device: of a tensor on a GPU, the number of words is the most that such
+    widths may take.
 
     Args:
         x: A contiguous floating-point tensor.
@@ -73,7 +75,7 @@ def widths_of_groups(
     below = (scales.amax().log2() - scales.log2()).mul_(_FINENESS).nan_to_num_(_BINS - 1)
     bins = below.clamp_(0, _BINS - 1).long()
     first = _first_thresholds(device)
-    counts = bins.bincount(minlength=_BINS).expand(first.shape)
+    counts = _counts(bins).expand(first.shape)
     more = torch.zeros(3 * _BINS, dtype=torch.int64, device=device)  # the last threshold is 869
     totals = more.scatter_add_(0, first.view(-1), counts.reshape(-1)).cumsum(0).add_(whole)
     chosen = (totals <= bits * whole).sum() - 1
@@ -81,7 +83,24 @@ def widths_of_groups(
     count = -(-numel // group_size)
     widths = torch.full((count,), int(bits), dtype=torch.uint8, device=device)
     widths[:whole] = own[bins]
-    return Widths.of(widths, numel, group_size)
+    if device.type == "cpu":
+        return Widths.of(widths, numel, group_size)
+    return Widths(widths, most_words(numel, bits, group_size))
+
+
+def most_words(numel: int, bits: float, group_size: int) -> int:
+    """Return the most words of a tensor whose whole groups have widths with a mean of ``bits``."""
+    whole, rest = divmod(numel, group_size)
+    return int(bits * whole) * (group_size // TILE) + int(bits) * -(-rest // TILE)
+
+
+def _counts(bins: Tensor) -> Tensor:
+    """Return the number of groups in each bin [bins], int64."""
+    if bins.device.type == "cpu":
+        return bins.bincount(minlength=_BINS)
+    # On a GPU, bincount() waits for the largest bin.
+    counts = torch.zeros(_BINS, dtype=torch.int64, device=bins.device)
+    return counts.scatter_add_(0, bins, torch.ones_like(bins))
 
 
 def _means_by_group(weights: Tensor, counts: Tensor, whole: int, group_size: int) -> Tensor:

@@ -201,7 +201,7 @@ def chunks(units: int, each: int = 1) -> int:
 
 
 def spans_of_lane(heads: int, x: Tensor, weight: Tensor, *tensors: Tensor) -> int | None:
-    """Return how many vectors of 16 bytes a lane holds of a row; None if a row has too few.
+    """Return how many vectors of 16 bytes a lane holds of a row; None if half of the lanes do.
 
     Args:
         heads: Heads that share the columns of x. A vector has columns of one head only.
@@ -211,7 +211,7 @@ def spans_of_lane(heads: int, x: Tensor, weight: Tensor, *tensors: Tensor) -> in
     """
     columns, width = VECTOR // x.element_size(), x.size(1)
     aligned = all(t.data_ptr() % VECTOR == 0 for t in (x, *tensors))
-    if width < columns * LANES or width // heads % columns or not aligned:
+    if 2 * width <= columns * LANES or width // heads % columns or not aligned:
         return None
     if max(len(x), len(weight)) >= 1 << 32:
         return None
@@ -219,10 +219,12 @@ def spans_of_lane(heads: int, x: Tensor, weight: Tensor, *tensors: Tensor) -> in
 
 
 def holds_heads(x: Tensor, heads: int, spans: int) -> bool:
-    """Return whether a warp can sum the products of each head: a power of two of its lanes, or all
-    of them, has the columns of a head."""
+    """Return whether the lanes of a warp can add up the products of each head: one vector of
+    adjacent lanes has the columns of a head, or it is the only head."""
     lanes = x.size(1) // heads * x.element_size() // VECTOR
-    return lanes.bit_count() == 1 if lanes <= LANES else heads == 1 and lanes <= LANES * spans
+    if heads == 1:
+        return lanes <= LANES * spans
+    return lanes * heads <= LANES or LANES % lanes == 0
 
 
 def columns_of_lane(each: int, heads: int, *tensors: Tensor) -> int:

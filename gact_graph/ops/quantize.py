@@ -113,7 +113,8 @@ class Widths:
     Attributes:
         widths: Bits per element of each group, 1 to 16, uint8 [ceil(numel / group_size)], on the
             tensor's device.
-        words: The number of words of the codes, which the host must know to allocate them.
+        words: The number of words of the codes, which the host must know to allocate them. On a GPU
+            it may be larger than the widths need.
     """
 
     widths: Tensor

@@ -14,8 +14,9 @@ import torch
 _share = 1.0
 
 _ON_DEVICE = 16
-"""How much larger a piece is on a GPU: 32 MB in place of the 2 MB that a cache of a CPU holds. On an
-H200, sums in pieces of 2 MB took 2.5 times as long as in one."""
+"""How much larger a piece is on a GPU: 32 MB in place of the 2 MB that the cache of a CPU holds.
+
+On an H200, sums of a GCN on arxiv_graph took six times as long in pieces of 2 MB."""
 
 
 def in_proportion(count: int) -> int:

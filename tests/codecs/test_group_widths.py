@@ -11,8 +11,8 @@ from samples import seeded
 from torch import Tensor, nn
 
 import gact_graph
-from gact_graph.codecs.group_widths import widths_of_groups
-from gact_graph.ops.quantize import pack
+from gact_graph.codecs.group_widths import most_words, widths_of_groups
+from gact_graph.ops.quantize import Widths, pack
 
 GROUPS = 1200
 
@@ -43,6 +43,31 @@ def _least_noise(ranges: list[float], total: int) -> float:
         widths[i] += 1
         heapq.heappush(offers, offer(i))
     return _noise(widths, ranges)
+
+
+@pytest.mark.parametrize("rest", [0, 1, 64, 65, 255])
+@pytest.mark.parametrize("bits", [1.5, 2, 4.7, 6])
+def test_the_words_allocated_on_a_gpu_are_enough(bits: float, rest: int) -> None:
+    x = _groups(1.5)[: GROUPS * 256]
+    x = torch.cat([x, x[:rest]])
+    found = widths_of_groups(x, bits, 256)
+    assert found is not None
+    most = most_words(x.numel(), bits, 256)
+    assert found.words <= most <= found.words + 0.1 * bits * GROUPS * 4
+
+
+@pytest.mark.gpu
+def test_a_gpu_chooses_the_same_widths() -> None:
+    x = _groups(1.5)
+    here, there = widths_of_groups(x, 4, 256), widths_of_groups(x.cuda(), 4, 256)
+    assert here is not None and there is not None
+    # A logarithm of another library may round to the next bin.
+    assert (here.widths == there.widths.cpu()).float().mean() > 0.99
+    assert there.words == most_words(x.numel(), 4, 256)
+    packed = pack(x.cuda(), 4, widths=there)
+    assert torch.equal(
+        packed.unpack().cpu(), pack(x, 4, widths=Widths.of(there.widths.cpu(), x.numel())).unpack()
+    )
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 6])

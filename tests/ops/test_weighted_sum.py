@@ -85,6 +85,7 @@ SAMPLES: dict[str, Sample] = {
     "wide": Sample(1500, 256, 1, real=torch.float64, index=torch.int32),
     "three heads of a warp": Sample(3000, 192, 3, index=torch.int32),
     "one head of two vectors a lane": Sample(1500, 200, 1),
+    "three heads of ten lanes": Sample(2000, 120, 3, index=torch.int32),
     "wider than a warp": Sample(1500, 640, 5),
     "heads of most lanes": Sample(1500, 192, 2, index=torch.int32),
     "a wide row of most edges": Sample(6000, 128, 1, hub=0.9),

@@ -65,7 +65,8 @@ def rows_at_a_time(tensor: Tensor | CodedRows) -> int:
     if isinstance(tensor, Tensor):
         return max(1, tensor.shape[0])
     return max(
-        1, piece(_DECODED_BYTES, tensor.device) // (tensor.shape[1:].numel() * tensor.dtype.itemsize)
+        1,
+        piece(_DECODED_BYTES, tensor.device) // (tensor.shape[1:].numel() * tensor.dtype.itemsize),
     )
 
 

@@ -9,6 +9,7 @@
 #include "simt.h"
 
 #define __global__
+#define __launch_bounds__(...)
 #define threadIdx simt::thread_index()
 #define blockIdx simt::block_index()
 #define blockDim simt::block_size()
@@ -24,24 +25,28 @@ To same_bits(From from) {
   return to;
 }
 
+// Returns the value of another lane; `kind` must be the same in all lanes.
 template <typename T>
-T __shfl_xor_sync(unsigned mask, T value, int far) {
+T shuffled(unsigned mask, T value, int kind, int lane) {
   if (mask != 0xFFFFFFFFu) simt::fail("a shuffle of all lanes (got mask %x)", mask);
   uint64_t raw = 0;
   std::memcpy(&raw, &value, sizeof value);
-  raw = simt::value_of_lane(raw, far);
+  raw = simt::value_of_lane(raw, kind, lane);
   std::memcpy(&value, &raw, sizeof value);
   return value;
 }
-
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, int far) {
+  return shuffled(mask, value, far, simt::lane() ^ far);
+}
 template <typename T>
 T __shfl_sync(unsigned mask, T value, int lane) {
-  if (mask != 0xFFFFFFFFu) simt::fail("a shuffle of all lanes (got mask %x)", mask);
-  uint64_t raw = 0;
-  std::memcpy(&raw, &value, sizeof value);
-  raw = simt::value_at_lane(raw, lane);
-  std::memcpy(&value, &raw, sizeof value);
-  return value;
+  return shuffled(mask, value, simt::kWarp + lane, lane);
+}
+template <typename T>
+T __shfl_down_sync(unsigned mask, T value, int far) {
+  const int lane = simt::lane() + far < simt::kWarp ? simt::lane() + far : simt::lane();
+  return shuffled(mask, value, 2 * simt::kWarp + far, lane);
 }
 
 uint32_t __ballot_sync(unsigned mask, bool value) {

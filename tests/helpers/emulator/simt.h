@@ -17,8 +17,8 @@ Index block_size();
 Index grid_size();
 
 // Exchanges between the lanes of a warp. Each lane must come to the same.
-uint64_t value_of_lane(uint64_t value, int far);
-uint64_t value_at_lane(uint64_t value, int lane);
+int lane();
+uint64_t value_of_lane(uint64_t value, int kind, int lane);
 uint32_t votes_of_warp(bool value);
 
 // Ends the launch with an error, which names the lane.

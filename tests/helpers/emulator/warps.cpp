@@ -136,9 +136,9 @@ bool is_on_stack(const char* address) {
   return address >= stack && address < stack + kStack;
 }
 
-uint64_t value_of_lane(uint64_t value, int far) { return exchange(value, far)[running ^ far]; }
+int lane() { return running; }
 
-uint64_t value_at_lane(uint64_t value, int lane) { return exchange(value, kWarp + lane)[lane]; }
+uint64_t value_of_lane(uint64_t value, int kind, int lane) { return exchange(value, kind)[lane]; }
 
 uint32_t votes_of_warp(bool value) {
   const uint64_t* all = exchange(value, kVote);
