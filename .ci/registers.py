@@ -21,6 +21,9 @@ ARCHITECTURES = {"sm_75": 32, "sm_80": 64, "sm_90": 64, "sm_100": 64}
 VARIANTS = {"cuda/quantize.cu": (0, *range(1, 9), 16), "cuda/wide_sum.cu": (1, 2, 3, 4)}
 """What sources are compiled for; others for nothing."""
 
+MOST_SPILLED = 256
+"""Bytes of spilled registers: of bounded kernels, outside of the loop over edges."""
+
 # Of a multiprocessor; registers go to warps by so many, and to four warps at a time.
 _REGISTERS, _UNIT, _PARTITIONS = 1 << 16, 256, 4
 
@@ -84,9 +87,11 @@ def main() -> int:
     for row_name, row in rows.items():
         cells = (f"{row[a].registers}, {row[a].warps(n)} of {n}" for a, n in ARCHITECTURES.items())
         print(f"| {row_name} |", " | ".join(cells), "|")
-    spilled = {name: row for name, row in rows.items() if any(use.memory for use in row.values())}
+    spilled = {
+        name: row for name, row in rows.items() if any(u.memory > MOST_SPILLED for u in row.values())
+    }
     for name, row in spilled.items():
-        print(f"Expected registers alone of {name} (got {row})", file=sys.stderr)
+        print(f"Expected at most {MOST_SPILLED} bytes of {name} (got {row})", file=sys.stderr)
     return 1 if spilled else 0
 
 

@@ -220,10 +220,13 @@ void drop(T* weight, int64_t count, const Dropout& dropout) {
 
 }  // namespace gact_graph
 
+// Registers for 32 warps of a multiprocessor: see wide_sum.cu.
+#define GACT_BOUNDS __launch_bounds__(256, 4)
+
 // Places are three arguments: a pointer, whether they are int64, and the number of rows they index.
 // Pointers that may belong to the same tensor are not __restrict__.
 #define GACT_ATTENTION(name, T)                                                                    \
-  extern "C" __global__ void sum_scores_##name(                                                    \
+  extern "C" __global__ void GACT_BOUNDS sum_scores_##name(                                        \
       const T* __restrict__ source, const void* __restrict__ places, int64_t wide, int64_t nodes,  \
       const T* __restrict__ destination, const T* __restrict__ terms, double slope,                \
       const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,             \
@@ -233,7 +236,7 @@ void drop(T* weight, int64_t count, const Dropout& dropout) {
                               static_cast<T>(slope), {starts, rows, count, length}, heads, out,    \
                               {out_places, out_wide, weights});                                    \
   }                                                                                                \
-  extern "C" __global__ void softmax_##name(                                                       \
+  extern "C" __global__ void GACT_BOUNDS softmax_##name(                                           \
       const T* __restrict__ scores, const void* __restrict__ places, int64_t wide,                 \
       int64_t weights, double scale, const int64_t* __restrict__ starts, int64_t rows,             \
       int64_t count, int64_t length, int64_t heads, T* __restrict__ out, T* __restrict__ carry) {  \
@@ -243,7 +246,7 @@ void drop(T* weight, int64_t count, const Dropout& dropout) {
                             reinterpret_cast<Softmax::State*>(out),                                \
                             reinterpret_cast<Softmax::State*>(carry));                             \
   }                                                                                                \
-  extern "C" __global__ void softmax_carries_##name(                                               \
+  extern "C" __global__ void GACT_BOUNDS softmax_carries_##name(                                   \
       const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,             \
       int64_t heads, T* __restrict__ out, const T* __restrict__ carry) {                           \
     using Softmax = gact_graph::Softmax<T>;                                                        \
@@ -252,7 +255,7 @@ void drop(T* weight, int64_t count, const Dropout& dropout) {
                               reinterpret_cast<Softmax::State*>(out),                              \
                               reinterpret_cast<const Softmax::State*>(carry));                     \
   }                                                                                                \
-  extern "C" __global__ void weigh_##name(                                                         \
+  extern "C" __global__ void GACT_BOUNDS weigh_##name(                                             \
       T* __restrict__ weight, const void* __restrict__ places, int64_t wide, int64_t weights,      \
       double scale, const T* __restrict__ softmax, int64_t dropped, double kept, int64_t seed,     \
       const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,             \
@@ -260,7 +263,7 @@ void drop(T* weight, int64_t count, const Dropout& dropout) {
     gact_graph::weigh<T>(weight, {places, wide, weights}, static_cast<T>(scale), softmax,          \
                          {dropped, kept, seed}, {starts, rows, count, length}, heads);             \
   }                                                                                                \
-  extern "C" __global__ void mean_##name(                                                          \
+  extern "C" __global__ void GACT_BOUNDS mean_##name(                                              \
       const T* weight, const T* gradient, const void* __restrict__ places, int64_t wide,           \
       int64_t weights, int64_t dropped, double kept, int64_t seed,                                 \
       const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,             \
@@ -271,7 +274,7 @@ void drop(T* weight, int64_t count, const Dropout& dropout) {
                             reinterpret_cast<Mean::State*>(out),                                   \
                             reinterpret_cast<Mean::State*>(carry));                                \
   }                                                                                                \
-  extern "C" __global__ void backward_##name(                                                      \
+  extern "C" __global__ void GACT_BOUNDS backward_##name(                                          \
       T* out, const T* weight, const T* gradient, const void* __restrict__ places, int64_t wide,   \
       int64_t weights, const T* __restrict__ mean, double scale, int64_t dropped, double kept,     \
       int64_t seed, const T* __restrict__ source, const void* __restrict__ source_places,          \
@@ -283,13 +286,13 @@ void drop(T* weight, int64_t count, const Dropout& dropout) {
                             {source_places, source_wide, nodes}, destination, terms,               \
                             static_cast<T>(slope), {starts, rows, count, length}, heads);          \
   }                                                                                                \
-  extern "C" __global__ void drop_##name(T* __restrict__ weight, int64_t count, int64_t dropped,   \
-                                         double kept, int64_t seed) {                              \
+  extern "C" __global__ void GACT_BOUNDS drop_##name(T* __restrict__ weight, int64_t count,        \
+                                                     int64_t dropped, double kept, int64_t seed) { \
     gact_graph::drop<T>(weight, count, {dropped, kept, seed});                                     \
   }
 
 #define GACT_LEAKY(name, T, kEach)                                                                \
-  extern "C" __global__ void leaky_scores_##name##_##kEach(                                       \
+  extern "C" __global__ void GACT_BOUNDS leaky_scores_##name##_##kEach(                           \
       const T* __restrict__ source, const void* __restrict__ places, int64_t wide, int64_t nodes, \
       const T* __restrict__ destination, const T* __restrict__ vector, double slope,              \
       const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length,            \
@@ -299,7 +302,7 @@ void drop(T* weight, int64_t count, const Dropout& dropout) {
                                        static_cast<T>(slope), {starts, rows, count, length},      \
                                        heads, each, out, {out_places, out_wide, weights});        \
   }                                                                                               \
-  extern "C" __global__ void leaky_rows_##name##_##kEach(                                         \
+  extern "C" __global__ void GACT_BOUNDS leaky_rows_##name##_##kEach(                             \
       const T* __restrict__ of_score, const void* __restrict__ score_places, int64_t score_wide,  \
       int64_t weights, const T* __restrict__ own, const T* __restrict__ others,                   \
       const void* __restrict__ places, int64_t wide, int64_t nodes, const T* __restrict__ vector, \
@@ -320,7 +323,7 @@ void drop(T* weight, int64_t count, const Dropout& dropout) {
                             reinterpret_cast<Rows::State*>(out),                                  \
                             reinterpret_cast<Rows::State*>(carry));                               \
   }                                                                                               \
-  extern "C" __global__ void leaky_vector_##name##_##kEach(                                       \
+  extern "C" __global__ void GACT_BOUNDS leaky_vector_##name##_##kEach(                           \
       const T* __restrict__ of_score, const void* __restrict__ score_places, int64_t score_wide,  \
       int64_t weights, const T* __restrict__ own, const T* __restrict__ others,                   \
       const void* __restrict__ places, int64_t wide, int64_t nodes, double slope,                 \

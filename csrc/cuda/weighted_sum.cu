@@ -74,9 +74,12 @@ void dots(const T* of_sum, const T* x, const Places& places, T* out, const Place
 
 }  // namespace gact_graph
 
+// Registers for 32 warps of a multiprocessor: see wide_sum.cu.
+#define GACT_BOUNDS __launch_bounds__(256, 4)
+
 // Places are three arguments: a pointer, whether they are int64, and the number of rows they index.
 #define GACT_SUMS(name, T, kEach)                                                                \
-  extern "C" __global__ void sum_##name##_##kEach(                                               \
+  extern "C" __global__ void GACT_BOUNDS sum_##name##_##kEach(                                   \
       const T* __restrict__ x, const void* __restrict__ places, int64_t wide, int64_t nodes,     \
       const T* __restrict__ weight, const void* __restrict__ weight_places, int64_t weight_wide, \
       int64_t weights, const int64_t* __restrict__ starts, int64_t rows, int64_t count,          \
@@ -93,7 +96,7 @@ void dots(const T* of_sum, const T* x, const Places& places, T* out, const Place
                             reinterpret_cast<Sum::State*>(out),                                  \
                             reinterpret_cast<Sum::State*>(carry));                               \
   }                                                                                              \
-  extern "C" __global__ void dots_##name##_##kEach(                                              \
+  extern "C" __global__ void GACT_BOUNDS dots_##name##_##kEach(                                  \
       const T* __restrict__ of_sum, const T* __restrict__ x, const void* __restrict__ places,    \
       int64_t wide, int64_t nodes, const int64_t* __restrict__ starts, int64_t rows,             \
       int64_t count, int64_t length, int64_t heads, int64_t each, T* __restrict__ out,           \
@@ -105,7 +108,7 @@ void dots(const T* of_sum, const T* x, const Places& places, T* out, const Place
 
 // The second kernel of each sum of rows of `width` numbers.
 #define GACT_CARRIES(name, T)                                                          \
-  extern "C" __global__ void add_carries_##name(                                       \
+  extern "C" __global__ void GACT_BOUNDS add_carries_##name(                           \
       const int64_t* __restrict__ starts, int64_t rows, int64_t count, int64_t length, \
       int64_t width, T* __restrict__ out, const T* __restrict__ carry) {               \
     using Plain = gact_graph::Plain<T>;                                                \

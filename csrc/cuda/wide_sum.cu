@@ -78,10 +78,9 @@ void write_dots(const Vector<T, kEach> (&a)[kSpan], const Vector<T, kEach> (&b)[
 // product of its row of x and its own row of `of_sum` for each head.
 template <bool kDots, int kEach, int kSpan, typename T>
 void sum_wide_rows(const WideRows<T>& all, const Edges& edges, T* __restrict__ out,
-                   T* __restrict__ carry, const T* __restrict__ of_sum,
-                   T* __restrict__ of_weight) {
+                   T* __restrict__ carry, const T* __restrict__ of_sum, T* __restrict__ of_weight) {
   using Columns = Vector<T, kEach>;
-  constexpr int kAhead = 2;  // edges whose rows are in flight
+  constexpr int kAhead = kSpan == 1 ? 4 : 2;  // edges whose rows are in flight
   const auto width = static_cast<int>(all.heads * all.each), units = width / kEach;
   const auto across = static_cast<int>(all.each / kEach);
   const int chunks = (units + kLanes * kSpan - 1) / (kLanes * kSpan);
@@ -119,7 +118,8 @@ void sum_wide_rows(const WideRows<T>& all, const Edges& edges, T* __restrict__ o
           if (first + i >= last) break;
           span.load(all.x + static_cast<int64_t>(__shfl_sync(kAllLanes, place, first + i)) * width,
                     rows[i]);
-          const T* weights = all.weight + __shfl_sync(kAllLanes, weight_place, first + i) * all.heads;
+          const T* weights =
+              all.weight + __shfl_sync(kAllLanes, weight_place, first + i) * all.heads;
           for (int s = 0; s < kSpan; ++s) by[i][s] = weights[span.head[s]];
         }
         for (int i = 0; i < kAhead; ++i) {
@@ -142,9 +142,9 @@ void sum_wide_rows(const WideRows<T>& all, const Edges& edges, T* __restrict__ o
 
 }  // namespace gact_graph
 
-// Registers for so many blocks at a time: measured on an H200 for one and two vectors a lane, where
-// more warps gained more than more rows in flight.
-#define GACT_BOUNDS
+// Registers for so many blocks at a time: on an H200, more warps gain more than a few registers
+// that are spilled outside of the loop over edges lose.
+#define GACT_BOUNDS __launch_bounds__(256, GACT_BITS == 1 ? 4 : GACT_BITS == 2 ? 3 : 2)
 
 // `wide_backward` also writes the gradients of weights.
 #define GACT_WIDE(name, T, kEach)                                                                  \

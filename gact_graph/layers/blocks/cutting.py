@@ -17,9 +17,9 @@ _CPU_BYTES_QUANTIZED = 6 << 20
 """Messages of a block on a CPU where saved tensors are quantized, so that the memory of a block is
 a larger share; slightly slower."""
 
-_CUDA_SHARE = 1 / 256
-"""Messages of a block on CUDA, as a share of the device's memory; with gradients a block takes
-several times that."""
+_CUDA_SHARE, _CUDA_BYTES = 1 / 256, 256 << 20
+"""Messages of a block on CUDA, as a share of the device's memory and at most; with gradients a block
+takes several times that."""
 
 LEAST_EDGES = 4096
 """With fewer edges, the overhead of a block shows."""
@@ -78,7 +78,8 @@ class Cutting:
         if isinstance(self.size, int):
             return self.size
         if device.type == "cuda":
-            nbytes = torch.cuda.get_device_properties(device).total_memory * _CUDA_SHARE
+            memory = torch.cuda.get_device_properties(device).total_memory
+            nbytes = min(memory * _CUDA_SHARE, float(_CUDA_BYTES))
             most = _CUDA_EDGES
         else:
             nbytes = float(_CPU_BYTES_QUANTIZED if self.quantized else _CPU_BYTES)
