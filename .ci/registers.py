@@ -88,7 +88,9 @@ def main() -> int:
         cells = (f"{row[a].registers}, {row[a].warps(n)} of {n}" for a, n in ARCHITECTURES.items())
         print(f"| {row_name} |", " | ".join(cells), "|")
     spilled = {
-        name: row for name, row in rows.items() if any(u.memory > MOST_SPILLED for u in row.values())
+        name: row
+        for name, row in rows.items()
+        if any(u.memory > MOST_SPILLED for u in row.values())
     }
     for name, row in spilled.items():
         print(f"Expected at most {MOST_SPILLED} bytes of {name} (got {row})", file=sys.stderr)
