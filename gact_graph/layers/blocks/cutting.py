@@ -18,8 +18,8 @@ _CPU_BYTES_QUANTIZED = 6 << 20
 a larger share; slightly slower."""
 
 _CUDA_SHARE, _CUDA_BYTES = 1 / 256, 256 << 20
-"""Messages of a block on CUDA, as a share of the device's memory and at most; with gradients a block
-takes several times that."""
+"""Messages of a block on CUDA: the lesser of a share of the device's memory and a number of bytes.
+With gradients a block takes several times that."""
 
 LEAST_EDGES = 4096
 """With fewer edges, the overhead of a block shows."""
