@@ -96,6 +96,47 @@ void store(const T (&values)[8], int64_t count, Place place, T* x) {
   }
 }
 
+// A tensor that is packed as it is.
+template <typename T>
+struct Plain {
+  const T* x;
+
+  void load(int64_t start, int64_t count, Place place, float (&values)[8]) const {
+    gact_graph::load(x + start, count, place, values);
+  }
+  double element(int64_t i) const { return to_double(x[i]); }
+};
+
+// A tensor whose channels are normalized while it is packed: element i is of channel i / inner,
+// modulo the number of channels.
+template <typename T>
+struct Normalized {
+  const T* x;
+  const float* channels;  // the mean of each, then the deviation of each
+  int64_t count;
+  int64_t inner;
+
+  float normalized(float value, int64_t channel) const {
+    return (value - channels[channel]) / channels[count + channel];
+  }
+  void load(int64_t start, int64_t left, Place place, float (&values)[8]) const {
+    gact_graph::load(x + start, left, place, values);
+    const int64_t first = (start + place.first) / inner % count;
+    for (int i = 0; i < 8; ++i) {
+      const int64_t own = place.element(i) < left ? place.element(i) : left - 1;
+      int64_t channel;
+      if (inner == 1 && own >= place.first && first + own - place.first < 2 * count) {
+        channel = first + own - place.first;
+        if (channel >= count) channel -= count;
+      } else {
+        channel = (start + own) / inner % count;
+      }
+      values[i] = normalized(values[i], channel);
+    }
+  }
+  double element(int64_t i) const { return normalized(to_float(x[i]), i / inner % count); }
+};
+
 // The minimum and maximum of a lane's elements, and whether all are finite.
 struct Extent {
   float least = __uint_as_float(0x7F800000u);
@@ -159,9 +200,9 @@ void clear_tail(int64_t count, Place place, uint32_t (&codes)[4]) {
   }
 }
 
-template <typename T>
-void pack(const T* x, int64_t n, int64_t group_size, int64_t seed, uint32_t* words, uint32_t* stats,
-          const uint8_t* widths, const int64_t* first_words) {
+template <typename Source>
+void pack(const Source& x, int64_t n, int64_t group_size, int64_t seed, uint32_t* words,
+          uint32_t* stats, const uint8_t* widths, const int64_t* first_words) {
   const Layout layout = {widths, first_words, group_size / kTile};
   const Place place(lane_of_thread());
   uint64_t high = 0;
@@ -172,7 +213,7 @@ void pack(const T* x, int64_t n, int64_t group_size, int64_t seed, uint32_t* wor
     float values[8];
     Extent extent;
     for (int64_t t = 0; t < count; t += kChunk) {
-      load(x + start + t, count - t, place, values);
+      x.load(start + t, count - t, place, values);
       extent.add(values);
     }
     const Width width = layout.width(g);
@@ -183,7 +224,7 @@ void pack(const T* x, int64_t n, int64_t group_size, int64_t seed, uint32_t* wor
     }
     for (int64_t t = 0; t < count; t += kChunk) {
       // A group of one chunk is still in registers.
-      if (count > kChunk) load(x + start + t, count - t, place, values);
+      if (count > kChunk) x.load(start + t, count - t, place, values);
       uint32_t codes[4] = {};
       if (s.step > 0.f) {
         const uint64_t index = static_cast<uint64_t>(start + t) + place.first;
@@ -203,7 +244,7 @@ void pack(const T* x, int64_t n, int64_t group_size, int64_t seed, uint32_t* wor
       }
       // A group of equal elements has its value in the word that this lane has just cleared.
       if (s.step == 0.f && t == 0 && place.tile == 0 && place.plane == 0) {
-        const auto value = static_cast<uint64_t>(__double_as_longlong(to_double(x[start])));
+        const auto value = static_cast<uint64_t>(__double_as_longlong(x.element(start)));
         out[place.half] = static_cast<uint32_t>(place.half ? value >> 32 : value);
       }
     }
@@ -256,11 +297,13 @@ struct ExactGroups {
   }
 };
 
-// The seed is used by the decorrelated decoding.
-template <bool kDecorrelated, typename T>
+enum Decoding { kPlain, kDecorrelated, kMean };
+
+// The seed is used by the decorrelated decoding, and the weight by the mean of both.
+template <Decoding kDecoding, typename T>
 void unpack(const uint32_t* words, const uint32_t* stats, const int64_t* exact_groups,
             const T* exact_values, int64_t exact_count, int64_t n, int64_t group_size, int64_t seed,
-            T* x, const uint8_t* widths, const int64_t* first_words) {
+            T* x, const uint8_t* widths, const int64_t* first_words, const float* weight) {
   const Layout layout = {widths, first_words, group_size / kTile};
   const ExactGroups<T> exact = {exact_groups, exact_values, exact_count,
                                 group_size < n ? group_size : n};
@@ -284,7 +327,7 @@ void unpack(const uint32_t* words, const uint32_t* stats, const int64_t* exact_g
         for (int i = 0; i < 4; ++i) codes[i] |= (nibbles >> 4 * i & 0x000F000Fu) << 4 * quad;
       }
       uint32_t hashes[4] = {};
-      if constexpr (kDecorrelated) {
+      if constexpr (kDecoding != kPlain) {
         const uint64_t index = static_cast<uint64_t>(start + t) + place.first;
         const NoiseKey key = noise_key(seed, index);
         for (int i = 0; i < 4; ++i) {
@@ -294,12 +337,17 @@ void unpack(const uint32_t* words, const uint32_t* stats, const int64_t* exact_g
       T values[8];
       for (int i = 0; i < 8; ++i) {
         const uint32_t code = i < 4 ? codes[i] & 0xFFFFu : codes[i - 4] >> 16;
-        float level = static_cast<float>(code);
-        if constexpr (kDecorrelated) {
+        T value = value_of<T>(static_cast<float>(code), s);
+        if constexpr (kDecoding != kPlain) {
           const uint32_t noise = i < 4 ? hashes[i] & 0xFFFFu : hashes[i - 4] >> 16;
-          level = decorrelated_level(code, noise, width);
+          const T other = value_of<T>(decorrelated_level(code, noise, width), s);
+          if constexpr (kDecoding == kDecorrelated) {
+            value = other;
+          } else if (!(other == value)) {
+            value = (other - value) * *weight + value;
+          }
         }
-        values[i] = s.step == 0.f ? same : value_of<T>(level, s);
+        values[i] = s.step == 0.f ? same : value;
       }
       store(values, count - t, place, x + start + t);
     }
@@ -308,7 +356,7 @@ void unpack(const uint32_t* words, const uint32_t* stats, const int64_t* exact_g
 
 // A warp per row, a lane per element: rows begin anywhere in a tile, and 32 lanes read a word or
 // two of a plane.
-template <bool kDecorrelated, typename T>
+template <Decoding kDecoding, typename T>
 void unpack_rows(const uint32_t* words, const uint32_t* stats, const int64_t* exact_groups,
                  const T* exact_values, int64_t exact_count, const int64_t* rows, int64_t count,
                  int64_t numel, int64_t width, int64_t group_size, int64_t seed, T* x,
@@ -341,7 +389,7 @@ void unpack_rows(const uint32_t* words, const uint32_t* stats, const int64_t* ex
         x[r * width + c] = equal_value<T>(words + layout.word(group, first, own) * 2);
       } else {
         float level = static_cast<float>(code);
-        if constexpr (kDecorrelated) {
+        if constexpr (kDecoding == kDecorrelated) {
           const auto index = static_cast<uint64_t>(start + c);
           const NoiseKey key = noise_key(seed, index);
           level = decorrelated_level(code, noise16(static_cast<uint32_t>(index), key), own);
@@ -354,37 +402,58 @@ void unpack_rows(const uint32_t* words, const uint32_t* stats, const int64_t* ex
 
 }  // namespace gact_graph
 
-#define GACT_UNPACK(name, T, kDecorrelated)                                                        \
-  extern "C" __global__ void unpack##name(                                                         \
-      const uint32_t* __restrict__ words, const uint32_t* __restrict__ stats,                      \
-      const int64_t* __restrict__ exact_groups, const T* __restrict__ exact_values,                \
-      int64_t exact_count, int64_t n, int64_t group_size, int64_t seed, T* __restrict__ x,         \
-      const uint8_t* __restrict__ widths, const int64_t* __restrict__ first_words) {               \
-    gact_graph::unpack<kDecorrelated>(words, stats, exact_groups, exact_values, exact_count, n,    \
-                                      group_size, seed, x, widths, first_words);                   \
-  }                                                                                                \
-  extern "C" __global__ void unpack_rows##name(                                                    \
-      const uint32_t* __restrict__ words, const uint32_t* __restrict__ stats,                      \
-      const int64_t* __restrict__ exact_groups, const T* __restrict__ exact_values,                \
-      int64_t exact_count, const int64_t* __restrict__ rows, int64_t count, int64_t numel,         \
-      int64_t width, int64_t group_size, int64_t seed, T* __restrict__ x,                          \
-      const uint8_t* __restrict__ widths, const int64_t* __restrict__ first_words) {               \
-    gact_graph::unpack_rows<kDecorrelated>(words, stats, exact_groups, exact_values, exact_count,  \
-                                           rows, count, numel, width, group_size, seed, x, widths, \
-                                           first_words);                                           \
+#define GACT_UNPACK(name, T, kDecoding)                                                       \
+  extern "C" __global__ void unpack##name(                                                    \
+      const uint32_t* __restrict__ words, const uint32_t* __restrict__ stats,                 \
+      const int64_t* __restrict__ exact_groups, const T* __restrict__ exact_values,           \
+      int64_t exact_count, int64_t n, int64_t group_size, int64_t seed, T* __restrict__ x,    \
+      const uint8_t* __restrict__ widths, const int64_t* __restrict__ first_words) {          \
+    gact_graph::unpack<gact_graph::kDecoding>(words, stats, exact_groups, exact_values,       \
+                                              exact_count, n, group_size, seed, x, widths,    \
+                                              first_words, nullptr);                          \
+  }                                                                                           \
+  extern "C" __global__ void unpack_rows##name(                                               \
+      const uint32_t* __restrict__ words, const uint32_t* __restrict__ stats,                 \
+      const int64_t* __restrict__ exact_groups, const T* __restrict__ exact_values,           \
+      int64_t exact_count, const int64_t* __restrict__ rows, int64_t count, int64_t numel,    \
+      int64_t width, int64_t group_size, int64_t seed, T* __restrict__ x,                     \
+      const uint8_t* __restrict__ widths, const int64_t* __restrict__ first_words) {          \
+    gact_graph::unpack_rows<gact_graph::kDecoding>(words, stats, exact_groups, exact_values,  \
+                                                   exact_count, rows, count, numel, width,    \
+                                                   group_size, seed, x, widths, first_words); \
   }
 
-#define GACT_KERNELS(name, T)                                                        \
-  extern "C" __global__ void pack_##name(                                            \
-      const T* __restrict__ x, int64_t n, int64_t group_size, int64_t seed,          \
-      uint32_t* __restrict__ words, uint32_t* __restrict__ stats,                    \
-      const uint8_t* __restrict__ widths, const int64_t* __restrict__ first_words) { \
-    gact_graph::pack(x, n, group_size, seed, words, stats, widths, first_words);     \
-  }                                                                                  \
-  GACT_UNPACK(_##name, T, false)                                                     \
-  GACT_UNPACK(_decorrelated_##name, T, true)
+#define GACT_KERNELS(name, T)                                                                   \
+  extern "C" __global__ void pack_##name(                                                       \
+      const T* __restrict__ x, int64_t n, int64_t group_size, int64_t seed,                     \
+      uint32_t* __restrict__ words, uint32_t* __restrict__ stats,                               \
+      const uint8_t* __restrict__ widths, const int64_t* __restrict__ first_words) {            \
+    gact_graph::pack(gact_graph::Plain<T>{x}, n, group_size, seed, words, stats, widths,        \
+                     first_words);                                                              \
+  }                                                                                             \
+  extern "C" __global__ void pack_normalized_##name(                                            \
+      const T* __restrict__ x, int64_t n, int64_t group_size, int64_t seed,                     \
+      uint32_t* __restrict__ words, uint32_t* __restrict__ stats,                               \
+      const uint8_t* __restrict__ widths, const int64_t* __restrict__ first_words,              \
+      const float* __restrict__ channels, int64_t count, int64_t inner) {                       \
+    gact_graph::pack(gact_graph::Normalized<T>{x, channels, count, inner}, n, group_size, seed, \
+                     words, stats, widths, first_words);                                        \
+  }                                                                                             \
+  GACT_UNPACK(_##name, T, kPlain)                                                               \
+  GACT_UNPACK(_decorrelated_##name, T, kDecorrelated)
 
 GACT_KERNELS(float32, float)
 GACT_KERNELS(float64, double)
 GACT_KERNELS(float16, gact_graph::Half)
 GACT_KERNELS(bfloat16, gact_graph::BFloat16)
+
+// The mean of both decodings, of float32 alone.
+extern "C" __global__ void unpack_mean_float32(
+    const uint32_t* __restrict__ words, const uint32_t* __restrict__ stats,
+    const int64_t* __restrict__ exact_groups, const float* __restrict__ exact_values,
+    int64_t exact_count, int64_t n, int64_t group_size, int64_t seed, float* __restrict__ x,
+    const uint8_t* __restrict__ widths, const int64_t* __restrict__ first_words,
+    const float* __restrict__ weight) {
+  gact_graph::unpack<gact_graph::kMean>(words, stats, exact_groups, exact_values, exact_count, n,
+                                        group_size, seed, x, widths, first_words, weight);
+}

@@ -86,7 +86,9 @@ class Kernels(Launcher):
         inner: int = 1,
     ) -> tuple[Tensor, Tensor]:
         check_elements(x, bits, group_size)
-        x = _aligned(reference.normalized(x, channels, inner))
+        if channels is not None:
+            reference.check_channels(x, channels, inner)
+        x = _aligned(x)
         n, groups = x.numel(), -(-x.numel() // group_size)
         if widths is not None:
             check_widths(widths, words, n, group_size, x.device)
@@ -95,9 +97,10 @@ class Kernels(Launcher):
         stats = x.new_empty((groups, 2), dtype=torch.bfloat16)
         if n:
             size = clamp_group_size(group_size, n)
-            kernel = _quantizer("pack", bits, x.dtype, widths)
-            layout = _layout(widths, size)
-            self._launch(kernel, x.device, groups, x, n, size, seed, codes, stats, layout)
+            name = "pack" if channels is None else "pack_normalized"
+            own = () if channels is None else (channels, channels.size(1), inner)
+            args = x, n, size, seed, codes, stats, _layout(widths, size), own
+            self._launch(_quantizer(name, bits, x.dtype, widths), x.device, groups, *args)
         return codes, stats
 
     def exact_groups(self, x: Tensor, stats: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
@@ -131,17 +134,15 @@ class Kernels(Launcher):
         n = checked_numel(shape)
         if weight is not None:
             check_weight(weight, seed, dtype, codes.device)
-            coded = codes, stats, shape, bits, group_size, dtype, groups, values
-            plain, other = self.unpack(*coded, None, widths), self.unpack(*coded, seed, widths)
-            return reference.mean_of_decodings(plain, other, weight)
         check_packed(codes, stats, n, bits, group_size, dtype, groups, values, widths)
         x = codes.new_empty(shape, dtype=dtype)
         if n:
             inputs = codes, stats, groups, values, 0 if groups is None else len(groups), n
             size = clamp_group_size(group_size, n)
-            kernel = _quantizer(_decoder("unpack", seed), bits, dtype, widths)
-            layout = _layout(widths, size)
-            self._launch(kernel, x.device, -(-n // group_size), inputs, size, seed, x, layout)
+            name = _decoder("unpack", seed) if weight is None else "unpack_mean"
+            args = inputs, size, seed, x, _layout(widths, size), () if weight is None else weight
+            kernel = _quantizer(name, bits, dtype, widths)
+            self._launch(kernel, x.device, -(-n // group_size), *args)
         return x
 
     def unpack_rows(

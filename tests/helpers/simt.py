@@ -27,11 +27,18 @@ from gact_graph.ops.kernels.nvrtc import WARPS, Kernel, numbers
 from gact_graph.ops.kernels.sources import csrc, files_of
 
 _TYPES = ("float16", "bfloat16", "float32", "float64")
-_WAYS = ("pack", "unpack", "unpack_rows", "unpack_decorrelated", "unpack_rows_decorrelated")
+_WAYS = (
+    "pack",
+    "pack_normalized",
+    "unpack",
+    "unpack_rows",
+    "unpack_decorrelated",
+    "unpack_rows_decorrelated",
+)
 _ATTENTION = ("sum_scores", "softmax", "softmax_carries", "weigh", "mean", "backward", "drop")
 _LEAKY = ("scores", "rows", "vector")
 NAMES = {
-    "cuda/quantize.cu": [f"{way}_{t}" for way in _WAYS for t in _TYPES],
+    "cuda/quantize.cu": [*(f"{way}_{t}" for way in _WAYS for t in _TYPES), "unpack_mean_float32"],
     "cuda/bitmask.cu": [
         *(f"{test}_{t}" for test in ("nonzero", "above", "not_at_most") for t in _TYPES),
         *(f"{way}_{n}" for way in ("nonzero", "pack_pair", "unpack_bits") for n in (1, 2, 4, 8)),

@@ -6,6 +6,7 @@ test_bit_kernels.py, and on a GPU by the tests that have a ``device``.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import warnings
@@ -17,6 +18,7 @@ import pytest
 import simt
 import torch
 from fake_cuda import FakeCuda, fixture  # noqa: F401
+from quantizer_samples import DTYPES, same_bytes
 
 from gact_graph import info
 from gact_graph.ops import cuda, cuda_edges
@@ -295,3 +297,41 @@ def test_the_reference_divides_by_tensors_of_the_device_alone() -> None:
     with Divisions():
         reference.pack(torch.linspace(-1, 1, 1000), 3, 256, 0)
     assert seen and all(isinstance(divisor, torch.Tensor) for divisor in seen)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "channels", "inner"),
+    [
+        ((500, 10), 10, 1),
+        ((70, 64), 64, 1),
+        ((51, 100), 51, 100),
+        ((7, 3, 90), 3, 90),
+        ((9,), 1, 1),
+    ],
+    ids=str,
+)
+def test_channels_are_normalized_while_they_are_packed(
+    shape: tuple[int, ...], channels: int, inner: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+    statistics = torch.randn(2, channels, generator=generator)
+    statistics[1].abs_().add_(0.1)
+    x.view(-1)[64:128] = x.view(-1)[0]  # a group of equal elements, where it is one channel
+    for bits, group in ((3, 64), (5, 256), (8, 1024)):
+        codes, stats = reference.pack(x, bits, group, 7, None, 0, statistics, inner)
+        found = simt.KERNELS.pack(x, bits, group, 7, None, 0, statistics, inner)
+        assert same_bytes(found[0], codes) and same_bytes(found[1], stats)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.37, 1.0])
+@pytest.mark.parametrize("bits", [1, 4, 9])
+def test_the_mean_of_both_decodings_takes_one_pass(bits: int, weight: float) -> None:
+    x = torch.randn(5000, generator=torch.Generator().manual_seed(1)).exp()
+    x[300:600], x[700], x[3000] = 2.5, math.inf, math.nan
+    coded = reference.pack(x, bits, 256, 3)
+    how = [5000], bits, 256, x.dtype, *reference.exact_groups(x, coded[1], 256), 3, None
+    of_mean = torch.tensor([weight])
+    found = simt.KERNELS.unpack(*coded, *how, of_mean)
+    assert same_bytes(found, reference.unpack(*coded, *how, of_mean))

@@ -454,7 +454,9 @@ _BATCHED = _NORMS | _packets(
 _POINTWISE = _packets(
     "clone _to_copy copy_ copy fill_ fill zero_ lift_fresh_copy native_dropout bernoulli "
     "bernoulli_ uniform_ normal_ exponential_ rrelu_with_noise where masked_fill masked_fill_ "
-    "_prelu_kernel contiguous log_sigmoid_forward complex real"
+    "_prelu_kernel contiguous log_sigmoid_forward complex real "
+    # Tagged as pointwise since torch 2.12.
+    "leaky_relu leaky_relu_ elu_ celu_ selu_ hardtanh_ hardsigmoid_"
 )
 
 _SAME_KIND = _ALONG | _VIEWS | _POINTWISE

@@ -14,6 +14,7 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.utils import scatter, softmax
 
 import gact_graph
+from gact_graph.layers.blocks import locality
 
 NODES, EDGES_COUNT = 300, 2400
 X = torch.randn(NODES, 8, generator=torch.Generator().manual_seed(0))
@@ -291,3 +292,9 @@ def test_a_layer_that_is_another_at_each_call() -> None:
     assert ways[0] == "blocks" and ways[-1] == "stock"
     model(X, EDGES)
     assert gact_graph.report(model).layers[0].way == "blocks"
+
+
+@pytest.mark.parametrize("name", ["leaky_relu", "leaky_relu_", "elu_", "celu_", "hardtanh_"])
+def test_rules_do_not_depend_on_tags_of_new_versions(name: str) -> None:
+    """They are tagged as pointwise since torch 2.12: without leaky_relu, no GAT is in blocks."""
+    assert getattr(torch.ops.aten, name) in locality._POINTWISE
