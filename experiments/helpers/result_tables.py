@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import allocation, compiled, memory, overhead, plans, scaling, step_time
+from experiments import allocation, compiled, kernels, memory, overhead, plans, scaling, step_time
 from experiments.allocators import by_allocator
 from experiments.estimates import budgets, predictions, verdict
 from experiments.examples import by_example
@@ -97,6 +97,7 @@ def tables(results: Path) -> dict[str, Page]:
     add("busy", step_time.by_level, "busy.json")
     add("compiled", compiled.by_network, "compiled.json")
     add("allocators", lambda content: by_allocator(content["medians"]), "allocators.json")
+    add("gpu-quantizer", lambda content: kernels.quantizer(content["jobs"]), "gpu_kernels.json")
     add("saved", _saved, *(f"memory/{model}.json" for model in _SAVED))
     add("largest-graph", lambda c: scaling.by_size(c["largest"]["graph"]), "scaling/gat-graph.json")
     add("scores", _scores, "table2/*.json")
@@ -122,6 +123,7 @@ def tables(results: Path) -> dict[str, Page]:
         add("plans", _plans, "plans.json")
     kinds: dict[str, Callable[[Any], str | Table]] = {
         "peers": _peers,
+        "gpu": _peers,
         "timeline": lambda content: memory.alive(content["variants"]),
         "generality": lambda content: by_width(content["runs"]),
         "partition": _partition,
