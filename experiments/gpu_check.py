@@ -86,7 +86,7 @@ _WORKERS = "-n 4"
 def _sanitized(tool: str, seconds: int, files: str) -> Part:
     """Small tensors. torch's own cache of memory would hide accesses beyond a tensor's end.
 
-    ``cuda.bindings`` looks up functions that an older driver lacks: errors of calls, not of kernels.
+    ``cuda.bindings`` looks up functions that an older driver lacks: an error of the call alone.
     """
     return Part(
         f"compute-sanitizer --tool {tool} --report-api-errors no --error-exitcode 1 {_TESTS} "
