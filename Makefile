@@ -86,9 +86,10 @@ docs: $(STAMP)
 	$(BIN)/python -m experiments.tables --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# A folder for each minor version, on the branch gh-pages of this clone; nothing is pushed.
+# A folder for each minor version, on the branch gh-pages of this clone; nothing is pushed. mike looks
+# for mkdocs on the path.
 docs-version: docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases \
+	PATH="$(abspath $(BIN)):$$PATH" NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases \
 		"$$($(BIN)/python -c 'import gact_graph as g; print(g.__version__.rpartition(".")[0])')" latest
 	$(BIN)/mike set-default latest
 
