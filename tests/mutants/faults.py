@@ -101,6 +101,41 @@ CUDA_KERNELS = [
         "weight[at] = w;",
         ("ops/test_cuda_edges.py",),
     ),
+    Fault(
+        "CUDA: a wide row begins with the sum of the row before",
+        f"{_CUDA}/wide_sum.cu",
+        "for (int s = 0; s < kSpan; ++s) sums[s] = {};",
+        "for (int s = 1; s < kSpan; ++s) sums[s] = {};",
+        ("ops/test_weighted_sum.py",),
+    ),
+    Fault(
+        "CUDA: a wide row that goes on in the next segment loses an edge",
+        f"{_CUDA}/wide_sum.cu",
+        "if (done < count) span.store(",
+        "if (done + 1 < count) span.store(",
+        ("ops/test_weighted_sum.py",),
+    ),
+    Fault(
+        "CUDA: exact groups are numbered from the warp's own first",
+        f"{_CUDA}/exact_groups.cu",
+        "int64_t row = count_exact(stats, first, most);",
+        "int64_t row = 0;",
+        ("ops/test_exact_groups.py",),
+    ),
+    Fault(
+        "CUDA: the first channel has the statistics of one beyond the last",
+        f"{_CUDA}/quantize.cu",
+        "if (channel >= count) channel -= count;",
+        "if (channel > count) channel -= count;",
+        ("ops/test_cuda.py",),
+    ),
+    Fault(
+        "CUDA: the mean of both decodings is added to the wrong one",
+        f"{_CUDA}/quantize.cu",
+        "(other - value) * *weight + value",
+        "(other - value) * *weight + other",
+        ("ops/test_cuda.py",),
+    ),
 ]
 
 REFERENCE = [
@@ -270,6 +305,13 @@ CAPTURE = [
         "row = torch.searchsorted(starts, ends, right=True).sub_(1)",
         "row = (ends * len(weights) // starts[-1])",
         ("capture/test_nonzero.py",),
+    ),
+    Fault(
+        "codes of groups on a GPU get the words of whole bits",
+        "gact_graph/codecs/group_widths.py",
+        "int(bits * whole) * (group_size // TILE)",
+        "int(bits) * whole * (group_size // TILE)",
+        ("codecs/test_group_widths.py",),
     ),
     Fault(
         "each forward draws the same noise",

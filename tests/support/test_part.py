@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gact_graph.support.content import checksum
-from gact_graph.support.part import in_proportion, part_of_graph
+from gact_graph.support.part import in_proportion, part_of_graph, piece
 
 
 def test_sizes_are_in_proportion_inside_the_context_alone() -> None:
@@ -26,3 +26,9 @@ def test_pieces_do_not_change_what_is_computed_of_them() -> None:
     with part_of_graph(1 / 256):
         few = checksum(x), checksum(x.clone())
     assert few[0] == few[1]
+
+
+def test_a_piece_of_a_gpu_is_larger() -> None:
+    assert [piece(1000, torch.device(kind)) for kind in ("cpu", "cuda")] == [1000, 16_000]
+    with part_of_graph(0.1):
+        assert [piece(1000, torch.device(kind)) for kind in ("cpu", "cuda")] == [100, 1600]
