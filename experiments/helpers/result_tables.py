@@ -95,6 +95,7 @@ def tables(results: Path) -> dict[str, Page]:
     add("overhead-of-default", _overhead_of_default, "overhead.json")
     add("examples", by_example, "examples.json")
     add("busy", step_time.by_level, "busy.json")
+    add("busy-passive", step_time.by_level, "busy_passive.json")
     add("compiled", compiled.by_network, "compiled.json")
     add("allocators", lambda content: by_allocator(content["medians"]), "allocators.json")
     add("gpu-quantizer", lambda content: kernels.quantizer(content["jobs"]), "gpu_kernels.json")
