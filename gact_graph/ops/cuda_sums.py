@@ -89,6 +89,8 @@ class SumKernels(Launcher):
     ) -> None:
         segments, heads = Segments(starts, places.numel()), weight.size(1)
         spans = spans_of_lane(heads, gradient, weight, x, of_x)
+        if not of_x.numel():  # and so no edges
+            return
         if spans is not None and holds_heads(x, heads, spans):
             sums = of_x, gradient, places, weight, weight_places, segments
             self._sum_wide("wide_backward", spans, *sums, x, of_weight)

@@ -91,6 +91,16 @@ def test_the_number_of_warps_changes_no_bit(blocks: int) -> None:
     assert all(map(torch.equal, graph.run(kernels) + graph.attend(kernels), expected))
 
 
+@pytest.mark.parametrize("width", [24, 192])
+def test_a_graph_without_nodes_launches_nothing(width: int) -> None:
+    def launch(kernel: Kernel, *_: Any) -> None:
+        raise AssertionError(kernel)
+
+    graph = Graph(width, 3, 0)
+    graph.starts, graph.gradient = graph.starts[:1], graph.gradient[:0]
+    graph.run(EdgeKernels(launch))
+
+
 @pytest.mark.parametrize("most", [1, 2, 7])
 def test_a_large_graph_has_longer_segments(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = Graph(24, 3)
