@@ -220,9 +220,6 @@ void drop(T* weight, int64_t count, const Dropout& dropout) {
 
 }  // namespace gact_graph
 
-// Registers for 32 warps of a multiprocessor: see wide_sum.cu.
-#define GACT_BOUNDS __launch_bounds__(256, 4)
-
 // Places are three arguments: a pointer, whether they are int64, and the number of rows they index.
 // Pointers that may belong to the same tensor are not __restrict__.
 #define GACT_ATTENTION(name, T)                                                                    \

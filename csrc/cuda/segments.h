@@ -10,6 +10,14 @@
 #include "element.h"
 #include "warp.h"
 
+// Registers for 32 warps of a multiprocessor, as in wide_sum.cu; for 24 where NVRTC spills hundreds
+// of bytes, not measured.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#define GACT_BOUNDS __launch_bounds__(256, 3)
+#else
+#define GACT_BOUNDS __launch_bounds__(256, 4)
+#endif
+
 namespace gact_graph {
 
 // Edges that a lane reads before it uses the first of them, to overlap their latencies.

@@ -74,9 +74,6 @@ void dots(const T* of_sum, const T* x, const Places& places, T* out, const Place
 
 }  // namespace gact_graph
 
-// Registers for 32 warps of a multiprocessor: see wide_sum.cu.
-#define GACT_BOUNDS __launch_bounds__(256, 4)
-
 // Places are three arguments: a pointer, whether they are int64, and the number of rows they index.
 #define GACT_SUMS(name, T, kEach)                                                                \
   extern "C" __global__ void GACT_BOUNDS sum_##name##_##kEach(                                   \

@@ -144,11 +144,11 @@ void sum_wide_rows(const WideRows<T>& all, const Edges& edges, T* __restrict__ o
 
 // Registers for so many blocks at a time: on an H200, more warps gain more than a few registers
 // that are spilled outside of the loop over edges lose.
-#define GACT_BOUNDS __launch_bounds__(256, GACT_BITS == 1 ? 4 : GACT_BITS == 2 ? 3 : 2)
+#define GACT_WIDE_BOUNDS __launch_bounds__(256, GACT_BITS == 1 ? 4 : GACT_BITS == 2 ? 3 : 2)
 
 // `wide_backward` also writes the gradients of weights.
 #define GACT_WIDE(name, T, kEach)                                                                  \
-  extern "C" __global__ void GACT_BOUNDS wide_sum_##name(                                          \
+  extern "C" __global__ void GACT_WIDE_BOUNDS wide_sum_##name(                                     \
       const T* __restrict__ x, const void* __restrict__ places, int64_t wide, int64_t nodes,       \
       const T* __restrict__ weight, const void* __restrict__ weight_places, int64_t weight_wide,   \
       int64_t weights, const int64_t* __restrict__ starts, int64_t rows, int64_t count,            \
@@ -158,7 +158,7 @@ void sum_wide_rows(const WideRows<T>& all, const Edges& edges, T* __restrict__ o
     gact_graph::sum_wide_rows<false, kEach, GACT_BITS, T>(all, {starts, rows, count, length}, out, \
                                                           carry, nullptr, nullptr);                \
   }                                                                                                \
-  extern "C" __global__ void GACT_BOUNDS wide_backward_##name(                                     \
+  extern "C" __global__ void GACT_WIDE_BOUNDS wide_backward_##name(                                \
       const T* __restrict__ x, const void* __restrict__ places, int64_t wide, int64_t nodes,       \
       const T* __restrict__ weight, const void* __restrict__ weight_places, int64_t weight_wide,   \
       int64_t weights, const int64_t* __restrict__ starts, int64_t rows, int64_t count,            \
