@@ -22,7 +22,7 @@ VARIANTS = {"cuda/quantize.cu": (0, *range(1, 9), 16), "cuda/wide_sum.cu": (1, 2
 """What sources are compiled for; others for nothing."""
 
 MOST_SPILLED = 256
-"""Bytes of spilled registers: of bounded kernels, outside of the loop over edges."""
+"""Bytes of spilled registers: on an H200, more warps gain more than these lose."""
 
 # Of a multiprocessor; registers go to warps by so many, and to four warps at a time.
 _REGISTERS, _UNIT, _PARTITIONS = 1 << 16, 256, 4

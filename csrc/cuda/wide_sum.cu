@@ -142,8 +142,8 @@ void sum_wide_rows(const WideRows<T>& all, const Edges& edges, T* __restrict__ o
 
 }  // namespace gact_graph
 
-// Registers for so many blocks at a time: on an H200, more warps gain more than a few registers
-// that are spilled outside of the loop over edges lose.
+// Registers for so many blocks at a time: measured on an H200, where more warps gain more than a
+// few spilled registers lose.
 #define GACT_WIDE_BOUNDS __launch_bounds__(256, GACT_BITS == 1 ? 4 : GACT_BITS == 2 ? 3 : 2)
 
 // `wide_backward` also writes the gradients of weights.

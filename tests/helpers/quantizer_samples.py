@@ -16,6 +16,15 @@ DEVICES = (
 )
 WIDTHS = tuple(range(1, 17))
 GROUP = 256
+CHANNELS = (
+    ((500, 10), 10, 1),
+    ((70, 64), 64, 1),
+    ((51, 100), 51, 100),
+    ((7, 3, 90), 3, 90),
+    ((9,), 1, 1),
+    ((1,), 1, 1),
+)
+"""Shapes of normalized tensors, the number of channels, and the consecutive elements of each."""
 # Around a vector, a tile and a group, and several groups with a short last one.
 SIZES = (0, 1, 3, 63, 64, 65, 255, 256, 257, 1000, 5000)
 

@@ -18,7 +18,7 @@ import pytest
 import simt
 import torch
 from fake_cuda import FakeCuda, fixture  # noqa: F401
-from quantizer_samples import DTYPES, same_bytes
+from quantizer_samples import CHANNELS, DTYPES, same_bytes
 
 from gact_graph import info
 from gact_graph.ops import cuda, cuda_edges
@@ -302,13 +302,7 @@ def test_the_reference_divides_by_tensors_of_the_device_alone() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("shape", "channels", "inner"),
-    [
-        ((500, 10), 10, 1),
-        ((70, 64), 64, 1),
-        ((51, 100), 51, 100),
-        ((7, 3, 90), 3, 90),
-        ((9,), 1, 1),
-    ],
+    CHANNELS,
     ids=str,
 )
 def test_channels_are_normalized_while_they_are_packed(

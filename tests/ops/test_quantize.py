@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantizer_samples import (
+    CHANNELS,
     DEVICES,
     DTYPES,
     GROUP,
@@ -65,13 +66,7 @@ def test_every_sample_as_the_reference_does_it(sample: Sample, device: str) -> N
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("shape", "channels", "inner"),
-    [
-        ((500, 10), 10, 1),
-        ((70, 64), 64, 1),
-        ((51, 100), 51, 100),
-        ((7, 3, 90), 3, 90),
-        ((1,), 1, 1),
-    ],
+    CHANNELS,
     ids=str,
 )
 def test_a_normalized_tensor_has_the_codes_of_a_copy(
@@ -93,6 +88,7 @@ def test_a_normalized_tensor_has_the_codes_of_a_copy(
     assert torch.equal(coded.codes, whole.codes)
     assert coded.stats is not None and whole.stats is not None
     assert torch.equal(coded.stats, whole.stats) and coded.widths == whole.widths
+    assert coded.groups is None and (device == "cuda" or whole.groups is None)
     assert torch.equal(coded.decorrelated().unpack().view(-1), whole.decorrelated().unpack())
     assert torch.equal(group_ranges(x, group, own), group_ranges(copy, group))
     torch.testing.assert_close(decorrelated_weight(x, coded, own), decorrelated_weight(copy, whole))
