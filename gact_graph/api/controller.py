@@ -321,6 +321,8 @@ class Controller:
         seconds = _seconds_since(start, call.module)
         rows = compiled.end(running, call.inputs, repeated, output, call.module)
         with self._lock:
+            if self.blocks is not None:
+                self._step.layers.update(self.blocks.in_graphs)
             raw = sum(row.raw_bytes for row in rows)
             self._end(call.method, rows, raw, seconds, is_small=False)
         return output

@@ -46,6 +46,9 @@ _INDEXED = {
     **dict.fromkeys((_aten.scatter_add, _aten.index_add), 2),
 }
 
+_EDGE_BACKWARD = "gact_graph_edges.edge_backward"
+"""The operator of :mod:`gact_graph.layers.blocks.compiled`."""
+
 _MOST = 2
 """The highest degree."""
 
@@ -133,6 +136,12 @@ def _degree(node: fx.Node, degrees: dict[fx.Node, int]) -> tuple[int, Values] | 
     if packet is _aten.pow:
         twice = node.args[1] == 2 and own[0] == 1
         return (_MOST, VALUES) if twice else None
+    if str(packet) == _EDGE_BACKWARD:
+        # As for layers in blocks that are not compiled: products of their inputs and the gradient.
+        tensors, gradient = _nodes(node.args[1]), node.args[3]
+        degree = max((degrees.get(arg, 0) for arg in tensors), default=0)
+        degree += _depends(gradient, degrees) and degrees[gradient]
+        return (degree, VALUES) if degree <= _MOST else None
     if packet in _BOUNDED and max(own) == 1:
         return 1, VALUES
     if packet is _aten.exp:

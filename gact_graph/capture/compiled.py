@@ -39,8 +39,9 @@ from gact_graph.support.storage import tensors_in
 from gact_graph.support.torch_private import OptimizedModule, compiled_graphs
 
 _LEAST_OF_NARROW = 16
-"""Bits of rows of fewer than 16 elements: scores and shares of attention heads. Backward subtracts
-large numbers that are computed from them, and noise does not cancel with the numbers."""
+"""Bits of rows of fewer than 16 elements: weights of edges, scores and shares of attention heads.
+Backward subtracts large numbers that are computed from scores, and noise does not cancel with the
+numbers."""
 
 _SPARED = 1 / 256
 """The share of a graph's saved bytes up to which the smallest tensors are kept exactly: a mean over
@@ -99,11 +100,12 @@ class Running:
         """
         if backward not in self._exact:  # the graphs change while the hooks are inlined
             sizes = _sizes_of(forward, backward)
-            total = sum(sizes.values())
-            most = total if total < self._config.min_bytes else total * _SPARED
+            total = sum(sizes.values())  # infinite if a size depends on values
+            if total >= self._config.min_bytes:
+                total = _SPARED * sum(filter(math.isfinite, sizes.values()))
             ascending = sorted(sizes, key=lambda name: sizes[name])
             ends = itertools.accumulate(sizes[name] for name in ascending)
-            found = {name for name, end in zip(ascending, ends, strict=True) if end <= most}
+            found = {name for name, end in zip(ascending, ends, strict=True) if end <= total}
             self._exact[backward] = found
         return self._exact[backward]
 
@@ -241,9 +243,9 @@ def _unpack(packed: Any) -> Tensor:
 
 
 def _is_narrow(x: Tensor) -> bool:
-    """Return whether a matrix has short rows."""
+    """Return whether a tensor has short rows, or is a vector, as of the weights of edges."""
     width = math.prod(x.shape[1:])
-    return x.dim() > 1 and isinstance(width, int) and width < NARROW
+    return isinstance(width, int) and width < NARROW
 
 
 def _sizes_of(forward: fx.Graph, backward: fx.Graph) -> dict[str, float]:

@@ -7,15 +7,16 @@ PyTorch has changed it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, overrides
+from torch import Tensor, _guards, overrides
 from torch._C import _autograd, _functorch
 from torch._C._dynamo import eval_frame
 from torch._dynamo import source
-from torch._subclasses import fake_tensor
+from torch._subclasses import fake_tensor, functional_tensor
 from torch.autograd import Variable, forward_ad
 from torch.nn.modules import batchnorm
 from torch.utils import _python_dispatch, _pytree
@@ -86,10 +87,26 @@ DispatchMode = _python_dispatch.TorchDispatchMode
 without_modes: Callable[..., Any] = _python_dispatch._disable_current_modes
 """Disable all modes of this thread: a trace inside a trace must not be seen."""
 
+
+
+@contextmanager
+def outside_of_compilers() -> Iterator[None]:
+    """Trace inside as if no compiler were tracing, whose modes and disabled hooks a trace takes."""
+    before = _autograd._saved_tensors_hooks_set_tracing(False)
+    try:
+        with _guards.tracing(None):
+            yield
+    finally:
+        _autograd._saved_tensors_hooks_set_tracing(before)
+
+
 # Fake tensors, which have sizes and no data.
 
 FakeTensor = fake_tensor.FakeTensor
 """The tensors of a trace."""
+
+TRACED_TENSORS: tuple[type, ...] = (FakeTensor, functional_tensor.FunctionalTensor)
+"""The tensors that functions get while a compiler traces them."""
 
 FakeTensorMode = fake_tensor.FakeTensorMode
 """The mode in which operations run on fake tensors, with symbols as sizes."""
@@ -133,6 +150,10 @@ not_compiled: Callable[..., Any] = torch._dynamo.eval_frame.skip_code
 
 FUNCTORCH = "torch._functorch."
 """The prefix of the modules that define the autograd functions of compiled graphs."""
+
+
+nonstrict_trace: Callable[..., Any] = torch._dynamo.nonstrict_trace
+"""Exclude a function from compilers, which then trace the operators that it calls."""
 
 
 def compiled_graphs() -> Any:

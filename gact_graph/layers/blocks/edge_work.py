@@ -73,7 +73,7 @@ class EdgeWork:
         """
         # Operations of this library are not those of the model.
         with nullcontext() if session is None else session.trace.paused():
-            analysis, constants = self._analysis(module, arguments)
+            analysis, constants = self.analysis(module, arguments)
             product = _product(analysis, arguments, session)
             try:
                 order = cutting.order(edge_index, target, arguments.num_destinations)
@@ -121,7 +121,7 @@ class EdgeWork:
                 raise
             return out, len(call.blocks)
 
-    def _analysis(
+    def analysis(
         self, module: Any, arguments: Arguments
     ) -> tuple[LayerAnalysis, list[tuple[str, Tensor]]]:
         """Return the analysis for a call, and the constants that the layer reads, by path.

@@ -109,6 +109,11 @@ class EdgeGraph:
         assert owner is not None
         self._run = fx.GraphModule(owner, graph)
 
+    @property
+    def code(self) -> str:
+        """The part as Python code."""
+        return self._run.code
+
     def __call__(self, inputs: Mapping[str, Any]) -> list[Tensor]:
         """Run the part and return its results.
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing, MetaLayer
 
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, EdgeFunction
+from gact_graph.layers.blocks.compiled import GraphCall, Layer, in_graph, of_graph
 from gact_graph.layers.blocks.cutting import Cutting
 from gact_graph.layers.blocks.edge_work import EdgeWork, in_blocks
 from gact_graph.layers.blocks.order import Orders
@@ -70,6 +71,10 @@ class Blocks(Cutting):
         min_bytes: A layer with fewer than a quarter of these bytes of messages runs as in PyG, if
             ``size`` is ``"auto"``.
         keep_sums: Whether sums of constant rows are kept from one forward to the next.
+
+    Attributes:
+        in_graphs: The entries of layers in compiled graphs, which a compiled forward does not report
+            again.
     """
 
     def __init__(
@@ -85,6 +90,7 @@ class Blocks(Cutting):
         self.owner = owner
         self.report = report
         self.min_bytes = min_bytes
+        self.in_graphs: dict[str, LayerRow] = {}
 
     @property
     def session(self) -> current.Capture | None:
@@ -127,7 +133,7 @@ class Blocks(Cutting):
                 yield BlockedMetaLayer(self, module, "forward", name, _EDGE_MODEL)
 
 
-class Blocked(Patch):
+class Blocked(Patch, Layer):
     """Replace a method of a layer by a method that runs the layer's edge work in blocks.
 
     Args:
@@ -146,11 +152,20 @@ class Blocked(Patch):
         layer: str,
         edge_function: EdgeFunction,
     ) -> None:
-        super().__init__(module, attribute)
+        Patch.__init__(self, module, attribute)
+        Layer.__init__(self, self._worker_of(module))
         self._not_worthwhile: str | None = None
         self._blocks = blocks
         self._name = f"{layer}/{edge_function.name}" if layer else edge_function.name
         self._work = EdgeWork(edge_function)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.register()
+
+    def _worker_of(self, module: Any) -> Any:
+        """Return the module whose code is the edge work."""
+        return module
 
     def _sorted(self, module: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, int, Arguments]:
         """Return the edges of a call, their row of destinations, and the sorted arguments.
@@ -170,9 +185,12 @@ class Blocked(Patch):
             kwargs: The keyword arguments of the method.
         """
 
+        if torch.compiler.is_compiling():
+            return in_graph(self, worker, args, kwargs)
+
         def run(first: bool) -> tuple[Tensor, int]:
-            if torch.compiler.is_compiling() or is_transformed():
-                raise CannotBlock("is compiled, traced or transformed")
+            if is_transformed():
+                raise CannotBlock("is traced or transformed")
             if first and self._blocks.size == "auto":
                 self._check_worthwhile(module, (args, kwargs))
             edge_index, target, arguments = self._sorted(module, *args, **kwargs)
@@ -183,6 +201,32 @@ class Blocked(Patch):
             self._blocks.report[self._name] = LayerRow(self._name, way, blocks, reason)
 
         return in_blocks(self._name, run, report)
+
+    def graph_call(
+        self, constants: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> GraphCall | None:
+        """See :class:`Layer`."""
+        module = self.module
+        if module is None:
+            return None
+        blocks, name, work = self._blocks, self._name, self._work
+
+        def report(count: int) -> None:
+            blocks.in_graphs[name] = LayerRow(name, "blocks", count, None, counted=False)
+
+        try:
+            if blocks.session is not None:
+                raise CannotBlock("is compiled, in a model that is not")
+            if blocks.size == "auto":
+                self._check_worthwhile(module, (args, kwargs))
+            edge_index, target, arguments = self._sorted(module, *args, **kwargs)
+            worker = self._worker_of(module)
+            return of_graph(
+                edge_index, target, arguments, constants, worker, work, blocks, report
+            )
+        except CannotBlock as reason:
+            blocks.in_graphs[name] = LayerRow(name, "stock", None, str(reason))
+            return None
 
     def _check_worthwhile(self, module: nn.Module, arguments: Any) -> None:
         least = self._blocks.min_bytes // _WORTHWHILE
@@ -229,6 +273,9 @@ class BlockedMethod(Blocked):
 
 class BlockedMetaLayer(Blocked):
     """Replace the forward of a MetaLayer, so that its edge model runs in blocks."""
+
+    def _worker_of(self, module: Any) -> Any:
+        return module.edge_model
 
     def run(
         self,

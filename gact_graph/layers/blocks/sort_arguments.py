@@ -20,6 +20,7 @@ from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, Level, Us
 from gact_graph.layers.recompute.structure import Structure, taken_apart
 from gact_graph.support.current import Hook
 from gact_graph.support.storage import tensors_in
+from gact_graph.support.torch_private import TRACED_TENSORS
 
 _WHOLE_GRAPH = frozenset({"edge_index", "adj_t", "size"})
 """Parameters that PyG fills in with all edges at once."""
@@ -201,7 +202,7 @@ def check_edge_index(edge_index: Any) -> Tensor:
 
 
 def _is_dense(edge_index: Any) -> bool:
-    return type(edge_index) is Tensor and edge_index.layout == torch.strided
+    return type(edge_index) in (Tensor, *TRACED_TENSORS) and edge_index.layout == torch.strided
 
 
 class Collector:
@@ -229,7 +230,7 @@ class Collector:
         Raises:
             CannotBlock: The tensor is of a kind that cannot be cut.
         """
-        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+        if type(tensor) not in (Tensor, torch.nn.Parameter, *TRACED_TENSORS) or tensor.layout != torch.strided:
             raise CannotBlock(f"has a {type(tensor).__name__} in {name}")
         index = next((i for i, t in enumerate(self._tensors) if t is tensor), None)
         if index is None:

@@ -38,6 +38,7 @@ from gact_graph.support.torch_private import (
     DispatchMode,
     FakeTensor,
     FakeTensorMode,
+    outside_of_compilers,
     set_grad_enabled,
     without_modes,
 )
@@ -395,7 +396,7 @@ def _isolated() -> Iterator[None]:
     torch.set_autocast_cache_enabled(False)
     typing.WITH_TORCH_SCATTER = False
     try:
-        with capture_disabled(), torch.enable_grad(), without_modes():
+        with capture_disabled(), torch.enable_grad(), without_modes(), outside_of_compilers():
             yield
     finally:
         torch.set_autocast_cache_enabled(cached)

@@ -1,0 +1,492 @@
+"""Edge work inside compiled graphs: an operator for the forward, and one for the backward.
+
+While a compiler traces a model, a layer's edge work becomes a call of ``edge_forward``, whose
+gradient is a call of ``edge_backward``. Compilers do not look into either. Both run the analysis
+that was made of the layer during the trace, on the tensors of the step.
+
+The graph saves the inputs of ``edge_backward``: tensors of nodes, and the weights of edges. The
+sorted edges stay outside: ``edge_forward`` returns a number by which backward finds them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from gact_graph.layers.blocks.analysis import LayerAnalysis
+from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, Input
+from gact_graph.layers.blocks.backward import backward
+from gact_graph.layers.blocks.call import BlockedCall, Output
+from gact_graph.layers.blocks.cutting import Cutting
+from gact_graph.layers.blocks.edge_work import EdgeWork
+from gact_graph.layers.blocks.order import Order
+from gact_graph.ops.weighted_sum import makes_messages
+from gact_graph.support.current import capture_disabled_in_backward
+from gact_graph.support.run_state import RunState, random_states, set_random_states
+from gact_graph.support.storage import storage_id
+from gact_graph.support.torch_private import nonstrict_trace, without_modes
+
+_NONE = ""
+"""Stands for None among the arguments of a function that a compiler does not look into."""
+
+_NO_SEED = -1
+
+
+@dataclass(frozen=True)
+class GraphWork:
+    """The edge work of one layer in a compiled graph, without its tensors.
+
+    Attributes:
+        analysis: The analysis of the layer.
+        arguments: The arguments without tensors; the numbers of nodes are those of the trace.
+        of_edges: Whether the result has a row for each edge.
+        target: The row of edge_index that holds the destinations.
+        rows: The shape of a row of each tensor, without the first dimension; the whole shape for
+            tensors that all blocks read as a whole.
+        result: The shape of a row of the result.
+        cutting: Sorts and cuts the edges.
+        report: Takes the number of blocks of a call.
+    """
+
+    analysis: LayerAnalysis
+    arguments: Arguments
+    of_edges: bool
+    target: int
+    rows: tuple[tuple[int, ...], ...]
+    result: tuple[int, ...]
+    cutting: Cutting
+    report: Callable[[int], None]
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the layer draws random numbers."""
+        attention = self.analysis.attention
+        return self.analysis.forward.is_random or (attention is not None and attention.dropout > 0)
+
+    def key(self) -> str:
+        """Return a digest of what the operators compute, equal in all processes."""
+        analysis = self.analysis
+        weights = analysis.weighted_sum
+        parts = (
+            *(analysis.forward.code, analysis.backward.code, analysis.sums),
+            *(sorted(analysis.never_read), analysis.attention),
+            None if weights is None else (weights.index, weights.weights.code, weights.of_edges),
+            *(self.arguments.uses, self.of_edges, self.target, self.rows, self.result),
+        )
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+    def shape_of(self, number: int, sizes: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the shape of a tensor.
+
+        Args:
+            number: The index of the tensor.
+            sizes: Numbers of edges, destinations and sources.
+        """
+        levels = self.arguments.levels_of(number)
+        if "whole" in levels:
+            return self.rows[number]
+        first = sizes[2] if "source" in levels else sizes[0] if "edge" in levels else sizes[1]
+        return first, *self.rows[number]
+
+    def forward(
+        self, tensors: Sequence[Tensor], edge_index: Tensor, sizes: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the result, and a number of the sorted edges beside a seed."""
+        tensors = [tensor.contiguous() for tensor in tensors]
+        try:
+            order = self.cutting.order(edge_index, self.target, sizes[1])
+            if order.num_sources > sizes[2]:
+                raise IndexError(
+                    f"has an edge from node {order.num_sources - 1}, but only {sizes[2]} source "
+                    "nodes"
+                )
+        except IndexError as error:
+            raise IndexError(f"Expected valid edges (got a layer that {error})") from error
+        seed = int(torch.randint(2**62, (), device="cpu")) if self.is_random else _NO_SEED
+        state = torch.tensor([_number_of(order), seed], device="cpu")
+        _held[state] = order
+        with _seeded(seed):
+            call = self._call(tensors, order, sizes)
+            (result,) = call.forward(tensors)
+        self.report(len(call.blocks))
+        return result, state
+
+    def backward(
+        self,
+        saved: Sequence[Tensor],
+        state: Tensor,
+        gradient: Tensor,
+        sizes: Sequence[int],
+        needed: Sequence[bool],
+    ) -> list[Tensor]:
+        """Return the gradients of the tensors that need one."""
+        number, seed = state.tolist()
+        order = _orders.get(number)
+        if order is None:
+            raise RuntimeError(
+                "Expected the sorted edges of the forward in backward (got a forward whose edges "
+                "were dropped); call backward before further forwards, or pass blocks=None"
+            )
+        left = iter(saved)
+        tensors = [
+            gradient.new_full((), math.nan).expand(self.shape_of(number, sizes))
+            if number in self.analysis.never_read
+            else next(left).contiguous()
+            for number in range(len(self.rows))
+        ]
+        inputs = [*map(Input, tensors, needed)]
+        with _seeded(seed), capture_disabled_in_backward():
+            backward(self._call(tensors, order, sizes), inputs, [gradient.contiguous()])
+        results, seen = list[Tensor](), {storage_id(gradient), *map(storage_id, saved)}
+        for entry in inputs:
+            if not entry.requires_grad:
+                continue
+            own = entry.gradient
+            if own is None:
+                own = torch.zeros_like(entry.tensor, memory_format=torch.contiguous_format)
+            elif storage_id(own) in seen:  # results of an operator share no memory
+                own = own.clone()
+            seen.add(storage_id(own))
+            results.append(own.contiguous())
+        return results
+
+    def _call(self, tensors: Sequence[Tensor], order: Order, sizes: Sequence[int]) -> BlockedCall:
+        arguments = replace(
+            self.arguments,
+            tensors=tuple(tensors),
+            num_destinations=sizes[1],
+            num_sources=sizes[2],
+        )
+        device, weighted_sum = tensors[0].device, self.analysis.weighted_sum
+        summed = None
+        if weighted_sum is not None and not makes_messages(device):
+            summed = weighted_sum.index
+        size = self.cutting.edges_per_block(arguments.row_bytes(summed), device)
+        return BlockedCall(
+            self.analysis,
+            arguments.without_tensors(),
+            order,
+            order.blocks(size),
+            size,
+            (Output(None, self.of_edges),),
+            RunState({device.type}, of_torch=True),
+        )
+
+
+class GraphCall(NamedTuple):
+    """A call that a compiler traces.
+
+    Attributes:
+        work: The edge work.
+        edge_index: Edges [2, E], without values, and likewise below.
+        tensors: The tensors of the arguments, then the parameters and buffers that the layer reads.
+        sizes: Numbers of edges, destinations and sources.
+    """
+
+    work: GraphWork
+    edge_index: Tensor
+    tensors: list[Tensor]
+    sizes: list[Any]
+
+
+class Layer:
+    """The interface of the patch of a layer, which a compiler traces.
+
+    Args:
+        module: The module whose code is the edge work.
+
+    Attributes:
+        key: The name of the patch in compiled graphs.
+        settings: The names of the plain attributes of each submodule. A compiler traces the layer
+            again when one of them changes.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.settings: list[list[str]] = [
+            [name for name, value in vars(sub).items() if isinstance(value, _GUARDED)]
+            for sub in module.modules()
+        ]
+        self.works: dict[str, GraphWork] = {}
+        self.register()
+
+    def register(self) -> None:
+        """Give the patch, which may be a copy, a name of its own."""
+        self.key: str = f"layer {next(_numbers)}"
+        _layers[self.key] = self
+
+    def graph_call(
+        self, constants: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> GraphCall | None:
+        """Return a call while a compiler traces it; None if it runs as in PyG.
+
+        Args:
+            constants: The parameters and buffers of the module, as the compiler traces them.
+            args: The arguments of the method.
+            kwargs: The keyword arguments of the method.
+        """
+        raise NotImplementedError
+
+
+_GUARDED = bool | int | float | str
+
+_numbers = itertools.count()
+_layers: weakref.WeakValueDictionary[str, Layer] = weakref.WeakValueDictionary()
+_works: weakref.WeakValueDictionary[str, GraphWork] = weakref.WeakValueDictionary()
+_orders: weakref.WeakValueDictionary[int, Order] = weakref.WeakValueDictionary()
+_numbers_of: weakref.WeakKeyDictionary[Order, int] = weakref.WeakKeyDictionary()
+_held = WeakTensorKeyDictionary()
+"""The orders that a backward will need, by the tensors that the graphs save for it."""
+
+
+def _number_of(order: Order) -> int:
+    number = _numbers_of.get(order)
+    if number is None:
+        number = _numbers_of[order] = next(_numbers)
+        _orders[number] = order
+    return number
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Draw random numbers from a seed inside, if there is one."""
+    if seed == _NO_SEED:
+        yield
+        return
+    before = random_states(of_torch=True)
+    try:
+        torch.manual_seed(seed)
+        yield
+    finally:
+        set_random_states(before)
+
+
+def in_graph(
+    layer: Layer, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Tensor | None:
+    """Return the result of edge work while a compiler traces it; None if it runs as in PyG.
+
+    The compiler looks into this function.
+    """
+    if torch.compiler.is_exporting():
+        return None
+    given = {str(number): value for number, value in enumerate(args)} | {**kwargs}
+    if not all(_is_plain(value) for value in given.values()):
+        return None
+    given = {name: _without_none(value) for name, value in given.items()}
+    settings = [
+        getattr(sub, name)
+        for sub, names in zip(module.modules(), layer.settings, strict=False)
+        for name in names
+    ]
+    constants = [*module.parameters(), *module.buffers()]
+    results = _traced(layer.key, given, len(args), constants, settings)
+    return results[0] if results else None
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(_is_plain(item) for item in value)
+    plain = value is None or isinstance(value, (bool, int, float, str))
+    return plain or type(value) in (Tensor, nn.Parameter)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return tuple(_without_none(item) for item in value)
+    return _NONE if value is None else value
+
+
+def _with_none(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_with_none, value))
+    return None if isinstance(value, str) and value == _NONE else value
+
+
+@nonstrict_trace
+def _traced(
+    key: str, given: dict[str, Any], positional: int, constants: list[Tensor], settings: list[Any]
+) -> list[Tensor]:
+    """Return the result of edge work, or nothing if it runs as in PyG.
+
+    A compiler runs this function with tensors that have no values, and records the operators. It
+    traces again when one of the ``settings`` changes.
+    """
+    values = {name: _with_none(value) for name, value in given.items()}
+    args = [values.pop(str(number)) for number in range(positional)]
+    call = _layers[key].graph_call(constants, args, values)
+    if call is None:
+        return []
+    name = f"{key}: {call.work.key()}"
+    _layers[key].works[name] = _works[name] = call.work
+    return [_EdgeWork.apply(name, call.edge_index, call.sizes, *call.tensors)]
+
+
+class _EdgeWork(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, name: str, edge_index: Tensor, sizes: list[Any], *tensors: Tensor
+    ) -> Tensor:
+        never_read = _works[name].analysis.never_read
+        result, state = _operators.edge_forward(name, tensors, edge_index, sizes)
+        ctx.name, ctx.sizes = name, sizes
+        ctx.save_for_backward(state, *(t for i, t in enumerate(tensors) if i not in never_read))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        state, *saved = ctx.saved_tensors
+        needed = ctx.needs_input_grad[3:]
+        gradients = iter(
+            _operators.edge_backward(ctx.name, saved, state, gradient, ctx.sizes, needed)
+        )
+        return None, None, None, *(next(gradients) if needs else None for needs in needed)
+
+
+_library = torch.library.Library("gact_graph_edges", "DEF")
+_operators = torch.ops.gact_graph_edges
+
+_library.define(
+    "edge_forward(str name, Tensor[] tensors, Tensor edge_index, SymInt[] sizes)"
+    " -> (Tensor, Tensor)",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+_library.define(
+    "edge_backward(str name, Tensor[] saved, Tensor state, Tensor gradient, SymInt[] sizes,"
+    " bool[] needed) -> Tensor[]"
+)
+
+
+def _edge_forward(
+    name: str, tensors: Sequence[Tensor], edge_index: Tensor, sizes: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    return _works[name].forward(tensors, edge_index, sizes)
+
+
+def _edge_backward(
+    name: str,
+    saved: Sequence[Tensor],
+    state: Tensor,
+    gradient: Tensor,
+    sizes: Sequence[int],
+    needed: Sequence[bool],
+) -> list[Tensor]:
+    return _works[name].backward(saved, state, gradient, sizes, needed)
+
+
+_library.impl("edge_forward", _edge_forward, "CompositeExplicitAutograd")
+_library.impl("edge_backward", _edge_backward, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("gact_graph_edges::edge_forward")
+def _(
+    name: str, tensors: Sequence[Tensor], edge_index: Tensor, sizes: Sequence[Any]
+) -> tuple[Tensor, Tensor]:
+    work = _works[name]
+    result = tensors[0].new_empty(sizes[0] if work.of_edges else sizes[1], *work.result)
+    return result, torch.empty(2, dtype=torch.int64, device="cpu")
+
+
+@torch.library.register_fake("gact_graph_edges::edge_backward")
+def _(
+    name: str,
+    saved: Sequence[Tensor],
+    state: Tensor,
+    gradient: Tensor,
+    sizes: Sequence[Any],
+    needed: Sequence[bool],
+) -> list[Tensor]:
+    work = _works[name]
+    return [gradient.new_empty(work.shape_of(i, sizes)) for i, needs in enumerate(needed) if needs]
+
+
+def of_graph(
+    edge_index: Tensor,
+    target: int,
+    arguments: Arguments,
+    constants: Sequence[Tensor],
+    module: nn.Module,
+    edge_work: EdgeWork,
+    cutting: Cutting,
+    report: Callable[[int], None],
+) -> GraphCall:
+    """Return a call while a compiler traces it.
+
+    Args:
+        edge_index: Edges [2, E], without values, as are all tensors here.
+        target: The row of edge_index that holds the destinations.
+        arguments: The arguments of the call.
+        constants: The parameters and buffers of the module.
+        module: The module whose code is the edge work.
+        edge_work: Analyzes the module.
+        cutting: Sorts and cuts the edges.
+        report: Takes the number of blocks whenever the call runs.
+
+    Raises:
+        CannotBlock: The call cannot run in blocks.
+    """
+    device = arguments.tensors[0].device
+    if torch.is_autocast_enabled(device.type):
+        raise CannotBlock("is compiled under autocast")
+    described = [*_described(arguments)]
+    with without_modes():
+        samples = replace(
+            arguments,
+            tensors=tuple(torch.zeros(shape, **kind) for shape, kind in described),
+            num_destinations=1,
+            num_sources=1,
+        )
+        analysis, found = edge_work.analysis(module, samples)
+        if analysis.kept:
+            raise CannotBlock(
+                f"leaves a tensor in its attribute {analysis.kept[0]}, which a compiled graph does "
+                "not write"
+            )
+        positions = {id(t): i for i, t in enumerate([*module.parameters(), *module.buffers()])}
+        if any(id(tensor) not in positions for _, tensor in found):
+            raise CannotBlock("reads a tensor that is neither a parameter nor a buffer")
+        samples = samples.with_constants(found)
+        result = _result_of_one_edge(analysis, samples)
+    read = [constants[positions[id(tensor)]] for _, tensor in found]
+    whole = {use.index for use in samples.uses if use.level == "whole"}
+    work = GraphWork(
+        analysis,
+        samples.without_tensors(),
+        edge_work.edge_function.of_edges,
+        target,
+        tuple(tuple(t.shape if i in whole else t.shape[1:]) for i, t in enumerate(samples.tensors)),
+        tuple(result.shape[1:]),
+        cutting,
+        report,
+    )
+    sizes = [edge_index.size(1), arguments.num_destinations, arguments.num_sources]
+    return GraphCall(work, edge_index, [*arguments.tensors, *read], sizes)
+
+
+def _described(arguments: Arguments) -> Iterator[tuple[tuple[int, ...], dict[str, Any]]]:
+    """Yield the shape of one row of each tensor, or of the whole tensor, and its type."""
+    whole = {use.index for use in arguments.uses if use.level == "whole"}
+    for i, t in enumerate(arguments.tensors):
+        shape = tuple(map(int, t.shape if i in whole else (1, *t.shape[1:])))
+        yield shape, {"dtype": t.dtype, "device": t.device, "requires_grad": t.requires_grad}
+
+
+def _result_of_one_edge(analysis: LayerAnalysis, samples: Arguments) -> Tensor:
+    order = Order(torch.zeros(2, 1, dtype=torch.int64, device=samples.tensors[0].device), 1, 1)
+    state = RunState({samples.tensors[0].device.type}, of_torch=True)
+    outputs = (Output(None, False),)
+    blocks = order.blocks(2)
+    call = BlockedCall(analysis, samples.without_tensors(), order, blocks, 2, outputs, state)
+    try:
+        return call.forward(samples.tensors, shape_only=True)[0]
+    finally:
+        state.restore_random_state()
