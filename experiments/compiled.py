@@ -120,11 +120,16 @@ def compare(name: str, dataset: str, root: str, bits: int, steps: int) -> list[d
     exact: dict[str, Any] = {"level": "lossless", "min_bytes": 0}
     alone: Any = torch.compile(copy.deepcopy(made))
     ways: dict[str, nn.Module] = {"compiled": alone}
-    for title, options in ((f"compiled, {bits} bit", coded), ("compiled, lossless", exact)):
+    for title, options in (
+        (f"compiled, {bits} bit, blocks", coded),
+        (f"compiled, {bits} bit, as PyG", coded | {"blocks": False}),
+        ("compiled, lossless, blocks", exact | {"blocks": "auto"}),
+        ("compiled, lossless, as PyG", exact),
+    ):
         own: Any = torch.compile(copy.deepcopy(made))
         ways[title] = gact_graph.wrap(own, **options)
-    ways[f"{bits} bit, as PyG"] = gact_graph.wrap(copy.deepcopy(made), blocks=False, **coded)
     ways[f"{bits} bit, blocks"] = gact_graph.wrap(copy.deepcopy(made), **coded)
+    ways[f"{bits} bit, as PyG"] = gact_graph.wrap(copy.deepcopy(made), blocks=False, **coded)
     return _figures(ways, inputs, y, steps, breaks)
 
 

@@ -218,7 +218,7 @@ def _pack(saved: Tensor) -> Any:
     if saved.dtype == torch.int64 and is_index_in(graph, node.name):
         return _INDEX, 32, _save_index(saved, slot), *saved.shape
     bits = running.bits_of(saved, graph, node.name)
-    if bits >= 8 * saved.element_size():
+    if bits >= min(32, 8 * saved.element_size()):
         return saved
     return _CODES, bits, *_save_codes(saved, bits, running.group_size, slot), *saved.shape
 

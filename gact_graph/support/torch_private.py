@@ -88,7 +88,6 @@ without_modes: Callable[..., Any] = _python_dispatch._disable_current_modes
 """Disable all modes of this thread: a trace inside a trace must not be seen."""
 
 
-
 @contextmanager
 def outside_of_compilers() -> Iterator[None]:
     """Trace inside as if no compiler were tracing, whose modes and disabled hooks a trace takes."""

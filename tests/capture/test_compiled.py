@@ -88,9 +88,11 @@ def gradient(model: nn.Module, x: Tensor, edges: Tensor, draw: int = 0) -> Tenso
 
 
 def pair(make: Callable[[], nn.Module], backend: Any, **options: Any) -> tuple[nn.Module, Any]:
-    """The compiled model, alone and wrapped."""
+    """The compiled model, alone and wrapped. Layers run as in PyG: in blocks, dropout of attention
+    draws other noise."""
     own: Any = torch.compile(make(), backend=backend)
-    return torch.compile(make(), backend=copy.copy(backend)), gact_graph.wrap(own, **options)
+    wrapped = gact_graph.wrap(own, blocks=False, **options)
+    return torch.compile(make(), backend=copy.copy(backend)), wrapped
 
 
 MODELS = pytest.mark.parametrize("make", [gcn, gat, attention])
@@ -121,7 +123,8 @@ def test_codes_are_small_and_their_noise_has_mean_zero(make: Any, decomposed: An
 
 
 def test_the_mask_of_relu_is_saved_and_gathered_rows_are_not(decomposed: Any) -> None:
-    model = gact_graph.wrap(torch.compile(gcn(), backend=decomposed), bits=4, min_bytes=0)
+    own: Any = torch.compile(gcn(), backend=decomposed)
+    model = gact_graph.wrap(own, bits=4, min_bytes=0, blocks=False)
     gradient(model, *inputs())
     rows = gact_graph.report(model).contexts
     assert sum(row.codec == "mask" for row in rows) == 4  # of two ReLUs, and of two dropouts
@@ -245,7 +248,7 @@ def test_operators_keep_the_promises_of_pytorch() -> None:
 def test_inductor(make: Any) -> None:
     torch.compiler.reset()
     own = torch.compile(make(), fullgraph=True)
-    model = gact_graph.wrap(own, bits=4, min_bytes=0)
+    model = gact_graph.wrap(own, bits=4, min_bytes=0, blocks=False)
     expected = torch.compile(make())
     torch._inductor.config.fallback_random = True
     try:

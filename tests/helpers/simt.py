@@ -149,7 +149,7 @@ def _host() -> tuple[Path, ctypes.CDLL]:
     """Return the library that runs warps, and its path."""
     sources = [_FOLDER / name for name in ("warps.cpp", "memory.cpp")]
     options = ["-O2", f"-I{Path(torch.__file__).parent / 'include'}"]
-    path = _cached(functools.partial(_build, options, sources), sources)
+    path = _cached(functools.partial(_build, options, sources), ["host"], sources)
     library = ctypes.CDLL(str(path))
     library.simt_launch.restype = ctypes.c_char_p
     library.simt_launch.argtypes = (
@@ -174,22 +174,23 @@ def _kernels(source: str, bits: int) -> ctypes.CDLL:
     options = [
         *("-O1", "-ffp-contract=off", "-fno-exceptions", "-fsanitize=thread,alignment,bounds"),
         f"-DGACT_BITS={bits}",
-        f'-DGACT_SOURCE="{path}"',
         "-DGACT_NAMES=" + " ".join(f"GACT_KERNEL({name})" for name in NAMES[source]),
     ]
-    build = functools.partial(_build, options, [text], _host()[0])
+    own = f'-DGACT_SOURCE="{path}"'
+    build = functools.partial(_build, [*options, own], [text], _host()[0])
     if Path(source).is_absolute():
         built = path.with_suffix(f".{bits}.so")
         built.write_bytes(build())
     else:
-        built = _cached(build, [text, *files_of("cuda")])
+        headers = [file for file in files_of("cuda") if file.suffix == ".h"]
+        built = _cached(build, options, [text, path, *headers])
     return ctypes.CDLL(str(built))
 
 
-def _cached(build: functools.partial[bytes], files: list[Path]) -> Path:
-    """Return the library that an earlier run built with the same arguments of the same files."""
+def _cached(build: functools.partial[bytes], options: list[str], files: list[Path]) -> Path:
+    """Return the library that an earlier run built with the same options of equal files."""
     (cxx, *_) = compiler.commands()
-    mark = hashlib.sha256(repr([cxx, compiler.version(cxx), build.args]).encode())
+    mark = hashlib.sha256(repr([cxx, compiler.version(cxx), options]).encode())
     for path in (*files, _HEADER):
         mark.update(path.read_bytes())
     name = f"gact_graph_simt_{mark.hexdigest()[:16]}.so"

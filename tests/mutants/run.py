@@ -20,6 +20,8 @@ from queue import SimpleQueue
 
 from faults import FAULTS, Fault
 
+from gact_graph.ops.kernels import cache
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 900.0
 """Seconds after which tests that hang have found a fault."""
@@ -82,8 +84,12 @@ def outcome_of(fault: Fault, copy: Path) -> str | None:
     file.write_text(sound.replace(fault.old, fault.new))
     try:
         with tempfile.TemporaryDirectory() as kernels:
-            # Kernels with a fault do not go to the cache of the user.
-            own = Path(kernels) if fault.file.startswith("csrc/") else None
+            # Kernels with a fault do not go to the cache of the user; those without come from it.
+            own = None
+            if fault.file.startswith("csrc/"):
+                own, known = Path(kernels), cache.folder()
+                if known is not None and known.is_dir():
+                    shutil.copytree(known, own / known.name)
             code, output = run_tests(copy, fault.tests, own)
     finally:
         file.write_text(sound)

@@ -274,6 +274,32 @@ def _() -> None:
     assert private.set_compiler(None) is None
 
 
+@check("nonstrict_trace", "outside_of_compilers", "TRACED_TENSORS")
+def _() -> None:
+    """A function that a compiler does not look into traces another, and keeps its saved tensors."""
+    torch.compiler.reset()
+    kinds, saved, sizes = set[type](), list[Tensor](), list[Any]()
+
+    def look(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    @private.nonstrict_trace
+    def opaque(x: Tensor) -> Tensor:
+        kinds.add(type(x))
+        with private.without_modes(), private.outside_of_compilers():
+            mode = private.FakeTensorMode(shape_env=ShapeEnv())
+            own = mode.from_tensor(leaf(3, 2))
+            with saved_tensors_hooks(look, look):
+                graph = make_fx(lambda t: t.exp(), tracing_mode="symbolic")(own).graph
+            sizes.append(next(iter(graph.nodes)).meta["val"].shape == own.shape)
+        return x * 2
+
+    compiled = torch.compile(lambda x: opaque(x) + 1, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(4)), torch.full((4,), 3.0))
+    assert kinds == {*private.TRACED_TENSORS} and saved and all(sizes)
+
+
 @check("compiler_settings", "_tensors_no_vc_check")
 def _() -> None:
     graphs = []

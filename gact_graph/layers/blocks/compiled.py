@@ -2,7 +2,8 @@
 
 While a compiler traces a model, a layer's edge work becomes a call of ``edge_forward``, whose
 gradient is a call of ``edge_backward``. Compilers do not look into either. Both run the analysis
-that was made of the layer during the trace, on the tensors of the step.
+that was made of the layer during the trace, on the tensors of the step. ``random_edge_forward`` is
+the same, for layers that draw random numbers: a compiler merges no two calls.
 
 The graph saves the inputs of ``edge_backward``: tensors of nodes, and the weights of edges. The
 sorted edges stay outside: ``edge_forward`` returns a number by which backward finds them.
@@ -49,21 +50,21 @@ class GraphWork:
     Attributes:
         analysis: The analysis of the layer.
         arguments: The arguments without tensors; the numbers of nodes are those of the trace.
-        of_edges: Whether the result has a row for each edge.
+        outputs: The result, then the tensors that the layer leaves in attributes.
         target: The row of edge_index that holds the destinations.
         rows: The shape of a row of each tensor, without the first dimension; the whole shape for
             tensors that all blocks read as a whole.
-        result: The shape of a row of the result.
+        results: The shape of a row of each output.
         cutting: Sorts and cuts the edges.
         report: Takes the number of blocks of a call.
     """
 
     analysis: LayerAnalysis
     arguments: Arguments
-    of_edges: bool
+    outputs: tuple[Output, ...]
     target: int
     rows: tuple[tuple[int, ...], ...]
-    result: tuple[int, ...]
+    results: tuple[tuple[int, ...], ...]
     cutting: Cutting
     report: Callable[[int], None]
 
@@ -81,7 +82,7 @@ class GraphWork:
             *(analysis.forward.code, analysis.backward.code, analysis.sums),
             *(sorted(analysis.never_read), analysis.attention),
             None if weights is None else (weights.index, weights.weights.code, weights.of_edges),
-            *(self.arguments.uses, self.of_edges, self.target, self.rows, self.result),
+            *(self.arguments.uses, self.outputs, self.target, self.rows, self.results),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
@@ -100,8 +101,8 @@ class GraphWork:
 
     def forward(
         self, tensors: Sequence[Tensor], edge_index: Tensor, sizes: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        """Return the result, and a number of the sorted edges beside a seed."""
+    ) -> tuple[list[Tensor], Tensor]:
+        """Return the outputs, and a number of the sorted edges beside a seed."""
         tensors = [tensor.contiguous() for tensor in tensors]
         try:
             order = self.cutting.order(edge_index, self.target, sizes[1])
@@ -117,37 +118,39 @@ class GraphWork:
         _held[state] = order
         with _seeded(seed):
             call = self._call(tensors, order, sizes)
-            (result,) = call.forward(tensors)
+            results = call.forward(tensors)
         self.report(len(call.blocks))
-        return result, state
+        return results, state
 
     def backward(
         self,
         saved: Sequence[Tensor],
         state: Tensor,
-        gradient: Tensor,
+        gradients: Sequence[Tensor | None],
         sizes: Sequence[int],
         needed: Sequence[bool],
     ) -> list[Tensor]:
         """Return the gradients of the tensors that need one."""
+        given = [gradient for gradient in gradients if gradient is not None]
         number, seed = state.tolist()
         order = _orders.get(number)
         if order is None:
             raise RuntimeError(
                 "Expected the sorted edges of the forward in backward (got a forward whose edges "
-                "were dropped); call backward before further forwards, or pass blocks=None"
+                "were dropped); call backward before further forwards, or wrap with blocks=False"
             )
         left = iter(saved)
         tensors = [
-            gradient.new_full((), math.nan).expand(self.shape_of(number, sizes))
+            given[0].new_full((), math.nan).expand(self.shape_of(number, sizes))
             if number in self.analysis.never_read
             else next(left).contiguous()
             for number in range(len(self.rows))
         ]
         inputs = [*map(Input, tensors, needed)]
         with _seeded(seed), capture_disabled_in_backward():
-            backward(self._call(tensors, order, sizes), inputs, [gradient.contiguous()])
-        results, seen = list[Tensor](), {storage_id(gradient), *map(storage_id, saved)}
+            contiguous = [None if g is None else g.contiguous() for g in gradients]
+            backward(self._call(tensors, order, sizes), inputs, contiguous)
+        results, seen = list[Tensor](), {*map(storage_id, (*given, *saved))}
         for entry in inputs:
             if not entry.requires_grad:
                 continue
@@ -178,7 +181,7 @@ class GraphWork:
             order,
             order.blocks(size),
             size,
-            (Output(None, self.of_edges),),
+            self.outputs,
             RunState({device.type}, of_torch=True),
         )
 
@@ -209,6 +212,8 @@ class Layer:
         key: The name of the patch in compiled graphs.
         settings: The names of the plain attributes of each submodule. A compiler traces the layer
             again when one of them changes.
+        works: The edge work that compiled graphs call, by name.
+        kept: The attributes in which the last traced call leaves tensors.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -217,11 +222,12 @@ class Layer:
             for sub in module.modules()
         ]
         self.works: dict[str, GraphWork] = {}
+        self.kept: tuple[str, ...] = ()
         self.register()
 
     def register(self) -> None:
         """Give the patch, which may be a copy, a name of its own."""
-        self.key: str = f"layer {next(_numbers)}"
+        self.key: str = f"layer {next(_layer_numbers)}"
         _layers[self.key] = self
 
     def graph_call(
@@ -239,7 +245,7 @@ class Layer:
 
 _GUARDED = bool | int | float | str
 
-_numbers = itertools.count()
+_layer_numbers, _order_numbers = itertools.count(), itertools.count()
 _layers: weakref.WeakValueDictionary[str, Layer] = weakref.WeakValueDictionary()
 _works: weakref.WeakValueDictionary[str, GraphWork] = weakref.WeakValueDictionary()
 _orders: weakref.WeakValueDictionary[int, Order] = weakref.WeakValueDictionary()
@@ -251,7 +257,7 @@ _held = WeakTensorKeyDictionary()
 def _number_of(order: Order) -> int:
     number = _numbers_of.get(order)
     if number is None:
-        number = _numbers_of[order] = next(_numbers)
+        number = _numbers_of[order] = next(_order_numbers)
         _orders[number] = order
     return number
 
@@ -290,7 +296,11 @@ def in_graph(
     ]
     constants = [*module.parameters(), *module.buffers()]
     results = _traced(layer.key, given, len(args), constants, settings)
-    return results[0] if results else None
+    if not results:
+        return None
+    for name, tensor in zip(layer.kept, results[1:], strict=True):
+        setattr(module, name, tensor)
+    return results[0]
 
 
 def _is_plain(value: Any) -> bool:
@@ -316,59 +326,62 @@ def _with_none(value: Any) -> Any:
 def _traced(
     key: str, given: dict[str, Any], positional: int, constants: list[Tensor], settings: list[Any]
 ) -> list[Tensor]:
-    """Return the result of edge work, or nothing if it runs as in PyG.
+    """Return the outputs of edge work, or nothing if it runs as in PyG.
 
     A compiler runs this function with tensors that have no values, and records the operators. It
     traces again when one of the ``settings`` changes.
     """
     values = {name: _with_none(value) for name, value in given.items()}
     args = [values.pop(str(number)) for number in range(positional)]
-    call = _layers[key].graph_call(constants, args, values)
+    layer = _layers[key]
+    call = layer.graph_call(constants, args, values)
     if call is None:
         return []
     name = f"{key}: {call.work.key()}"
-    _layers[key].works[name] = _works[name] = call.work
-    return [_EdgeWork.apply(name, call.edge_index, call.sizes, *call.tensors)]
+    layer.works[name] = _works[name] = call.work
+    layer.kept = call.work.analysis.kept
+    return [*_EdgeWork.apply(name, call.edge_index, call.sizes, *call.tensors)]
 
 
 class _EdgeWork(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, name: str, edge_index: Tensor, sizes: list[Any], *tensors: Tensor
-    ) -> Tensor:
-        never_read = _works[name].analysis.never_read
-        result, state = _operators.edge_forward(name, tensors, edge_index, sizes)
+    ) -> tuple[Tensor, ...]:
+        work = _works[name]
+        never_read = work.analysis.never_read
+        run = _operators.random_edge_forward if work.is_random else _operators.edge_forward
+        results, state = run(name, tensors, edge_index, sizes)
         ctx.name, ctx.sizes = name, sizes
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(state, *(t for i, t in enumerate(tensors) if i not in never_read))
-        return result
+        return tuple(results)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         state, *saved = ctx.saved_tensors
         needed = ctx.needs_input_grad[3:]
-        gradients = iter(
-            _operators.edge_backward(ctx.name, saved, state, gradient, ctx.sizes, needed)
+        results = iter(
+            _operators.edge_backward(ctx.name, saved, state, gradients, ctx.sizes, needed)
         )
-        return None, None, None, *(next(gradients) if needs else None for needs in needed)
+        return None, None, None, *(next(results) if needs else None for needs in needed)
 
 
 _library = torch.library.Library("gact_graph_edges", "DEF")
 _operators = torch.ops.gact_graph_edges
 
+_FORWARD = "(str name, Tensor[] tensors, Tensor edge_index, SymInt[] sizes) -> (Tensor[], Tensor)"
+_library.define(f"edge_forward{_FORWARD}")
+_library.define(f"random_edge_forward{_FORWARD}", tags=(torch.Tag.nondeterministic_seeded,))
 _library.define(
-    "edge_forward(str name, Tensor[] tensors, Tensor edge_index, SymInt[] sizes)"
-    " -> (Tensor, Tensor)",
-    tags=(torch.Tag.nondeterministic_seeded,),
-)
-_library.define(
-    "edge_backward(str name, Tensor[] saved, Tensor state, Tensor gradient, SymInt[] sizes,"
+    "edge_backward(str name, Tensor[] saved, Tensor state, Tensor?[] gradients, SymInt[] sizes,"
     " bool[] needed) -> Tensor[]"
 )
 
 
 def _edge_forward(
     name: str, tensors: Sequence[Tensor], edge_index: Tensor, sizes: Sequence[int]
-) -> tuple[Tensor, Tensor]:
+) -> tuple[list[Tensor], Tensor]:
     return _works[name].forward(tensors, edge_index, sizes)
 
 
@@ -376,24 +389,29 @@ def _edge_backward(
     name: str,
     saved: Sequence[Tensor],
     state: Tensor,
-    gradient: Tensor,
+    gradients: Sequence[Tensor | None],
     sizes: Sequence[int],
     needed: Sequence[bool],
 ) -> list[Tensor]:
-    return _works[name].backward(saved, state, gradient, sizes, needed)
+    return _works[name].backward(saved, state, gradients, sizes, needed)
 
 
 _library.impl("edge_forward", _edge_forward, "CompositeExplicitAutograd")
+_library.impl("random_edge_forward", _edge_forward, "CompositeExplicitAutograd")
 _library.impl("edge_backward", _edge_backward, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("gact_graph_edges::edge_forward")
+@torch.library.register_fake("gact_graph_edges::random_edge_forward")
 def _(
     name: str, tensors: Sequence[Tensor], edge_index: Tensor, sizes: Sequence[Any]
-) -> tuple[Tensor, Tensor]:
+) -> tuple[list[Tensor], Tensor]:
     work = _works[name]
-    result = tensors[0].new_empty(sizes[0] if work.of_edges else sizes[1], *work.result)
-    return result, torch.empty(2, dtype=torch.int64, device="cpu")
+    results = [
+        tensors[0].new_empty(sizes[0] if output.of_edges else sizes[1], *row)
+        for output, row in zip(work.outputs, work.results, strict=True)
+    ]
+    return results, torch.empty(2, dtype=torch.int64, device="cpu")
 
 
 @torch.library.register_fake("gact_graph_edges::edge_backward")
@@ -401,12 +419,13 @@ def _(
     name: str,
     saved: Sequence[Tensor],
     state: Tensor,
-    gradient: Tensor,
+    gradients: Sequence[Tensor | None],
     sizes: Sequence[Any],
     needed: Sequence[bool],
 ) -> list[Tensor]:
     work = _works[name]
-    return [gradient.new_empty(work.shape_of(i, sizes)) for i, needs in enumerate(needed) if needs]
+    like = next(gradient for gradient in gradients if gradient is not None)
+    return [like.new_empty(work.shape_of(i, sizes)) for i, needs in enumerate(needed) if needs]
 
 
 def of_graph(
@@ -446,25 +465,24 @@ def of_graph(
             num_sources=1,
         )
         analysis, found = edge_work.analysis(module, samples)
-        if analysis.kept:
-            raise CannotBlock(
-                f"leaves a tensor in its attribute {analysis.kept[0]}, which a compiled graph does "
-                "not write"
-            )
         positions = {id(t): i for i, t in enumerate([*module.parameters(), *module.buffers()])}
         if any(id(tensor) not in positions for _, tensor in found):
             raise CannotBlock("reads a tensor that is neither a parameter nor a buffer")
         samples = samples.with_constants(found)
-        result = _result_of_one_edge(analysis, samples)
+        outputs = (
+            Output(None, edge_work.edge_function.of_edges),
+            *(Output(name, True) for name in analysis.kept),
+        )
+        results = _outputs_of_one_edge(analysis, samples, outputs)
     read = [constants[positions[id(tensor)]] for _, tensor in found]
     whole = {use.index for use in samples.uses if use.level == "whole"}
     work = GraphWork(
         analysis,
         samples.without_tensors(),
-        edge_work.edge_function.of_edges,
+        outputs,
         target,
         tuple(tuple(t.shape if i in whole else t.shape[1:]) for i, t in enumerate(samples.tensors)),
-        tuple(result.shape[1:]),
+        tuple(tuple(result.shape[1:]) for result in results),
         cutting,
         report,
     )
@@ -480,13 +498,15 @@ def _described(arguments: Arguments) -> Iterator[tuple[tuple[int, ...], dict[str
         yield shape, {"dtype": t.dtype, "device": t.device, "requires_grad": t.requires_grad}
 
 
-def _result_of_one_edge(analysis: LayerAnalysis, samples: Arguments) -> Tensor:
-    order = Order(torch.zeros(2, 1, dtype=torch.int64, device=samples.tensors[0].device), 1, 1)
-    state = RunState({samples.tensors[0].device.type}, of_torch=True)
-    outputs = (Output(None, False),)
+def _outputs_of_one_edge(
+    analysis: LayerAnalysis, samples: Arguments, outputs: tuple[Output, ...]
+) -> list[Tensor]:
+    device = samples.tensors[0].device
+    order = Order(torch.zeros(2, 1, dtype=torch.int64, device=device), 1, 1)
+    state = RunState({device.type}, of_torch=True)
     blocks = order.blocks(2)
     call = BlockedCall(analysis, samples.without_tensors(), order, blocks, 2, outputs, state)
     try:
-        return call.forward(samples.tensors, shape_only=True)[0]
+        return call.forward(samples.tensors, shape_only=True)
     finally:
         state.restore_random_state()

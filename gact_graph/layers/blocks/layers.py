@@ -221,9 +221,7 @@ class Blocked(Patch, Layer):
                 self._check_worthwhile(module, (args, kwargs))
             edge_index, target, arguments = self._sorted(module, *args, **kwargs)
             worker = self._worker_of(module)
-            return of_graph(
-                edge_index, target, arguments, constants, worker, work, blocks, report
-            )
+            return of_graph(edge_index, target, arguments, constants, worker, work, blocks, report)
         except CannotBlock as reason:
             blocks.in_graphs[name] = LayerRow(name, "stock", None, str(reason))
             return None

@@ -230,7 +230,10 @@ class Collector:
         Raises:
             CannotBlock: The tensor is of a kind that cannot be cut.
         """
-        if type(tensor) not in (Tensor, torch.nn.Parameter, *TRACED_TENSORS) or tensor.layout != torch.strided:
+        if (
+            type(tensor) not in (Tensor, torch.nn.Parameter, *TRACED_TENSORS)
+            or tensor.layout != torch.strided
+        ):
             raise CannotBlock(f"has a {type(tensor).__name__} in {name}")
         index = next((i for i, t in enumerate(self._tensors) if t is tensor), None)
         if index is None:

@@ -1,0 +1,358 @@
+"""Edge work in compiled graphs: results and gradients of stock, and what makes a graph anew."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.nn import (
+    GAT,
+    GCN,
+    GIN,
+    PNA,
+    GATConv,
+    GraphSAGE,
+    MessagePassing,
+    MetaLayer,
+    SAGEConv,
+    TransformerConv,
+)
+
+import gact_graph
+from gact_graph.layers.blocks import compiled
+
+NODES, CHANNELS = 300, 16
+
+# Dynamo looks at the gradient of a tensor that has none.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+
+@pytest.fixture
+def backend() -> Iterator[CompileCounterWithBackend]:
+    torch.compiler.reset()
+    yield CompileCounterWithBackend("aot_eager")
+    torch.compiler.reset()
+
+
+def inputs(nodes: int = NODES, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    edges = torch.randint(nodes, (2, 6 * nodes), generator=generator)
+    x = torch.randn(nodes, CHANNELS, generator=generator, dtype=torch.float64)
+    return x, edges
+
+
+class EdgeModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3 * CHANNELS, CHANNELS)
+
+    def forward(self, src: Tensor, dst: Tensor, edge_attr: Tensor, u: Any, batch: Any) -> Tensor:
+        return self.linear(torch.cat([src, dst, edge_attr], 1)).tanh()
+
+
+class NodeModel(nn.Module):
+    def forward(
+        self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, u: Any, batch: Any
+    ) -> Tensor:
+        return x.new_zeros(len(x), CHANNELS).index_add_(0, edge_index[1], edge_attr)
+
+
+class Meta(nn.Module):
+    """A MetaLayer: its edge model makes a row for each edge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = MetaLayer(EdgeModel(), NodeModel())
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.layer(x, edge_index, x[edge_index[0]] - x[edge_index[1]])[0]
+
+
+class Transformers(nn.Module):
+    """Layers that leave their attention in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = TransformerConv(CHANNELS, 4, heads=4)
+        self.last = TransformerConv(CHANNELS, 5)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out, (_, weights) = self.first(x, edge_index, return_attention_weights=True)
+        return self.last(out.relu(), edge_index) + weights.square().mean()
+
+
+class Bipartite(nn.Module):
+    """The first half of the nodes gets messages from all, without a tensor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = SAGEConv((CHANNELS, CHANNELS), 5, root_weight=False)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        half = x.size(0) // 2
+        return self.conv((x, None), edge_index % half, size=(x.size(0), half))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "GCN": lambda: GCN(CHANNELS, 16, 2, 5, norm="batch_norm"),
+    "GAT": lambda: GAT(CHANNELS, 16, 2, 5, heads=2),
+    "GATv2": lambda: GAT(CHANNELS, 16, 2, 5, heads=2, v2=True),
+    "GraphSAGE": lambda: GraphSAGE(CHANNELS, 16, 2, 5),
+    "GIN": lambda: GIN(CHANNELS, 16, 2, 5),
+    "PNA": lambda: PNA(
+        CHANNELS, 16, 2, 5, aggregators=["mean", "max"], scalers=["identity"], deg=torch.ones(9)
+    ),
+    "MetaLayer": Meta,
+    "TransformerConv": Transformers,
+    "bipartite": Bipartite,
+}
+
+
+def made(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return MODELS[name]().double()
+
+
+def wrapped(model: nn.Module, backend: Any, **options: Any) -> Any:
+    own: Any = torch.compile(model, backend=backend, fullgraph=True)
+    options = {"level": "lossless", "blocks": 500, "min_bytes": 0} | options
+    return gact_graph.wrap(own, **options)
+
+
+def step(model: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+    """The output of a model, and the gradient of a loss."""
+    model.zero_grad()
+    output = model(*arguments)
+    (output * torch.linspace(-1, 2, output.numel()).view(output.shape)).sum().backward()
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return output.detach(), torch.cat(gradients)
+
+
+def ways(model: Any) -> set[str]:
+    return {row.way for row in gact_graph.report(model).layers}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_of_stock(name: str, backend: Any) -> None:
+    model = wrapped(made(name), backend)
+    for number in range(2):
+        expected = step(made(name), *inputs(seed=number))
+        torch.testing.assert_close(step(model, *inputs(seed=number)), expected)
+        assert ways(model) == {"blocks"}
+    assert backend.frame_count == 1
+
+
+@pytest.mark.parametrize("name", ["GCN", "GAT", "TransformerConv"])
+def test_evaluation(name: str, backend: Any) -> None:
+    model = wrapped(made(name), backend).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model(*inputs()), made(name).eval()(*inputs()))
+
+
+@pytest.mark.parametrize("name", ["GCN", "GAT", "PNA"])
+def test_graphs_of_any_size(name: str, backend: Any) -> None:
+    model = wrapped(made(name), backend)
+    for nodes in (300, 200, 450):
+        torch.testing.assert_close(step(model, *inputs(nodes)), step(made(name), *inputs(nodes)))
+    assert backend.frame_count == 2  # the second is for any size
+
+
+def test_graphs_do_not_save_messages_or_edges(backend: Any) -> None:
+    reports = []
+    for blocks in (500, False):
+        torch.compiler.reset()
+        model = wrapped(made("GAT"), backend, blocks=blocks)
+        step(model, *inputs())
+        reports.append(gact_graph.report(model).stored_bytes)
+    x, edges = inputs()
+    assert reports[1] - reports[0] > 2 * edges.size(1) * 16 * 8
+
+
+def test_codes(backend: Any) -> None:
+    model = wrapped(made("GAT").float(), backend, level="L1", bits=4)
+    x, edges = inputs()
+    _, expected = step(made("GAT").float(), x.float(), edges)
+    draws = torch.stack([step(model, x.float(), edges)[1] for _ in range(32)])
+    once = (draws[0] - expected).norm() / expected.norm()
+    assert 1e-4 < once < 0.25
+    assert (draws.mean(0) - expected).norm() / expected.norm() < 0.45 * once
+    rows = [row for row in gact_graph.report(model).contexts if row.codec == "quantize"]
+    assert {row.shape[0] for row in rows} >= {NODES}  # those of layers, not of messages
+
+
+class Dropped(MessagePassing):
+    """A sum of rows with random weights, linear in x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, w=self.weight.expand(edge_index.size(1)))
+
+    def message(self, x_j: Tensor, w: Tensor) -> Tensor:
+        return F.dropout(w.view(-1, 1), 0.5) * x_j
+
+
+@pytest.mark.parametrize("name", ["a sum", "attention"])
+def test_backward_repeats_the_noise_of_forward(name: str, backend: Any) -> None:
+    """A linear function equals the product of its input and its gradient."""
+    if name == "a sum":
+        layer: nn.Module = Dropped()
+    else:
+        layer = GATConv(CHANNELS, CHANNELS, dropout=0.5, bias=False).double()
+        for vector in (layer.att_src, layer.att_dst):  # equal scores, so that the sum is linear
+            vector.data.zero_()
+    model, (x, edges) = wrapped(layer, backend), inputs()
+    x.requires_grad_()
+    outputs = []
+    for _ in range(2):
+        output = model(x, edges)
+        torch.rand(1)  # the random state moves on
+        weight = torch.randn(output.shape, dtype=output.dtype)
+        (gradient,) = torch.autograd.grad((output * weight).sum(), x)
+        torch.testing.assert_close((gradient * x).sum(), (output * weight).sum())
+        outputs.append(output.detach())
+    assert (outputs[0] - outputs[1]).abs().max() > 0.1
+    torch.manual_seed(7)
+    first = model(x, edges)
+    torch.manual_seed(7)
+    assert torch.equal(model(x, edges), first)
+
+
+def test_inside_of_a_checkpoint(backend: Any) -> None:
+    class Checkpointed(GIN):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            run = super().forward
+            out: Tensor = checkpoint(lambda x: run(x, edge_index), x, use_reentrant=False)
+            return out.sin()
+
+    torch.manual_seed(0)
+    stock = Checkpointed(CHANNELS, 16, 2, 5).double()
+    model = wrapped(copy.deepcopy(stock), backend)
+    torch.testing.assert_close(step(model, *inputs()), step(stock, *inputs()))
+    assert ways(model) == {"blocks"}
+
+
+def test_a_setting_that_changes(backend: Any) -> None:
+    model, stock = wrapped(made("GAT"), backend), made("GAT")
+    step(model, *inputs())
+    for conv in (model._orig_mod.convs[0], stock.convs[0]):
+        conv.negative_slope = 0.9
+    torch.testing.assert_close(step(model, *inputs()), step(stock, *inputs()))
+
+
+def test_edges_that_change_in_place(backend: Any) -> None:
+    model, (x, edges) = wrapped(made("GIN"), backend), inputs()
+    step(model, x, edges)
+    edges.numpy()[:] = inputs(seed=5)[1].numpy()  # without a trace in the version
+    torch.testing.assert_close(step(model, x, edges), step(made("GIN"), x, edges))
+
+
+def test_backward_after_many_forwards(backend: Any) -> None:
+    """The order of its edges lives until then."""
+    model, stock, (x, edges) = wrapped(made("GIN"), backend), made("GIN"), inputs()
+    output, expected = model(x, edges), stock(x, edges)
+    with torch.no_grad():
+        for seed in range(1, 12):
+            model(x, inputs(seed=seed)[1])
+    gc.collect()
+    output.sum().backward()
+    expected.sum().backward()
+    for own, right in zip(model.parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, right.grad)
+
+
+def test_orders_are_dropped_with_their_graphs(backend: Any) -> None:
+    model, (x, edges) = wrapped(made("GIN"), backend), inputs()
+    before = len(compiled._orders)
+    for seed in range(12):
+        step(model, x, inputs(seed=seed)[1])
+    gc.collect()
+    assert len(compiled._orders) - before < 8
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_edges_of_no_node(row: int, backend: Any) -> None:
+    model, (x, edges) = wrapped(made("GIN"), backend), inputs()
+    edges[row, 3] = NODES
+    with pytest.raises(IndexError, match=f"node {NODES}"):
+        model(x, edges)
+
+
+class Cumulative(MessagePassing):
+    """A layer whose messages depend on those before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(CHANNELS, CHANNELS)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.linear(x))
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.cumsum(0)
+
+
+def test_layers_that_run_as_in_pyg(backend: Any) -> None:
+    stock = Cumulative().double()
+    model = wrapped(copy.deepcopy(stock), backend)
+    torch.testing.assert_close(step(model, *inputs()), step(stock, *inputs()))
+    (row,) = gact_graph.report(model).layers
+    assert row.way == "stock" and "cumsum" in str(row.reason)
+
+
+def test_autocast(backend: Any) -> None:
+    model, stock, (x, edges) = wrapped(made("GIN").float(), backend), made("GIN").float(), inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(model(x.float(), edges), stock(x.float(), edges))
+    assert {row.reason for row in gact_graph.report(model).layers} == {"is compiled under autocast"}
+
+
+def test_a_compiled_layer_of_a_model_that_is_not(backend: Any) -> None:
+    model = made("GIN")
+    model.convs[0].compile(backend=backend)
+    gact_graph.wrap(model, level="lossless", blocks=500, min_bytes=0)
+    torch.testing.assert_close(step(model, *inputs()), step(made("GIN"), *inputs()))
+    assert gact_graph.report(model).layers[-1].way == "blocks"
+
+
+def test_operators_keep_the_promises_of_pytorch(backend: Any) -> None:
+    model, (x, edges) = wrapped(made("GIN"), backend), inputs()
+    step(model, x, edges)
+    name = max(compiled._works, key=lambda key: int(key.split()[1].rstrip(":")))
+    operators, tests = torch.ops.gact_graph_edges, ("test_schema", "test_faketensor")
+    work = compiled._works[name]
+    width = work.rows[0][-1]
+    rows, sizes = torch.randn(NODES, width, dtype=x.dtype), [edges.size(1), NODES, NODES]
+    forward = name, [rows], edges, sizes
+    torch.library.opcheck(operators.edge_forward.default, forward, test_utils=tests)
+    (out,), state = operators.edge_forward(*forward)
+    saved = [] if 0 in work.analysis.never_read else [rows]
+    backward = name, saved, state, [torch.ones_like(out)], sizes, [True]
+    torch.library.opcheck(operators.edge_backward.default, backward, test_utils=tests)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MODELS)
+def test_inductor(name: str) -> None:
+    torch.compiler.reset()
+    model = gact_graph.wrap(
+        torch.compile(made(name), fullgraph=True), level="lossless", blocks=500, min_bytes=0
+    )
+    try:
+        for nodes in (NODES, 400):
+            torch.testing.assert_close(
+                step(model, *inputs(nodes)), step(made(name), *inputs(nodes))
+            )
+            assert ways(model) == {"blocks"}
+    finally:
+        torch.compiler.reset()
