@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
 CSRC = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: help install demo test test-long mutants attack lint format docs docs-version wheel versions clean
+.PHONY: help install demo test test-long mutants attack scatter lint format docs docs-version wheel versions clean
 
 help:
 	@echo "make demo         train GAT with compressed contexts beside fp32"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-long    run the others, which take longer"
 	@echo "make mutants      plant faults one by one; the tests must find each"
 	@echo "make attack       20,000 random programs beside stock; PROGRAMS=1000 SEED=7 for others"
+	@echo "make scatter      test with torch-scatter and torch-sparse, built from their sources"
 	@echo "make lint         ruff, mypy, clang-format, codespell"
 	@echo "make format       let ruff and clang-format rewrite the sources"
 	@echo "make docs         build the documentation in site/; a broken link is an error"
@@ -68,7 +69,12 @@ PROGRAMS ?= 20000
 SEED ?= 0
 attack: $(STAMP)
 	GACT_GRAPH_ATTACK=$(PROGRAMS) $(BIN)/python -m pytest -m "long or not long" --hypothesis-seed=$(SEED) \
-		tests/attack/test_random_programs.py tests/attack/test_random_stacks.py $(ARGS)
+		tests/attack/test_random_programs.py tests/attack/test_random_stacks.py \
+		tests/attack/test_growth.py tests/capture/test_rebuild.py \
+		tests/api/budget/test_monotone.py tests/experiments/test_long_kills.py $(ARGS)
+
+scatter: $(STAMP)
+	.ci/scatter
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -138,8 +138,11 @@ def _degree(node: fx.Node, degrees: dict[fx.Node, int]) -> tuple[int, Values] | 
         return (_MOST, VALUES) if twice else None
     if str(packet) == _EDGE_BACKWARD:
         # As for layers in blocks that are not compiled: products of their inputs and the gradient.
-        factors = (_nodes(node.args[1]), _nodes(node.args[3]))
-        degree = sum(max((degrees.get(arg, 0) for arg in nodes), default=0) for nodes in factors)
+        tensors, gradients = (
+            max((degrees.get(arg, 0) for arg in _nodes(node.args[place])), default=0)
+            for place in (1, 3)
+        )
+        degree = tensors + gradients
         return (degree, VALUES) if degree <= _MOST else None
     if packet in _BOUNDED and max(own) == 1:
         return 1, VALUES

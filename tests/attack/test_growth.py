@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from beside import small_storages_count
+from beside import amount, small_storages_count
 from torch import Tensor, nn
 
 import gact_graph
 
-STEPS, TRACED, PARTS = 2000, 900, 10
+STEPS, TRACED, PARTS = amount(1200, 2000), amount(500, 900), 10
 
 WAYS: dict[str, dict[str, Any]] = {
     "L0": {"level": "L0"},

@@ -9,14 +9,14 @@ from stacks import ELSEWHERE, STATES, Stack, stacks
 
 
 @pytest.mark.long
-@how_many(30)
+@how_many(15)
 @given(stacks(second=True))
 def test_second_derivatives(stack: Stack) -> None:
     check(stack.source, second_ways(stack.blocks))
 
 
 @pytest.mark.long
-@how_many(300)
+@how_many(80)
 @given(stacks())
 def test_stacks(stack: Stack) -> None:
     check(stack.source, ways(stack.blocks))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
+from beside import amount
 from samples import (  # noqa: F401
     FEATURES,
     Lambda,
@@ -107,6 +108,9 @@ def squared_bias(model: nn.Module, draws: int) -> float:
     return squared_bias_of(gradient, model, draws)
 
 
+DRAWS = amount(500, 2000)
+
+
 def squared_bias_of(gradient: Callable[[nn.Module], Tensor], model: nn.Module, draws: int) -> float:
     exact = gradient(gact_graph.unwrap(copy.deepcopy(model)))
     errors = torch.stack([gradient(model) - exact for _ in range(draws)])
@@ -125,9 +129,9 @@ def test_codes_are_unbiased(name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", CHAINS)
-def test_codes_are_unbiased_over_2000_draws(name: str) -> None:
+def test_codes_are_unbiased_over_many_draws(name: str) -> None:
     model = gact_graph.wrap(make(lambda: Net(*CHAINS[name])), **TWO_BITS)
-    assert abs(squared_bias(model, 2000)) < 3e-5
+    assert abs(squared_bias(model, DRAWS)) < 0.06 / DRAWS
     gact_graph.unwrap(model)
 
 
@@ -209,10 +213,11 @@ class TestProducts:
     @pytest.mark.long
     @pytest.mark.filterwarnings("ignore:Expected pin to match")
     @pytest.mark.parametrize("name", READ)
-    def test_codes_are_unbiased_over_2000_draws(self, name: str) -> None:
+    def test_codes_are_unbiased_over_many_draws(self, name: str) -> None:
         # Layer norm divides by the noise of each row: about 1 % at 2 bits, a hundredth at 4 bits.
-        bound = 2e-4 if name == "layer norm" else 3e-5
-        assert abs(squared_bias_of(self.whole, self.wrapped(name), 2000)) < bound
+        bound = 2e-4 if name == "layer norm" else 0.0
+        found = abs(squared_bias_of(self.whole, self.wrapped(name), DRAWS))
+        assert found < max(bound, 0.06 / DRAWS)
 
     @staticmethod
     def codecs(model: nn.Module, x: Tensor) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""20 kills of a run of several seeds, then the same command again: no seed is lost or changed."""
+"""Kills of a run of several seeds, then the same command again: no seed is lost or changed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from beside import amount
 from experiments_samples import small_graph
 
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLS, SEEDS = 20, 8
+KILLS, SEEDS = amount(8, 20), 8
 # What a clock or the process's history tells, and no training.
 MEASURED = ("peak_bytes", "epoch_seconds", "train_seconds", "measuring_seconds")
 

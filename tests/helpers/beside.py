@@ -312,6 +312,11 @@ def _standalone(source: str, setting: Setting) -> str:
     """)
 
 
+def amount(few: int, many: int) -> int:
+    """``few``, or ``many`` in a longer attack."""
+    return many if EXAMPLES else few
+
+
 def how_many(few: int, shrink: bool = True) -> Callable[[Any], Any]:
     """Hypothesis' settings: ``few`` programs, the same at each run, or those of a longer attack."""
     return settings(

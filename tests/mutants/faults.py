@@ -442,6 +442,27 @@ LAYERS = [
         ("layers/blocks/test_sparse_product.py",),
     ),
     Fault(
+        "backward in a compiled graph draws noise of its own",
+        "gact_graph/layers/blocks/compiled.py",
+        "with _seeded(seed), capture_disabled_in_backward():",
+        "with capture_disabled_in_backward():",
+        ("layers/blocks/test_compiled.py",),
+    ),
+    Fault(
+        "a compiled graph does not see that a setting of a layer has changed",
+        "gact_graph/layers/blocks/compiled.py",
+        "len(args), constants, settings)",
+        "len(args), constants, [])",
+        ("layers/blocks/test_compiled.py",),
+    ),
+    Fault(
+        "sorted edges are dropped before the backward of a compiled graph",
+        "gact_graph/layers/blocks/compiled.py",
+        "_held[state] = order",
+        "_held[state] = state",
+        ("layers/blocks/test_compiled.py",),
+    ),
+    Fault(
         "a part's halo lacks the sources of its own number",
         "gact_graph/layers/halo/parts.py",
         "halo = halo[owner[halo].argsort(stable=True)]",

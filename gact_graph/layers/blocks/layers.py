@@ -73,8 +73,7 @@ class Blocks(Cutting):
         keep_sums: Whether sums of constant rows are kept from one forward to the next.
 
     Attributes:
-        in_graphs: The entries of layers in compiled graphs, which a compiled forward does not report
-            again.
+        in_graphs: The entries of layers in compiled graphs, of which not all report each forward.
     """
 
     def __init__(
@@ -158,6 +157,9 @@ class Blocked(Patch, Layer):
         self._blocks = blocks
         self._name = f"{layer}/{edge_function.name}" if layer else edge_function.name
         self._work = EdgeWork(edge_function)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"works": {}}  # of the graphs of this process
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

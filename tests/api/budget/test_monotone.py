@@ -1,4 +1,4 @@
-"""Fifty budgets for each of six models: more memory never means a slower and less accurate plan."""
+"""Many budgets for each of six models: more memory never means a slower and less accurate plan."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from beside import amount
 from torch import Tensor, nn
 from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE, TransformerConv
 
@@ -18,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(allocator.load() is None, reason="nothing watches allocations"),
 ]
 
-NODES, EDGES, BUDGETS = 8_000, 40_000, 50
+NODES, EDGES, BUDGETS = 8_000, 40_000, amount(12, 50)
 
 
 class Attention(nn.Module):
