@@ -2,12 +2,14 @@
 
 The partitioner saves the fewest uncompressed bytes. In compressed form, the mask of a ReLU takes
 one bit per element, while the result that the mask is computed from must be exact; and the rows
-that a gather takes are more than its source, which another operation has often saved already.
+that a gather takes, or the weights of edges that attention computes, are more than their source,
+which another operation has often saved already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,6 +23,8 @@ _aten = torch.ops.aten
 
 _ALIASES = {_aten.alias, _aten.detach}
 _GATHERS = {_aten.index, _aten.index_select}
+_EDGE_FORWARD = "gact_graph_edges.edge_forward"
+"""The operator of :mod:`gact_graph.layers.blocks.compiled`."""
 
 Pass = Callable[[fx.GraphModule, Any], fx.GraphModule]
 
@@ -40,8 +44,10 @@ def _after(earlier: Pass | None) -> Pass:
             if "recompute" in node.meta:  # by selective checkpointing
                 continue
             packet = _packet(node)
-            if packet in _GATHERS and _is_larger(node, node.args[0]):
-                node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
+            if packet in _GATHERS and _is_larger([node], [node.args[0]]):
+                _compute_again([node])
+            elif str(packet) == _EDGE_FORWARD and _is_larger(node.users, node.args[1]):
+                _compute_again([node, *node.users])
             elif packet is _aten.le and node.args[1] == 0:
                 _save_mask(graph.graph, node)
         return graph
@@ -79,14 +85,21 @@ def _packet(node: fx.Node) -> object:
     return getattr(node.target, "overloadpacket", None)
 
 
-def _is_larger(node: fx.Node, source: object) -> bool:
-    """Return whether a result has more elements than its source, as far as a compiler knows."""
-    if not isinstance(source, fx.Node):
-        return False
-    result, of = node.meta.get("val"), source.meta.get("val")
-    return isinstance(result, Tensor) and isinstance(of, Tensor) and _hint(result) > _hint(of)
+def _compute_again(nodes: Iterable[fx.Node]) -> None:
+    for node in nodes:
+        node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 0}
 
 
-def _hint(x: Tensor) -> int:
-    numel = x.numel()
-    return numel if isinstance(numel, int) else numel.node.hint or 0
+def _is_larger(results: Iterable[fx.Node], sources: Any) -> bool:
+    """Return whether results have more elements than sources, as far as a compiler knows."""
+    return sum(map(_numel, results)) > sum(map(_numel, sources))
+
+
+def _numel(node: object) -> float:
+    """Return the elements of a tensor; infinity if the number depends on values."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if not isinstance(value, Tensor):
+        return math.inf
+    numel = value.numel()
+    known = numel if isinstance(numel, int) else numel.node.hint
+    return math.inf if known is None else known

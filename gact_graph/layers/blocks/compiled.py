@@ -1,12 +1,12 @@
-"""Edge work inside compiled graphs: an operator for the forward, and one for the backward.
+"""Edge work inside compiled graphs: operators for its forward and its backward.
 
-While a compiler traces a model, a layer's edge work becomes a call of ``edge_forward``, whose
+While a compiler traces a model, the edge work of a layer becomes a call of ``edge_forward``, whose
 gradient is a call of ``edge_backward``. Compilers do not look into either. Both run the analysis
-that was made of the layer during the trace, on the tensors of the step. ``random_edge_forward`` is
-the same, for layers that draw random numbers: a compiler merges no two calls.
+that was made of the layer during the trace, on the tensors of the step.
 
-The graph saves the inputs of ``edge_backward``: tensors of nodes, and the weights of edges. The
-sorted edges stay outside: ``edge_forward`` returns a number by which backward finds them.
+The edges stay outside of the graph: ``sort_edges`` returns a number by which the others find them
+in order. ``draw_and_sort_edges`` is the same for layers that draw random numbers, from a seed that
+is returned beside the number: a compiler merges no two calls.
 """
 
 from __future__ import annotations
@@ -99,11 +99,8 @@ class GraphWork:
         first = sizes[2] if "source" in levels else sizes[0] if "edge" in levels else sizes[1]
         return first, *self.rows[number]
 
-    def forward(
-        self, tensors: Sequence[Tensor], edge_index: Tensor, sizes: Sequence[int]
-    ) -> tuple[list[Tensor], Tensor]:
-        """Return the outputs, and a number of the sorted edges beside a seed."""
-        tensors = [tensor.contiguous() for tensor in tensors]
+    def sort(self, edge_index: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Return the state of a call: a number of its sorted edges, and a seed."""
         try:
             order = self.cutting.order(edge_index, self.target, sizes[1])
             if order.num_sources > sizes[2]:
@@ -116,11 +113,19 @@ class GraphWork:
         seed = int(torch.randint(2**62, (), device="cpu")) if self.is_random else _NO_SEED
         state = torch.tensor([_number_of(order), seed], device="cpu")
         _held[state] = order
+        return state
+
+    def forward(
+        self, tensors: Sequence[Tensor], state: Tensor, sizes: Sequence[int]
+    ) -> list[Tensor]:
+        """Return the outputs."""
+        order, seed = _order_and_seed(state)
+        tensors = [tensor.contiguous() for tensor in tensors]
         with _seeded(seed):
             call = self._call(tensors, order, sizes)
             results = call.forward(tensors)
         self.report(len(call.blocks))
-        return results, state
+        return results
 
     def backward(
         self,
@@ -132,13 +137,7 @@ class GraphWork:
     ) -> list[Tensor]:
         """Return the gradients of the tensors that need one."""
         given = [gradient for gradient in gradients if gradient is not None]
-        number, seed = state.tolist()
-        order = _orders.get(number)
-        if order is None:
-            raise RuntimeError(
-                "Expected the sorted edges of the forward in backward (got a forward whose edges "
-                "were dropped); call backward before further forwards, or wrap with blocks=False"
-            )
+        order, seed = _order_and_seed(state)
         left = iter(saved)
         tensors = [
             given[0].new_full((), math.nan).expand(self.shape_of(number, sizes))
@@ -262,6 +261,17 @@ def _number_of(order: Order) -> int:
     return number
 
 
+def _order_and_seed(state: Tensor) -> tuple[Order, int]:
+    number, seed = state.tolist()
+    order = _orders.get(number)
+    if order is None:
+        raise RuntimeError(
+            "Expected the sorted edges of the forward in backward (got a forward whose edges "
+            "were dropped); call backward before further forwards, or wrap with blocks=False"
+        )
+    return order, seed
+
+
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Draw random numbers from a seed inside, if there is one."""
@@ -350,8 +360,9 @@ class _EdgeWork(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         work = _works[name]
         never_read = work.analysis.never_read
-        run = _operators.random_edge_forward if work.is_random else _operators.edge_forward
-        results, state = run(name, tensors, edge_index, sizes)
+        sort = _operators.draw_and_sort_edges if work.is_random else _operators.sort_edges
+        state = sort(name, edge_index, sizes)
+        results = _operators.edge_forward(name, tensors, state, sizes)
         ctx.name, ctx.sizes = name, sizes
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(state, *(t for i, t in enumerate(tensors) if i not in never_read))
@@ -370,19 +381,28 @@ class _EdgeWork(torch.autograd.Function):
 _library = torch.library.Library("gact_graph_edges", "DEF")
 _operators = torch.ops.gact_graph_edges
 
-_FORWARD = "(str name, Tensor[] tensors, Tensor edge_index, SymInt[] sizes) -> (Tensor[], Tensor)"
-_library.define(f"edge_forward{_FORWARD}")
-_library.define(f"random_edge_forward{_FORWARD}", tags=(torch.Tag.nondeterministic_seeded,))
+_library.define("sort_edges(str name, Tensor edge_index, SymInt[] sizes) -> Tensor")
+_library.define(
+    "draw_and_sort_edges(str name, Tensor edge_index, SymInt[] sizes) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+_library.define(
+    "edge_forward(str name, Tensor[] tensors, Tensor state, SymInt[] sizes) -> Tensor[]"
+)
 _library.define(
     "edge_backward(str name, Tensor[] saved, Tensor state, Tensor?[] gradients, SymInt[] sizes,"
     " bool[] needed) -> Tensor[]"
 )
 
 
+def _sort_edges(name: str, edge_index: Tensor, sizes: Sequence[int]) -> Tensor:
+    return _works[name].sort(edge_index, sizes)
+
+
 def _edge_forward(
-    name: str, tensors: Sequence[Tensor], edge_index: Tensor, sizes: Sequence[int]
-) -> tuple[list[Tensor], Tensor]:
-    return _works[name].forward(tensors, edge_index, sizes)
+    name: str, tensors: Sequence[Tensor], state: Tensor, sizes: Sequence[int]
+) -> list[Tensor]:
+    return _works[name].forward(tensors, state, sizes)
 
 
 def _edge_backward(
@@ -396,22 +416,28 @@ def _edge_backward(
     return _works[name].backward(saved, state, gradients, sizes, needed)
 
 
-_library.impl("edge_forward", _edge_forward, "CompositeExplicitAutograd")
-_library.impl("random_edge_forward", _edge_forward, "CompositeExplicitAutograd")
-_library.impl("edge_backward", _edge_backward, "CompositeExplicitAutograd")
+for _name, _function in {
+    "sort_edges": _sort_edges,
+    "draw_and_sort_edges": _sort_edges,
+    "edge_forward": _edge_forward,
+    "edge_backward": _edge_backward,
+}.items():
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("gact_graph_edges::sort_edges")
+@torch.library.register_fake("gact_graph_edges::draw_and_sort_edges")
+def _(name: str, edge_index: Tensor, sizes: Sequence[Any]) -> Tensor:
+    return torch.empty(2, dtype=torch.int64, device="cpu")
 
 
 @torch.library.register_fake("gact_graph_edges::edge_forward")
-@torch.library.register_fake("gact_graph_edges::random_edge_forward")
-def _(
-    name: str, tensors: Sequence[Tensor], edge_index: Tensor, sizes: Sequence[Any]
-) -> tuple[list[Tensor], Tensor]:
+def _(name: str, tensors: Sequence[Tensor], state: Tensor, sizes: Sequence[Any]) -> list[Tensor]:
     work = _works[name]
-    results = [
+    return [
         tensors[0].new_empty(sizes[0] if output.of_edges else sizes[1], *row)
         for output, row in zip(work.outputs, work.results, strict=True)
     ]
-    return results, torch.empty(2, dtype=torch.int64, device="cpu")
 
 
 @torch.library.register_fake("gact_graph_edges::edge_backward")
