@@ -36,6 +36,7 @@ from gact_graph.ops.bitmask import pack_bits, unpack_bits
 from gact_graph.ops.quantize import DTYPES, Packed, decorrelated_weight, pack
 from gact_graph.support.rows import Row
 from gact_graph.support.storage import tensors_in
+from gact_graph.support.symbols import expected_bytes
 from gact_graph.support.torch_private import OptimizedModule, compiled_graphs
 
 _LEAST_OF_NARROW = 16
@@ -205,7 +206,7 @@ def _pack(saved: Tensor) -> Any:
     The tensor itself, or a tuple: a form, the bits, tensors, and the shape.
     """
     context, running = compiled_graphs(), _local.running
-    if context is None or running is None or _expected_bytes(saved) <= SMALL:
+    if context is None or running is None or expected_bytes(saved) <= SMALL:
         return saved
     node, graph = context["_node"], context["_bw_graph"]
     if node.name in running.exact_in(graph, context["_fw_graph"]):
@@ -253,14 +254,7 @@ def _sizes_of(forward: fx.Graph, backward: fx.Graph) -> dict[str, float]:
     read = {node.name for node in backward.find_nodes(op="placeholder")}
     made = (node for node in forward.nodes if node.op == "call_function" and node.name in read)
     values = {node.name: node.meta.get("val") for node in made}
-    return {name: _expected_bytes(x) for name, x in values.items() if isinstance(x, Tensor)}
-
-
-def _expected_bytes(value: Tensor) -> float:
-    """Return the size of a tensor in the call for which a graph is compiled."""
-    numel = value.numel()
-    known = numel if isinstance(numel, int) else numel.node.hint
-    return math.inf if known is None else known * value.element_size()
+    return {name: expected_bytes(x) for name, x in values.items() if isinstance(x, Tensor)}
 
 
 def _slot_of(node: fx.Node) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from gact_graph.support.symbols import expected
 from gact_graph.support.torch_private import compiler_settings
 
 _aten = torch.ops.aten
@@ -96,10 +97,8 @@ def _is_larger(results: Iterable[fx.Node], sources: Any) -> bool:
 
 
 def _numel(node: object) -> float:
-    """Return the elements of a tensor; infinity if the number depends on values."""
+    """Return the elements of a tensor; infinity for another result."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     if not isinstance(value, Tensor):
         return math.inf
-    numel = value.numel()
-    known = numel if isinstance(numel, int) else numel.node.hint
-    return math.inf if known is None else known
+    return expected(value.numel())

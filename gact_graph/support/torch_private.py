@@ -104,8 +104,11 @@ def outside_of_compilers() -> Iterator[None]:
 FakeTensor = fake_tensor.FakeTensor
 """The tensors of a trace."""
 
-TRACED_TENSORS: tuple[type, ...] = (FakeTensor, functional_tensor.FunctionalTensor)
-"""The tensors that functions get while a compiler traces them."""
+FunctionalTensor = functional_tensor.FunctionalTensor
+"""The tensors that functions get while AOTAutograd traces them, after the compiler has."""
+
+TRACED_TENSORS: tuple[type, ...] = (FakeTensor, FunctionalTensor)
+"""The tensors that functions get while a compiler, or AOTAutograd, traces them."""
 
 FakeTensorMode = fake_tensor.FakeTensorMode
 """The mode in which operations run on fake tensors, with symbols as sizes."""
@@ -149,6 +152,11 @@ not_compiled: Callable[..., Any] = torch._dynamo.eval_frame.skip_code
 
 FUNCTORCH = "torch._functorch."
 """The prefix of the modules that define the autograd functions of compiled graphs."""
+
+
+def compilation() -> Any:
+    """Return the object that stands for the graph that a compiler traces now; None outside."""
+    return _guards.TracingContext.try_get()
 
 
 nonstrict_trace: Callable[..., Any] = torch._dynamo.nonstrict_trace

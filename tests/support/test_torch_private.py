@@ -274,11 +274,13 @@ def _() -> None:
     assert private.set_compiler(None) is None
 
 
-@check("nonstrict_trace", "outside_of_compilers", "TRACED_TENSORS")
+@check(
+    "nonstrict_trace", "outside_of_compilers", "TRACED_TENSORS", "FunctionalTensor", "compilation"
+)
 def _() -> None:
     """A function that a compiler does not look into traces another, and keeps its saved tensors."""
     torch.compiler.reset()
-    kinds, saved, sizes = set[type](), list[Tensor](), list[Any]()
+    kinds, saved, sizes, graphs = list[type](), list[Tensor](), list[Any](), list[Any]()
 
     def look(tensor: Tensor) -> Tensor:
         saved.append(tensor)
@@ -286,7 +288,8 @@ def _() -> None:
 
     @private.nonstrict_trace
     def opaque(x: Tensor) -> Tensor:
-        kinds.add(type(x))
+        kinds.append(type(x))
+        graphs.append(private.compilation())
         with private.without_modes(), private.outside_of_compilers():
             mode = private.FakeTensorMode(shape_env=ShapeEnv())
             own = mode.from_tensor(leaf(3, 2))
@@ -297,7 +300,9 @@ def _() -> None:
 
     compiled = torch.compile(lambda x: opaque(x) + 1, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(torch.ones(4)), torch.full((4,), 3.0))
-    assert kinds == {*private.TRACED_TENSORS} and saved and all(sizes)
+    assert {*kinds} == {*private.TRACED_TENSORS} and saved and all(sizes)
+    assert kinds[-1] is private.FunctionalTensor and private.compilation() is None
+    assert graphs[0] is not None and all(graph is graphs[0] for graph in graphs)
 
 
 @check("compiler_settings", "_tensors_no_vc_check")

