@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,10 +13,13 @@ from gact_graph.support.symbols import expected, expected_bytes
 from gact_graph.support.torch_private import TRACED_TENSORS, tree_leaves
 
 
-def most_saved(module: nn.Module, arguments: Any) -> float:
-    """Return the approximate bytes of the inputs of a layer and of one tensor of messages."""
+def most_saved(module: nn.Module, arguments: Any) -> int:
+    """Return the approximate bytes of the inputs of a layer and of one tensor of messages.
+
+    The arguments have values.
+    """
     inputs = (t for t in _tensors_in(arguments) if t.is_floating_point())
-    return sum(map(expected_bytes, inputs)) + message_bytes(module, arguments)
+    return round(sum(map(expected_bytes, inputs)) + message_bytes(module, arguments))
 
 
 def message_bytes(module: nn.Module, arguments: Any) -> float:
@@ -39,5 +42,7 @@ def message_bytes(module: nn.Module, arguments: Any) -> float:
 def _tensors_in(arguments: Any) -> Iterator[Tensor]:
     """Yield tensors that are no scalars, with values or as a compiler traces them."""
     for leaf in tree_leaves(arguments):
-        tensors = [leaf] if isinstance(leaf, TRACED_TENSORS) else tensors_in(leaf)
+        tensors: Iterable[Tensor] = tensors_in(leaf)
+        if isinstance(leaf, Tensor) and isinstance(leaf, TRACED_TENSORS):
+            tensors = [leaf]
         yield from (tensor for tensor in tensors if tensor.dim())
