@@ -25,6 +25,10 @@ using c10::Half;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+#ifndef STABLE_TORCH_ERROR_CODE_CHECK  // of torch 2.10
+#define STABLE_TORCH_ERROR_CODE_CHECK TORCH_ERROR_CODE_CHECK
+#endif
+
 using Shape = torch::headeronly::IntHeaderOnlyArrayRef;
 
 inline size_t nbytes(const Tensor& x) { return static_cast<size_t>(x.numel()) * x.element_size(); }

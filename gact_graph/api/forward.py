@@ -20,7 +20,7 @@ from gact_graph.support.current import is_transformed
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.messages import Advise, advising
 from gact_graph.support.patch import Patch
-from gact_graph.support.torch_private import not_compiled, set_compiler
+from gact_graph.support.torch_private import is_exporting, not_compiled, set_compiler
 
 
 class Budget(Protocol):
@@ -107,7 +107,7 @@ class CompressedForward(Patch):
         """Run in place of the method of ``module``."""
         if torch.compiler.is_compiling() or is_tracing():
             forward = self.original(module)
-            exported = is_tracing() or torch.compiler.is_exporting()
+            exported = is_tracing() or is_exporting()
             if self.removed or exported or not _trains(module):
                 return forward(*args, **kwargs)
             return _between_graphs(self, module, args, kwargs)

@@ -154,6 +154,14 @@ FUNCTORCH = "torch._functorch."
 """The prefix of the modules that define the autograd functions of compiled graphs."""
 
 
+def is_exporting() -> bool:
+    """Return whether ``torch.export`` traces.
+
+    The compiler of torch 2.10 takes ``torch.compiler.is_exporting`` for true, whatever it traces.
+    """
+    return torch.compiler._is_exporting_flag
+
+
 def compilation() -> Any:
     """Return the object that stands for the graph that a compiler traces now; None outside."""
     return _guards.TracingContext.try_get()

@@ -305,6 +305,20 @@ def _() -> None:
     assert graphs[0] is not None and all(graph is graphs[0] for graph in graphs)
 
 
+@check("is_exporting")
+def _() -> None:
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1 if private.is_exporting() else x
+
+    torch.compiler.reset()
+    x = torch.zeros(2)
+    assert torch.equal(torch.compile(Net(), backend="aot_eager", fullgraph=True)(x), x)
+    for strict in (True, False):
+        program = torch.export.export(Net(), (x,), strict=strict)
+        assert torch.equal(program.module()(x), x + 1)
+
+
 @check("compiler_settings", "_tensors_no_vc_check")
 def _() -> None:
     graphs = []

@@ -38,6 +38,7 @@ from gact_graph.support.storage import storage_id
 from gact_graph.support.torch_private import (
     FunctionalTensor,
     compilation,
+    is_exporting,
     nonstrict_trace,
     without_modes,
 )
@@ -306,7 +307,7 @@ def in_graph(
 
     The compiler looks into this function.
     """
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return None
     given = {str(number): value for number, value in enumerate(args)} | {**kwargs}
     if not all(_is_plain(value) for value in given.values()):
