@@ -37,7 +37,7 @@ from gact_graph.ops.quantize import DTYPES, Packed, decorrelated_weight, pack
 from gact_graph.support.rows import Row
 from gact_graph.support.storage import tensors_in
 from gact_graph.support.symbols import expected_bytes
-from gact_graph.support.torch_private import OptimizedModule, compiled_graphs
+from gact_graph.support.torch_private import FUNCTORCH, OptimizedModule, compiled_graphs
 
 _LEAST_OF_NARROW = 16
 """Bits of rows of fewer than 16 elements: weights of edges, scores and shares of attention heads.
@@ -176,8 +176,9 @@ def _held_by_graphs(output: Any, inputs: Any) -> Counted:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "_tensors_no_vc_check"):  # of a compiled graph
-            for tensor in (*node.saved_tensors, *node._tensors_no_vc_check):
+        kind = getattr(node, "_forward_cls", None)
+        if kind is not None and kind.__module__.startswith(FUNCTORCH):
+            for tensor in (*node.saved_tensors, *getattr(node, "_tensors_no_vc_check", ())):
                 held.pack(tensor)
         waiting += [following for following, _ in node.next_functions]
     return held
