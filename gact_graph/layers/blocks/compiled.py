@@ -29,9 +29,8 @@ from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, Input
 from gact_graph.layers.blocks.backward import backward
 from gact_graph.layers.blocks.call import BlockedCall, Output
 from gact_graph.layers.blocks.cutting import Cutting
-from gact_graph.layers.blocks.edge_work import EdgeWork
+from gact_graph.layers.blocks.edge_work import EdgeWork, edges_per_block
 from gact_graph.layers.blocks.order import Order
-from gact_graph.ops.weighted_sum import makes_messages
 from gact_graph.support.current import capture_disabled_in_backward
 from gact_graph.support.run_state import RunState, random_states, set_random_states
 from gact_graph.support.storage import storage_id
@@ -108,12 +107,7 @@ class GraphWork:
     def sort(self, edge_index: Tensor, sizes: Sequence[int]) -> Tensor:
         """Return the state of a call: a number of its sorted edges, and a seed."""
         try:
-            order = self.cutting.order(edge_index, self.target, sizes[1])
-            if order.num_sources > sizes[2]:
-                raise IndexError(
-                    f"has an edge from node {order.num_sources - 1}, but only {sizes[2]} source "
-                    "nodes"
-                )
+            order = self.cutting.order(edge_index, self.target, *sizes[1:])
         except IndexError as error:
             raise IndexError(f"Expected valid edges (got a layer that {error})") from error
         seed = int(torch.randint(2**62, (), device="cpu")) if self.is_random else _NO_SEED
@@ -175,11 +169,7 @@ class GraphWork:
             num_destinations=sizes[1],
             num_sources=sizes[2],
         )
-        device, weighted_sum = tensors[0].device, self.analysis.weighted_sum
-        summed = None
-        if weighted_sum is not None and not makes_messages(device):
-            summed = weighted_sum.index
-        size = self.cutting.edges_per_block(arguments.row_bytes(summed), device)
+        size = edges_per_block(self.analysis, arguments, self.cutting)
         return BlockedCall(
             self.analysis,
             arguments.without_tensors(),
@@ -187,8 +177,17 @@ class GraphWork:
             order.blocks(size),
             size,
             self.outputs,
-            RunState({device.type}, of_torch=True),
+            RunState({tensors[0].device.type}, of_torch=True),
         )
+
+    def of_one_edge(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return outputs of the right shapes for an edge between the first nodes."""
+        edge = torch.zeros(2, 1, dtype=torch.int64, device=tensors[0].device)
+        call = self._call(tensors, Order(edge, 1, 1), (1, 1, 1))
+        try:
+            return call.forward(tensors, shape_only=True)
+        finally:
+            call.run_state.restore_random_state()
 
 
 class GraphCall(NamedTuple):
@@ -516,23 +515,21 @@ def of_graph(
         if any(id(tensor) not in positions for _, tensor in found):
             raise CannotBlock("reads a tensor that is neither a parameter nor a buffer")
         samples = samples.with_constants(found)
-        outputs = (
-            Output(None, edge_work.edge_function.of_edges),
-            *(Output(name, True) for name in analysis.kept),
+        whole = {use.index for use in samples.uses if use.level == "whole"}
+        shapes = (t.shape if i in whole else t.shape[1:] for i, t in enumerate(samples.tensors))
+        work = GraphWork(
+            analysis,
+            samples.without_tensors(),
+            edge_work.outputs(analysis),
+            target,
+            rows=tuple(map(tuple, shapes)),
+            results=(),
+            cutting=cutting,
+            report=report,
         )
-        results = _outputs_of_one_edge(analysis, samples, outputs)
+        results = work.of_one_edge(samples.tensors)
+        work = replace(work, results=tuple(tuple(result.shape[1:]) for result in results))
     read = [constants[positions[id(tensor)]] for _, tensor in found]
-    whole = {use.index for use in samples.uses if use.level == "whole"}
-    work = GraphWork(
-        analysis,
-        samples.without_tensors(),
-        outputs,
-        target,
-        tuple(tuple(t.shape if i in whole else t.shape[1:]) for i, t in enumerate(samples.tensors)),
-        tuple(tuple(result.shape[1:]) for result in results),
-        cutting,
-        report,
-    )
     sizes = [edge_index.size(1), arguments.num_destinations, arguments.num_sources]
     return GraphCall(work, edge_index, [*arguments.tensors, *read], sizes)
 
@@ -543,17 +540,3 @@ def _described(arguments: Arguments) -> Iterator[tuple[tuple[int, ...], dict[str
     for i, t in enumerate(arguments.tensors):
         shape = tuple(map(int, t.shape if i in whole else (1, *t.shape[1:])))
         yield shape, {"dtype": t.dtype, "device": t.device, "requires_grad": t.requires_grad}
-
-
-def _outputs_of_one_edge(
-    analysis: LayerAnalysis, samples: Arguments, outputs: tuple[Output, ...]
-) -> list[Tensor]:
-    device = samples.tensors[0].device
-    order = Order(torch.zeros(2, 1, dtype=torch.int64, device=device), 1, 1)
-    state = RunState({device.type}, of_torch=True)
-    blocks = order.blocks(2)
-    call = BlockedCall(analysis, samples.without_tensors(), order, blocks, 2, outputs, state)
-    try:
-        return call.forward(samples.tensors, shape_only=True)
-    finally:
-        state.restore_random_state()

@@ -63,10 +63,22 @@ class Cutting:
         """Whether a known edge_index may have changed since its order was cached."""
         return False
 
-    def order(self, edge_index: Tensor, target: int, num_destinations: int) -> Order:
-        """Return the order of edges; see :meth:`Orders.get`."""
+    def order(
+        self, edge_index: Tensor, target: int, num_destinations: int, num_sources: int
+    ) -> Order:
+        """Return the order of edges; see :meth:`Orders.get`.
+
+        Raises:
+            IndexError: An edge has no such source or destination.
+        """
         with capture_disabled():  # else the index that sorts the edges would count as saved
-            return self.orders.get(edge_index, target, num_destinations, self._confirms)
+            order = self.orders.get(edge_index, target, num_destinations, self._confirms)
+        if order.num_sources > num_sources:
+            raise IndexError(
+                f"has an edge from node {order.num_sources - 1}, but only {num_sources} source "
+                "nodes"
+            )
+        return order
 
     def edges_per_block(self, row_bytes: float, device: torch.device) -> int:
         """Return the number of edges of a block.

@@ -76,33 +76,28 @@ class EdgeWork:
             analysis, constants = self.analysis(module, arguments)
             product = _product(analysis, arguments, session)
             try:
-                order = cutting.order(edge_index, target, arguments.num_destinations)
+                order = cutting.order(
+                    edge_index, target, arguments.num_destinations, arguments.num_sources
+                )
             except IndexError as error:
                 raise CannotBlock(str(error)) from error
-            if order.num_sources > arguments.num_sources:
-                raise CannotBlock(
-                    f"has an edge from node {order.num_sources - 1}, but only "
-                    f"{arguments.num_sources} source nodes"
-                )
-            summed, by_source = None, analysis.attention is not None
+            by_source = analysis.attention is not None
             if analysis.weighted_sum is not None:
                 x = arguments.tensors[analysis.weighted_sum.index]
-                summed = None if makes_messages(x.device) else analysis.weighted_sum.index
                 by_source = by_source or x.requires_grad
-            size = cutting.edges_per_block(arguments.row_bytes(summed), order.neighbors.device)
+            size = edges_per_block(analysis, arguments, cutting)
             named = dict(constants) | dict(zip(arguments.names, arguments.tensors, strict=True))
             arguments = arguments.with_constants(constants)
             if by_source and arguments.needs_graph:
                 # Now, because in backward there is less memory left to sort the edges.
                 _ = order.by_source
-            result = Output(None, self.edge_function.of_edges)
             call = BlockedCall(
                 analysis,
                 arguments.without_tensors(),
                 order,
                 order.blocks(size),
                 size,
-                (result, *(Output(name, True) for name in analysis.kept)),
+                self.outputs(analysis),
                 # An edge function that draws otherwise does not run in blocks.
                 RunState({t.device.type for t in arguments.tensors}, of_torch=True),
             )
@@ -120,6 +115,11 @@ class EdgeWork:
                 call.run_state.restore_random_state()
                 raise
             return out, len(call.blocks)
+
+    def outputs(self, analysis: LayerAnalysis) -> tuple[Output, ...]:
+        """Return the outputs of a call."""
+        result = Output(None, self.edge_function.of_edges)
+        return result, *(Output(name, True) for name in analysis.kept)
 
     def analysis(
         self, module: Any, arguments: Arguments
@@ -200,6 +200,13 @@ class EdgeWork:
                 operation.label, result, lambda: call.again(arguments.tensors, product)
             )
         return result
+
+
+def edges_per_block(analysis: LayerAnalysis, arguments: Arguments, cutting: Cutting) -> int:
+    """Return the number of edges of a block of a call."""
+    device, weighted_sum = arguments.tensors[0].device, analysis.weighted_sum
+    summed = None if weighted_sum is None or makes_messages(device) else weighted_sum.index
+    return cutting.edges_per_block(arguments.row_bytes(summed), device)
 
 
 def _product(
