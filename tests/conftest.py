@@ -3,6 +3,8 @@
 import gc
 import os
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +34,22 @@ def frozen_heap() -> None:
     """Exclude what is there before a file from garbage collection, whose time it would multiply."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def backend() -> Iterator[Any]:
+    """Count the graphs of a compiler that runs them as they are."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch.compiler.reset()
+    yield CompileCounterWithBackend("aot_eager")
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def decomposed(backend: Any) -> Any:
+    """Cut graphs as inductor does, whose sums of rows on a CPU have another order in each run."""
+    return type(backend)("aot_eager_decomp_partition")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

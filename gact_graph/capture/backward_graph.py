@@ -47,7 +47,7 @@ _INDEXED = {
 }
 
 _EDGE_BACKWARD = "gact_graph_edges.edge_backward"
-"""The operator of :mod:`gact_graph.layers.blocks.compiled`."""
+"""The operator of :mod:`gact_graph.layers.blocks.graph_operators`."""
 
 _MOST = 2
 """The highest degree."""

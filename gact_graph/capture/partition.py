@@ -25,7 +25,7 @@ _aten = torch.ops.aten
 _ALIASES = {_aten.alias, _aten.detach}
 _GATHERS = {_aten.index, _aten.index_select}
 _EDGE_FORWARD = "gact_graph_edges.edge_forward"
-"""The operator of :mod:`gact_graph.layers.blocks.compiled`."""
+"""The operator of :mod:`gact_graph.layers.blocks.graph_operators`."""
 
 Pass = Callable[[fx.GraphModule, Any], fx.GraphModule]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 import torch
 from fresh import run
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch_geometric.nn import GAT, GCN
 
@@ -25,19 +24,6 @@ NODES = 800
 
 # Dynamo looks at the gradient of a tensor that has none.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-
-
-@pytest.fixture
-def backend() -> Iterator[CompileCounterWithBackend]:
-    torch.compiler.reset()
-    yield CompileCounterWithBackend("aot_eager")
-    torch.compiler.reset()
-
-
-@pytest.fixture
-def decomposed(backend: Any) -> CompileCounterWithBackend:
-    """The graphs of inductor, whose sums of rows on a CPU have another order in each run."""
-    return CompileCounterWithBackend("aot_eager_decomp_partition")
 
 
 def inputs(nodes: int = NODES) -> tuple[Tensor, ...]:

@@ -443,7 +443,7 @@ LAYERS = [
     ),
     Fault(
         "backward in a compiled graph draws noise of its own",
-        "gact_graph/layers/blocks/compiled.py",
+        "gact_graph/layers/blocks/graph_work.py",
         "with _seeded(seed), capture_disabled_in_backward():",
         "with capture_disabled_in_backward():",
         ("layers/blocks/test_compiled.py",),
@@ -457,7 +457,7 @@ LAYERS = [
     ),
     Fault(
         "sorted edges are dropped before the backward of a compiled graph",
-        "gact_graph/layers/blocks/compiled.py",
+        "gact_graph/layers/blocks/graph_work.py",
         "_held[state] = order",
         "_held[state] = state",
         ("layers/blocks/test_compiled.py",),

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing, MetaLayer
 
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, EdgeFunction
-from gact_graph.layers.blocks.compiled import GraphCall, Layer, in_graph, of_graph
+from gact_graph.layers.blocks.compiled import Layer, in_graph
 from gact_graph.layers.blocks.cutting import Cutting
 from gact_graph.layers.blocks.edge_work import EdgeWork, in_blocks
+from gact_graph.layers.blocks.graph_work import GraphCall, of_graph
 from gact_graph.layers.blocks.order import Orders
 from gact_graph.layers.blocks.sort_arguments import (
     check_layer,

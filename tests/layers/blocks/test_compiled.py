@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +28,12 @@ from torch_geometric.nn import (
 )
 
 import gact_graph
-from gact_graph.layers.blocks import compiled
+from gact_graph.layers.blocks import graph_operators, graph_work
 
 NODES, CHANNELS = 300, 16
 
 # Dynamo looks at the gradient of a tensor that has none.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-
-
-@pytest.fixture
-def backend() -> Iterator[CompileCounterWithBackend]:
-    torch.compiler.reset()
-    yield CompileCounterWithBackend("aot_eager")
-    torch.compiler.reset()
-
-
-@pytest.fixture
-def decomposed(backend: Any) -> CompileCounterWithBackend:
-    """The partitioner of inductor."""
-    return CompileCounterWithBackend("aot_eager_decomp_partition")
 
 
 def inputs(nodes: int = NODES, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -295,11 +282,11 @@ def test_backward_after_many_forwards(backend: Any) -> None:
 
 def test_orders_are_dropped_with_their_graphs(backend: Any) -> None:
     model = wrapped(made("GIN"), backend)
-    before = len(compiled._orders)
+    before = len(graph_work._orders)
     for seed in range(12):
         step(model, *inputs(seed=seed))
     gc.collect()
-    assert len(compiled._orders) - before < 8
+    assert len(graph_work._orders) - before < 8
 
 
 def test_a_copy_of_a_model_that_was_compiled(backend: Any, tmp_path: Path) -> None:
@@ -375,9 +362,9 @@ def test_a_compiled_layer_of_a_model_that_is_not(backend: Any) -> None:
 def test_operators_keep_the_promises_of_pytorch(backend: Any) -> None:
     model, (x, edges) = wrapped(made("GIN"), backend), inputs()
     step(model, x, edges)
-    name = max(compiled._works, key=lambda key: int(key.split()[1].rstrip(":")))
+    name = max(graph_operators.works, key=lambda key: int(key.split()[1].rstrip(":")))
     operators, tests = torch.ops.gact_graph_edges, ("test_schema", "test_faketensor")
-    work = compiled._works[name]
+    work = graph_operators.works[name]
     width = work.rows[0][-1]
     rows, sizes = torch.randn(NODES, width, dtype=x.dtype), [edges.size(1), NODES, NODES]
     torch.library.opcheck(operators.sort_edges.default, (name, edges, sizes), test_utils=tests)
