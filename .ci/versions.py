@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / "build" / "versions"
 
 # The oldest that are accepted, and the newest that gact_graph.support.versions names as tested.
-TORCH = ("2.10.0", "2.13.0")
+TORCH = ("2.10.0", "2.13.0", "2.15.0")
 PYG = ("2.6.1", "2.7.0", "2.8.1")
 
 CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"

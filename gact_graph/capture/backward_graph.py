@@ -122,7 +122,7 @@ def _degree(node: fx.Node, degrees: dict[fx.Node, int]) -> tuple[int, Values] | 
     if packet in _PRODUCTS:
         degree = sum(degrees.get(arg, 0) for arg in node.args if isinstance(arg, fx.Node))
         return (degree, VALUES) if degree <= _MOST else None
-    if packet is _prims.fma:  # a product and a sum
+    if str(packet) == "prims.fma":  # a product and a sum; inductor defines it
         factors = sum(degrees.get(arg, 0) for arg in _nodes(node.args[:2]))
         degree = max(factors, *own)
         return (degree, VALUES) if degree <= _MOST else None

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gact_graph.capture.derivatives import POSITION, UNBOUNDED
 from gact_graph.capture.nodes import Attribute
+from gact_graph.capture.sides import test_of
 from gact_graph.capture.trace import Call
 from gact_graph.codecs.reads import (
     EXACT,
@@ -98,8 +99,6 @@ TABLE = {(name, tensor): reads for reads, tensor, names in _GROUPS for name in n
 
 ALIKE: Mapping[str, Reads] = {
     **dict.fromkeys(LINEAR, VALUES),
-    "relu": Side("not_at_most", (0.0,), 0.0, 1.0),
-    "leaky_relu": Side("above", (0.0,), 0.0, 1.0),
     "abs": Sign(),
     # Operations of torch_sparse and pyg_lib, whose nodes show nothing.
     **dict.fromkeys(("spmm_sum", "spmm_mean", "segment_matmul", "grouped_matmul"), VALUES),
@@ -125,12 +124,24 @@ def reads_of(call: Call, position: str, tensor: Tensor, saved: Attribute | None)
     if position in call.tensors:
         return RELATIVE if position == POSITION and call.name in UNBOUNDED else VALUES
     if saved is None:
-        return ALIKE.get(call.name, EXACT)
+        return _alike(call.name)
     rule = _COMPOSITES.get(call.name) or _RULES.get(saved.operation)
     if rule is not None:
         return rule(call, saved, tensor)
     key = saved.operation, saved.name
-    return TABLE.get(key) or ALIKE.get(saved.operation, EXACT)
+    return TABLE.get(key) or _alike(saved.operation)
+
+
+def _alike(operation: str) -> Reads:
+    """Return the part of every tensor that an operation saves."""
+    if operation in ("relu", "leaky_relu"):
+        return _side(operation, (0.0,), 0.0, 1.0)
+    return ALIKE.get(operation, EXACT)
+
+
+def _side(operation: str, bounds: tuple[float | None, ...], low: float, high: float) -> Reads:
+    test = test_of(operation)
+    return EXACT if test is None else Side(test, bounds, low, high)
 
 
 _Rule = Callable[[Call, Attribute, Tensor], Reads]
@@ -282,14 +293,14 @@ def _threshold(call: Call, saved: Attribute, x: Tensor) -> Reads:
     bound = saved.setting("threshold")
     if _is_rounded(x, bound):
         return EXACT
-    return Side("not_at_most", (bound,), -math.inf, math.inf)
+    return _side("threshold", (bound,), -math.inf, math.inf)
 
 
 def _hardtanh(call: Call, saved: Attribute, x: Tensor) -> Reads:
     low, high = float(saved.setting("min_val")), float(saved.setting("max_val"))
     if _is_rounded(x, low, high):
         return EXACT
-    return Side("strictly_within", (low, high), low, _between(low, high))
+    return _side("hardtanh", (low, high), low, _between(low, high))
 
 
 def _between(low: float, high: float) -> float:
@@ -310,11 +321,13 @@ def _is_rounded(x: Tensor, *bounds: float) -> bool:
 def _clamp(call: Call, saved: Attribute, x: Tensor) -> Reads:
     if saved.holds("min") or saved.holds("max"):
         return EXACT  # the bounds are saved tensors, too
-    low, high = (getattr(saved.node, f"_saved_{name}", None) for name in ("min", "max"))
-    bounds = -math.inf if low is None else float(low), math.inf if high is None else float(high)
-    # Elements outside decode to NaN, which is within no bounds, and elements inside to a bound.
-    inside = bounds[0] if math.isfinite(bounds[0]) else bounds[1]
-    return Side("within", bounds, math.nan, inside)
+    bounds = [getattr(saved.node, f"_saved_{name}", None) for name in ("min", "max")]
+    low, high = (None if bound is None else float(bound) for bound in bounds)
+    ends = -math.inf if low is None else low, math.inf if high is None else high
+    if None not in (low, high) and _is_rounded(x, *ends):
+        return EXACT  # rounding may move a number between the bounds onto one
+    # Elements outside decode to NaN, which is within no bounds.
+    return _side(saved.operation, (low, high), math.nan, _between(*ends))
 
 
 def _reduction(call: Call, saved: Attribute, x: Tensor) -> Reads:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gact_graph.ops.bitmask import pack_bits
@@ -46,24 +48,28 @@ class Side:
 
     Args:
         test: ``above`` (x > bound), ``not_at_most`` (not x <= bound, so also NaN), ``within`` (both
-            bounds included) or ``strictly_within``.
-        bounds: One number, or two.
+            bounds included) or ``strictly_within`` (both excluded).
+        bounds: One number, or two, of which one may be None: no bound.
         low: The decoded value of elements that fail the test; it fails the test.
         high: The decoded value of elements that pass the test; it passes the test.
     """
 
     test: str
-    bounds: tuple[float, ...]
+    bounds: tuple[float | None, ...]
     low: float
     high: float
 
     def words(self, x: Tensor) -> Tensor:
         """Return one bit per element, packed by :func:`gact_graph.ops.bitmask.pack_bits`."""
+        low, *others = self.bounds
         if self.test in ("above", "not_at_most"):
-            return pack_bits(x, self.test, self.bounds[0])
-        low, high = self.bounds
-        passed = (x >= low) & (x <= high) if self.test == "within" else (x > low) & (x < high)
-        return pack_bits(passed)
+            assert low is not None
+            return pack_bits(x, self.test, low)
+        [high] = others
+        strictly = self.test == "strictly_within"
+        passed = [] if low is None else [x > low if strictly else x >= low]
+        passed += [] if high is None else [x < high if strictly else x <= high]
+        return pack_bits(functools.reduce(torch.logical_and, passed))
 
 
 @dataclass(frozen=True)

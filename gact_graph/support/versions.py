@@ -40,7 +40,7 @@ class Package(NamedTuple):
 
 
 def torch_here() -> Package:
-    return Package("torch", torch.__version__, "2.10", "2.13")
+    return Package("torch", torch.__version__, "2.10", "2.15")
 
 
 def pyg_here() -> Package:

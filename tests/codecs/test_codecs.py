@@ -145,6 +145,8 @@ class TestMask:
             (Side("not_at_most", (0.5,), 0.0, 1.0), lambda x: ~(x <= 0.5)),
             (Side("within", (-0.5, 0.5), math.nan, 0.0), lambda x: (x >= -0.5) & (x <= 0.5)),
             (Side("strictly_within", (-0.5, 0.5), -0.5, 0.0), lambda x: (x > -0.5) & (x < 0.5)),
+            (Side("strictly_within", (-0.5, None), math.nan, 0.0), lambda x: x > -0.5),
+            (Side("within", (None, 0.5), math.nan, 0.0), lambda x: x <= 0.5),
         ],
     )
     def test_sides(self, side, passes):

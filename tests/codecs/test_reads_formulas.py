@@ -58,6 +58,9 @@ READ = {
     "2.0 / sqrt(M_PI) * exp(-(self.pow(2))) * grad",
     "-2.0 / sqrt(M_PI) * exp(-(self.pow(2))) * grad",
     "grad / (self * self + 1).conj()",
+    # Since torch 2.15:
+    "M_2_SQRTPI * exp(-(self.pow(2))) * grad",
+    "-M_2_SQRTPI * exp(-(self.pow(2))) * grad",
 }
 # The same, of which only the start is written here.
 READ_STARTS = (
@@ -70,6 +73,8 @@ READ_STARTS = (
     "grad.defined() ? native_layer_norm_backward_symint(",
     "GradMode::is_enabled() || grads[1].defined() || grads[2].defined() ? "
     "infinitely_differentiable_native_group_norm_backward(",
+    "GradMode::is_enabled() || grads[1].defined() || grads[2].defined() ? "
+    "native_group_norm_backward_dispatcher(",  # since torch 2.15
     "grad.defined() ? grid_sampler_2d_backward(",
     "grad.defined() ? convolution_backward_symint(",
     "grad.defined() ? linear_backward(",

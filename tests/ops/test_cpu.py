@@ -14,6 +14,7 @@ import simt
 import torch
 from cpu_builds import BUILDS, CAPABILITY, build
 from grids import grid
+from kernel_errors import VALUE_ERROR, of_kernels
 from quantizer_samples import DTYPES, GROUP, SAMPLE_CASES, WIDTHS, Sample, normal, same_bytes
 from torch import Tensor
 
@@ -163,14 +164,14 @@ def test_rows_that_are_not_there_are_refused(kernels: Any) -> None:
         error, message = IndexError, rf"Expected rows from 0 to 2 \(got {row}\)"
         if kernels is simt.KERNELS:
             error, message = simt.Fault, trap
-        with pytest.raises(error, match=message):
+        with pytest.raises(of_kernels(error), match=message):
             kernels.unpack_rows(
                 codes, stats, torch.tensor([0, row]), 300, 100, 2, GROUP, torch.float32
             )
     rows = torch.tensor([0])
-    with pytest.raises(ValueError, match=r"Expected codes of \[7, 2\].*\(got \[5, 2\]\)"):
+    with pytest.raises(VALUE_ERROR, match=r"Expected codes of \[7, 2\].*\(got \[5, 2\]\)"):
         kernels.unpack_rows(codes, stats, rows, 400, 100, 2, GROUP, torch.float32)
-    with pytest.raises(ValueError, match=r"Expected rows of 1 element or more \(got 0\)"):
+    with pytest.raises(VALUE_ERROR, match=r"Expected rows of 1 element or more \(got 0\)"):
         kernels.unpack_rows(codes, stats, rows, 300, 0, 2, GROUP, torch.float32)
 
 
@@ -194,16 +195,16 @@ def test_threads_do_not_change_the_bytes(kernels: Any) -> None:
 def test_refuses_widths_and_records_that_do_not_fit(kernels: Any) -> None:
     x = torch.randn(300)
     codes, stats = kernels.pack(x, 2, GROUP, 0)
-    with pytest.raises(ValueError, match=r"Expected bits from 1 to 16 \(got 17\)"):
+    with pytest.raises(VALUE_ERROR, match=r"Expected bits from 1 to 16 \(got 17\)"):
         kernels.pack(x, 17, GROUP, 0)
-    with pytest.raises(ValueError, match=r"Expected group_size .* multiple of 64 \(got 100\)"):
+    with pytest.raises(VALUE_ERROR, match=r"Expected group_size .* multiple of 64 \(got 100\)"):
         kernels.pack(x, 2, 100, 0)
     # A record read past its end would be a silent error, or a crash.
-    with pytest.raises(ValueError, match=r"Expected codes of \[7, 2\].*\(got \[5, 2\]\)"):
+    with pytest.raises(VALUE_ERROR, match=r"Expected codes of \[7, 2\].*\(got \[5, 2\]\)"):
         kernels.unpack(codes, stats, [400], 2, GROUP, x.dtype)
-    with pytest.raises(ValueError, match=r"Expected codes of \[5, 3\].*\(got \[5, 2\]\)"):
+    with pytest.raises(VALUE_ERROR, match=r"Expected codes of \[5, 3\].*\(got \[5, 2\]\)"):
         kernels.unpack(codes, stats, [300], 3, GROUP, x.dtype)
-    with pytest.raises(ValueError, match=r"Expected stats of \[5, 2\].*\(got \[2, 2\]\)"):
+    with pytest.raises(VALUE_ERROR, match=r"Expected stats of \[5, 2\].*\(got \[2, 2\]\)"):
         kernels.unpack(codes, stats, [300], 2, 64, x.dtype)
 
 

@@ -11,6 +11,7 @@ from cpu_builds import BUILDS, build
 from grids import grid
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_errors import VALUE_ERROR
 from quantizer_samples import DTYPES, same_bytes
 from torch import Tensor
 
@@ -113,15 +114,15 @@ _WORDS = torch.tensor([7])
 @pytest.mark.parametrize("name", ["reference", *BUILDS])
 def test_arguments_that_do_not_fit(name: str) -> None:
     ops = reference if name == "reference" else build(name)
-    with pytest.raises(ValueError, match=r"Expected words of \[2\], contiguous \(got \[1\]\)"):
+    with pytest.raises(VALUE_ERROR, match=r"Expected words of \[2\], contiguous \(got \[1\]\)"):
         ops.masked_select(torch.ones(65), _WORDS, False)
-    with pytest.raises(ValueError, match=r"Expected x to be floating-point \(got"):
+    with pytest.raises(VALUE_ERROR, match=r"Expected x to be floating-point \(got"):
         ops.masked_select(torch.ones(3).long(), _WORDS, False)
-    with pytest.raises(ValueError, match=r"for each bit that is set: 3 \(got 2\)"):
+    with pytest.raises(VALUE_ERROR, match=r"for each bit that is set: 3 \(got 2\)"):
         ops.masked_scatter(torch.ones(2), _WORDS, 64)
-    with pytest.raises(ValueError, match=r"for each bit that is set: 2 \(got 3\)"):
+    with pytest.raises(VALUE_ERROR, match=r"for each bit that is set: 2 \(got 3\)"):
         ops.masked_scatter(torch.ones(3), _WORDS, 2)
-    with pytest.raises(ValueError, match="Expected a real dtype"):
+    with pytest.raises(VALUE_ERROR, match="Expected a real dtype"):
         ops.masked_scatter(torch.ones(3).to(torch.complex64), _WORDS, 64)
 
 

@@ -1,0 +1,96 @@
+"""The comparisons of backward, read from gradients that the installed PyTorch computes.
+
+The gradient of ``relu``, ``clamp`` and similar operations depends only on the side of a bound on
+which each element lies, and on the bound itself by convention: since PyTorch 2.15 the gradient of
+``clamp`` is 0 there, where it was 1. So nothing is assumed. The first time that an operation saves
+a tensor, the gradient of a few elements at and around the bounds is compared with those that each
+test gives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from gact_graph.codecs.reads import Side
+from gact_graph.ops.bitmask import unpack_bits
+
+_LOW, _HIGH = -0.5, 2.0
+_AROUND = (-1.0, _LOW, -0.0, 0.0, 1.0, _HIGH, 3.0, math.inf, -math.inf)
+
+# By operation: a call of it, and the comparison up to PyTorch 2.14.
+_PROBES: Mapping[str, tuple[Callable[[Tensor], Tensor], Side]] = {
+    "relu": (torch.relu, Side("not_at_most", (0.0,), 0.0, 1.0)),
+    "leaky_relu": (F.leaky_relu, Side("above", (0.0,), 0.0, 1.0)),
+    "threshold": (
+        lambda x: F.threshold(x, _LOW, _HIGH),
+        Side("not_at_most", (_LOW,), -math.inf, math.inf),
+    ),
+    "hardtanh": (
+        lambda x: F.hardtanh(x, _LOW, _HIGH),
+        Side("strictly_within", (_LOW, _HIGH), _LOW, 1.0),
+    ),
+    "clamp": (lambda x: x.clamp(_LOW, _HIGH), Side("within", (_LOW, _HIGH), math.nan, 1.0)),
+    "clamp_min": (
+        lambda x: x.clamp_min(_LOW),
+        Side("within", (_LOW, None), math.nan, 1.0),
+    ),
+    "clamp_max": (
+        lambda x: x.clamp_max(_HIGH),
+        Side("within", (None, _HIGH), math.nan, 1.0),
+    ),
+}
+
+_ALTERNATIVES = {1: ("not_at_most", "above"), 2: ("within", "strictly_within")}
+
+
+@functools.cache
+def test_of(operation: str) -> str | None:
+    """Return the test of :class:`~gact_graph.codecs.reads.Side` that the gradient depends on.
+
+    Args:
+        operation: The name of an operation with bounds that are numbers.
+
+    Returns:
+        The test; None if the gradient depends on more, or the operation is not known.
+    """
+    if operation not in _PROBES:
+        return None
+    # In a thread of its own, which has no modes, hooks and captured forwards, and whose nodes are
+    # not counted among those of the forward.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_found, *_PROBES[operation]).result()
+
+
+def _found(function: Callable[[Tensor], Tensor], usual: Side) -> str | None:
+    tests = usual.test, *_ALTERNATIVES[len(usual.bounds)]
+    # Between two bounds PyTorch treats NaN as its place in the tensor has it.
+    numbers = (*_AROUND, math.nan) if len(usual.bounds) == 1 else _AROUND
+    x = torch.tensor(numbers, dtype=torch.float32, device="cpu", requires_grad=True)
+    expected = _gradient(function, x, lambda saved: saved)
+    for side in (dataclasses.replace(usual, test=test) for test in tests):
+        found = _gradient(function, x, functools.partial(_decoded, side))
+        if torch.equal(found.nan_to_num(nan=-1.0), expected.nan_to_num(nan=-1.0)):
+            return side.test
+    return None
+
+
+def _gradient(
+    function: Callable[[Tensor], Tensor], x: Tensor, unpack: Callable[[Tensor], Tensor]
+) -> Tensor:
+    with saved_tensors_hooks(Tensor.detach, unpack):
+        result = function(x)
+    (gradient,) = torch.autograd.grad(result, x, torch.full_like(result, 3.0))
+    return gradient
+
+
+def _decoded(side: Side, saved: Tensor) -> Tensor:
+    return unpack_bits(side.words(saved), saved.shape, side.low, side.high, saved.dtype)
