@@ -207,8 +207,9 @@ class Session:
         outer = current.current()
         with ExitStack() as closing:
             closing.callback(self._close)
-            # Once more than below, where a signal may interrupt it.
+            # Once more than below, where a signal may interrupt either.
             closing.callback(current.set_current, outer)
+            closing.callback(self.trace.__exit__, None, None, None)
             with ExitStack() as stack:
                 stack.callback(current.set_current, outer)
                 current.set_current(self)
