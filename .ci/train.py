@@ -14,7 +14,7 @@ import torch
 
 warnings.simplefilter("error")
 # PyG scripts a class while it is imported, and torch has deprecated that.
-warnings.filterwarnings("ignore", r".*torch\.jit\.script.*", DeprecationWarning)
+warnings.filterwarnings("ignore", r".*torch\.jit\.script.*")
 # PyG 2.7 imports a package of its own that it has deprecated.
 warnings.filterwarnings("ignore", r".*torch_geometric\.distributed.*", DeprecationWarning)
 
