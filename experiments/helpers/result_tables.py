@@ -64,9 +64,10 @@ _COMPARED = ("stock", "stock-kept", "dgl", "lossless+blocks", "L1-4+blocks")
 
 _HEADLINE = {
     "stock": "stock PyG",
-    "stock-kept": "stock PyG with gact_graph's memory allocation",
-    "checkpoint": LABELS["checkpoint"],
+    "stock-jemalloc": LABELS["stock-jemalloc"],
+    "compiled-jemalloc": LABELS["compiled-jemalloc"],
     "dgl": LABELS["dgl"],
+    "dgl-jemalloc": LABELS["dgl-jemalloc"],
     "lossless+blocks": '**gact_graph**, `level="lossless", blocks="auto"`',
     "L1-4+blocks": "**gact_graph**, `bits=4`",
 }
@@ -87,7 +88,7 @@ def tables(results: Path) -> dict[str, Page]:
         paths = [path for glob in globs for path in sorted(results.glob(glob))]
         pages[name] = functools.partial(_page, make, paths, several)
 
-    add("headline", _headline, "peers/gat.json")
+    add("headline", _headline, "peers/gat-jemalloc.json")
     pages["headline-accuracy"] = functools.partial(_headline_accuracy, results)
     add("networks", _networks, *(f"peers/{model}.json" for model in _NETWORKS))
     add("levels", _levels, "peers/gat.json")
