@@ -33,7 +33,7 @@ class TestThePages:
     ) -> None:
         root = copy_of_the_pages(tmp_path)
         monkeypatch.setattr(tables, "ROOT", root)
-        path = root / "results" / "peers" / "gat.json"
+        path = root / "results" / "peers" / "gat-jemalloc.json"
         found = json.loads(path.read_text())
         found["variants"]["L1-4+blocks"]["peak_bytes"] = 123_456_789
         path.write_text(json.dumps(found))
