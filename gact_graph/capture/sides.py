@@ -1,10 +1,10 @@
 """The comparisons of backward, read from gradients that the installed PyTorch computes.
 
 The gradient of ``relu``, ``clamp`` and similar operations depends only on the side of a bound on
-which each element lies, and on the bound itself by convention: since PyTorch 2.15 the gradient of
-``clamp`` is 0 there, where it was 1. So nothing is assumed. The first time that an operation saves
-a tensor, the gradient of a few elements at and around the bounds is compared with those that each
-test gives.
+which each element lies, and on the bound itself by convention: with PyTorch 2.15 the gradient of
+``clamp`` is 0 there, with 2.13 it is 1. So nothing is assumed. The first time that an operation
+saves a tensor, the gradient of a few elements at and around the bounds is compared with those that
+each test gives.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gact_graph.ops.bitmask import unpack_bits
 _LOW, _HIGH = -0.5, 2.0
 _AROUND = (-1.0, _LOW, -0.0, 0.0, 1.0, _HIGH, 3.0, math.inf, -math.inf)
 
-# By operation: a call of it, and the comparison up to PyTorch 2.14.
+# By operation: a call of it, and the comparison with PyTorch 2.13.
 _PROBES: Mapping[str, tuple[Callable[[Tensor], Tensor], Side]] = {
     "relu": (torch.relu, Side("not_at_most", (0.0,), 0.0, 1.0)),
     "leaky_relu": (F.leaky_relu, Side("above", (0.0,), 0.0, 1.0)),
@@ -71,7 +71,7 @@ def test_of(operation: str) -> str | None:
 
 
 def _found(function: Callable[[Tensor], Tensor], usual: Side) -> str | None:
-    tests = usual.test, *_ALTERNATIVES[len(usual.bounds)]
+    tests = _ALTERNATIVES[len(usual.bounds)]
     # Between two bounds PyTorch treats NaN as its place in the tensor has it.
     numbers = (*_AROUND, math.nan) if len(usual.bounds) == 1 else _AROUND
     x = torch.tensor(numbers, dtype=torch.float32, device="cpu", requires_grad=True)
