@@ -32,6 +32,7 @@ from gact_graph.capture.places import Places
 from gact_graph.capture.postponed import PostponedProducts
 from gact_graph.capture.recipes import EXPOSING, WRITERS, Recipes
 from gact_graph.capture.shared_sums import SharedSums
+from gact_graph.capture.sides import find_tests
 from gact_graph.capture.trace import Call, Save, Trace
 from gact_graph.capture.variance import POSITION as VARIANCE_POSITION
 from gact_graph.capture.variance import Variance, variance_of
@@ -204,6 +205,7 @@ class Session:
 
         A forward inside runs through :meth:`run`, which records its output.
         """
+        find_tests()
         outer = current.current()
         with ExitStack() as closing:
             closing.callback(self._close)

@@ -2,9 +2,8 @@
 
 The gradient of ``relu``, ``clamp`` and similar operations depends only on the side of a bound on
 which each element lies, and on the bound itself by convention: with PyTorch 2.15 the gradient of
-``clamp`` is 0 there, with 2.13 it is 1. So nothing is assumed. The first time that an operation
-saves a tensor, the gradient of a few elements at and around the bounds is compared with those that
-each test gives.
+``clamp`` is 0 there, with 2.13 it is 1. So nothing is assumed. Before the first captured forward,
+the gradient of a few elements at and around the bounds is compared with those that each test gives.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gact_graph.codecs.reads import Side
 from gact_graph.ops.bitmask import unpack_bits
+from gact_graph.support.torch_private import outside_of_compilers, without_functions, without_modes
 
 _LOW, _HIGH = -0.5, 2.0
 _AROUND = (-1.0, _LOW, -0.0, 0.0, 1.0, _HIGH, 3.0, math.inf, -math.inf)
@@ -52,7 +51,6 @@ _PROBES: Mapping[str, tuple[Callable[[Tensor], Tensor], Side]] = {
 _ALTERNATIVES = {1: ("not_at_most", "above"), 2: ("within", "strictly_within")}
 
 
-@functools.cache
 def test_of(operation: str) -> str | None:
     """Return the test of :class:`~gact_graph.codecs.reads.Side` that the gradient depends on.
 
@@ -62,12 +60,18 @@ def test_of(operation: str) -> str | None:
     Returns:
         The test; None if the gradient depends on more, or the operation is not known.
     """
-    if operation not in _PROBES:
-        return None
-    # In a thread of its own, which has no modes, hooks and captured forwards, and whose nodes are
-    # not counted among those of the forward.
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_found, *_PROBES[operation]).result()
+    return find_tests().get(operation)
+
+
+@functools.cache
+def find_tests() -> Mapping[str, str | None]:
+    """Return the test of each operation, found once in a process, in a few milliseconds.
+
+    A captured forward needs the tests from its start: the search adds nodes to those that autograd
+    numbers on this thread. Another thread needs memory for a stack, which a limit may not leave.
+    """
+    with without_functions(), without_modes(), outside_of_compilers(), torch.enable_grad():
+        return {name: _found(function, usual) for name, (function, usual) in _PROBES.items()}
 
 
 def _found(function: Callable[[Tensor], Tensor], usual: Side) -> str | None:

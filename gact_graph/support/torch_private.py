@@ -87,6 +87,9 @@ DispatchMode = _python_dispatch.TorchDispatchMode
 without_modes: Callable[..., Any] = _python_dispatch._disable_current_modes
 """Disable all modes of this thread: a trace inside a trace must not be seen."""
 
+without_functions: Callable[..., Any] = torch._C.DisableTorchFunction
+"""Disable all modes of functions of this thread, and those of subclasses."""
+
 
 @contextmanager
 def outside_of_compilers() -> Iterator[None]:

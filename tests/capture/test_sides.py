@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -11,6 +12,10 @@ import torch
 import torch.nn.functional as F
 from samples import Lambda
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gact_graph
 from gact_graph.capture import sides
@@ -95,11 +100,11 @@ def clamp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[Tenso
         Clamp.gradient = staticmethod(gradient)  # type: ignore[assignment]
         _, usual = sides._PROBES["clamp"]
         monkeypatch.setitem(sides._PROBES, "clamp", (Clamp.apply, usual))
-        sides.test_of.cache_clear()
+        sides.find_tests.cache_clear()
         return sides.test_of("clamp")
 
     yield found
-    sides.test_of.cache_clear()
+    sides.find_tests.cache_clear()
 
 
 def test_gradients_of_other_versions(clamp: Any) -> None:
@@ -118,6 +123,53 @@ def test_a_gradient_that_is_not_understood_keeps_the_tensor(clamp: Any) -> None:
     x = torch.randn(4096, requires_grad=True)
     model(x).sum().backward()
     assert {row.codec for row in gact_graph.report(model).contexts} == {"keep"}
+
+
+class Counting(TorchFunctionMode):
+    def __init__(self, seen: list[Any]) -> None:
+        self.seen = seen
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class CountingBelow(TorchDispatchMode):
+    def __init__(self, seen: list[Any]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_search_takes_no_thread_and_no_mode_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread waits forever where a limit leaves no memory for its stack."""
+    expected = sides.find_tests()
+    sides.find_tests.cache_clear()
+    monkeypatch.setattr(Thread, "start", None)
+    seen: list[Any] = []
+    hooked: list[Any] = []
+    with (
+        torch.no_grad(),
+        torch.device("meta"),
+        FakeTensorMode(),
+        saved_tensors_hooks(hooked.append, hooked.append),
+        Counting(seen),
+        CountingBelow(seen),
+    ):
+        assert sides.find_tests() == expected
+    assert not seen and not hooked
+
+
+def test_a_captured_forward_has_searched_before_its_first_node() -> None:
+    sides.find_tests.cache_clear()
+    found = []
+    model = Lambda(lambda module, x: found.append(sides.find_tests.cache_info().currsize) or x * 2)
+    gact_graph.wrap(model, min_bytes=0)
+    model(torch.randn(8, requires_grad=True)).sum().backward()
+    assert found == [1]
 
 
 def test_the_tests_of_the_probes_are_those_of_sides() -> None:

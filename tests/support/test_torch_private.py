@@ -172,6 +172,24 @@ def _() -> None:
         assert private.function_mode() is mode
 
 
+@check("without_functions")
+def _() -> None:
+    seen = []
+
+    class Watched(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(3)
+    with Watched():
+        torch.exp(x)
+        with private.without_functions():
+            torch.sin(x)
+            torch.nn.functional.leaky_relu(x)
+    assert seen == [torch.exp]
+
+
 @check("DispatchMode", "without_modes")
 def _() -> None:
     seen = []
