@@ -13,7 +13,7 @@ from collections.abc import Callable
 from operator import getitem
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from gact_graph.codecs.reads import EXACT, VALUES, Reads, Values
 
@@ -110,6 +110,23 @@ def is_index_in(graph: fx.Graph, name: str) -> bool:
     return True
 
 
+def has_factor_by_column(graph: fx.Graph, name: str) -> bool:
+    """Return whether backward adds or multiplies by a number for each column of a saved matrix.
+
+    Norms over the rows do. Each number has its own gradient, and the scales of columns may differ.
+
+    Args:
+        graph: The graph of the backward.
+        name: The name of its input that is the matrix.
+    """
+    for node in graph.nodes:
+        if _packet(node) in (_aten.add, _aten.sub, _aten.mul) and _nodes(node.args[:1])[:1]:
+            x, other = node.args[:2]
+            if x.name == name and isinstance(other, fx.Node) and _is_row(other, x.meta["val"]):
+                return True
+    return False
+
+
 def _degree(node: fx.Node, degrees: dict[fx.Node, int]) -> tuple[int, Values] | None:
     """Return the degree of a node in the saved tensor, 0 for a constant, and the least bits.
 
@@ -149,6 +166,15 @@ def _degree(node: fx.Node, degrees: dict[fx.Node, int]) -> tuple[int, Values] | 
     if packet is _aten.exp:
         return (1, VALUES) if _is_gaussian(node.args[0]) else (1, _EXPONENT)
     return None
+
+
+def _is_row(node: fx.Node, matrix: Tensor) -> bool:
+    """Return whether a tensor has a number for each column, and no other dimension than 1.
+
+    Sizes that the compiler does not know are left alone: a comparison would fix them.
+    """
+    sizes = [n if isinstance(n, int) else None for n in node.meta["val"].shape]
+    return sizes[-1:] == [matrix.shape[-1]] and all(n == 1 for n in sizes[:-1])
 
 
 def _is_gaussian(exponent: object) -> bool:

@@ -21,19 +21,32 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from gact_graph.capture.backward_graph import is_index_in, reads_in
+from gact_graph.capture.backward_graph import has_factor_by_column, is_index_in, reads_in
 from gact_graph.capture.config import Config
 from gact_graph.capture.noise import Noise
 from gact_graph.capture.operations import NARROW
 from gact_graph.capture.partition import partitioning
 from gact_graph.capture.recipes import SMALL
 from gact_graph.capture.uncompressed import Counted
+from gact_graph.codecs.group_widths import widths_of_groups
 from gact_graph.codecs.reads import Values
+from gact_graph.codecs.slices import statistics_of
+from gact_graph.ops.batch_norm import restore_columns
 from gact_graph.ops.bitmask import pack_bits, unpack_bits
-from gact_graph.ops.quantize import DTYPES, Packed, decorrelated_weight, pack
+from gact_graph.ops.checks import TILE
+from gact_graph.ops.quantize import (
+    DTYPES,
+    Channels,
+    Packed,
+    Widths,
+    decorrelated_weight,
+    pack,
+    pack_channels,
+)
 from gact_graph.support.rows import Row
 from gact_graph.support.storage import tensors_in
 from gact_graph.support.symbols import expected_bytes
@@ -48,7 +61,7 @@ _SPARED = 1 / 256
 """The share of a graph's saved bytes up to which the smallest tensors are kept exactly: a mean over
 all places, before the last layer of a transformer, added more noise than all other tensors."""
 
-_BITS, _INDEX, _CODES, _CONSTANT = range(4)
+_BITS, _INDEX, _CODES, _TRANSPOSED, _CONSTANT = range(5)
 """The first item of a packed tensor."""
 
 
@@ -93,6 +106,16 @@ class Running:
             return 32
         least = _LEAST_OF_NARROW if _is_narrow(x) else 1
         return max(int(self._config.bits), reads.least_bits, least)
+
+    def is_by_column(self, x: Tensor, graph: fx.Graph, name: str) -> bool:
+        """Return whether noise must be relative to each column of a saved tensor.
+
+        Args:
+            x: The tensor, contiguous or not.
+            graph: The graph of the backward.
+            name: The name of the tensor there.
+        """
+        return x.dim() == 2 and not _is_narrow(x) and has_factor_by_column(graph, name)
 
     def exact_in(self, backward: fx.Graph, forward: fx.Graph) -> set[str]:
         """Return the names of the tensors that are kept exactly, whatever backward reads of them.
@@ -222,7 +245,13 @@ def _pack(saved: Tensor) -> Any:
     bits = running.bits_of(saved, graph, node.name)
     if bits >= min(32, 8 * saved.element_size()):
         return saved
-    return _CODES, bits, *_save_codes(saved, bits, running.group_size, slot), *saved.shape
+    form = _CODES
+    if saved.dim() == 2 and not saved.is_contiguous() and saved.t().is_contiguous():
+        # For a product. In memory, elements of a group belong to few rows.
+        form, saved = _TRANSPOSED, saved.t()
+    by_column = form == _CODES and running.is_by_column(saved, graph, node.name)
+    codes = _save_codes(saved, bits, running.group_size, by_column, slot)
+    return form, bits, *codes, *saved.shape
 
 
 def _unpack(packed: Any) -> Tensor:
@@ -240,8 +269,8 @@ def _unpack(packed: Any) -> Tensor:
         return unpack_bits(first, rest, 0.0, 1.0, torch.bool)
     if form == _INDEX:
         return first.long()
-    stats, seed, weight, *shape = rest
-    return _load_codes(first, stats, seed, weight, shape, number, running.group_size, like.dtype)
+    x = _load_codes(first, *rest[:5], rest[5:], number, running.group_size, like.dtype)
+    return x.t() if form == _TRANSPOSED else x
 
 
 def _is_narrow(x: Tensor) -> bool:
@@ -308,56 +337,107 @@ def _(x: Tensor, slot: str) -> Tensor:
 
 
 @_operator(
-    "save_codes(Tensor x, SymInt bits, SymInt group_size, str slot)"
-    " -> (Tensor, Tensor, Tensor, Tensor)"
+    "save_codes(Tensor x, SymInt bits, SymInt group_size, bool by_column, str slot)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 def _save_codes(
-    x: Tensor, bits: int, group_size: int, slot: str
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return codes, stats, the seed and the weight of the decorrelated decoding.
+    x: Tensor, bits: int, group_size: int, by_column: bool, slot: str
+) -> tuple[Tensor, ...]:
+    """Return codes, stats, widths of groups, the seed, a weight, and statistics of columns.
 
-    Groups with NaN or Inf decode to NaN: the number of such groups is unknown to a compiler.
+    The weight is that of the decorrelated decoding. The statistics are the mean and the deviation
+    of each column, [2, C], if the codes are those of normalized columns; else [2, 0].
+
+    Groups with NaN or Inf decode to NaN: the number of such groups is unknown to a compiler. So is
+    the number of words, and the codes take the most that it may be.
     """
+    x = x.contiguous()
     seed = 0 if _local.running is None else _local.running.seed_of(slot)
-    packed = pack(x, bits, group_size=group_size, seed=seed)
-    assert packed.stats is not None and packed.seed is not None
-    weight = decorrelated_weight(x, packed)
-    _count(slot, "quantize", x, bits, packed.codes, packed.stats)
-    return packed.codes, packed.stats, x.new_full((1,), packed.seed, dtype=torch.int64), weight
+    channels, columns = None, x.new_empty((2, 0), dtype=torch.float32)
+    if by_column:
+        mean, deviation, channels = statistics_of(x, (0,))
+        columns = torch.cat([mean, deviation.float()])
+    packed = _packed(x, bits, group_size, seed, channels)
+    if packed is None:  # a column has NaN or Inf, and so have its statistics
+        channels = None
+        packed = _packed(x, bits, group_size, seed, None)
+    assert packed is not None and packed.widths is not None and packed.stats is not None
+    weight = decorrelated_weight(x, packed, channels)
+    codes, widths = packed.codes, packed.widths.widths
+    codes = F.pad(codes, (0, bits * -(-x.numel() // TILE) - len(codes)))
+    _count(slot, "quantize", x, bits, codes, packed.stats, widths, columns)
+    of_noise = x.new_full((1,), packed.seed or 0, dtype=torch.int64)
+    return codes, packed.stats, widths, of_noise, weight, columns
+
+
+def _packed(
+    x: Tensor, bits: int, group_size: int, seed: int, channels: Channels | None
+) -> Packed | None:
+    widths = widths_of_groups(x, bits, group_size, channels=channels)
+    if widths is None:
+        count = -(-x.numel() // group_size)
+        own = torch.full((count,), bits, dtype=torch.uint8, device=x.device)
+        widths = Widths(own, bits * -(-x.numel() // TILE))
+    if channels is None:
+        return pack(x, bits, group_size=group_size, seed=seed, widths=widths)
+    return pack_channels(x, channels, bits, group_size=group_size, seed=seed, widths=widths)
 
 
 @torch.library.register_fake("gact_graph_compiled::save_codes")
-def _(x: Tensor, bits: int, group_size: int, slot: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(x: Tensor, bits: int, group_size: int, by_column: bool, slot: str) -> tuple[Tensor, ...]:
     codes, stats = torch.ops.gact_graph.pack(x, bits, group_size, 0)
-    return codes, stats, x.new_empty(1, dtype=torch.int64), x.new_empty(1, dtype=torch.float32)
+    return (
+        codes.flatten(),
+        stats,
+        x.new_empty(stats.size(0), dtype=torch.uint8),
+        x.new_empty(1, dtype=torch.int64),
+        x.new_empty(1, dtype=torch.float32),
+        x.new_empty((2, x.size(1) if by_column else 0), dtype=torch.float32),
+    )
+
+
+_PARTS = "Tensor codes, Tensor stats, Tensor widths, Tensor seed, Tensor weight, Tensor columns"
 
 
 @_operator(
-    "load_codes(Tensor codes, Tensor stats, Tensor seed, Tensor weight, SymInt[] shape,"
-    " SymInt bits, SymInt group_size, ScalarType dtype) -> Tensor"
+    f"load_codes({_PARTS}, SymInt[] shape, SymInt bits, SymInt group_size, ScalarType dtype)"
+    " -> Tensor"
 )
 def _load_codes(
     codes: Tensor,
     stats: Tensor,
+    widths: Tensor,
     seed: Tensor,
     weight: Tensor,
+    columns: Tensor,
     shape: list[int],
     bits: int,
     group_size: int,
     dtype: torch.dtype,
 ) -> Tensor:
     """Return the minimum-variance decoding."""
-    size = torch.Size(shape)
-    packed = Packed(codes, stats, size, dtype, bits, group_size, seed=int(seed))
-    return packed.unpack_min_variance(weight)
+    size, of_codes = torch.Size(shape), torch.float32 if columns.numel() else dtype
+    of_groups = Widths(widths, len(codes))
+    if codes.device.type == "cpu":  # where the number of words is known
+        of_groups = Widths.of(widths, size.numel(), group_size)
+        codes = codes[: of_groups.words]
+    packed = Packed(
+        codes, stats, size, of_codes, bits, group_size, seed=int(seed), widths=of_groups
+    )
+    x = packed.unpack_min_variance(weight)
+    if columns.numel():
+        restore_columns(x, columns)
+    return x.to(dtype)
 
 
 @torch.library.register_fake("gact_graph_compiled::load_codes")
 def _(
     codes: Tensor,
     stats: Tensor,
+    widths: Tensor,
     seed: Tensor,
     weight: Tensor,
+    columns: Tensor,
     shape: list[int],
     bits: int,
     group_size: int,

@@ -34,7 +34,12 @@ def partitioning() -> AbstractContextManager[None]:
     """Return a context in which the graphs that are compiled on this thread are changed."""
     config = compiler_settings()
     earlier: Pass | None = config.joint_custom_pass
-    context: AbstractContextManager[None] = config.patch(joint_custom_pass=_after(earlier))
+    context: AbstractContextManager[None] = config.patch(
+        joint_custom_pass=_after(earlier),
+        ban_recompute_materialized_backward=False,
+        ban_recompute_used_far_apart=False,
+        ban_recompute_long_fusible_chains=False,
+    )
     return context
 
 

@@ -90,10 +90,7 @@ class QuantizeBySlice(Codec):
         if x.numel() != math.prod(shape) or math.prod(shape[d] for d in dims) < _FEW:
             return None
         rows = x.view(shape)
-        mean, deviation = _statistics(rows, dims)
-        # A slice of equal elements has deviation 0 and decodes to its mean.
-        divisor = deviation.masked_fill(deviation == 0, 1)
-        channels = _channels(shape, dims, mean, divisor)
+        mean, deviation, channels = statistics_of(rows, dims)
         size = request.group_size
         widths = widths_of_groups(rows, bits, size, request.row_weights, channels=channels)
         packed = pack_channels(
@@ -106,23 +103,30 @@ class QuantizeBySlice(Codec):
         return QuantizedBySlice(packed, bits, mean, deviation, rows.shape, x.dtype, weight)
 
 
-def _channels(
-    shape: tuple[int, ...], dims: tuple[int, ...], mean: Tensor, divisor: Tensor
-) -> Channels:
-    """Return the statistics of slices by channel: of all dimensions from the first to the last that
-    a slice does not span."""
-    others = [d for d in range(len(shape)) if d not in dims] or [0]
+def statistics_of(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor, Channels]:
+    """Return the mean and deviation of each slice, and the channels to divide them out.
+
+    Args:
+        x: A tensor of float16, bfloat16, float32 or float64, not empty.
+        dims: The dimensions that a slice spans.
+
+    Returns:
+        The mean, float32, and the standard deviation, bfloat16, both in the shape of ``x`` with 1
+        for the dimensions of a slice; and the channels for
+        :func:`~gact_graph.ops.quantize.pack_channels`.
+    """
+    mean, deviation = _statistics(x, dims)
+    # A slice of equal elements has deviation 0 and decodes to its mean.
+    divisor = deviation.masked_fill(deviation == 0, 1)
+    # By channel: all dimensions from the first to the last that a slice does not span.
+    others = [d for d in range(x.dim()) if d not in dims] or [0]
     first, end = others[0], others[-1] + 1
-    spread = [n if first <= d < end else 1 for d, n in enumerate(shape)]
+    spread = [n if first <= d < end else 1 for d, n in enumerate(x.shape)]
     statistics = [t.float().expand(spread).reshape(-1) for t in (mean, divisor)]
-    return Channels(torch.stack(statistics), math.prod(shape[end:]))
+    return mean, deviation, Channels(torch.stack(statistics), math.prod(x.shape[end:]))
 
 
 def _statistics(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return the mean of each slice, float32, and its standard deviation, bfloat16.
-
-    Both have the shape of ``x`` with 1 for the dimensions of a slice.
-    """
     of_columns = dims[0] == 0 and all(x.size(d) == 1 for d in dims[1:])
     if of_columns and x.dtype != torch.float64:
         # On a CPU, ten times as fast as on all dimensions. On CUDA, var_mean() would allocate three

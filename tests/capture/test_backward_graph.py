@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gact_graph.capture.backward_graph import is_index_in, reads_in
+from gact_graph.capture.backward_graph import has_factor_by_column, is_index_in, reads_in
 from gact_graph.codecs.reads import EXACT, Values
 
 N = 6
@@ -102,3 +102,22 @@ def test_an_index_is_used_as_nothing_else(name: str) -> None:
     backward, expected = INDICES[name]
     traced = make_fx(backward)(INDEX, drawn(1)).graph
     assert is_index_in(traced, "i_1") is expected
+
+
+BY_COLUMN: dict[str, tuple[Backward, bool]] = {
+    "difference": (lambda x, g: (x - g[0]) * g, True),
+    "difference of a matrix": (lambda x, g: (x - g[:1]) * g, True),
+    "product": (lambda x, g: x * g.sum(0, keepdim=True), True),
+    "sum": (lambda x, g: x + g[0], True),
+    "numbers of rows": (lambda x, g: (x - g[:, :1]) * g, False),
+    "all numbers": (lambda x, g: x * g, False),
+    "one number": (lambda x, g: x * g.sum() * 2, False),
+    "of another tensor": (lambda x, g: (g - g[0]) * x, False),
+    "matrix product": (lambda x, g: x.t() @ g, False),
+}
+
+
+@pytest.mark.parametrize("name", BY_COLUMN)
+def test_columns_have_factors_of_their_own(name: str) -> None:
+    backward, expected = BY_COLUMN[name]
+    assert has_factor_by_column(graph_of(backward, drawn(2)), "x_1") is expected

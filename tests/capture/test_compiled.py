@@ -108,14 +108,58 @@ def test_codes_are_small_and_their_noise_has_mean_zero(make: Any, decomposed: An
     assert decomposed.frame_count == 1
 
 
-def test_the_mask_of_relu_is_saved_and_gathered_rows_are_not(decomposed: Any) -> None:
+def test_masks_are_saved_and_gathered_rows_and_the_results_of_norms_are_not(
+    decomposed: Any,
+) -> None:
     own: Any = torch.compile(gcn(), backend=decomposed)
     model = gact_graph.wrap(own, bits=4, min_bytes=0, blocks=False)
     gradient(model, *inputs())
     rows = gact_graph.report(model).contexts
     assert sum(row.codec == "mask" for row in rows) == 4  # of two ReLUs, and of two dropouts
-    assert all(row.shape[0] == NODES for row in rows if row.codec == "quantize")
+    codes = [row.shape for row in rows if row.codec == "quantize"]
+    assert codes == [(NODES, 32)] * 2  # the inputs of two norms, of which backward computes more
     assert gact_graph.report(model).rate > 6
+
+
+class Norm(nn.Module):
+    """A norm of columns of many scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(64)
+        self.register_buffer("mix", torch.randn(32, 64) * torch.logspace(-1, 4, 64))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.norm(x @ self.mix)
+        return out
+
+
+def test_noise_is_relative_to_each_column_of_a_norm(decomposed: Any) -> None:
+    torch.manual_seed(0)
+    stock: Any = Norm()
+    model: Any = torch.compile(copy.deepcopy(stock), backend=decomposed)
+    gact_graph.wrap(model, bits=4, min_bytes=0)
+    x = torch.randn(4096, 32)
+    expected, own = (gradient(m, x, x)[:64] for m in (stock, model))
+    assert 0 < (own - expected).norm() < 0.1 * expected.norm()
+
+
+def test_groups_of_a_transposed_matrix_are_parts_of_rows(backend: Any) -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(256, 256) / 16)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return torch.addmm(x, x.sin() * scales, self.weight)
+
+    scales = torch.logspace(-4, 4, 1024)[:, None]
+    x = torch.randn(1024, 256)
+    model: Any = torch.compile(Product(), backend=backend)
+    gact_graph.wrap(model, bits=8, min_bytes=0)
+    gradient(model, x, x)
+    [row] = [row for row in gact_graph.report(model).contexts if row.codec == "quantize"]
+    assert row.shape == (1024, 256)
 
 
 def test_the_smallest_tensors_are_exact(backend: Any) -> None:
@@ -137,7 +181,8 @@ def test_fewer_bits_store_less(decomposed: Any) -> None:
     for bits in (8, 2):
         model = gact_graph.wrap(torch.compile(gcn(), backend=decomposed), bits=bits, min_bytes=0)
         gradient(model, *inputs())
-        stored.append(gact_graph.report(model).stored_bytes)
+        rows = gact_graph.report(model).contexts
+        stored.append(sum(row.stored_bytes for row in rows if row.codec == "quantize"))
     assert stored[1] < 0.6 * stored[0]
 
 
@@ -219,14 +264,15 @@ def test_short_rows_get_sixteen_bits() -> None:
 def test_operators_keep_the_promises_of_pytorch() -> None:
     x, index = torch.randn(30, 20), torch.arange(12).view(3, 4)
     operators = torch.ops.gact_graph_compiled
-    codes = operators.save_codes(x, 4, 256, "slot")
     checks = "test_schema", "test_faketensor"
     torch.library.opcheck(operators.save_bits.default, (x > 0, "slot"), test_utils=checks)
     torch.library.opcheck(operators.save_index.default, (index, "slot"), test_utils=checks)
-    torch.library.opcheck(operators.save_codes.default, (x, 4, 256, "slot"), test_utils=checks)
-    decoding = (*codes, [30, 20], 4, 256, torch.float32)
-    torch.library.opcheck(operators.load_codes.default, decoding, test_utils=checks)
-    assert (operators.load_codes(*decoding) - x).abs().max() < 0.5
+    for by_column in (False, True):
+        encoding = x, 4, 256, by_column, "slot"
+        torch.library.opcheck(operators.save_codes.default, encoding, test_utils=checks)
+        decoding = (*operators.save_codes(*encoding), [30, 20], 4, 256, torch.float32)
+        torch.library.opcheck(operators.load_codes.default, decoding, test_utils=checks)
+        assert (operators.load_codes(*decoding) - x).abs().max() < 0.5
 
 
 @pytest.mark.long

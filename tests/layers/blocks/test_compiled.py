@@ -173,7 +173,7 @@ def test_graphs_do_not_save_messages_or_edges(backend: Any) -> None:
         model = wrapped(made("GAT"), own, blocks=blocks)
         step(model, *inputs())
         reports.append(gact_graph.report(model).stored_bytes)
-    assert reports[0] < 0.6 * reports[1]
+    assert reports[0] < 0.8 * reports[1]
 
 
 def test_attention_is_computed_again(decomposed: Any) -> None:
