@@ -1,15 +1,16 @@
 """Changes to the graphs that ``torch.compile`` partitions, so that they save what compresses well.
 
 The partitioner saves the fewest uncompressed bytes. In compressed form, the mask of a ReLU takes
-one bit per element, while the result that the mask is computed from must be exact; and the rows
-that a gather takes, or the weights of edges that attention computes, are more than their source,
-which another operation has often saved already.
+one bit per element, while the result that the mask is computed from must be exact. The rows that a
+gather takes, or the weights of edges that attention computes, are more than their source, which
+another operation has often saved already. The results of a norm, and of a ReLU and a dropout after
+it, are as many elements as its input, which the norm's backward reads; the codes of one serve all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,6 +24,7 @@ from gact_graph.support.torch_private import compiler_settings
 _aten = torch.ops.aten
 
 _ALIASES = {_aten.alias, _aten.detach}
+_SCALED = {_aten.add, _aten.sub, _aten.mul, _aten.where}
 _GATHERS = {_aten.index, _aten.index_select}
 _EDGE_FORWARD = "gact_graph_edges.edge_forward"
 """The operator of :mod:`gact_graph.layers.blocks.graph_operators`."""
@@ -34,12 +36,7 @@ def partitioning() -> AbstractContextManager[None]:
     """Return a context in which the graphs that are compiled on this thread are changed."""
     config = compiler_settings()
     earlier: Pass | None = config.joint_custom_pass
-    context: AbstractContextManager[None] = config.patch(
-        joint_custom_pass=_after(earlier),
-        ban_recompute_materialized_backward=False,
-        ban_recompute_used_far_apart=False,
-        ban_recompute_long_fusible_chains=False,
-    )
+    context: AbstractContextManager[None] = config.patch(joint_custom_pass=_after(earlier))
     return context
 
 
@@ -56,6 +53,9 @@ def _after(earlier: Pass | None) -> Pass:
                 _compute_again([node, *node.users])
             elif packet is _aten.le and node.args[1] == 0:
                 _save_mask(graph.graph, node)
+        for node in graph.graph.nodes:
+            if _packet(node) is _aten.var_mean:
+                _save_input(node.args[0])
         return graph
 
     return changed
@@ -81,6 +81,35 @@ def _save_mask(graph: fx.Graph, of_result: fx.Node) -> None:
     of_result.replace_all_uses_with(mask)
     graph.erase_node(of_result)
     graph.erase_node(relu)
+
+
+def _save_input(x: fx.Node) -> None:
+    """Save the input of a norm, and compute again what is linear in it alone."""
+    if "recompute" in x.meta or _packet(x) is None:
+        return
+    x.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    linear, waiting = {x}, [*x.users]
+    while waiting:
+        node = waiting.pop(0)
+        if node not in linear and "recompute" not in node.meta and _is_scaled(node, linear):
+            linear.add(node)
+            _compute_again([node])
+            waiting += node.users
+
+
+def _is_scaled(node: fx.Node, tensors: Collection[fx.Node]) -> bool:
+    """Return whether an operation scales, shifts or masks one of some tensors."""
+    others = [used for used in node.all_input_nodes if used not in tensors]
+    return (
+        _packet(node) in _SCALED
+        and len(node.all_input_nodes) == len(others) + 1
+        and all(_is_mask(other) or _is_larger([node], [other]) for other in others)
+    )
+
+
+def _is_mask(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dtype == torch.bool
 
 
 def _options(value: Tensor) -> dict[str, Any]:
