@@ -12,7 +12,7 @@ from experiments.compiled import compare
 def test_each_way_has_its_figures() -> None:
     rows = {row["way"]: row for row in compare("gcn", "digits", "data", 4, 1)}
     coded, exact = ("compiled, 4 bit", "4 bit"), ("compiled, lossless",)
-    assert {*rows} == {"compiled"} | {
+    assert {*rows} == {"compiled", "uncompiled"} | {
         f"{way}, {layers}" for way in (*coded, *exact) for layers in ("blocks", "as PyG")
     }
     for layers in ("blocks", "as PyG"):
