@@ -5,6 +5,7 @@ one bit per element, while the result that the mask is computed from must be exa
 gather takes, or the weights of edges that attention computes, are more than their source, which
 another operation has often saved already. The results of a norm, and of a ReLU and a dropout after
 it, are as many elements as its input, which the norm's backward reads; the codes of one serve all.
+So does one mask for the ReLU and the dropout.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -24,6 +25,7 @@ from gact_graph.support.torch_private import compiler_settings
 _aten = torch.ops.aten
 
 _ALIASES = {_aten.alias, _aten.detach}
+_VIEWS = {_aten.permute, _aten.t, _aten.transpose, _aten.view, _aten.reshape}
 _SCALED = {_aten.add, _aten.sub, _aten.mul, _aten.where}
 _GATHERS = {_aten.index, _aten.index_select}
 _EDGE_FORWARD = "gact_graph_edges.edge_forward"
@@ -43,6 +45,7 @@ def partitioning() -> AbstractContextManager[None]:
 def _after(earlier: Pass | None) -> Pass:
     def changed(graph: fx.GraphModule, inputs: Any) -> fx.GraphModule:
         graph = graph if earlier is None else earlier(graph, inputs)
+        relus = []
         for node in [*graph.graph.nodes]:
             if "recompute" in node.meta:  # by selective checkpointing
                 continue
@@ -52,22 +55,27 @@ def _after(earlier: Pass | None) -> Pass:
             elif str(packet) == _EDGE_FORWARD and _is_larger(node.users, node.args[1]):
                 _compute_again([node, *node.users])
             elif packet is _aten.le and node.args[1] == 0:
-                _save_mask(graph.graph, node)
-        for node in graph.graph.nodes:
-            if _packet(node) is _aten.var_mean:
-                _save_input(node.args[0])
+                relus += _save_mask(graph.graph, node)
+        for node in graph.graph.find_nodes(op="call_function", target=_aten.var_mean.correction):
+            _save_input(node.args[0])
+        for relu in relus:
+            _join_masks(graph.graph, relu)
         return graph
 
     return changed
 
 
-def _save_mask(graph: fx.Graph, of_result: fx.Node) -> None:
-    """Compute the mask of a ReLU in forward: ``result <= 0`` is ``x <= 0``, also for NaN."""
+def _save_mask(graph: fx.Graph, of_result: fx.Node) -> list[fx.Node]:
+    """Compute the mask of a ReLU in forward: ``result <= 0`` is ``x <= 0``, also for NaN.
+
+    Returns:
+        The node of the ReLU; none if this is no mask of a ReLU.
+    """
     relu: Any = of_result.args[0]
     while _packet(relu) in _ALIASES:
         relu = relu.args[0]
     if _packet(relu) is not _aten.relu or "recompute" in relu.meta:
-        return
+        return []
     x, value = relu.args[0], relu.meta["val"]
     with graph.inserting_before(relu):
         mask = graph.call_function(_aten.le.Scalar, (x, 0))
@@ -81,6 +89,83 @@ def _save_mask(graph: fx.Graph, of_result: fx.Node) -> None:
     of_result.replace_all_uses_with(mask)
     graph.erase_node(of_result)
     graph.erase_node(relu)
+    return [result]
+
+
+def _join_masks(graph: fx.Graph, relu: fx.Node) -> None:
+    """Save one mask for a ReLU and the dropout after it: of the elements that both keep.
+
+    The forward masks twice as before: an infinite element that is dropped becomes NaN.
+    """
+    negative, zero, x = cast(tuple[Any, Any, Any], relu.args)
+    product: Any = _only_user(relu, _aten.mul)
+    result: Any = _only_user(product, _aten.mul)
+    kept, factor = _other(product, relu), _other(result, product)
+    if factor is None or not _is_mask(kept):
+        return
+    readers = [user for user in _users(kept) if user is not product]
+    converted: Any = readers[0] if len(readers) == 1 else None
+    masked: Any = _only_user(_only_user(_only_user(converted, _aten.mul), _aten.mul), _aten.where)
+    if masked is None or {*_users(negative)} != {relu, masked}:
+        return
+    with graph.inserting_before(product):
+        positive = graph.call_function(_aten.logical_not.default, (negative,))
+        both = graph.call_function(_aten.logical_and.default, (kept, positive))
+        dropped = graph.call_function(_aten.logical_not.default, (both,))
+        again = graph.call_function(_aten.where.self, (dropped, zero, x))
+    with graph.inserting_before(result):
+        scaled = graph.call_function(_aten.mul.Tensor, (again, factor))
+    del negative.meta["recompute"]
+    for made, like in (
+        *((mask, negative) for mask in (positive, both, dropped)),
+        *((again, relu), (scaled, result)),
+    ):
+        made.meta |= like.meta
+    both.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    _compute_again([dropped, again, scaled])
+    for reader in (product, converted):
+        reader.replace_input_with(kept, both)
+    masked.replace_input_with(negative, dropped)
+    backward = _backward_of(graph)
+    for user in [user for user in result.users if _is_in(backward, user)]:
+        user.replace_input_with(result, scaled)
+
+
+def _other(product: fx.Node | None, argument: fx.Node) -> Any:
+    """Return the other argument of an operation of two; None if it is the same."""
+    arguments = [] if product is None else product.args[:2]
+    return next((other for other in arguments if other is not argument), None)
+
+
+def _users(node: fx.Node | None) -> list[fx.Node]:
+    """Return the users of a node, without aliases that have none."""
+    users: Iterable[fx.Node] = [] if node is None else node.users
+    return [user for user in users if _packet(user) not in _ALIASES or _users(user)]
+
+
+def _only_user(node: fx.Node | None, packet: object) -> fx.Node | None:
+    """Return the only user of a node, or of its copy, if it is a given operation."""
+    users = _users(node)
+    if len(users) == 1 and _packet(users[0]) is _aten.clone:
+        return _only_user(users[0], packet)
+    return users[0] if len(users) == 1 and _packet(users[0]) is packet else None
+
+
+def _backward_of(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes that depend on the gradients of outputs."""
+    inputs = graph.find_nodes(op="placeholder")
+    found = {node for node in inputs if node.name.startswith("tangents")}
+    for node in graph.nodes:
+        if node.op == "call_function" and not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _is_in(backward: Collection[fx.Node], node: fx.Node) -> bool:
+    """Return whether only the backward reads a node, or a view of the node."""
+    if node in backward or _packet(node) not in _VIEWS:
+        return node in backward
+    return bool(node.users) and all(_is_in(backward, user) for user in node.users)
 
 
 def _save_input(x: fx.Node) -> None:
@@ -107,8 +192,8 @@ def _is_scaled(node: fx.Node, tensors: Collection[fx.Node]) -> bool:
     )
 
 
-def _is_mask(node: fx.Node) -> bool:
-    value = node.meta.get("val")
+def _is_mask(node: object) -> bool:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return isinstance(value, Tensor) and value.dtype == torch.bool
 
 
