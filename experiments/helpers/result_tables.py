@@ -37,7 +37,7 @@ from experiments.helpers.paper import (
 from experiments.helpers.recipes import MODELS
 from experiments.helpers.strategies import LABELS, STRATEGIES
 from experiments.helpers.subjects import LAYERS
-from experiments.helpers.tables import Column, Row, Table, table
+from experiments.helpers.tables import Column, Row, Table, cell, table
 from experiments.partition import counted, measured
 
 Page = Callable[[], str]
@@ -60,7 +60,7 @@ _NETWORKS = {
 _SAVED = {"gat": "gat", "gcn-edge_index": "gcn", "gatv2": "gatv2", "transformer": "transformer"}
 """Files of ``results/memory``, and their networks."""
 
-_COMPARED = ("stock", "stock-kept", "dgl", "lossless+blocks", "L1-4+blocks")
+_COMPARED = ("stock-jemalloc", "dgl-jemalloc", "lossless+blocks", "L1-4+blocks")
 
 _HEADLINE = {
     "stock": "stock PyG",
@@ -90,7 +90,7 @@ def tables(results: Path) -> dict[str, Page]:
 
     add("headline", _headline, "peers/gat-jemalloc.json")
     pages["headline-accuracy"] = functools.partial(_headline_accuracy, results)
-    add("networks", _networks, *(f"peers/{model}.json" for model in _NETWORKS))
+    add("networks", _networks, *(f"peers/{model}-jemalloc.json" for model in _NETWORKS))
     add("levels", _levels, "peers/gat.json")
     add("overhead", overhead.by_graph, "overhead.json")
     add("overhead-of-default", _overhead_of_default, "overhead.json")
@@ -257,10 +257,17 @@ def _networks(files: Files) -> Table:
     for content in files:
         variants = content["variants"]
         row = {"model": _NETWORKS[content["model"]], "commit": content["commit"]}
-        rows.append(row | {name: variants[name] for name in _COMPARED})
-    cells = "{{{0}[peak_bytes]:MB}} MB, {{{0}[step_seconds]:.1f}} s"
-    spec = [(STRATEGIES[name].label, cells.format(name)) for name in _COMPARED]
+        rows.append(row | {name: variants.get(name) for name in _COMPARED})
+    spec = [(STRATEGIES[name].label, _figures_of(name)) for name in _COMPARED]
     return table([("", "{model}"), *spec, _COMMITS], rows)
+
+
+def _figures_of(name: str) -> Callable[[Row], str]:
+    def shown(row: Row) -> str:
+        figures = row[name]
+        return cell("{peak_bytes:MB} MB, {step_seconds:.1f} s", figures) if figures else ""
+
+    return shown
 
 
 def _levels(content: Row) -> Table:
