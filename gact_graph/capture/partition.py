@@ -101,7 +101,7 @@ def _join_masks(graph: fx.Graph, relu: fx.Node) -> None:
     product: Any = _only_user(relu, _aten.mul)
     result: Any = _only_user(product, _aten.mul)
     kept, factor = _other(product, relu), _other(result, product)
-    if factor is None or not _is_mask(kept):
+    if factor is None or not _is_mask(kept) or _is_larger([relu], [kept]):
         return
     readers = [user for user in _users(kept) if user is not product]
     converted: Any = readers[0] if len(readers) == 1 else None
