@@ -58,8 +58,9 @@ def _after(earlier: Pass | None) -> Pass:
                 relus += _save_mask(graph.graph, node)
         for node in graph.graph.find_nodes(op="call_function", target=_aten.var_mean.correction):
             _save_input(node.args[0])
+        backward = _backward_of(graph.graph)
         for relu in relus:
-            _join_masks(graph.graph, relu)
+            _join_masks(graph.graph, relu, backward)
         return graph
 
     return changed
@@ -92,7 +93,7 @@ def _save_mask(graph: fx.Graph, of_result: fx.Node) -> list[fx.Node]:
     return [result]
 
 
-def _join_masks(graph: fx.Graph, relu: fx.Node) -> None:
+def _join_masks(graph: fx.Graph, relu: fx.Node, backward: Collection[fx.Node]) -> None:
     """Save one mask for a ReLU and the dropout after it: of the elements that both keep.
 
     The forward masks twice as before: an infinite element that is dropped becomes NaN.
@@ -126,7 +127,6 @@ def _join_masks(graph: fx.Graph, relu: fx.Node) -> None:
     for reader in (product, converted):
         reader.replace_input_with(kept, both)
     masked.replace_input_with(negative, dropped)
-    backward = _backward_of(graph)
     for user in [user for user in result.users if _is_in(backward, user)]:
         user.replace_input_with(result, scaled)
 

@@ -11,11 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from samples import Lambda
+from seen import SeenFunctions, SeenOperations
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import gact_graph
 from gact_graph.capture import sides
@@ -125,25 +124,6 @@ def test_a_gradient_that_is_not_understood_keeps_the_tensor(clamp: Any) -> None:
     assert {row.codec for row in gact_graph.report(model).contexts} == {"keep"}
 
 
-class Counting(TorchFunctionMode):
-    def __init__(self, seen: list[Any]) -> None:
-        self.seen = seen
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
-class CountingBelow(TorchDispatchMode):
-    def __init__(self, seen: list[Any]) -> None:
-        super().__init__()
-        self.seen = seen
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
 def test_the_search_takes_no_thread_and_no_mode_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread waits forever where a limit leaves no memory for its stack."""
     expected = sides.find_tests()
@@ -156,8 +136,8 @@ def test_the_search_takes_no_thread_and_no_mode_sees_it(monkeypatch: pytest.Monk
         torch.device("meta"),
         FakeTensorMode(),
         saved_tensors_hooks(hooked.append, hooked.append),
-        Counting(seen),
-        CountingBelow(seen),
+        SeenFunctions(seen),
+        SeenOperations(seen),
     ):
         assert sides.find_tests() == expected
     assert not seen and not hooked

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from seen import SeenFunctions
 from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
@@ -151,14 +152,8 @@ def _() -> None:
 
 @check("set_grad_enabled")
 def _() -> None:
-    seen = []
-
-    class Watched(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    with Watched(), torch.no_grad():
+    seen: list[Any] = []
+    with SeenFunctions(seen), torch.no_grad():
         pass
     assert private.set_grad_enabled in seen
 
@@ -174,15 +169,9 @@ def _() -> None:
 
 @check("without_functions")
 def _() -> None:
-    seen = []
-
-    class Watched(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
+    seen: list[Any] = []
     x = torch.ones(3)
-    with Watched():
+    with SeenFunctions(seen):
         torch.exp(x)
         with private.without_functions():
             torch.sin(x)
