@@ -140,7 +140,7 @@ def peak_of(model: str, dataset: str, root: str, way: dict[str, Any]) -> dict[st
     memory_policy.limit(way["peak_bytes"])  # as within a budget of that size
     # Libraries stay in a process after its first step, whatever trains.
     train(_in_way(copy.deepcopy(made), way), inputs, y, 1)
-    return {"peak_bytes": max(train(_in_way(made, way), inputs, y, _STEPS))}
+    return {"peak_bytes": train(_in_way(made, way), inputs, y, _STEPS)}
 
 
 def choice(model: str, dataset: str, root: str, memory: int) -> dict[str, Any]:
@@ -154,8 +154,8 @@ def choice(model: str, dataset: str, root: str, memory: int) -> dict[str, Any]:
     except gact_graph.MemoryBudgetError:
         return {"way": REFUSED, "peak_bytes": None}
     set_cap(torch.device("cpu"), memory)
-    peaks = train(made, inputs, y, _STEPS)
-    return {"peak_bytes": max(peaks), "way": gact_graph.report(made).strategy}
+    peak = train(made, inputs, y, _STEPS)
+    return {"peak_bytes": peak, "way": gact_graph.report(made).strategy}
 
 
 def _in_way(model: nn.Module, way: dict[str, Any]) -> nn.Module:
@@ -164,18 +164,16 @@ def _in_way(model: nn.Module, way: dict[str, Any]) -> nn.Module:
     return Level(way["level"], way["blocks"], way["bits"]).wrap(model, adaptive=True)
 
 
-def train(model: nn.Module, inputs: tuple[Any, ...], y: Tensor, steps: int) -> list[int]:
-    """Train, and return the peak of each step in bytes."""
+def train(model: nn.Module, inputs: tuple[Any, ...], y: Tensor, steps: int) -> int:
+    """Train, and return the peak in bytes, above the memory of the process before."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    peaks = []
-    for _ in range(steps):
-        optimizer.zero_grad(set_to_none=True)
-        with PeakMeter(torch.device("cpu")) as meter:
+    with PeakMeter(torch.device("cpu")) as meter:
+        for _ in range(steps):
+            optimizer.zero_grad(set_to_none=True)
             loss_of(model, inputs, y).backward()
             optimizer.step()
-        assert meter.peak_bytes is not None
-        peaks.append(meter.peak_bytes)
-    return peaks
+    assert meter.peak_bytes is not None
+    return meter.peak_bytes
 
 
 def loss_of(model: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> Tensor:
