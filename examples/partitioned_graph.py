@@ -6,6 +6,7 @@ Parameters are equal on all processes, and their gradients are summed.
 """
 
 import argparse
+import datetime
 import os
 
 import torch
@@ -24,7 +25,9 @@ args = parser.parse_args()
 
 rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 if world > 1:
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    # After a minute without another process, all end; see docs/distributed.md for restarts.
+    dist.init_process_group(backend, timeout=datetime.timedelta(minutes=1))
 
 seed_everything(0)  # the same graph and the same parameters everywhere
 data = FakeDataset(num_graphs=1, avg_num_nodes=args.nodes, num_channels=64, task="node")[0]

@@ -19,11 +19,11 @@ from experiments.helpers.display import make_console, say, show
 from experiments.helpers.errors import ExperimentError, UsageError
 from experiments.helpers.kept import Kept, hold_folder
 from experiments.helpers.origin import origin
-from experiments.helpers.process import is_want_of_memory
 from experiments.helpers.ranks import rank
 from experiments.helpers.summary import dataset_name
 from experiments.helpers.tables import Table
 from experiments.helpers.values import parse_bits, parse_count, parse_device, parse_path
+from gact_graph.support.memory.limits import is_out_of_memory
 
 _DOES_NOT_FIT = 3
 _INTERRUPTED = 130  # as shells report a process that Ctrl-C ended
@@ -225,7 +225,7 @@ def exit_code(
             return _DOES_NOT_FIT
         return getattr(error, "exit_code", 1)
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, torch.OutOfMemoryError) and not is_want_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         print(
             f"{program}: the device's memory is full: take a smaller graph, fewer --bits, --level "

@@ -20,21 +20,10 @@ from typing import Any
 import torch
 
 from experiments.helpers.errors import ExperimentError
+from gact_graph.support.memory.limits import NO_MEMORY
 from gact_graph.support.memory.policy import SWITCH
 
 OUT_OF_MEMORY = "out of memory"
-
-_NO_MEMORY = (
-    "can't allocate memory",
-    "MemoryError",
-    "bad_alloc",
-    "out of memory",
-    # Of cuBLAS and cuSPARSE, for what they take from the device themselves.
-    "STATUS_ALLOC_FAILED",
-    "STATUS_INSUFFICIENT_RESOURCES",
-    # Of extension modules that get no memory while they are imported.
-    "error return without exception set",
-)
 
 _TUNED = "dirty_decay_ms:-1,muzzy_decay_ms:-1"
 
@@ -179,21 +168,10 @@ def purge() -> None:
         mallctl(f"arena.{_ALL_ARENAS}.purge".encode(), None, None, None, ctypes.c_size_t(0))
 
 
-def is_want_of_memory(error: BaseException) -> bool:
-    """Return whether Python or torch raised this for want of memory.
-
-    On the CPU torch has no error of its own for that: it raises a plain RuntimeError.
-    """
-    from_torch = isinstance(error, RuntimeError) and any(
-        words in str(error) for words in _NO_MEMORY
-    )
-    return isinstance(error, MemoryError) or from_torch
-
-
 def ended_by_memory(code: int, errors: str) -> bool:
     """Return whether a process with this exit code and standard error lacked memory."""
     # Some libraries end the process where they get no memory.
-    return code in (-6, -9) or any(words in errors for words in _NO_MEMORY)
+    return code in (-6, -9) or any(words in errors for words in NO_MEMORY)
 
 
 if __name__ == "__main__":

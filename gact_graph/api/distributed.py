@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gact_graph.layers.halo.parts import partition
+from gact_graph.support.collective import collective
 
 __all__ = ["partition", "sum_gradients"]
 
@@ -26,11 +27,15 @@ def sum_gradients(model: nn.Module) -> None:
 
     All processes call this function. A parameter without a gradient in this process counts as zero.
     Without a process group, nothing changes.
+
+    Raises:
+        RuntimeError: A process has failed, or does not call within the timeout of the group.
     """
     if not dist.is_initialized():
         return
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad)
+    with collective("sum gradients"):
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                dist.all_reduce(parameter.grad)

@@ -3,9 +3,9 @@
 The partitioner saves the fewest uncompressed bytes. In compressed form, the mask of a ReLU takes
 one bit per element, while the result that the mask is computed from must be exact. The rows that a
 gather takes, or the weights of edges that attention computes, are more than their source, which
-another operation has often saved already. The results of a norm, and of a ReLU and a dropout after
-it, are as many elements as its input, which the norm's backward reads; the codes of one serve all.
-So does one mask for the ReLU and the dropout.
+another operation has often saved already. One mask serves a ReLU and the dropout after it, whose
+results are then computed again from tensors that backward reads in any case, such as the input of a
+norm.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ _aten = torch.ops.aten
 
 _ALIASES = {_aten.alias, _aten.detach}
 _VIEWS = {_aten.permute, _aten.t, _aten.transpose, _aten.view, _aten.reshape}
-_SCALED = {_aten.add, _aten.sub, _aten.mul, _aten.where}
 _GATHERS = {_aten.index, _aten.index_select}
 _EDGE_FORWARD = "gact_graph_edges.edge_forward"
 """The operator of :mod:`gact_graph.layers.blocks.graph_operators`."""
@@ -56,8 +55,6 @@ def _after(earlier: Pass | None) -> Pass:
                 _compute_again([node, *node.users])
             elif packet is _aten.le and node.args[1] == 0:
                 relus += _save_mask(graph.graph, node)
-        for node in graph.graph.find_nodes(op="call_function", target=_aten.var_mean.correction):
-            _save_input(node.args[0])
         backward = _backward_of(graph.graph)
         for relu in relus:
             _join_masks(graph.graph, relu, backward)
@@ -166,30 +163,6 @@ def _is_in(backward: Collection[fx.Node], node: fx.Node) -> bool:
     if node in backward or _packet(node) not in _VIEWS:
         return node in backward
     return bool(node.users) and all(_is_in(backward, user) for user in node.users)
-
-
-def _save_input(x: fx.Node) -> None:
-    """Save the input of a norm, and compute again what is linear in it alone."""
-    if "recompute" in x.meta or _packet(x) is None:
-        return
-    x.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    linear, waiting = {x}, [*x.users]
-    while waiting:
-        node = waiting.pop(0)
-        if node not in linear and "recompute" not in node.meta and _is_scaled(node, linear):
-            linear.add(node)
-            _compute_again([node])
-            waiting += node.users
-
-
-def _is_scaled(node: fx.Node, tensors: Collection[fx.Node]) -> bool:
-    """Return whether an operation scales, shifts or masks one of some tensors."""
-    others = [used for used in node.all_input_nodes if used not in tensors]
-    return (
-        _packet(node) in _SCALED
-        and len(node.all_input_nodes) == len(others) + 1
-        and all(_is_mask(other) or _is_larger([node], [other]) for other in others)
-    )
 
 
 def _is_mask(node: object) -> bool:

@@ -463,13 +463,6 @@ LAYERS = [
         ("capture/test_compiled.py",),
     ),
     Fault(
-        "a compiled graph saves the result of a norm beside its input",
-        "gact_graph/capture/partition.py",
-        "            linear.add(node)\n            _compute_again([node])",
-        "            linear.add(node)",
-        ("capture/test_compiled.py",),
-    ),
-    Fault(
         "a transposed matrix is coded by column in a compiled graph",
         "gact_graph/capture/compiled.py",
         "form, saved = _TRANSPOSED, saved.t()",

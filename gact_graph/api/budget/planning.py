@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -13,6 +14,7 @@ from gact_graph.api.budget.steps import undisturbed
 from gact_graph.api.budget.trials import Search
 from gact_graph.api.report import format_bytes
 from gact_graph.capture.config import Config
+from gact_graph.support.memory.limits import is_out_of_memory
 from gact_graph.support.progress import progress
 from gact_graph.support.rows import Row
 
@@ -62,14 +64,26 @@ def plan_call(
         CannotShrink: If the inputs have no parts that the model runs on.
         MemoryBudgetError: If nothing fits.
     """
-    with progress("planning a training step"), undisturbed(next(model.parameters()).device):
-        search = Search(model, method, inputs, config, memory, nodes, edges, prefer, pace)
-        strategy = search.choose(first)
-        if strategy is None:
-            raise MemoryBudgetError(_refusal(search, memory))
-        plan = _plan(search, strategy, memory, shapes_of(model))
-        del search  # and its copy of the model, before memory is released
-        return plan
+    device = next(model.parameters()).device
+    try:
+        with progress("planning a training step"), undisturbed(device):
+            search = Search(model, method, inputs, config, memory, nodes, edges, prefer, pace)
+            strategy = search.choose(first)
+            if strategy is None:
+                raise MemoryBudgetError(_refusal(search, memory))
+            plan = _plan(search, strategy, memory, shapes_of(model))
+            del search  # and its copy of the model, before memory is released
+            return plan
+    except (MemoryError, RuntimeError, SystemError) as error:
+        # On CUDA, the error of PyTorch says how much the device has, and who holds it.
+        if device.type == "cuda" or not is_out_of_memory(error):
+            raise
+        traceback.clear_frames(error.__traceback__)  # whose tensors leave no memory for a message
+        raise MemoryBudgetError(
+            f"Expected the system to give this process the budget of {format_bytes(memory)} (got "
+            f"{type(error).__name__} in a trial on a small part of the graph); raise the limit of "
+            "the process (ulimit -d, ulimit -v), or pass the memory that is there"
+        ) from error
 
 
 def _plan(search: Search, strategy: Strategy, memory: int, shapes: Mapping[str, list[int]]) -> Plan:

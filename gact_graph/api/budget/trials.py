@@ -38,6 +38,7 @@ from gact_graph.api.budget.planned_tensor import PlannedTensor
 from gact_graph.api.budget.steps import TrainedCopy, Trial, undisturbed
 from gact_graph.capture.config import MIN_BYTES, Config
 from gact_graph.codecs.offload.speed import seconds_of_byte
+from gact_graph.support.memory.limits import is_out_of_memory
 from gact_graph.support.peak import resident_bytes
 from gact_graph.support.progress import progress
 from gact_graph.support.sharded import is_sharded
@@ -427,9 +428,9 @@ class Search:
         )
         try:
             trial = self._copy.train(inputs, share)
-        except torch.OutOfMemoryError:
-            raise
         except _NO_PART as error:
+            if is_out_of_memory(error):
+                raise
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise CannotShrink(f"a graph of which no part can be used: {reason}") from error
         self._parameters = self._copy.parameter_bytes  # lazy parameters are initialized by now

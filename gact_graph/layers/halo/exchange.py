@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 
 from gact_graph.ops.checks import TILE
 from gact_graph.ops.quantize import DTYPES, Packed, pack
+from gact_graph.support.collective import collective
 
 _GROUP = 256
 """Elements per group of the quantizer."""
@@ -131,7 +132,8 @@ class Exchange:
         rank = dist.get_rank()
         if bits >= min(32, 8 * rows.element_size()) or rows.dtype not in DTYPES:
             received = rows.new_empty(sum(take), *rows.shape[1:])
-            dist.all_to_all_single(received, rows, take, give)
+            with collective("exchange rows of the halo"):
+                dist.all_to_all_single(received, rows, take, give)
             width = rows[:1].numel() * rows.element_size()
             self.sent_bytes += (sum(give) - give[rank]) * width
             return received
@@ -143,7 +145,8 @@ class Exchange:
         shapes = [torch.Size([count, *rows.shape[1:]]) for count in take]
         sizes = [sum(_sizes(shape.numel(), bits)) for shape in shapes]
         received = rows.new_empty(sum(sizes), dtype=torch.uint8)
-        dist.all_to_all_single(received, torch.cat(packed), sizes, [*map(len, packed)])
+        with collective("exchange rows of the halo"):
+            dist.all_to_all_single(received, torch.cat(packed), sizes, [*map(len, packed)])
         self.sent_bytes += sum(map(len, packed)) - len(packed[rank])
         parts = zip(received.split(sizes), shapes, strict=True)
         return torch.cat([_unpack(part, shape, rows.dtype, bits) for part, shape in parts])

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from gact_graph.layers.blocks.arguments import CannotBlock
+from gact_graph.support.collective import collective
 from gact_graph.support.patch import Patch
 from gact_graph.support.torch_private import FakeTensor
 
@@ -105,7 +106,8 @@ def _moments(input: Tensor) -> tuple[Tensor, Tensor, int]:
         own = torch.stack(torch.batch_norm_update_stats(wide, None, None, 0.0)).double()
     own = torch.cat([own.view(-1), own.new_tensor([count])])
     gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, own)
+    with collective("exchange the statistics of a batch norm"):
+        dist.all_gather(gathered, own)
     means, variances, counts = torch.stack(gathered).split([channels, channels, 1], dim=1)
     total = counts.sum().clamp(min=1)
     mean = (counts * means).sum(0) / total
@@ -136,12 +138,17 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return _gradients(ctx, gradient, dist.all_reduce)
+        return _gradients(ctx, gradient, _sum)
 
     @staticmethod
     def local_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Backward with the sums of this process, without the other processes."""
         return _gradients(ctx, gradient, lambda sums: None)
+
+
+def _sum(sums: Tensor) -> None:
+    with collective("sum the gradients of a batch norm"):
+        dist.all_reduce(sums)
 
 
 def _gradients(

@@ -257,22 +257,34 @@ def test_two_processes_give_what_one_gives(tmp_path):
     run_ranks(PARTS + SAME, tmp_path)
 
 
-FAILS = """
+ENDS = """
+import signal
+
 dist.destroy_process_group()
 dist.init_process_group(
     "gloo", init_method=f"file://{sys.argv[3]}2", rank=rank, world_size=world,
     timeout=datetime.timedelta(seconds=5),
 )
+how, where = arguments
 model = built(lambda: pyg.GATConv(W, W), partition=part)
+loss = model(part).square().sum()
+_, other = gathered(os.getpid())
 if rank == 1:
-    raise KeyError("of rank 1")
-step(model, part)
+    if how == "fails":
+        raise KeyError("of rank 1")
+    os.kill(other, {"is killed": signal.SIGKILL, "stalls": signal.SIGSTOP}[how])
+try:
+    sum_gradients(model) if where == "sum gradients" else loss.backward()
+finally:
+    if how == "stalls":
+        os.kill(other, signal.SIGKILL)
 """
 
 
-@pytest.mark.long
-def test_a_process_that_fails_ends_all(tmp_path):
-    (first, _, said), (second, _, told) = start_ranks(PARTS + FAILS, tmp_path)
+@pytest.mark.parametrize("where", ["exchange rows of the halo", "sum gradients"])
+@pytest.mark.parametrize("how", ["fails", "is killed", "stalls"])
+def test_a_process_that_ends_or_stalls_ends_all(how, where, tmp_path):
+    (first, _, said), (second, _, told) = start_ranks(PARTS + ENDS, tmp_path, how, where)
     assert first != 0 and second != 0
-    assert "RuntimeError" in said or "DistBackendError" in said, said
-    assert "KeyError: 'of rank 1'" in told
+    assert f"RuntimeError: Expected all 2 processes to {where} (got " in said, said
+    assert how != "fails" or "KeyError: 'of rank 1'" in told
