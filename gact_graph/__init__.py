@@ -22,7 +22,7 @@ from gact_graph.api.wrap import (
     wrap,
 )
 
-__version__ = "0.7.0"
+__version__ = "0.8.0"
 
 __all__ = [
     "Estimate",
