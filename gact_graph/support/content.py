@@ -9,8 +9,9 @@ from torch import Tensor
 
 from gact_graph.support.part import piece
 
-_CHUNK = 1 << 17
-"""Numbers of a row per step, on a CPU."""
+_CHUNK = 1 << 14
+"""Numbers of a row per step, on a CPU. Their factors are kept: they take little memory beside the
+parts of a graph that are tried for a plan, too."""
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _LOW_HALF = 0xFFFFFFFF
@@ -37,9 +38,11 @@ def checksum(x: Tensor) -> Tensor:
     chunk = piece(_CHUNK, x.device)
     factors = _factors(x.device, _power_of_two(min(chunk, x.size(1))))
     size, sums = len(factors), []
+    products = factors.new_empty(x.size(0), size)
     for first in range(0, max(1, x.size(1)), size):
         part = _integers_of(x[:, first : first + size])
-        sums.append((part * factors[: part.size(1)]).sum(1))
+        count = part.size(1)
+        sums.append(torch.mul(part, factors[:count], out=products[:, :count]).sum(1))
     # Each chunk of each row has its own factor: else chunks could change places unnoticed.
     hashes = torch.cat(sums)
     of_chunks = _factors(x.device, _power_of_two(len(hashes)), of_chunks=True)

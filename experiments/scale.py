@@ -1,0 +1,399 @@
+"""The memory and the traffic that a graph would need which is not here, from plans for its size.
+
+``python -m experiments.scale --counted PARTITION.json --out DIR`` takes published graphs, or one of
+``--nodes``, ``--edges``, ``--features`` and ``--classes``. The plans are made by
+``gact_graph.plan(..., nodes=, edges=)`` with a small random graph of as many edges per node.
+``--counted`` is a result of ``experiments.partition``: from the cuts of its graph come the rows of
+the largest of several parts, as shares of the graph. ``--check`` compares each formula with
+measurements on graphs of four sizes.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv
+
+import gact_graph
+from datasets import load
+from datasets.published import Size
+from experiments.estimates import train
+from experiments.helpers import command
+from experiments.helpers.data import prepare
+from experiments.helpers.errors import ExperimentError, UsageError
+from experiments.helpers.kept import Kept
+from experiments.helpers.process import call, checked, set_cap
+from experiments.helpers.recipes import Recipe
+from experiments.helpers.runner import run_parts
+from experiments.helpers.sampling import cut
+from experiments.helpers.strategies import Case
+from experiments.helpers.subjects import ON_EDGES
+from experiments.helpers.tables import Column, Row, Table, table
+from experiments.helpers.train import seed_everything
+from experiments.helpers.values import parse_count
+from experiments.models.nets import attention, gcn
+from gact_graph.api.report.names import parse_bytes
+from gact_graph.support.memory import heap
+
+GRAPHS = {
+    "Reddit": Size(232_965, 114_615_892, 602, 41),
+    "ogbn-products": Size(2_449_029, 123_718_280, 100, 47),
+    "ogbn-papers100M": Size(111_059_956, 1_615_685_872, 128, 172),
+    "MAG240M, citations": Size(121_751_666, 1_297_748_926, 768, 153),
+    "mesh": Size(166_666_667, 1_000_000_000, 12, 3),
+}
+"""Nodes, edges, features and classes as published; the mesh has six edges per node."""
+
+MODELS = ("gat", "gcn")
+
+_SAMPLE = 2048
+"""Nodes of the random graph from which plans are made."""
+
+_CHECKED = tuple(f"synthetic:ogbn-arxiv@{scale}" for scale in (0.25, 0.5, 1, 2))
+_BUDGETS = 0.5, 0.2
+_STEPS = 3
+
+
+class Network(NamedTuple):
+    """The sizes of a network.
+
+    Attributes:
+        model: One of :data:`MODELS`.
+        layers: The number of convs.
+        hidden: The channels of a hidden layer; of each head for GAT.
+        heads: The number of heads of GAT.
+    """
+
+    model: str
+    layers: int
+    hidden: int
+    heads: int
+
+    def make(self, size: Size) -> nn.Module:
+        """Return the network for a graph, with batch norm, ReLU and dropout between convs."""
+        seed_everything(0)
+        recipe = Recipe(self.layers, self.hidden, 0.5, 0.01, 1, heads=self.heads)
+        if self.model == "gcn":
+            return gcn(recipe, size.features, size.classes, normalize=True)
+        return attention(recipe, size.features, size.classes, GATConv)
+
+    def row_bytes(self, classes: int) -> tuple[int, int]:
+        """Return the bytes of a row of the halo in forward, and of its gradient in backward.
+
+        A conv exchanges transformed rows, GAT with a score for each head, and GCN the degree, which
+        has no gradient.
+        """
+        if self.model == "gcn":
+            numbers = (self.layers - 1) * self.hidden + classes
+            return 4 * (numbers + self.layers), 4 * numbers
+        numbers = self.heads * ((self.layers - 1) * (self.hidden + 1) + classes + 1)
+        return 4 * numbers, 4 * numbers
+
+
+class Part(NamedTuple):
+    """The largest of several parts of a graph, in numbers of rows.
+
+    Attributes:
+        parts: The number of parts.
+        nodes: Its nodes.
+        halo: Rows that it fetches.
+        sends: Rows that it sends.
+        edges: Its edges.
+    """
+
+    parts: int
+    nodes: float
+    halo: float
+    sends: float
+    edges: float
+
+    @classmethod
+    def of(cls, size: Size, counted: Row) -> Part:
+        """Return the part of a graph that is cut like a counted graph."""
+        scale = size.nodes / sum(counted["nodes"])
+        nodes, halo, sends = (scale * max(counted[name]) for name in ("nodes", "halo", "sends"))
+        edges = max(counted["edges"]) * size.edges / sum(counted["edges"])
+        return cls(counted["parts"], nodes, halo, sends, edges)
+
+    def data_bytes(self, size: Size) -> float:
+        """Return the bytes of features, labels and edges."""
+        return self.nodes * (4 * size.features + 8) + self.edges * 16
+
+    def sent_bytes(self, network: Network, classes: int) -> float:
+        """Return the bytes that the part sends in a step."""
+        forward, backward = network.row_bytes(classes)
+        return self.sends * forward + self.halo * backward
+
+
+def sample_of(size: Size) -> tuple[Tensor, Tensor]:
+    """Return features and edges of a random graph with as many edges per node."""
+    generator = torch.Generator().manual_seed(0)
+    edges = round(_SAMPLE * size.edges / size.nodes)
+    x = torch.randn(_SAMPLE, size.features, generator=generator)
+    return x, torch.randint(_SAMPLE, (2, edges), generator=generator)
+
+
+def whole(size: Size) -> Part:
+    """Return the part that is the whole graph."""
+    return Part(1, size.nodes, 0, 0, size.edges)
+
+
+def plan_of(network: Network, size: Size, part: Part, memory: float) -> gact_graph.Plan | None:
+    """Return the plan of a part in memory that holds its data, too; None if nothing fits."""
+    model = network.make(size)
+    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+    left = memory - part.data_bytes(size) - parameters
+    if left < 1:
+        return None
+    nodes = round(part.nodes + part.halo)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a budget above the memory of this machine
+        try:
+            return gact_graph.plan(
+                *(model, *sample_of(size)), memory=left, nodes=nodes, edges=round(part.edges)
+            )
+        except gact_graph.MemoryBudgetError:
+            return None
+
+
+def alone(network: Network, size: Size) -> dict[str, Any]:
+    """Return the bytes of the data, and of a step with stock PyG and at least."""
+    model, one = network.make(size), whole(size)
+    estimate = gact_graph.estimate(*(model, *sample_of(size)), nodes=size.nodes, edges=size.edges)
+    stock, (strategy, least) = estimate.rows[0].peak_bytes, estimate.smallest()
+    data = one.data_bytes(size)
+    return {"data": data, "stock": data + stock, "least": data + least, "by": strategy.name}
+
+
+def processes(network: Network, size: Size, memory: int, counted: Sequence[Row]) -> dict[str, Any]:
+    """Return the least number of processes, of those counted, that have enough memory each."""
+    parts = [whole(size), *(Part.of(size, row) for row in counted)]
+    found: tuple[Part, gact_graph.Plan] | None = None
+    low, high = 0, len(parts)
+    while low < high:
+        middle = (low + high) // 2
+        plan = plan_of(network, size, parts[middle], memory)
+        if plan is None:
+            low = middle + 1
+        else:
+            high, found = middle, (parts[middle], plan)
+    if found is None:
+        return {"parts": None, "most": parts[-1].parts}
+    part, plan = found
+    sent = part.sent_bytes(network, size.classes)
+    return {"parts": part.parts, "bits": plan.strategy.bits, "sent": sent}
+
+
+_NEEDS: tuple[Column, ...] = (
+    ("graph", "{graph}"),
+    ("model", "{model}"),
+    ("nodes", "{nodes:,}"),
+    ("edges", "{edges:,}"),
+    ("data, GB", lambda row: _gb(row["data"])),
+    ("stock PyG, GB", lambda row: _gb(row["stock"])),
+    ("at least, GB", lambda row: _gb(row["least"])),
+    ("by", "{by}"),
+)
+
+
+def needs(content: Row) -> Table:
+    """Return a row for each graph and model."""
+
+    def column(memory: int) -> Column:
+        def processes_in(row: Row) -> str:
+            found = next(f for f in row["processes"] if f["memory"] == memory)
+            if found["parts"] is None:
+                return f"more than {found['most']}"
+            bits = "exact" if found["bits"] == 32 else f"{found['bits']:g} bits"
+            sent = f", {_gb(found['sent'])} GB sent" if found["parts"] > 1 else ""
+            return f"{found['parts']}: {bits}{sent}"
+
+        return f"processes of {_gb(memory)} GB", processes_in
+
+    rows = content["needs"]
+    memories = [found["memory"] for found in rows[0]["processes"]] if rows else []
+    return table([*_NEEDS, *map(column, memories)], rows)
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:,.3g}" if count < 1e12 else f"{count / 1e9:,.0f}"
+
+
+_CHECKS: tuple[Column, ...] = (
+    ("formula", "{formula}"),
+    ("graph", "{graph}"),
+    ("predicted, MB", "{predicted:1MB|refused}"),
+    ("measured, MB", "{measured:1MB|}"),
+    ("difference", "{difference:+.1%|}"),
+)
+
+
+def checks(content: Row) -> Table:
+    """Return a row for each formula and graph."""
+
+    def line(row: Row) -> Row:
+        measured = row["measured"]
+        return {**row, "difference": row["predicted"] / measured - 1 if measured else None}
+
+    return table(_CHECKS, map(line, content.get("checks", ())))
+
+
+def _size_of(dataset: str) -> Size:
+    graph = load(dataset, "data")
+    return Size(graph.num_nodes, graph.num_edges, graph.x.size(1), graph.num_classes)
+
+
+def stock_step(network: Sequence[Any], dataset: str) -> dict[str, Any]:
+    """Return the predicted and the measured peak of stock PyG."""
+    own, size = Network(*network), _size_of(dataset)
+    return {"predicted": _free(own, size).stock_bytes, "measured": _peak(own, size, dataset)}
+
+
+def planned_step(network: Sequence[Any], dataset: str, share: float) -> dict[str, Any]:
+    """Return the predicted and the measured peak of the plan for a share of stock's peak."""
+    own, size = Network(*network), _size_of(dataset)
+    memory = share * _free(own, size).stock_bytes + whole(size).data_bytes(size)
+    plan = plan_of(own, size, whole(size), memory)
+    if plan is None:
+        return {"predicted": None, "measured": None}
+    return {"predicted": plan.peak_bytes, "measured": _peak(own, size, dataset, plan)}
+
+
+def _free(network: Network, size: Size) -> gact_graph.Plan:
+    """Return the plan for any amount of memory, which has the peak of stock PyG."""
+    plan = plan_of(network, size, whole(size), 1e18)
+    assert plan is not None
+    return plan
+
+
+def _peak(network: Network, size: Size, dataset: str, plan: gact_graph.Plan | None = None) -> int:
+    """Return the measured peak of a plan with its memory capped; without a plan of stock PyG."""
+    graph, model = load(dataset, "data"), network.make(size)
+    heap.trim()
+    if plan is not None:
+        gact_graph.wrap(model, plan=plan)
+        set_cap(torch.device("cpu"), plan.memory)
+    return train(model, (graph.x, graph.edge_index), graph.y, _STEPS)
+
+
+def sent(network: Sequence[Any], dataset: str, parts: int) -> dict[str, Any]:
+    """Return the predicted and the measured bytes that the parts of a graph send in a step."""
+    own, size = Network(*network), _size_of(dataset)
+    graphs = cut(prepare(load(dataset, "data"), "edge_index").adjacency, size.nodes, "metis", parts)
+    rows: Mapping[str, Any] = {
+        "parts": parts,
+        "nodes": [len(part.nodes) for part in graphs],
+        "edges": [part.edge_index.size(1) for part in graphs],
+        "halo": [len(part.halo) for part in graphs],
+        "sends": [len(part.send) for part in graphs],
+    }
+    case = Case(
+        ON_EDGES[own.model],
+        "L1+blocks",
+        dataset,
+        steps=2,
+        hidden=own.hidden,
+        layers=own.layers,
+        parts=parts,
+        threads=1,
+    )
+    ranks = run_parts(case)
+    for rank in ranks:
+        if "reason" in rank:
+            raise ExperimentError(f"{parts} processes on {dataset}: {rank['reason']}")
+    measured = max(rank["sent_bytes"] for rank in ranks)
+    predicted = Part.of(size, rows).sent_bytes(own, size.classes)
+    return {"predicted": predicted, "measured": measured}
+
+
+def _apart(function: str, *arguments: Any) -> dict[str, Any]:
+    result = checked(call(f"experiments.scale:{function}", *arguments), function)
+    return result or {"predicted": None, "measured": None}
+
+
+def _check(kept: Kept, network: Network) -> None:
+    formulas: dict[str, tuple[str, tuple[Any, ...]]] = {"stock PyG": ("stock_step", ())}
+    for share in _BUDGETS:
+        formulas[f"plan for {share:.0%} of stock PyG"] = ("planned_step", (share,))
+    formulas["bytes sent by 2 processes"] = ("sent", (2,))
+    for title, (function, more) in formulas.items():
+        for dataset in _CHECKED:
+            place = {"formula": f"{network.model}: {title}", "graph": dataset}
+            kept.once(("checks", place), _apart, function, [*network], dataset, *more)
+
+
+def _counted(path: Path | None) -> list[Row]:
+    """Read the cuts of a result of ``experiments.partition``."""
+    if path is None:
+        return []
+    try:
+        content = json.loads(path.read_text())
+        rows: list[Row] = content["counted"]
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"Expected --counted to be a result of experiments.partition (got {path}: {error})"
+        ) from None
+    return sorted(rows, key=lambda row: int(row["parts"]))
+
+
+def _memories(text: str) -> list[int]:
+    return [parse_bytes(part) for part in text.split(",")]
+
+
+@command.main(
+    command.number("--nodes", text="of a graph of your own, with the next three"),
+    command.number("--edges"),
+    command.number("--features"),
+    command.number("--classes"),
+    command.names("--models", MODELS),
+    command.flag("--layers", parse_count, 3, "convs", metavar="N"),
+    command.number("--hidden", text="channels, of each head for GAT (default: 64, GCN 256)"),
+    command.flag("--heads", parse_count, 3, "of GAT", metavar="N"),
+    command.flag("--memory", _memories, "24 GB,80 GB,141 GB", "of a process"),
+    command.flag("--counted", Path, text="a result of experiments.partition", metavar="FILE"),
+    command.switch("--check", "compare the formulas with measurements on graphs of four sizes"),
+    command.OUT_NEEDED,
+)
+def main(args: command.Args) -> None:
+    own = args.nodes, args.edges, args.features, args.classes
+    if any(own) and not all(own):
+        raise UsageError(
+            f"Expected --nodes, --edges, --features and --classes together (got {own})"
+        )
+    graphs = {"your graph": Size(*own)} if all(own) else GRAPHS
+    counted = _counted(args.counted)
+    kept = args.keep("scale.json", "layers", "hidden", "heads")
+    kept.content |= {"needs": kept.content.get("needs", [])}
+    for model in args.models:
+        hidden = args.hidden or {"gat": 64, "gcn": 256}[model]
+        network = Network(model, args.layers, hidden, args.heads)
+        if args.check:
+            args.say(f"{model}: formulas and measurements")
+            _check(kept, network)
+            continue
+        for name, size in graphs.items():
+            args.say(f"{model} on {name}")
+            key = {"graph": name, "model": model, "nodes": size.nodes, "edges": size.edges}
+
+            def find(network: Network = network, size: Size = size) -> dict[str, Any]:
+                found = [
+                    {"memory": memory, **processes(network, size, memory, counted)}
+                    for memory in args.memory
+                ]
+                return {**alone(network, size), "processes": found}
+
+            kept.once(("needs", key), find)
+    if kept.content["needs"]:
+        args.show("what a graph needs", needs(kept.content))
+    if kept.content.get("checks"):
+        args.show("formulas beside measurements", checks(kept.content))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
