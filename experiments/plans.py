@@ -30,7 +30,7 @@ from experiments.helpers import command
 from experiments.helpers.errors import UsageError
 from experiments.helpers.kept import Kept
 from experiments.helpers.levels import Level
-from experiments.helpers.process import call, call_together, checked, environment, set_cap
+from experiments.helpers.process import HEAP, call_together, checked, environment, set_cap
 from experiments.helpers.strategies import checkpoint_layers
 from experiments.helpers.summary import dataset_name
 from experiments.helpers.tables import Column, Row, Table, table
@@ -266,11 +266,12 @@ def _compare(
 
 def _apart(function: str, task: tuple[str, ...], *more: Any) -> Any:
     """Return a result from a fresh process; None where the memory did not suffice."""
-    name, subject = f"experiments.plans:{function}", f"{function} of {task[0]}"
-    if more and more[-1] in PEERS:
-        kept_memory = environment("jemalloc-tuned")
-        return checked(call_together(name, [(*task, *more)], kept_memory)[0], subject)
-    return checked(call(name, *task, *more), subject)
+    allocator = "jemalloc-tuned" if more and more[-1] in PEERS else "kept"
+    variables = environment(allocator)
+    if function == "peak_of":  # under a cap
+        variables.setdefault(*HEAP)
+    name, calls = f"experiments.plans:{function}", [(*task, *more)]
+    return checked(call_together(name, calls, variables)[0], f"{function} of {task[0]}")
 
 
 def _shares(text: str) -> list[float]:

@@ -28,7 +28,7 @@ from experiments.helpers import command
 from experiments.helpers.data import prepare
 from experiments.helpers.errors import ExperimentError, UsageError
 from experiments.helpers.kept import Kept
-from experiments.helpers.process import call, checked, set_cap
+from experiments.helpers.process import HEAP, call_together, checked, environment, set_cap
 from experiments.helpers.recipes import Recipe
 from experiments.helpers.runner import run_parts
 from experiments.helpers.sampling import cut
@@ -313,7 +313,11 @@ def sent(network: Sequence[Any], dataset: str, parts: int) -> dict[str, Any]:
 
 
 def _apart(function: str, *arguments: Any) -> dict[str, Any]:
-    result = checked(call(f"experiments.scale:{function}", *arguments), function)
+    variables = environment("kept")
+    variables.setdefault(*HEAP)
+    result = checked(
+        call_together(f"experiments.scale:{function}", [arguments], variables)[0], function
+    )
     return result or {"predicted": None, "measured": None}
 
 
