@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,12 @@ class Processes:
         self.tasks: list[str] = []
         self.last = last
 
-    def __call__(self, function: str, *task: Any) -> dict[str, Any]:
+    def __call__(
+        self, function: str, calls: Sequence[Sequence[Any]], environment: Mapping[str, str]
+    ) -> list[dict[str, Any]]:
+        return [self.run(function, *calls[0])]
+
+    def run(self, function: str, *task: Any) -> dict[str, Any]:
         if len(self.tasks) == self.last:
             raise KeyboardInterrupt
         name = function.rpartition(":")[2]
@@ -42,7 +48,7 @@ class Processes:
 
 
 def run(out: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(plans, "call", processes)
+    monkeypatch.setattr(plans, "call_together", processes)
     given = ["--models", "gcn", "--datasets", "digits", "--shares", "50,20,5"]
     with contextlib.suppress(KeyboardInterrupt):
         plans.main([*given, "--out", str(out)])
@@ -107,22 +113,23 @@ def test_other_ways_are_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.M
         error = 1e-8 if way == "stock" else 0.1 if way == "L1 2" else 0.01
         return {"peak": 40 * MB if way == "stock" else 8 * MB, "seconds": 2.5, "error": error}
 
-    processes = Processes()
+    processes, allocators = Processes(), []
 
-    def call(function: str, *task: Any) -> dict[str, Any]:
-        return (
-            beside(function, *task) if function.endswith("beside") else processes(function, *task)
-        )
+    def apart(
+        function: str, calls: Sequence[Sequence[Any]], environment: Mapping[str, str]
+    ) -> list[dict[str, Any]]:
+        [call] = calls
+        allocators.append(environment.get("of"))
+        found = beside if function.endswith("beside") else processes.run
+        return [found(function, *call)]
 
-    monkeypatch.setattr(plans, "call", call)
-    monkeypatch.setattr(
-        plans, "call_together", lambda name, calls, environment: [beside(name, *calls[0])]
-    )
+    monkeypatch.setattr(plans, "call_together", apart)
     monkeypatch.setattr(plans, "environment", lambda allocator: {"of": allocator})
     given = ["--models", "gcn", "--datasets", "digits", "--shares", "50", "--ways", "stock,L1 2"]
     plans.main([*given, "--out", str(tmp_path)])
     found = json.loads((tmp_path / plans.FILE_NAME).read_text())["ways"]
     assert [row["way"] for row in found] == ["stock", "L1 2", 50 * MB]
+    assert allocators[-3:] == ["jemalloc-tuned", "kept", "kept"]  # peers keep memory, too
     svg = draw_plans(found)
     for text in ("stock 40 MB 2.50 s", "L1 2 bit 8 MB 2.50 s", "plan for 50 MB 8 MB 2.50 s"):
         assert text in svg
