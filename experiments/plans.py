@@ -67,6 +67,9 @@ _COLUMNS: tuple[Column, ...] = (
     ("plan", "{plan:|ended by the cap}"),
     ("planned, MB", "{planned:MB|}"),
     ("peak, MB", "{peak:MB|}"),
+)
+
+_COMPARED: tuple[Column, ...] = (
     ("s/step", "{seconds:.2f|}"),
     ("error", "{error:.2%|}"),
     ("uniform", "{uniform}"),
@@ -77,7 +80,8 @@ _COLUMNS: tuple[Column, ...] = (
 
 def rows(results: Sequence[Row]) -> Table:
     """Return one row a budget."""
-    return table(_COLUMNS, results)
+    compared = any(row["uniform"] for row in results)
+    return table((*_COLUMNS, *(_COMPARED if compared else ())), results)
 
 
 def verdict(results: Sequence[Row]) -> str:

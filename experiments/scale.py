@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,29 +97,19 @@ class Network(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The largest of several parts of a graph, in numbers of rows.
+    """A part of a graph, in numbers of rows.
 
     Attributes:
-        parts: The number of parts.
         nodes: Its nodes.
         halo: Rows that it fetches.
         sends: Rows that it sends.
         edges: Its edges.
     """
 
-    parts: int
     nodes: float
     halo: float
     sends: float
     edges: float
-
-    @classmethod
-    def of(cls, size: Size, counted: Row) -> Part:
-        """Return the part of a graph that is cut like a counted graph."""
-        scale = size.nodes / sum(counted["nodes"])
-        nodes, halo, sends = (scale * max(counted[name]) for name in ("nodes", "halo", "sends"))
-        edges = max(counted["edges"]) * size.edges / sum(counted["edges"])
-        return cls(counted["parts"], nodes, halo, sends, edges)
 
     def data_bytes(self, size: Size) -> float:
         """Return the bytes of features, labels and edges."""
@@ -131,17 +121,32 @@ class Part(NamedTuple):
         return self.sends * forward + self.halo * backward
 
 
+def parts_of(size: Size, counted: Row) -> list[Part]:
+    """Return the parts of a graph that is cut like a counted graph."""
+    of_nodes, of_edges = size.nodes / sum(counted["nodes"]), size.edges / sum(counted["edges"])
+    rows = zip(*(counted[name] for name in ("nodes", "halo", "sends", "edges")), strict=True)
+    return [
+        Part(nodes * of_nodes, halo * of_nodes, sends * of_nodes, edges * of_edges)
+        for nodes, halo, sends, edges in rows
+    ]
+
+
+def whole(size: Size) -> Part:
+    """Return the part that is the whole graph."""
+    return Part(size.nodes, 0, 0, size.edges)
+
+
+def largest(parts: Sequence[Part]) -> Part:
+    """Return the most of everything that a part has."""
+    return Part(*map(max, zip(*parts, strict=True)))
+
+
 def sample_of(size: Size) -> tuple[Tensor, Tensor]:
     """Return features and edges of a random graph with as many edges per node."""
     generator = torch.Generator().manual_seed(0)
     edges = round(_SAMPLE * size.edges / size.nodes)
     x = torch.randn(_SAMPLE, size.features, generator=generator)
     return x, torch.randint(_SAMPLE, (2, edges), generator=generator)
-
-
-def whole(size: Size) -> Part:
-    """Return the part that is the whole graph."""
-    return Part(1, size.nodes, 0, 0, size.edges)
 
 
 def plan_of(network: Network, size: Size, part: Part, memory: float) -> gact_graph.Plan | None:
@@ -173,21 +178,21 @@ def alone(network: Network, size: Size) -> dict[str, Any]:
 
 def processes(network: Network, size: Size, memory: int, counted: Sequence[Row]) -> dict[str, Any]:
     """Return the least number of processes, of those counted, that have enough memory each."""
-    parts = [whole(size), *(Part.of(size, row) for row in counted)]
-    found: tuple[Part, gact_graph.Plan] | None = None
-    low, high = 0, len(parts)
+    cuts = [[whole(size)], *(parts_of(size, row) for row in counted)]
+    found: tuple[list[Part], gact_graph.Plan] | None = None
+    low, high = 0, len(cuts)
     while low < high:
         middle = (low + high) // 2
-        plan = plan_of(network, size, parts[middle], memory)
+        plan = plan_of(network, size, largest(cuts[middle]), memory)
         if plan is None:
             low = middle + 1
         else:
-            high, found = middle, (parts[middle], plan)
+            high, found = middle, (cuts[middle], plan)
     if found is None:
-        return {"parts": None, "most": parts[-1].parts}
-    part, plan = found
-    sent = part.sent_bytes(network, size.classes)
-    return {"parts": part.parts, "bits": plan.strategy.bits, "sent": sent}
+        return {"parts": None, "most": len(cuts[-1])}
+    parts, plan = found
+    sent = max(part.sent_bytes(network, size.classes) for part in parts)
+    return {"parts": len(parts), "bits": plan.strategy.bits, "sent": sent}
 
 
 _NEEDS: tuple[Column, ...] = (
@@ -216,7 +221,7 @@ def needs(content: Row) -> Table:
 
         return f"processes of {_gb(memory)} GB", processes_in
 
-    rows = content["needs"]
+    rows = content["rows"]
     memories = [found["memory"] for found in rows[0]["processes"]] if rows else []
     return table([*_NEEDS, *map(column, memories)], rows)
 
@@ -241,7 +246,7 @@ def checks(content: Row) -> Table:
         measured = row["measured"]
         return {**row, "difference": row["predicted"] / measured - 1 if measured else None}
 
-    return table(_CHECKS, map(line, content.get("checks", ())))
+    return table(_CHECKS, map(line, content["rows"]))
 
 
 def _size_of(dataset: str) -> Size:
@@ -285,14 +290,8 @@ def _peak(network: Network, size: Size, dataset: str, plan: gact_graph.Plan | No
 def sent(network: Sequence[Any], dataset: str, parts: int) -> dict[str, Any]:
     """Return the predicted and the measured bytes that the parts of a graph send in a step."""
     own, size = Network(*network), _size_of(dataset)
-    graphs = cut(prepare(load(dataset, "data"), "edge_index").adjacency, size.nodes, "metis", parts)
-    rows: Mapping[str, Any] = {
-        "parts": parts,
-        "nodes": [len(part.nodes) for part in graphs],
-        "edges": [part.edge_index.size(1) for part in graphs],
-        "halo": [len(part.halo) for part in graphs],
-        "sends": [len(part.send) for part in graphs],
-    }
+    graphs = cut(prepare(load(dataset, "data"), "edge_index").adjacency, size.nodes, "order", parts)
+    counts = [(len(p.nodes), len(p.halo), len(p.send), p.edge_index.size(1)) for p in graphs]
     case = Case(
         ON_EDGES[own.model],
         "L1+blocks",
@@ -301,6 +300,7 @@ def sent(network: Sequence[Any], dataset: str, parts: int) -> dict[str, Any]:
         hidden=own.hidden,
         layers=own.layers,
         parts=parts,
+        cut="order",  # edges of these graphs are random: no cut is better
         threads=1,
     )
     ranks = run_parts(case)
@@ -308,7 +308,7 @@ def sent(network: Sequence[Any], dataset: str, parts: int) -> dict[str, Any]:
         if "reason" in rank:
             raise ExperimentError(f"{parts} processes on {dataset}: {rank['reason']}")
     measured = max(rank["sent_bytes"] for rank in ranks)
-    predicted = Part.of(size, rows).sent_bytes(own, size.classes)
+    predicted = max(Part(*count).sent_bytes(own, size.classes) for count in counts)
     return {"predicted": predicted, "measured": measured}
 
 
@@ -329,7 +329,7 @@ def _check(kept: Kept, network: Network) -> None:
     for title, (function, more) in formulas.items():
         for dataset in _CHECKED:
             place = {"formula": f"{network.model}: {title}", "graph": dataset}
-            kept.once(("checks", place), _apart, function, [*network], dataset, *more)
+            kept.once(("rows", place), _apart, function, [*network], dataset, *more)
 
 
 def _counted(path: Path | None) -> list[Row]:
@@ -372,8 +372,8 @@ def main(args: command.Args) -> None:
         )
     graphs = {"your graph": Size(*own)} if all(own) else GRAPHS
     counted = _counted(args.counted)
-    kept = args.keep("scale.json", "layers", "hidden", "heads")
-    kept.content |= {"needs": kept.content.get("needs", [])}
+    kept = args.keep("checks.json" if args.check else "scale.json", "layers", "hidden", "heads")
+    kept.content.setdefault("rows", [])
     for model in args.models:
         hidden = args.hidden or {"gat": 64, "gcn": 256}[model]
         network = Network(model, args.layers, hidden, args.heads)
@@ -384,19 +384,16 @@ def main(args: command.Args) -> None:
         for name, size in graphs.items():
             args.say(f"{model} on {name}")
             key = {"graph": name, "model": model, "nodes": size.nodes, "edges": size.edges}
+            kept.once(("rows", key), _need, network, size, args.memory, counted)
+    title = "formulas beside measurements" if args.check else "what a graph needs"
+    args.show(title, (checks if args.check else needs)(kept.content))
 
-            def find(network: Network = network, size: Size = size) -> dict[str, Any]:
-                found = [
-                    {"memory": memory, **processes(network, size, memory, counted)}
-                    for memory in args.memory
-                ]
-                return {**alone(network, size), "processes": found}
 
-            kept.once(("needs", key), find)
-    if kept.content["needs"]:
-        args.show("what a graph needs", needs(kept.content))
-    if kept.content.get("checks"):
-        args.show("formulas beside measurements", checks(kept.content))
+def _need(
+    network: Network, size: Size, memories: Sequence[int], counted: Sequence[Row]
+) -> dict[str, Any]:
+    found = [{"memory": m, **processes(network, size, m, counted)} for m in memories]
+    return {**alone(network, size), "processes": found}
 
 
 if __name__ == "__main__":

@@ -13,7 +13,17 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import allocation, compiled, kernels, memory, overhead, plans, scaling, step_time
+from experiments import (
+    allocation,
+    compiled,
+    kernels,
+    memory,
+    overhead,
+    plans,
+    scale,
+    scaling,
+    step_time,
+)
 from experiments.allocators import by_allocator
 from experiments.estimates import budgets, predictions, verdict
 from experiments.examples import by_example
@@ -123,6 +133,11 @@ def tables(results: Path) -> dict[str, Page]:
         add("budgets", _budgets, "estimates.json")
     if (results / "plans.json").exists():
         add("plans", _plans, "plans.json")
+    if (results / "plan_peaks.json").exists():
+        add("plan-peaks", _plans, "plan_peaks.json")
+    if (results / "scale").exists():
+        add("scale", scale.needs, "scale/scale.json")
+        add("scale-checks", scale.checks, "scale/checks.json")
     kinds: dict[str, Callable[[Any], str | Table]] = {
         "peers": _peers,
         "gpu": _peers,
