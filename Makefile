@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
 CSRC = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: help install demo test test-long mutants attack scatter lint format docs docs-version wheel versions clean
+.PHONY: help install demo test test-long mutants attack scatter lint format docs docs-version numbers wheel versions clean
 
 help:
 	@echo "make demo         train GAT with compressed contexts beside fp32"
@@ -29,6 +29,7 @@ help:
 	@echo "make format       let ruff and clang-format rewrite the sources"
 	@echo "make docs         build the documentation in site/; a broken link is an error"
 	@echo "make docs-version commit the documentation of this version to the branch gh-pages"
+	@echo "make numbers      measure again what an older library gave; ARGS=peers for some"
 	@echo "make wheel        build dist/*.whl with compiled CPU kernels"
 	@echo "make versions     train and test the wheel with each torch and PyG; ARGS=\"--torch 2.13.0\" for some"
 	@echo "make clean        remove .venv and what was built"
@@ -98,6 +99,12 @@ docs-version: docs
 	PATH="$(abspath $(BIN)):$$PATH" NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases \
 		"$$($(BIN)/python -c 'import gact_graph as g; print(g.__version__.rpartition(".")[0])')" latest
 	$(BIN)/mike set-default latest
+
+# Runs the commands beside all numbers again that an older library gave: many hours, on a quiet machine.
+DATA ?= ../shared/data
+numbers: $(STAMP)
+	$(BIN)/python .ci/measure.py $(DATA) $(ARGS)
+	$(BIN)/python -m experiments.tables
 
 wheel: $(STAMP)
 	rm -rf build dist

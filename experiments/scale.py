@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +57,9 @@ _SAMPLE = 2048
 
 _CHECKED = tuple(f"synthetic:ogbn-arxiv@{scale}" for scale in (0.25, 0.5, 1, 2))
 _BUDGETS = 0.5, 0.2
+_ANY = 1e18
+"""A budget that holds anything."""
+
 _STEPS = 3
 
 
@@ -233,7 +236,7 @@ def _gb(count: float) -> str:
 _CHECKS: tuple[Column, ...] = (
     ("formula", "{formula}"),
     ("graph", "{graph}"),
-    ("predicted, MB", "{predicted:1MB|refused}"),
+    ("predicted, MB", "{predicted:1MB}"),
     ("measured, MB", "{measured:1MB|}"),
     ("difference", "{difference:+.1%|}"),
 )
@@ -254,37 +257,27 @@ def _size_of(dataset: str) -> Size:
     return Size(graph.num_nodes, graph.num_edges, graph.x.size(1), graph.num_classes)
 
 
-def stock_step(network: Sequence[Any], dataset: str) -> dict[str, Any]:
-    """Return the predicted and the measured peak of stock PyG."""
+def planned(network: Sequence[Any], dataset: str, memory: float) -> dict[str, Any]:
+    """Return the plan for a budget besides the data of a graph; None if nothing fits.
+
+    The first plan of a process counts the libraries that it loads.
+    """
     own, size = Network(*network), _size_of(dataset)
-    return {"predicted": _free(own, size).stock_bytes, "measured": _peak(own, size, dataset)}
+    plan = plan_of(own, size, whole(size), memory + whole(size).data_bytes(size))
+    return {"plan": None if plan is None else plan.to_dict()}
 
 
-def planned_step(network: Sequence[Any], dataset: str, share: float) -> dict[str, Any]:
-    """Return the predicted and the measured peak of the plan for a share of stock's peak."""
-    own, size = Network(*network), _size_of(dataset)
-    memory = share * _free(own, size).stock_bytes + whole(size).data_bytes(size)
-    plan = plan_of(own, size, whole(size), memory)
-    if plan is None:
-        return {"predicted": None, "measured": None}
-    return {"predicted": plan.peak_bytes, "measured": _peak(own, size, dataset, plan)}
-
-
-def _free(network: Network, size: Size) -> gact_graph.Plan:
-    """Return the plan for any amount of memory, which has the peak of stock PyG."""
-    plan = plan_of(network, size, whole(size), 1e18)
-    assert plan is not None
-    return plan
-
-
-def _peak(network: Network, size: Size, dataset: str, plan: gact_graph.Plan | None = None) -> int:
+def peak_of(
+    network: Sequence[Any], dataset: str, values: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """Return the measured peak of a plan with its memory capped; without a plan of stock PyG."""
-    graph, model = load(dataset, "data"), network.make(size)
+    graph, model = load(dataset, "data"), Network(*network).make(_size_of(dataset))
     heap.trim()
-    if plan is not None:
+    if values is not None:
+        plan = gact_graph.Plan.from_dict(values)
         gact_graph.wrap(model, plan=plan)
         set_cap(torch.device("cpu"), plan.memory)
-    return train(model, (graph.x, graph.edge_index), graph.y, _STEPS)
+    return {"peak": train(model, (graph.x, graph.edge_index), graph.y, _STEPS)}
 
 
 def sent(network: Sequence[Any], dataset: str, parts: int) -> dict[str, Any]:
@@ -313,23 +306,35 @@ def sent(network: Sequence[Any], dataset: str, parts: int) -> dict[str, Any]:
 
 
 def _apart(function: str, *arguments: Any) -> dict[str, Any]:
-    variables = environment("kept")
+    """Return a result from a fresh process; empty where the memory did not suffice."""
+    variables, name = environment("kept"), f"experiments.scale:{function}"
     variables.setdefault(*HEAP)
-    result = checked(
-        call_together(f"experiments.scale:{function}", [arguments], variables)[0], function
-    )
-    return result or {"predicted": None, "measured": None}
+    return checked(call_together(name, [arguments], variables)[0], function) or {}
 
 
-def _check(kept: Kept, network: Network) -> None:
-    formulas: dict[str, tuple[str, tuple[Any, ...]]] = {"stock PyG": ("stock_step", ())}
+def _compare(kept: Kept, network: Network, dataset: str) -> None:
+    """Compare the formulas with measurements on a graph."""
+
+    def step(plan: Mapping[str, Any] | None, predicted: int) -> dict[str, Any]:
+        measured = _apart("peak_of", [*network], dataset, plan).get("peak")
+        return {"predicted": predicted, "measured": measured}
+
+    def keep(formula: str, find: Callable[..., Any], *arguments: Any) -> None:
+        place = {"formula": f"{network.model}: {formula}", "graph": dataset}
+        kept.once(("rows", place), find, *arguments)
+
+    def plan(memory: float) -> gact_graph.Plan | None:
+        values = _apart("planned", [*network], dataset, memory)["plan"]
+        return None if values is None else gact_graph.Plan.from_dict(values)
+
+    free = plan(_ANY)
+    assert free is not None
+    keep("stock PyG", step, None, free.stock_bytes)
     for share in _BUDGETS:
-        formulas[f"plan for {share:.0%} of stock PyG"] = ("planned_step", (share,))
-    formulas["bytes sent by 2 processes"] = ("sent", (2,))
-    for title, (function, more) in formulas.items():
-        for dataset in _CHECKED:
-            place = {"formula": f"{network.model}: {title}", "graph": dataset}
-            kept.once(("rows", place), _apart, function, [*network], dataset, *more)
+        own = plan(share * free.stock_bytes)
+        if own is not None:
+            keep(f"plan for {share:.0%} of stock PyG", step, own.to_dict(), own.peak_bytes)
+    keep("bytes sent by 2 processes", _apart, "sent", [*network], dataset, 2)
 
 
 def _counted(path: Path | None) -> list[Row]:
@@ -379,7 +384,8 @@ def main(args: command.Args) -> None:
         network = Network(model, args.layers, hidden, args.heads)
         if args.check:
             args.say(f"{model}: formulas and measurements")
-            _check(kept, network)
+            for dataset in _CHECKED:
+                _compare(kept, network, dataset)
             continue
         for name, size in graphs.items():
             args.say(f"{model} on {name}")

@@ -1,0 +1,90 @@
+"""The script that measures again what an older library gave."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parent.parent / ".ci" / "measure.py"
+
+EXPERIMENT = """
+import json, os, sys
+from pathlib import Path
+out = Path(sys.argv[sys.argv.index("--out") + 1])
+if "--fail" in sys.argv:
+    raise SystemExit(1)
+out.mkdir()
+for name in sys.argv[1].split(","):
+    content = {"seen": sys.argv[2], "threads": int(os.environ["OMP_NUM_THREADS"]), "commit": "new"}
+    (out / f"{name}.json").write_text(json.dumps(content))
+"""
+
+
+def git(*words: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    done = subprocess.run(["git", *identity, *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def commit() -> str:
+    git("add", "--all")
+    git("commit", "--message", "a change")
+    return git("rev-parse", "--short=7", "HEAD")
+
+
+@pytest.fixture(autouse=True)
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    git("init", "--initial-branch", "main")
+    for folder in ("gact_graph", "csrc", "experiments", "results/memory"):
+        Path(folder).mkdir(parents=True)
+    Path("gact_graph/code.py").write_text("1")
+    Path("experiments/memory.py").write_text(EXPERIMENT)
+    old = commit()
+    Path("gact_graph/code.py").write_text("2")
+    new = commit()
+    for name, flags, at in [
+        ("gat", "gat DATA/cora.npz", old),
+        ("gcn", "gcn,gin DATA/cora.npz", f"{old}+changes"),
+        ("kept", "kept DATA/cora.npz", new),
+        ("wrong", "wrong --fail", old),
+    ]:
+        command = f"python -m experiments.memory {flags} --out DIR"
+        content = {"command": command, "threads": 1, "commit": at}
+        Path(f"results/memory/{name}.json").write_text(json.dumps(content))
+    Path("results/studies.json").write_text(json.dumps({"a": {"command": "python", "commit": old}}))
+
+
+def measure(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    run = [sys.executable, str(SCRIPT), *arguments]
+    return subprocess.run(run, capture_output=True, text=True, env=environment)
+
+
+def seen(name: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(Path(f"results/memory/{name}.json").read_text())
+    return found
+
+
+def test_files_of_an_older_library_are_replaced() -> None:
+    done = measure("/graphs", "memory", "studies")
+    assert done.returncode == 1
+    assert "results/memory/wrong.json: not replaced: exit code 1" in done.stderr
+    for name in ("gat", "gcn"):
+        assert seen(name) == {"seen": "/graphs/cora.npz", "threads": 1, "commit": "new"}
+    assert "command" in seen("kept") and "command" in seen("wrong")
+
+
+def test_words_choose_files() -> None:
+    assert measure("/graphs", "gat").returncode == 0
+    assert seen("gat")["commit"] == "new" and "command" in seen("gcn")
+
+
+def test_a_folder_is_needed() -> None:
+    done = measure()
+    assert done.returncode == 1 and "Expected a folder with the graphs" in done.stderr
