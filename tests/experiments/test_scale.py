@@ -33,6 +33,7 @@ def test_parts_have_the_shares_of_a_counted_graph() -> None:
     assert parts[0].sent_bytes(network, 8) == 5_000 * 4 * (16 + 8 + 2) + 2_000 * 4 * (16 + 8)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("model", scale.MODELS)
 def test_bytes_sent_are_those_of_a_run(model: str) -> None:
@@ -41,6 +42,7 @@ def test_bytes_sent_are_those_of_a_run(model: str) -> None:
     assert found["predicted"] == found["measured"] > 0
 
 
+@pytest.mark.long
 def test_a_plan_for_a_larger_graph_is_kept() -> None:
     network, dataset = ["gcn", 2, 64, 1], "synthetic:ogbn-arxiv@0.2"
     values = scale._apart("planned", network, dataset, 150e6)["plan"]
@@ -50,6 +52,7 @@ def test_a_plan_for_a_larger_graph_is_kept() -> None:
     assert measured == pytest.approx(plan.peak_bytes, rel=0.15)
 
 
+@pytest.mark.long
 def test_more_memory_never_takes_more_processes() -> None:
     network = Network("gat", 2, 16, 2)
     large = SMALL._replace(nodes=2_000_000, edges=12_000_000)
