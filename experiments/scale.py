@@ -1,4 +1,4 @@
-"""The memory and the traffic that a graph would need which is not here, from plans for its size.
+"""The memory and the traffic of graphs that do not fit on this machine, from plans for their size.
 
 ``python -m experiments.scale --counted PARTITION.json --out DIR`` takes published graphs, or one of
 ``--nodes``, ``--edges``, ``--features`` and ``--classes``. The plans are made by
@@ -206,7 +206,6 @@ _NEEDS: tuple[Column, ...] = (
     ("data, GB", lambda row: _gb(row["data"])),
     ("stock PyG, GB", lambda row: _gb(row["stock"])),
     ("at least, GB", lambda row: _gb(row["least"])),
-    ("by", "{by}"),
 )
 
 
