@@ -36,7 +36,7 @@ def outdated(words: Sequence[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def command_of(content: dict[str, Any], data: str, out: Path) -> list[str]:
     """Return the command with the folders of this machine."""
-    python, *flags = shlex.split(content["command"])
+    _, *flags = shlex.split(content["command"])
     python = os.environ.get("GACT_GRAPH_PYTHON", sys.executable)
     return [python, *(f.replace("DATA", data) if f != "DIR" else str(out) for f in flags)]
 
@@ -65,15 +65,15 @@ def measure(path: Path, content: dict[str, Any], data: str) -> str | None:
 
 
 def main(data: str, words: Sequence[str]) -> int:
-    """Return the number of files that were not replaced, as an exit code."""
-    missed = 0
+    """Return the exit code: 1 if a file was not replaced."""
+    code = 0
     for path, content in outdated(words):
         print(f"{path}: {content['command']}", flush=True)
         reason = measure(path, content, data)
         if reason is not None:
-            missed += 1
+            code = 1
             print(f"{path}: not replaced: {reason}", file=sys.stderr)
-    return min(missed, 1)
+    return code
 
 
 if __name__ == "__main__":

@@ -109,10 +109,10 @@ def _train(args: command.Args, parts: int, way: str, bits: int) -> dict[str, Any
     return {"ranks": [{k: v for k, v in rank.items() if k not in dropped} for rank in ranks]}
 
 
-def _count(args: command.Args, parts: int) -> dict[str, Any]:
-    """Nodes, edges, halo rows and sent rows of each part; nothing is trained."""
-    task = _task(args.dataset, args.data_root)
-    graphs = cut(task.adjacency, len(task.x), args.cut, parts)
+def count(dataset: str, data_root: Any, way: str, parts: int) -> dict[str, Any]:
+    """Return nodes, edges, halo rows and sent rows of each part; nothing is trained."""
+    task = _task(dataset, data_root)
+    graphs = cut(task.adjacency, len(task.x), way, parts)
     return {
         "parts": parts,
         "nodes": [len(part.nodes) for part in graphs],
@@ -162,7 +162,8 @@ def main(args: command.Args) -> None:
                 kept.once(("runs", key), _train, args, parts, way, bits)
     for parts in args.count:
         args.say(f"{parts} parts, counted")
-        kept.once(("counted", {"parts": parts}), _count, args, parts)
+        task = args.dataset, args.data_root, args.cut, parts
+        kept.once(("counted", {"parts": parts}), count, *task)
     title = f"{args.model} on {kept.content['dataset']}, {args.steps} steps"
     args.show(title, measured(kept.content))
     args.show("more parts: counted bytes, times by a model of the network", counted(kept.content))

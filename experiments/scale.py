@@ -21,23 +21,22 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv
 
 import gact_graph
-from datasets import load
+from datasets import Graph, load
 from datasets.published import Size
 from experiments.estimates import train
 from experiments.helpers import command
-from experiments.helpers.data import prepare
 from experiments.helpers.errors import ExperimentError, UsageError
 from experiments.helpers.kept import Kept
 from experiments.helpers.process import HEAP, call_together, checked, environment, set_cap
 from experiments.helpers.recipes import Recipe
 from experiments.helpers.runner import run_parts
-from experiments.helpers.sampling import cut
 from experiments.helpers.strategies import Case
 from experiments.helpers.subjects import ON_EDGES
 from experiments.helpers.tables import Column, Row, Table, table
 from experiments.helpers.train import seed_everything
 from experiments.helpers.values import parse_count
 from experiments.models.nets import attention, gcn
+from experiments.partition import count
 from gact_graph.api.report.names import parse_bytes
 from gact_graph.support.memory import heap
 
@@ -251,8 +250,7 @@ def checks(content: Row) -> Table:
     return table(_CHECKS, map(line, content["rows"]))
 
 
-def _size_of(dataset: str) -> Size:
-    graph = load(dataset, "data")
+def _size_of(graph: Graph) -> Size:
     return Size(graph.num_nodes, graph.num_edges, graph.x.size(1), graph.num_classes)
 
 
@@ -261,7 +259,7 @@ def planned(network: Sequence[Any], dataset: str, memory: float) -> dict[str, An
 
     The first plan of a process counts the libraries that it loads.
     """
-    own, size = Network(*network), _size_of(dataset)
+    own, size = Network(*network), _size_of(load(dataset, "data"))
     plan = plan_of(own, size, whole(size), memory + whole(size).data_bytes(size))
     return {"plan": None if plan is None else plan.to_dict()}
 
@@ -270,7 +268,8 @@ def peak_of(
     network: Sequence[Any], dataset: str, values: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return the measured peak of a plan with its memory capped; without a plan of stock PyG."""
-    graph, model = load(dataset, "data"), Network(*network).make(_size_of(dataset))
+    graph = load(dataset, "data")
+    model = Network(*network).make(_size_of(graph))
     heap.trim()
     if values is not None:
         plan = gact_graph.Plan.from_dict(values)
@@ -281,9 +280,8 @@ def peak_of(
 
 def sent(network: Sequence[Any], dataset: str, parts: int) -> dict[str, Any]:
     """Return the predicted and the measured bytes that the parts of a graph send in a step."""
-    own, size = Network(*network), _size_of(dataset)
-    graphs = cut(prepare(load(dataset, "data"), "edge_index").adjacency, size.nodes, "order", parts)
-    counts = [(len(p.nodes), len(p.halo), len(p.send), p.edge_index.size(1)) for p in graphs]
+    own, size = Network(*network), _size_of(load(dataset, "data"))
+    cuts = parts_of(size, count(dataset, "data", "order", parts))
     case = Case(
         ON_EDGES[own.model],
         "L1+blocks",
@@ -300,7 +298,7 @@ def sent(network: Sequence[Any], dataset: str, parts: int) -> dict[str, Any]:
         if "reason" in rank:
             raise ExperimentError(f"{parts} processes on {dataset}: {rank['reason']}")
     measured = max(rank["sent_bytes"] for rank in ranks)
-    predicted = max(Part(*count).sent_bytes(own, size.classes) for count in counts)
+    predicted = max(part.sent_bytes(own, size.classes) for part in cuts)
     return {"predicted": predicted, "measured": measured}
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from repository import commit, git
 
 SCRIPT = Path(__file__).resolve().parent.parent / ".ci" / "measure.py"
 
@@ -23,18 +24,6 @@ for name in sys.argv[1].split(","):
     content = {"seen": sys.argv[2], "threads": int(os.environ["OMP_NUM_THREADS"]), "commit": "new"}
     (out / f"{name}.json").write_text(json.dumps(content))
 """
-
-
-def git(*words: str) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    done = subprocess.run(["git", *identity, *words], check=True, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
-def commit() -> str:
-    git("add", "--all")
-    git("commit", "--message", "a change")
-    return git("rev-parse", "--short=7", "HEAD")
 
 
 @pytest.fixture(autouse=True)

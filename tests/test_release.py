@@ -7,20 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from repository import commit, git
 
 SCRIPT = Path(__file__).resolve().parent.parent / ".ci" / "release.py"
-
-
-def git(*words: str) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    done = subprocess.run(["git", *identity, *words], check=True, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
-def commit() -> str:
-    git("add", "--all")
-    git("commit", "--message", "a change")
-    return git("rev-parse", "--short=7", "HEAD")
 
 
 @pytest.fixture(autouse=True)

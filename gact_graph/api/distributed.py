@@ -33,9 +33,9 @@ def sum_gradients(model: nn.Module) -> None:
     """
     if not dist.is_initialized():
         return
-    with collective("sum gradients"):
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            with collective("sum gradients"):
                 dist.all_reduce(parameter.grad)

@@ -144,9 +144,9 @@ class Exchange:
         ]
         shapes = [torch.Size([count, *rows.shape[1:]]) for count in take]
         sizes = [sum(_sizes(shape.numel(), bits)) for shape in shapes]
-        received = rows.new_empty(sum(sizes), dtype=torch.uint8)
+        received, sent = rows.new_empty(sum(sizes), dtype=torch.uint8), torch.cat(packed)
         with collective("exchange rows of the halo"):
-            dist.all_to_all_single(received, torch.cat(packed), sizes, [*map(len, packed)])
+            dist.all_to_all_single(received, sent, sizes, [*map(len, packed)])
         self.sent_bytes += sum(map(len, packed)) - len(packed[rank])
         parts = zip(received.split(sizes), shapes, strict=True)
         return torch.cat([_unpack(part, shape, rows.dtype, bits) for part, shape in parts])
