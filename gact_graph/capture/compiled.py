@@ -16,7 +16,6 @@ import contextlib
 import itertools
 import math
 import re
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,6 +47,7 @@ from gact_graph.ops.quantize import (
     pack_channels,
 )
 from gact_graph.support.rows import Row
+from gact_graph.support.scopes import Scopes
 from gact_graph.support.storage import tensors_in
 from gact_graph.support.symbols import expected_bytes
 from gact_graph.support.torch_private import FUNCTORCH, OptimizedModule, compiled_graphs
@@ -64,12 +64,7 @@ all places, before the last layer of a transformer, added more noise than all ot
 _BITS, _INDEX, _CODES, _TRANSPOSED, _CONSTANT = range(5)
 """The first item of a packed tensor."""
 
-
-class _Local(threading.local):
-    running: Running | None = None
-
-
-_local = _Local()
+_running: Scopes[Running | None] = Scopes(None)
 
 
 class Running:
@@ -161,12 +156,9 @@ class CompiledForward:
     @contextlib.contextmanager
     def running(self, noise: Noise) -> Iterator[Running]:
         """Store the tensors that compiled graphs save inside in their small forms."""
-        outer, _local.running = _local.running, Running(self._config, noise)
-        try:
-            with partitioning(), saved_tensors_hooks(*self._hooks):
-                yield _local.running
-        finally:
-            _local.running = outer
+        running = Running(self._config, noise)
+        with _running.entered(running), partitioning(), saved_tensors_hooks(*self._hooks):
+            yield running
 
     def end(
         self, running: Running, inputs: Any, repeated: bool, output: Any, model: nn.Module
@@ -214,7 +206,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 def is_running() -> bool:
     """Return whether this thread runs the forward of a compiled model."""
-    return _local.running is not None
+    return _running.value is not None
 
 
 def _traced(function: Any) -> fx.GraphModule:
@@ -229,7 +221,7 @@ def _pack(saved: Tensor) -> Any:
 
     The tensor itself, or a tuple: a form, the bits, tensors, and the shape.
     """
-    context, running = compiled_graphs(), _local.running
+    context, running = compiled_graphs(), _running.value
     if context is None or running is None or expected_bytes(saved) <= SMALL:
         return saved
     node, graph = context["_node"], context["_bw_graph"]
@@ -258,7 +250,7 @@ def _unpack(packed: Any) -> Tensor:
     """Return the saved tensor of a form that :func:`_pack` has returned."""
     if isinstance(packed, Tensor):
         return packed
-    context, running = compiled_graphs(), _local.running
+    context, running = compiled_graphs(), _running.value
     assert context is not None and running is not None
     like = context["_node"].meta["val"]
     form, number, *rest = packed
@@ -352,7 +344,7 @@ def _save_codes(
     the number of words, and the codes take the most that it may be.
     """
     x = x.contiguous()
-    seed = 0 if _local.running is None else _local.running.seed_of(slot)
+    seed = 0 if _running.value is None else _running.value.seed_of(slot)
     channels, columns = None, x.new_empty((2, 0), dtype=torch.float32)
     if by_column:
         mean, deviation, channels = statistics_of(x, (0,))
@@ -447,5 +439,5 @@ def _(
 
 
 def _count(slot: str, codec: str, x: Tensor, bits: int, *stored: Tensor) -> None:
-    if _local.running is not None:
-        _local.running.count(slot, codec, x, sum(tensor.nbytes for tensor in stored), bits)
+    if _running.value is not None:
+        _running.value.count(slot, codec, x, sum(tensor.nbytes for tensor in stored), bits)

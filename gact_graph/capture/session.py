@@ -7,7 +7,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, Final, Protocol, cast
 
 import torch
@@ -206,17 +206,10 @@ class Session:
         A forward inside runs through :meth:`run`, which records its output.
         """
         find_tests()
-        outer = current.current()
-        with ExitStack() as closing:
-            closing.callback(self._close)
-            # Once more than below, where a signal may interrupt either.
-            closing.callback(current.set_current, outer)
-            closing.callback(self.trace.__exit__, None, None, None)
-            with ExitStack() as stack:
-                stack.callback(current.set_current, outer)
-                current.set_current(self)
-                stack.enter_context(saved_tensors_hooks(self.pack, current.unpack))
-                stack.enter_context(self.trace)
+        # The trace is closed once more after its end, which a signal may interrupt.
+        hooks = saved_tensors_hooks(self.pack, current.unpack)
+        with closing(self), closing(self.trace):
+            with current.captured_by(self), hooks, self.trace:
                 yield
             self.settle()
             self._recipes.clear()
@@ -233,8 +226,8 @@ class Session:
         self._output = forward(*args, **kwargs)
         return self._output
 
-    def _close(self) -> None:
-        """Release everything except what autograd holds."""
+    def close(self) -> None:
+        """Release everything except the tensors that autograd holds."""
         self.settle()
         self._model = self._inputs = self._output = self._restore_point = None
         self._owned.clear()

@@ -204,6 +204,7 @@ class Trace(TorchFunctionMode):
         self._stack: list[tuple[str, str | None]] = []
         self._operations: Counter[str] = Counter()
         self._pauses = 0
+        self._closed = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -227,9 +228,14 @@ class Trace(TorchFunctionMode):
         return result
 
     def __exit__(self, *error: Any) -> None:
-        # An interrupt may arrive while the mode is paused.
+        # A signal may arrive while the mode is paused.
         if function_mode() is self:
             super().__exit__(*error)
+
+    def close(self) -> None:
+        """Follow no more operations, wherever a signal interrupted."""
+        self._closed = True
+        self.__exit__(None, None, None)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -243,7 +249,7 @@ class Trace(TorchFunctionMode):
             yield
         finally:
             self._pauses -= 1
-            if is_innermost:
+            if is_innermost and not self._closed:
                 push_function_mode(self)
 
     @contextmanager

@@ -6,7 +6,6 @@ Hooks and patched methods hold no session themselves, so that modules stay pickl
 from __future__ import annotations
 
 import functools
-import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -19,6 +18,7 @@ from torch.jit import is_tracing  # type: ignore[attr-defined]
 
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.messages import advising, warn
+from gact_graph.support.scopes import Scopes
 from gact_graph.support.torch_private import function_transform, in_forward_mode, saved_tensor_hooks
 
 
@@ -101,23 +101,23 @@ class Capture(Protocol):
     def pack(self, tensor: Tensor) -> Any: ...
 
 
-class _Local(threading.local):
+class _State(NamedTuple):
     session: Capture | None = None
-    disabled = False
+    disabled: bool = False
     uncompressed: Owner | None = None
 
 
-_local = _Local()
+_states = Scopes(_State())
 
 
 def current() -> Capture | None:
     """Return the session that captures on this thread, or None."""
-    return _local.session
+    return _states.value.session
 
 
-def set_current(session: Capture | None) -> None:
-    """Set the session that captures on this thread; None for none."""
-    _local.session = session
+def captured_by(session: Capture) -> AbstractContextManager[None]:
+    """Capture with a session on this thread."""
+    return _states.entered(_states.value._replace(session=session))
 
 
 def forward_runs() -> bool:
@@ -144,20 +144,18 @@ def capture_disabled_in_backward() -> Iterator[None]:
 @contextmanager
 def capture_disabled() -> Iterator[None]:
     """Disable capture on this thread."""
-    session = current()
+    state = _states.value
     with ExitStack() as stack:
-        if session is not None:
-            stack.enter_context(session.trace.paused())
-        stack.callback(set_current, session)
-        stack.callback(setattr, _local, "disabled", _local.disabled)
-        set_current(None)
-        _local.disabled = True
+        if state.session is not None:
+            stack.enter_context(state.session.trace.paused())
+        stack.enter_context(_states.entered(state._replace(session=None, disabled=True)))
         yield
 
 
 def is_busy() -> bool:
     """Return whether a session captures on this thread, or is disabled there."""
-    return current() is not None or _local.disabled
+    state = _states.value
+    return state.session is not None or state.disabled
 
 
 def unpack(saved: Any) -> Tensor:
@@ -275,16 +273,14 @@ def uncompressed(owner: Owner, pack: Callable[[Tensor], Any]) -> Iterator[None]:
         owner: The owner of the model.
         pack: The pack hook for tensors that autograd saves.
     """
-    with ExitStack() as stack:
-        stack.callback(setattr, _local, "uncompressed", _local.uncompressed)
-        _local.uncompressed = owner
-        stack.enter_context(saved_tensors_hooks(pack, unpack))
+    state = _states.value._replace(uncompressed=owner)
+    with _states.entered(state), saved_tensors_hooks(pack, unpack):
         yield
 
 
 def is_uncompressed(owner: Owner) -> bool:
     """Return whether :func:`uncompressed` is active for this owner on this thread."""
-    return _local.uncompressed is owner
+    return _states.value.uncompressed is owner
 
 
 class Hook:

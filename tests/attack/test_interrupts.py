@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import linecache
 import os
@@ -22,7 +23,9 @@ from small_net import WAYS, Net, parts_of
 from torch import Tensor, nn
 
 import gact_graph
+from gact_graph.capture.trace import Trace
 from gact_graph.support import current
+from gact_graph.support.torch_private import function_mode
 
 HERE = str(Path(gact_graph.__file__).parent)
 MADE = torch.Generator().manual_seed(0)
@@ -64,9 +67,29 @@ class Lines:
         self._last[id(frame)] = line
         if event != "line" or (goes_back and linecache.getline(file, line).strip()[:5] == "with "):
             return self
+        self._see()
+        return self
+
+    def _see(self) -> None:
         self.count += 1
         if self.count == self._at:
             raise KeyboardInterrupt
+
+
+class Edges(Lines):
+    """Counts where context managers of the library have started and are about to end.
+
+    These are outside of the library: in contextlib, after the code before ``yield`` and before the
+    code after it.
+    """
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        code, caller = frame.f_code, frame.f_back
+        edge = {"__enter__": "return", "__exit__": "call"}.get(code.co_name)
+        if code.co_filename != contextlib.__file__ or edge is None or caller is None:
+            return None
+        if event == edge and caller.f_code.co_filename.startswith(HERE):
+            self._see()
         return self
 
 
@@ -89,6 +112,8 @@ def _recovers(model: nn.Module, parts: dict[str, Any], expected: list[Tensor]) -
     torch.set_grad_enabled(True)
     if current.current() is not None:
         return "it is still captured"
+    if isinstance(function_mode(), Trace):
+        return "it is still traced"
     if parts_of(model) != parts:
         now = parts_of(model)
         return f"{[key for key in parts if now.get(key) != parts[key]]} changed"
@@ -117,6 +142,25 @@ def test_an_error_at_any_line(name: str) -> None:
                 _step(model)
             problem = _recovers(model, parts, expected)
             assert problem is None, f"{problem} after an error at line {at}, warm={warm}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WAYS)
+def test_an_error_at_each_edge_of_a_context_manager(name: str) -> None:
+    expected = _step(_model(None))
+    with small_storages_count():
+        model = _model(WAYS[name])
+        _step(model)
+        parts = parts_of(model)
+        all_edges = Edges(None)
+        with _tracing(all_edges):
+            _step(model)
+        assert all_edges.count > 20
+        for at in range(1, all_edges.count + 1):
+            with _tracing(Edges(at)), suppress(KeyboardInterrupt):
+                _step(model)
+            problem = _recovers(model, parts, expected)
+            assert problem is None, f"{problem} after an error at edge {at}"
 
 
 @pytest.mark.long

@@ -10,9 +10,8 @@ computes less:
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +22,10 @@ from gact_graph.codecs import Saved
 from gact_graph.layers.recompute.contexts import Waiting, geometry, kept
 from gact_graph.support.current import Capture
 from gact_graph.support.run_state import RunState
+from gact_graph.support.scopes import Scopes
 from gact_graph.support.storage import is_plain, key_of, parts_of, plain_of
 
-_local = threading.local()
+_runs: Scopes[Run | None] = Scopes(None)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Run:
 
 def current() -> Run | None:
     """Return the run of the layer that runs on this thread, or None."""
-    return getattr(_local, "run", None)
+    return _runs.value
 
 
 def ended_as_stock() -> None:
@@ -107,15 +107,9 @@ def ended_as_stock() -> None:
         run.ended_as_stock()
 
 
-@contextmanager
-def counting(run: Run) -> Iterator[None]:
+def counting(run: Run) -> AbstractContextManager[None]:
     """Count edge work on this thread in ``run``."""
-    outer = current()
-    _local.run = run
-    try:
-        yield
-    finally:
-        _local.run = outer
+    return _runs.entered(run)
 
 
 class FirstRun(Run):
