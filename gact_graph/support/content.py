@@ -37,14 +37,20 @@ def checksum(x: Tensor) -> Tensor:
     """
     chunk = piece(_CHUNK, x.device)
     factors = _factors(x.device, _power_of_two(min(chunk, x.size(1))))
-    size, sums = len(factors), []
-    products = factors.new_empty(x.size(0), size)
-    for first in range(0, max(1, x.size(1)), size):
-        part = _integers_of(x[:, first : first + size])
+    size = len(factors)
+    starts = range(0, max(1, x.size(1)), size)
+    # Tensors of this loop would leave gaps in the heap: small sums between freed chunks, which the
+    # next chunks do not fit.
+    hashes = factors.new_empty(len(starts), x.size(0))
+    numbers = factors.new_empty(x.size(0), size)
+    shifted = torch.empty_like(numbers)
+    for first, sums in zip(starts, hashes, strict=True):
+        part = x[:, first : first + size]
         count = part.size(1)
-        sums.append(torch.mul(part, factors[:count], out=products[:, :count]).sum(1))
+        _write_integers(numbers[:, :count], part, shifted[:, :count])
+        torch.sum(numbers[:, :count].mul_(factors[:count]), 1, out=sums)
     # Each chunk of each row has its own factor: else chunks could change places unnoticed.
-    hashes = torch.cat(sums)
+    hashes = hashes.view(-1)
     of_chunks = _factors(x.device, _power_of_two(len(hashes)), of_chunks=True)
     return (hashes * of_chunks[: len(hashes)]).sum()
 
@@ -71,14 +77,17 @@ def same(tensor: Tensor, other: Tensor) -> bool:
     return not on_host(tensor) or torch.equal(tensor, other)
 
 
-def _integers_of(x: Tensor) -> Tensor:
+def _write_integers(out: Tensor, x: Tensor, scratch: Tensor) -> None:
+    """Write integers, or the mixed bits of floating-point numbers."""
     if not x.is_floating_point():
-        return x
-    bits = x.view(_INTEGERS[x.element_size()]).long()
+        out.copy_(x)
+        return
+    out.copy_(x.view(_INTEGERS[x.element_size()]))
     # Floating-point numbers often differ in their upper bits only, so by multiples of a large
     # power of two: mixed into the lower bits, the differences become odd.
-    bits = bits ^ (bits >> 32 & _LOW_HALF)
-    return bits ^ (bits >> 16 & _LOW_HALF)
+    for shift in (32, 16):
+        torch.bitwise_right_shift(out, shift, out=scratch)
+        out.bitwise_xor_(scratch.bitwise_and_(_LOW_HALF))
 
 
 def _power_of_two(count: int) -> int:
