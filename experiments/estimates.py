@@ -9,7 +9,7 @@ process each and after a step of a copy, and compares the peaks. ``--budgets`` a
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -170,15 +170,25 @@ def train(model: nn.Module, inputs: tuple[Any, ...], y: Tensor, steps: int) -> i
     Freed memory that is kept for the next step goes back to the system first: it is as much as
     there is room for, not what training needs.
     """
-    optimizer, device = torch.optim.Adam(model.parameters(), lr=0.01), torch.device("cpu")
+    step, device = stepper(model, inputs, y), torch.device("cpu")
     with PeakMeter(device) as meter:
         for _ in range(steps):
             memory_policy.release(device)
-            optimizer.zero_grad(set_to_none=True)
-            loss_of(model, inputs, y).backward()
-            optimizer.step()
+            step()
     assert meter.peak_bytes is not None
     return meter.peak_bytes
+
+
+def stepper(model: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> Callable[[], None]:
+    """Return a function that runs a training step."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss_of(model, inputs, y).backward()
+        optimizer.step()
+
+    return step
 
 
 def loss_of(model: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> Tensor:

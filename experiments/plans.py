@@ -3,9 +3,10 @@
 ``python -m experiments.plans --models gcn,gat --datasets D/cora.npz,D/flickr_graph.npz --out DIR``
 
 For each budget, a share of the peak that is estimated for stock PyG, a fresh process plans and
-trains for some steps with the memory capped, and another one trains in the best strategy of
-``gact_graph.estimate`` that fits: exact in blocks, or else with the most bits. Both report peak,
-time and the error of the gradient, relative to the gradient in blocks without codes.
+trains for some steps with the memory capped, and reports the peak. In another one, without the cap,
+steps of a plan alternate with steps in the best strategy of ``gact_graph.estimate`` that fits:
+exact in blocks, or else with the most bits. It reports the time of both, and the error of the
+gradient, relative to the gradient in blocks without codes.
 
 ``--ways`` adds other ways to train on each graph, without a cap, and with plans for the same
 budgets: levels of the library, and peers, for which jemalloc keeps freed memory. Their peaks are
@@ -18,14 +19,14 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import gact_graph
-from experiments.estimates import loss_of, prepared, train
+from experiments.estimates import loss_of, prepared, stepper, train
 from experiments.helpers import command
 from experiments.helpers.errors import UsageError
 from experiments.helpers.kept import Kept
@@ -58,6 +59,8 @@ _DRAWS = 2
 """Draws of the noise for the error of the gradient."""
 
 REFUSED = "refused"
+
+_COSTS = ("seconds", "error", "uniform_seconds", "uniform_error")
 
 _COLUMNS: tuple[Column, ...] = (
     ("model", "{model}"),
@@ -131,12 +134,10 @@ def stock(model: str, dataset: str, root: str) -> dict[str, Any]:
     return {"peak": gact_graph.estimate(made, *inputs).to_dict()["strategies"][0]["peak_bytes"]}
 
 
-def peak_of(
-    model: str, dataset: str, root: str, memory: int, way: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return the peak with the memory capped, by a plan or in a strategy of the estimate."""
+def peak_of(model: str, dataset: str, root: str, memory: int) -> dict[str, Any]:
+    """Return the peak of a plan with the memory capped."""
     made, inputs, y = prepared(model, dataset, root)
-    wrapped = _wrapped(made, memory, way)
+    wrapped = _wrapped(made, memory, None)
     set_cap(torch.device("cpu"), memory)
     try:
         peak = train(wrapped, inputs, y, _CAPPED)
@@ -146,26 +147,39 @@ def peak_of(
     return {"strategy": report.strategy, "planned": report.planned_bytes, "peak": peak}
 
 
-def cost_of(
+def costs_of(
     model: str, dataset: str, root: str, memory: int, way: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the time of a step, and the error of the gradient as a share of its length.
+    """Return the time of a step, and the error of the gradient as a share of its length, of a plan
+    and of a strategy, whose steps alternate in one process.
 
     Without the cap, under which the library keeps no memory between steps.
     """
     made, inputs, y = prepared(model, dataset, root)
-    exact, wrapped = copy.deepcopy(made), _wrapped(made, memory, way)
-    gact_graph.wrap(exact, level="lossless", blocks="auto", min_bytes=0)
-    seconds = []
-    for _ in range(_STEPS):
-        begun = time.perf_counter()
-        try:
-            train(wrapped, inputs, y, 1)
-        except gact_graph.MemoryBudgetError:
-            return {}  # by some memory of the process, which differs from that of the run above
-        seconds.append(time.perf_counter() - begun)
-    error = _error(exact, wrapped, inputs, y)
-    return {"error": error, "seconds": statistics.median(seconds[_BEFORE:])}
+    exact = gact_graph.wrap(copy.deepcopy(made), level="lossless", blocks="auto", min_bytes=0)
+    trained = {"": _wrapped(copy.deepcopy(made), memory, None)}
+    steps = {"": stepper(trained[""], inputs, y)}
+    try:
+        steps[""]()  # plans before the other takes memory
+    except gact_graph.MemoryBudgetError:
+        return {}  # by some memory of the process, which differs from that of the run above
+    if way is not None:
+        trained["uniform_"] = _wrapped(made, memory, way)
+        steps["uniform_"] = stepper(trained["uniform_"], inputs, y)
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(_BEFORE + _STEPS):
+        for name, step in steps.items():
+            seconds[name].append(_time_of(step))
+    return {
+        **{f"{name}seconds": statistics.median(own[_BEFORE:]) for name, own in seconds.items()},
+        **{f"{name}error": _error(exact, wrapped, inputs, y) for name, wrapped in trained.items()},
+    }
+
+
+def _time_of(step: Callable[[], None]) -> float:
+    begun = time.perf_counter()
+    step()
+    return time.perf_counter() - begun
 
 
 def _error(exact: nn.Module, trained: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> float:
@@ -188,11 +202,8 @@ def beside(model: str, dataset: str, root: str, way: str | int) -> dict[str, Any
     with watching_allocations() as watch:
         train(trained, inputs, y, 1)
         peak = None if watch is None else watch.peak()
-    seconds = []
-    for _ in range(_STEPS):
-        begun = time.perf_counter()
-        train(trained, inputs, y, 1)
-        seconds.append(time.perf_counter() - begun)
+    step = stepper(trained, inputs, y)
+    seconds = [_time_of(step) for _ in range(_BEFORE + _STEPS)][_BEFORE:]
     error = _error(exact, trained, inputs, y)
     return {"peak": peak, "seconds": statistics.median(seconds), "error": error}
 
@@ -240,24 +251,20 @@ def _compare(
     key = {"model": task[0], "dataset": dataset_name(task[1])}
     peak = kept.once(("stock", key), lambda: _apart("stock", task))["peak"]
 
-    def run(memory: int, way: Mapping[str, Any] | None) -> dict[str, Any]:
-        found = _apart("peak_of", task, memory, way) or {}
-        done = not times or found.get("strategy") == REFUSED
-        return found if done else found | (_apart("cost_of", task, memory, way) or {})
-
     def find(memory: int) -> dict[str, Any]:
-        names = ("peak", "seconds", "error")
-        own, way = run(memory, None), None
-        if times:
-            way = (_apart("uniform", task, memory) or {})["way"]
-        other = {} if way is None else run(memory, way)
-        return {
+        own = _apart("peak_of", task, memory) or {}
+        found = {
             "plan": own.get("strategy"),
             "planned": own.get("planned"),
-            **{name: own.get(name) for name in names},
-            "uniform": way["strategy"] if way is not None else REFUSED if times else "",
-            **{f"uniform_{name}": other.get(name) for name in names},
+            "peak": own.get("peak"),
         }
+        found |= {"uniform": ""} | dict.fromkeys(_COSTS)
+        if times:
+            way = (_apart("uniform", task, memory) or {})["way"]
+            found["uniform"] = REFUSED if way is None else way["strategy"]
+            if found["plan"] != REFUSED:
+                found |= _apart("costs_of", task, memory, way) or {}
+        return found
 
     for share in shares:
         memory = int(peak * share)

@@ -39,12 +39,14 @@ class Processes:
         if name == "uniform":
             way = {"level": "L1", "bits": 4, "blocks": True, "strategy": "L1, 4 bits"}
             return {"way": way if task[-1] > 20 * MB else None}
-        way = task[-1]
         if name == "peak_of":
-            if task[-2] < 10 * MB:
+            if task[-1] < 10 * MB:
                 return {"strategy": plans.REFUSED}
             return {"strategy": "L1, 8 bits, 3 exact", "planned": 19 * MB, "peak": 18 * MB}
-        return {"error": 0.01 if way is None else 0.05, "seconds": 1.0 if way is None else 1.25}
+        costs = {"error": 0.01, "seconds": 1.0}
+        return (
+            costs if task[-1] is None else costs | {"uniform_error": 0.05, "uniform_seconds": 1.25}
+        )
 
 
 def run(out: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
