@@ -225,7 +225,7 @@ class Budget:
         if self._peak is not None:
             self._peak.pace = None
         if next(model.parameters()).device.type == "cpu":
-            memory_policy.limit(self.memory)
+            memory_policy.limit(self.planned_bytes or self.memory)
         config = None if strategy == STOCK else strategy.config(self._config)
         patch.controller.configure(config, model)
 

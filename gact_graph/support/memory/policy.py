@@ -37,12 +37,12 @@ IDLE_SECONDS = 10.0
 """Kept memory is returned if no step starts for so long plus twice the last time between steps."""
 
 _LEAST_RETURNED, _MOST_RETURNED = 1 << 15, 4 << 20
-"""Bounds of the size from which a budget returns freed tensors immediately. Returned tensors occupy
+"""Bounds of the size from which a limit returns freed tensors immediately. Returned tensors occupy
 whole pages: from eight pages on the rounding is negligible."""
 
 _SHARE_RETURNED = 1024
-"""The share of a budget that this size is: some dozens of smaller tensors may remain with the
-process, a few per cent of the budget."""
+"""The share of a planned peak that this size is: some dozens of smaller tensors may remain with the
+process, a few per cent of the peak."""
 
 _TRIM_EVERY, _TRIM_FROM = 64 << 20, 64 << 20
 """Bytes of encoded and decoded tensors between two checks of the heap, and the free bytes from
@@ -97,9 +97,9 @@ class MemoryPolicy:
             if heap.free_bytes() > _TRIM_FROM:
                 heap.trim()
 
-    def limit(self, budget: int) -> None:
-        """From now on, return freed tensors that matter for a budget in bytes immediately."""
-        least = min(max(budget // _SHARE_RETURNED, _LEAST_RETURNED), _MOST_RETURNED)
+    def limit(self, peak: int) -> None:
+        """From now on, return freed tensors that matter for a peak in bytes immediately."""
+        least = min(max(peak // _SHARE_RETURNED, _LEAST_RETURNED), _MOST_RETURNED)
         heap.return_from(least)
         heap.close_gaps(least)
 
