@@ -137,7 +137,7 @@ def stock(model: str, dataset: str, root: str) -> dict[str, Any]:
 def peak_of(model: str, dataset: str, root: str, memory: int) -> dict[str, Any]:
     """Return the peak of a plan with the memory capped."""
     made, inputs, y = prepared(model, dataset, root)
-    wrapped = _wrapped(made, memory, None)
+    wrapped = gact_graph.wrap(made, memory=memory)
     set_cap(torch.device("cpu"), memory)
     try:
         peak = train(wrapped, inputs, y, _CAPPED)
@@ -157,14 +157,15 @@ def costs_of(
     """
     made, inputs, y = prepared(model, dataset, root)
     exact = gact_graph.wrap(copy.deepcopy(made), level="lossless", blocks="auto", min_bytes=0)
-    trained = {"": _wrapped(copy.deepcopy(made), memory, None)}
+    trained = {"": gact_graph.wrap(copy.deepcopy(made), memory=memory)}
     steps = {"": stepper(trained[""], inputs, y)}
     try:
         steps[""]()  # plans before the other takes memory
     except gact_graph.MemoryBudgetError:
         return {}  # by some memory of the process, which differs from that of the run above
     if way is not None:
-        trained["uniform_"] = _wrapped(made, memory, way)
+        level = Level(way["level"] or "L0", way["blocks"], way["bits"])
+        trained["uniform_"] = level.wrap(made, adaptive=True)
         steps["uniform_"] = stepper(trained["uniform_"], inputs, y)
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(_BEFORE + _STEPS):
@@ -223,12 +224,6 @@ def _in_way(model: nn.Module, way: str | int) -> nn.Module:
     elif way != "stock":
         Level(name, "auto", int(number)).wrap(model, adaptive=True)
     return model
-
-
-def _wrapped(model: nn.Module, memory: int, way: Mapping[str, Any] | None) -> nn.Module:
-    if way is None:
-        return gact_graph.wrap(model, memory=memory)
-    return Level(way["level"] or "L0", way["blocks"], way["bits"]).wrap(model, adaptive=True)
 
 
 def _gradient(

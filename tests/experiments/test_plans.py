@@ -43,10 +43,8 @@ class Processes:
             if task[-1] < 10 * MB:
                 return {"strategy": plans.REFUSED}
             return {"strategy": "L1, 8 bits, 3 exact", "planned": 19 * MB, "peak": 18 * MB}
-        costs = {"error": 0.01, "seconds": 1.0}
-        return (
-            costs if task[-1] is None else costs | {"uniform_error": 0.05, "uniform_seconds": 1.25}
-        )
+        uniform = {"uniform_error": 0.05, "uniform_seconds": 1.25}
+        return {"error": 0.01, "seconds": 1.0} | ({} if task[-1] is None else uniform)
 
 
 def run(out: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
