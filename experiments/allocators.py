@@ -44,7 +44,7 @@ def by_allocator(results: dict[str, dict[str, dict[str, dict[str, Any]]]]) -> Ta
     command.DATASET,
     command.DATA_ROOT,
     command.names("--models", ON_EDGES, "gat,gcn"),
-    command.names("--variants", STRATEGIES, "stock-kept,lossless+blocks,L1-4+blocks"),
+    command.names("--variants", STRATEGIES, "lossless+blocks,L1-4+blocks"),
     command.number("--rounds", 3),
     command.number("--steps", 8, "of each round"),
     command.OUT_FILE,

@@ -2,7 +2,8 @@
 
 ``python -m experiments.forces --out DIR``
 
-Each potential at each level trains a few steps in a process of its own. The energies, forces and
+Each potential at each level trains a few steps in a process of its own, stock PyG under jemalloc,
+which keeps freed memory as the library does. The energies, forces and
 gradients of its next step are compared with those of stock. A copy in float64 is then checked on
 one molecule: forces against central finite differences of the energy, the asymmetry of the second
 derivative, and the energy over a short simulation.
@@ -10,7 +11,6 @@ derivative, and the energy over a short simulation.
 
 from __future__ import annotations
 
-import copy
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -20,16 +20,20 @@ from torch import Tensor, nn
 
 import gact_graph
 from experiments.helpers import command
+from experiments.helpers.errors import ExperimentError
 from experiments.helpers.levels import Level
 from experiments.helpers.meters import Trainee, load_kernels, saved_bytes, train
-from experiments.helpers.process import call
+from experiments.helpers.peers import dgl_layers
+from experiments.helpers.process import call_together, environment
+from experiments.helpers.strategies import LABELS
 from experiments.helpers.tables import Column, Table, table
 from experiments.helpers.train import gradient_of, seed_everything
 from experiments.models.potentials import POTENTIALS, molecules, plain_neighbours
 
 WAYS = {
     "stock": None,
-    "lossless": Level("lossless"),
+    "dgl": None,
+    "lossless": Level("lossless", "auto"),
     "L1-8": Level("L1", "auto", 8),
     "L1-4": Level("L1", "auto", 4),
     "L1-2": Level("L1", "auto", 2),
@@ -70,8 +74,11 @@ def by_way(spec: tuple[Column, ...], measured: dict[str, dict[str, Any]]) -> Tab
     """Return :data:`COSTS` or :data:`PHYSICS`, one row for each potential and level."""
 
     def label(way: str) -> str:
+        if way == "dgl":
+            return LABELS["dgl-jemalloc"]
         level, _, bits = way.partition("-")
-        return level if level == "stock" else f"`{level}`" + (f" {bits} bit" if bits else "")
+        shown = f"`{level}`" + (f" {bits} bit" if bits else "")
+        return LABELS["stock-jemalloc"] if level == "stock" else shown
 
     return table(
         spec,
@@ -111,7 +118,7 @@ def measure(name: str, way: str, batch: int, atoms: int, steps: int, size: int) 
             "peak_bytes": measured.peak_bytes,
             "saved_bytes": _saved(model, way, inputs),
             "step_seconds": measured.medians["step_seconds"],
-            **_errors(model, way, inputs),
+            **_errors(model, POTENTIALS[name](size).train(), inputs),
             **_physics_of(name, way, size),
         }
 
@@ -156,10 +163,20 @@ def physics(model: Callable[..., Any], atoms: int = 10, steps: int = 100) -> dic
     }
 
 
+def _apart(*case: Any) -> Any:
+    try:
+        variables = environment("jemalloc-tuned" if WAYS[case[1]] is None else "kept")
+    except ExperimentError as error:
+        return {"reason": f"failed: {error}"}
+    return call_together("experiments.forces:measure", [case], variables)[0]
+
+
 def _wrap(model: nn.Module, way: str) -> None:
     level = WAYS[way]
     if level is not None:
         level.wrap(model)
+    elif way == "dgl":
+        dgl_layers.replace_filters(model)
 
 
 def _loss(output: tuple[Tensor, Tensor]) -> Tensor:
@@ -168,15 +185,14 @@ def _loss(output: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _saved(model: nn.Module, way: str, inputs: tuple[Tensor, ...]) -> int:
-    if way == "stock":
+    if WAYS[way] is None:
         return saved_bytes(lambda: _loss(model(*inputs)), model, inputs)
     return gact_graph.report(model).stored_bytes
 
 
-def _errors(model: nn.Module, way: str, inputs: tuple[Tensor, ...]) -> dict[str, float]:
-    stock = copy.deepcopy(model)
-    if way != "stock":
-        gact_graph.unwrap(stock)
+def _errors(model: nn.Module, stock: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, float]:
+    for own, trained in zip(stock.parameters(), model.parameters(), strict=True):
+        own.data.copy_(trained.data)
     results = []
     for net in (model, stock):
         net.zero_grad(set_to_none=True)
@@ -221,8 +237,7 @@ def main(args: command.Args) -> None:
     for name in args.models:
         for way in args.levels:
             args.say(f"{name}, {way}")
-            case = ("experiments.forces:measure", name, way, *asked)
-            result = kept.once(("models", name, way), call, *case)
+            result = kept.once(("models", name, way), _apart, name, way, *asked)
             if "reason" in result:
                 args.say(f"  {result['reason']}")
             else:

@@ -26,12 +26,12 @@ import torch
 from torch import Tensor, nn
 
 import gact_graph
-from experiments.estimates import loss_of, prepared, stepper, train
 from experiments.helpers import command
 from experiments.helpers.errors import UsageError
 from experiments.helpers.kept import Kept
 from experiments.helpers.levels import Level
-from experiments.helpers.process import HEAP, call_together, checked, environment, set_cap
+from experiments.helpers.process import CAPPED, call_together, checked, environment, set_cap
+from experiments.helpers.steps import loss_of, prepared, stepper, train
 from experiments.helpers.strategies import checkpoint_layers
 from experiments.helpers.summary import dataset_name
 from experiments.helpers.tables import Column, Row, Table, table
@@ -275,7 +275,7 @@ def _apart(function: str, task: tuple[str, ...], *more: Any) -> Any:
     allocator = "jemalloc-tuned" if more and more[-1] in PEERS else "kept"
     variables = environment(allocator)
     if function == "peak_of":  # under a cap
-        variables.setdefault(*HEAP)
+        variables = CAPPED | variables
     name, calls = f"experiments.plans:{function}", [(*task, *more)]
     return checked(call_together(name, calls, variables)[0], f"{function} of {task[0]}")
 

@@ -23,13 +23,13 @@ from torch_geometric.nn import GATConv
 import gact_graph
 from datasets import Graph, load
 from datasets.published import Size
-from experiments.estimates import train
 from experiments.helpers import command
 from experiments.helpers.errors import ExperimentError, UsageError
 from experiments.helpers.kept import Kept
-from experiments.helpers.process import HEAP, call_together, checked, environment, set_cap
+from experiments.helpers.process import CAPPED, call_together, checked, environment, set_cap
 from experiments.helpers.recipes import Recipe
 from experiments.helpers.runner import run_parts
+from experiments.helpers.steps import train
 from experiments.helpers.strategies import Case
 from experiments.helpers.subjects import ON_EDGES
 from experiments.helpers.tables import Column, Row, Table, table
@@ -305,7 +305,7 @@ def sent(network: Sequence[Any], dataset: str, parts: int) -> dict[str, Any]:
 def _apart(function: str, *arguments: Any) -> dict[str, Any]:
     """Return a result from a fresh process; empty where the memory did not suffice."""
     variables, name = environment("kept"), f"experiments.scale:{function}"
-    variables.setdefault(*HEAP)
+    variables = CAPPED | variables
     return checked(call_together(name, [arguments], variables)[0], function) or {}
 
 

@@ -40,8 +40,8 @@ def command(program: str, flags: Sequence[str]) -> str:
 
     >>> command("memory", ["--dataset", "/home/me/cora.npz", "--out", "/tmp/x"])
     'python -m experiments.memory --dataset DATA/cora.npz --out DIR'
-    >>> command("estimates", ["--datasets", "digits,/home/me/cora.npz"])
-    'python -m experiments.estimates --datasets digits,DATA/cora.npz'
+    >>> command("plans", ["--datasets", "digits,/home/me/cora.npz"])
+    'python -m experiments.plans --datasets digits,DATA/cora.npz'
     """
     folders = {"--out": "DIR", "--data": "DATA", "--data-root": "DATA"}
     named = []

@@ -40,7 +40,6 @@ _STYLE: Any = {
     **{"axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": "medium"},
 }
 _COLORS = ("#8c959f", "#d55e00")
-_VERSIONS = ("0.7.0", "now")
 
 Points = Sequence[tuple[int, float]]
 
@@ -54,9 +53,9 @@ def pictures(root: Path) -> dict[Path, str]:
     if partition.exists():
         content = json.loads(partition.read_text(encoding="utf-8"))
         drawn[folder / "partition-light.svg"] = draw_partition(content)
-    with_peers = codes.with_peers(codes.pairs(results / "codes"))
-    if with_peers:
-        drawn[folder / "codes-light.svg"] = draw_codes(with_peers)
+    found = [json.loads(p.read_text("utf-8")) for p in sorted((results / "codes").glob("*.json"))]
+    if found:
+        drawn[folder / "codes-light.svg"] = draw_codes(found)
     ways = results / "plan_ways.json"
     if ways.exists():
         content = json.loads(ways.read_text(encoding="utf-8"))
@@ -112,32 +111,29 @@ def draw_partition(content: Mapping[str, Any]) -> str:
         return _svg(figure, title)
 
 
-def draw_codes(pairs: Sequence[codes.Pair]) -> str:
-    """Draw saved bytes and the gradient's error: codes of now and of 0.7.0 as lines by bits, peers
-    as points; one panel a network."""
+def draw_codes(contents: Sequence[Mapping[str, Any]]) -> str:
+    """Draw saved bytes and the gradient's error: the library as a line by bits, peers as points;
+    one panel a network."""
     title = []
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(3.8 * len(pairs), 3.6), layout="constrained")
-        for axes, pair in zip(figure.subplots(1, len(pairs), squeeze=False)[0], pairs, strict=True):
-            for color, name, content in zip(_COLORS, _VERSIONS, reversed(pair), strict=True):
-                rows = codes.rows_of(content)
-                line = [(row["saved_bytes"] / 1e6, squared_error(row)) for row in rows.values()]
-                axes.plot(*zip(*line, strict=True), "o-", color=color, markersize=4, label=name)
-                for bits, point in zip(rows, line, strict=True):
-                    beside = {"xytext": (5, 2), "color": color}
-                    axes.annotate(str(bits), point, textcoords="offset points", **beside)
-            for row in codes.peer_rows(pair.now):
+        figure = Figure(figsize=(3.8 * len(contents), 3.6), layout="constrained")
+        panels = figure.subplots(1, len(contents), squeeze=False)[0]
+        for axes, content in zip(panels, contents, strict=True):
+            rows = codes.rows_of(content)
+            line = [(row["saved_bytes"] / 1e6, squared_error(row)) for row in rows.values()]
+            axes.plot(*zip(*line, strict=True), "o-", color=_COLORS[1], markersize=4)
+            for bits, point in zip(rows, line, strict=True):
+                beside = {"xytext": (5, 2), "color": _COLORS[1]}
+                axes.annotate(str(bits), point, textcoords="offset points", **beside)
+                title.append(f"{bits} bit: {point[0]:.2f} MB, {point[1]:.2g}")
+            for row in codes.peer_rows(content):
                 point = row["saved_bytes"] / 1e6, squared_error(row)
                 axes.plot(*point, "D", color="#57606a", markersize=4, fillstyle="none")
                 beside = {"xytext": (-6, 0), "ha": "right", "va": "center", "color": "#57606a"}
                 name = f"{codes.NAMES[row['variant']]}, {row['bits']} bit"
                 axes.annotate(name, point, textcoords="offset points", **beside)
                 title.append(f"{name}: {point[0]:.2f} MB, {point[1]:.2g}")
-            title += [
-                f"{name} at 2 bits: {squared_error(codes.rows_of(content)[2]):.2g}"
-                for name, content in zip(_VERSIONS, reversed(pair), strict=True)
-            ]
-            axes.set(xscale="log", yscale="log", title=f"{pair.network}, {pair.graph}")
+            axes.set(xscale="log", yscale="log", title=codes.title_of(content))
             # Beyond it there is no gradient to see: GACT's of GAT at 1 bit has an error of 10^22.
             axes.set(xlabel="saved for backward, MB", ylim=(None, min(axes.get_ylim()[1], 100)))
             axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -145,7 +141,6 @@ def draw_codes(pairs: Sequence[codes.Pair]) -> str:
             axes.minorticks_off()
             axes.grid()
         figure.axes[0].set_ylabel("squared error of the gradient")
-        figure.axes[0].legend(frameon=False, title="by bits an element", loc="lower left")
         return _svg(figure, title)
 
 

@@ -35,11 +35,13 @@ ALLOCATORS = {
 }
 """The names of CPU allocators, and their labels in tables."""
 
-HEAP = ("MALLOC_MMAP_THRESHOLD_", str(4 << 20))
-"""Set under a cap: tensors of 4 MB or more are then no part of glibc's heap.
+CAPPED = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MKL_DISABLE_FAST_MM": "1"}
+"""Environment under a cap.
 
-There small objects that live until backward settle in the gaps of freed tensors, which serve no
-other tensor from then on: part of the freed memory would count all the same, also of stock.
+Tensors of 4 MB or more are no part of glibc's heap. There small objects that live until backward
+settle in the gaps of freed tensors, which serve no other tensor from then on: part of the freed
+memory would count all the same, also of stock. And MKL keeps no buffers: it reserves 4 MB for each
+and touches a part, but a cap on writable memory counts the whole.
 """
 
 

@@ -9,7 +9,7 @@ import functools
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from experiments import (
     step_time,
 )
 from experiments.allocators import by_allocator
-from experiments.estimates import budgets, predictions, verdict
 from experiments.examples import by_example
 from experiments.forces import COSTS, PHYSICS, by_way
 from experiments.generality import by_width
@@ -65,17 +64,19 @@ _NETWORKS = {
     "gatv2": f"GATv2, {_FLICKR}",
     "transformer": f"TransformerConv, {_FLICKR}",
     "gcnii": f"GCNII on a sparse matrix, {_ARXIV}",
+    "sage": f"GraphSAGE, {_ARXIV}",
+    "pna": f"PNA, {_FLICKR}",
 }
 
-_SAVED = {"gat": "gat", "gcn-edge_index": "gcn", "gatv2": "gatv2", "transformer": "transformer"}
-"""Files of ``results/memory``, and their networks."""
-
 _COMPARED = ("stock-jemalloc", "dgl-jemalloc", "lossless+blocks", "L1-4+blocks")
+
+_OF_FORCES = ("stock", "", "lossless", "L1-4")
+"""The same, as ``experiments.forces`` has them; DGL has no layers with forces in the loss."""
 
 _HEADLINE = {
     "stock": "stock PyG",
     "stock-jemalloc": LABELS["stock-jemalloc"],
-    "compiled-jemalloc": LABELS["compiled-jemalloc"],
+    "compiled": LABELS["compiled"],
     "dgl": LABELS["dgl"],
     "dgl-jemalloc": LABELS["dgl-jemalloc"],
     "lossless+blocks": '**gact_graph**, `level="lossless", blocks="auto"`',
@@ -98,9 +99,10 @@ def tables(results: Path) -> dict[str, Page]:
         paths = [path for glob in globs for path in sorted(results.glob(glob))]
         pages[name] = functools.partial(_page, make, paths, several)
 
-    add("headline", _headline, "peers/gat-jemalloc.json")
+    add("headline", _headline, "peers/gat.json")
     pages["headline-accuracy"] = functools.partial(_headline_accuracy, results)
-    add("networks", _networks, *(f"peers/{model}-jemalloc.json" for model in _NETWORKS))
+    of_networks = [f"peers/{model}.json" for model in _NETWORKS]
+    add("networks", _networks, *of_networks, "forces.json")
     add("levels", _levels, "peers/gat.json")
     add("overhead", overhead.by_graph, "overhead.json")
     add("overhead-of-default", _overhead_of_default, "overhead.json")
@@ -110,27 +112,20 @@ def tables(results: Path) -> dict[str, Page]:
     add("compiled", compiled.by_network, "compiled.json")
     add("allocators", lambda content: by_allocator(content["medians"]), "allocators.json")
     add("gpu-quantizer", lambda content: kernels.quantizer(content["jobs"]), "gpu_kernels.json")
-    add("saved", _saved, *(f"memory/{model}.json" for model in _SAVED))
     add("largest-graph", lambda c: scaling.by_size(c["largest"]["graph"]), "scaling/gat-graph.json")
     add("scores", _scores, "table2/*.json")
     add("rates", _rates, "table2/*.json")
-    add("gcnii-amazon", _trainings, "gcnii_amazon.json")
-    add("low-bits", _beside_fp32, "low_bits.json")
     add("gradient-variance", _gradient_variance, "sensitivity/*.json")
     add(
         "allocation",
         lambda files: allocation.by_way([row for content in files for row in content["rows"]]),
         "allocation/*.json",
     )
-    add("gradient-error", _gradient_error, "gradient_error/*.json", "gradient_error/*/*.json")
-    add("bias", _bias, "bias/*.json")
+    add("gradient-error", _gradient_error, "gradient_error/*.json")
     add("bias-activations", _bias_by_activation, "activations/*.json")
     add("agreement", _agreement, "variance/digits.json")
     add("forces", lambda content: by_way(COSTS, content["models"]), "forces.json")
     add("forces-physics", lambda content: by_way(PHYSICS, content["models"]), "forces.json")
-    if (results / "estimates.json").exists():
-        add("estimates", _estimates, "estimates.json")
-        add("budgets", _budgets, "estimates.json")
     if (results / "plans.json").exists():
         add("plans", _plans, "plans.json")
     if (results / "plan_peaks.json").exists():
@@ -149,17 +144,8 @@ def tables(results: Path) -> dict[str, Page]:
     for kind, make in kinds.items():
         for path in sorted((results / kind).glob("*.json")):
             add(f"{kind}-{path.stem}", make, f"{kind}/{path.name}")
-    found = codes.pairs(results / "codes")
-    on_amazon = [pair for pair in found if pair.graph == _AMAZON]
-    on_all = [pair for pair in found if pair.now["model"] != "gcnii"]
-    one_width = codes.pairs(results / "codes", "one-width")
-    with_peers = codes.with_peers(found)
-    pages |= {
-        "codes-bits": functools.partial(_codes_page, codes.by_bits, on_amazon),
-        "codes-equal": functools.partial(_codes_page, codes.equal_bytes, on_all),
-        "codes-widths": functools.partial(_codes_page, codes.widths, one_width),
-        "codes-peers": functools.partial(_codes_page, codes.peers, with_peers, sides=1),
-    }
+    if (results / "codes").exists():
+        add("codes-peers", codes.peers, "codes/*.json")
     return pages | {"paper-scores": _paper_scores, "paper-rates": _paper_rates}
 
 
@@ -172,13 +158,6 @@ def _page(make: Callable[[Any], str | Table], paths: Iterable[Path], several: bo
         return f"{text}\n\n{sources(files)}"
     # Files of several results, each with its own origin, by name.
     return f"{text}\n\n{sources(_studies(files) if several else files[0].values())}"
-
-
-def _codes_page(
-    make: Callable[[Sequence[codes.Pair]], Table], found: Sequence[codes.Pair], sides: int = 2
-) -> str:
-    files = (content for pair in found for content in pair[:sides])
-    return f"{make(found).markdown()}\n\n{sources(files)}"
 
 
 def check_commits(name: str, text: str) -> None:
@@ -244,7 +223,8 @@ def _headline(content: Row) -> Table:
         ("peak memory", "{peak_bytes:MB} MB"),
         ("time per step", "{step_seconds:.1f} s"),
     )
-    return table(spec, ({"label": text, **variants[name]} for name, text in _HEADLINE.items()))
+    shown = {name: text for name, text in _HEADLINE.items() if name in variants}
+    return table(spec, ({"label": text, **variants[name]} for name, text in shown.items()))
 
 
 def _headline_accuracy(results: Path) -> str:
@@ -269,10 +249,14 @@ def _is(study: Row, graph: str, model: str) -> bool:
 
 def _networks(files: Files) -> Table:
     rows = []
-    for content in files:
+    *of_networks, forces = files
+    for content in of_networks:
         variants = content["variants"]
         row = {"model": _NETWORKS[content["model"]], "commit": content["commit"]}
         rows.append(row | {name: variants.get(name) for name in _COMPARED})
+    schnet = forces["models"]["schnet"]
+    potential = {name: schnet.get(way) for name, way in zip(_COMPARED, _OF_FORCES, strict=True)}
+    rows.append({"model": "SchNet, molecules", "commit": forces["commit"], **potential})
     spec = [(STRATEGIES[name].label, _figures_of(name)) for name in _COMPARED]
     return table([("", "{model}"), *spec, _COMMITS], rows)
 
@@ -295,7 +279,8 @@ def _levels(content: Row) -> Table:
         ("relative to stock", "{relative:.2f}x"),
         ("saved for backward", "{saved_bytes:MB} MB"),
     )
-    rows = ((name, _cost(variants[name], variants["stock"])) for name in _LEVELS)
+    shown = [name for name in _LEVELS if name in variants]
+    rows = ((name, _cost(variants[name], variants["stock"])) for name in shown)
     return table(spec, ({"label": STRATEGIES[name].label, **row} for name, row in rows))
 
 
@@ -306,24 +291,6 @@ def _overhead_of_default(content: Row) -> Table:
         for model, timings in models.items()
     ]
     return Table(("relative to stock", *next(iter(models.values()))), rows)
-
-
-def _saved(files: Files) -> Table:
-    def cell(name: str) -> Callable[[Any], str]:
-        def text(content: Row) -> str:
-            raw, saved = (content["variants"][name][key] for key in ("raw_bytes", "saved_bytes"))
-            return f"{saved / 1e6:,.0f} MB ({raw / saved:.1f}x less)"
-
-        return text
-
-    spec = (
-        ("", lambda content: _NETWORKS[_SAVED[content["model"]]]),
-        ("stock", "{variants[lossless][raw_bytes]:MB} MB"),
-        ("`lossless`", cell("lossless")),
-        ("`L1`, 4 bit", cell("L1")),
-        _COMMITS,
-    )
-    return table(spec, files)
 
 
 def _peers(content: Row) -> str:
@@ -347,15 +314,6 @@ def _partition(content: Row) -> str:
     )
     runs, counts = measured(content).markdown(), counted(content).markdown()
     return "\n\n".join((runs, about_runs, counts, about_counts))
-
-
-def _estimates(content: Row) -> str:
-    return f"{predictions(content['pairs']).markdown()}\n\n{verdict(content['pairs'])}"
-
-
-def _budgets(content: Row) -> str:
-    shown, text = budgets(content["budgets"])
-    return f"{shown.markdown()}\n\n{text}"
 
 
 def _plans(content: Row) -> str:
@@ -411,51 +369,6 @@ def _rates(files: Files) -> Table:
     return Table(("", *(variant.label for variant in COMPRESSED), "commit"), rows)
 
 
-def _trainings(content: Row, *more: Column) -> Table:
-    """The runs of one file, each entry a row."""
-    spec: tuple[Column, ...] = (
-        ("", "{name}"),
-        ("seeds", lambda row: str(len(row["runs"]))),
-        ("test accuracy, %", lambda row: summary.percent([r["test_score"] for r in row["runs"]])),
-        ("rate", lambda row: summary.factor([run["rate"] for run in row["runs"]])),
-        *more,
-        _COMMITS,
-    )
-    return table(spec, ({"name": name, **entry} for name, entry in content.items()))
-
-
-def _beside_fp32(content: Row) -> Table:
-    """The same, with differences to the run in fp32 of each seed."""
-
-    def less(key: str, text: Callable[[tuple[float, float | None]], str]) -> Column:
-        def cell(row: Row) -> str:
-            name = row["name"].rpartition(", ")[0] + ", fp32"
-            own, stock = (
-                {run["seed"]: run[key] for run in content[of]["runs"] if key in run}
-                for of in (row["name"], name)
-            )
-            if name == row["name"] or not own or not stock:
-                return ""
-            return text(summary.paired_difference(own, stock))
-
-        return _OF_RUNS[key], cell
-
-    def loss(difference: tuple[float, float | None]) -> str:
-        mean, half = difference
-        return f"{mean:+.4f}" if half is None else f"{mean:+.4f} ± {half:.4f}"
-
-    points = less("test_score", summary.signed_percent)
-    return _trainings(content, points, less("first_losses", loss), less("last_losses", loss))
-
-
-# The heads of columns.
-_OF_RUNS = {
-    "test_score": "less fp32's",
-    "first_losses": "loss of the first 20 epochs, less fp32's",
-    "last_losses": "of the last 20",
-}
-
-
 def _paper_scores() -> str:
     """The paper's Table 2."""
 
@@ -498,7 +411,7 @@ def _gradient_variance(files: Files) -> Table:
 
 
 def _gradient_error(files: Files) -> Table:
-    """The error of the gradient of each model, the newest version first."""
+    """The error of the gradient of each model."""
     rows = []
     for content in files:
         by_key = {(row["bits"], row["adaptive"]): row for row in content["rows"]}
@@ -516,16 +429,6 @@ def _gradient_error(files: Files) -> Table:
         _COMMITS,
     )
     return table(spec, rows)
-
-
-def _bias(files: Files) -> Table:
-    shown: dict[tuple[str, str], dict[int, str]] = {}
-    for content in files:
-        for row in content["rows"]:
-            cells = shown.setdefault((content["model"], row["norm"] or "none"), {})
-            cells[row["bits"]] = bias_of(row)
-    rows = [(*key, *(row.get(b, "not run") for b in (4, 2))) for key, row in shown.items()]
-    return Table(("", "norm", "4 bits", "2 bits"), rows)
 
 
 def _bias_by_activation(files: Files) -> Table:

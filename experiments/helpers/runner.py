@@ -15,7 +15,7 @@ import torch
 from datasets import load
 from experiments.helpers.errors import ExperimentError
 from experiments.helpers.meters import halo_of, load_kernels, memory_of, train
-from experiments.helpers.process import HEAP, call_together, environment
+from experiments.helpers.process import CAPPED, call_together, environment
 from experiments.helpers.ranks import process_group
 from experiments.helpers.strategies import STRATEGIES, Case
 from experiments.helpers.subjects import SUBJECTS
@@ -29,15 +29,17 @@ def run(case: Case) -> dict[str, Any]:
 
 def run_parts(case: Case) -> list[dict[str, Any]]:
     """As :func:`run`, for each process of a case with several parts."""
-    missing = STRATEGIES[case.strategy].missing(parse_device(case.device))
+    strategy, device = STRATEGIES[case.strategy], parse_device(case.device)
+    missing = strategy.missing(device)
     if missing is not None:
         return [{"reason": missing}]
+    usual = strategy.allocator if device.type == "cpu" else "kept"
     try:
-        variables = environment(case.allocator or STRATEGIES[case.strategy].allocator)
+        variables = environment(case.allocator or usual)
     except ExperimentError as error:
         return [{"reason": f"failed: {error}"}]
     if case.cap_bytes is not None:
-        variables.setdefault(*HEAP)
+        variables = CAPPED | variables
     if case.threads is not None:
         variables["OMP_NUM_THREADS"] = str(case.threads)
     variables["WORLD_SIZE"] = str(max(1, case.parts))

@@ -19,18 +19,26 @@ from gact_graph.layers.halo.parts import in_order, owners
 
 SAMPLERS = ("cluster", "neighbor")
 
-_CLUSTERS, _TOGETHER = 40, 5
+CLUSTERS, _TOGETHER = 40, 5
 """Clusters of a graph, and how many make a batch."""
 
 _SEEDS, _NEIGHBORS = 1024, 10
 """Training nodes of a batch, and how many neighbours of a node are sampled in each layer."""
+
+BATCHES = {
+    "cluster": (20, 10, _TOGETHER, 2, 1),
+    "neighbor": (16384, 8192, 4096, 2048, _SEEDS, 512, 256),
+}
+"""Sizes to try of a batch of each sampler, the largest first."""
 
 
 Sampler = Callable[[int], Iterator[NodeTask]]
 """Gives the batches of one epoch that are this rank's, from the epoch's number."""
 
 
-def make_sampler(name: str, task: NodeTask, layers: int, rank: int, world: int) -> Sampler:
+def make_sampler(
+    name: str, task: NodeTask, layers: int, rank: int, world: int, size: int | None = None
+) -> Sampler:
     """Return a sampler of the training nodes, by its name in :data:`SAMPLERS`.
 
     Args:
@@ -39,28 +47,29 @@ def make_sampler(name: str, task: NodeTask, layers: int, rank: int, world: int) 
         layers: Of the model, in each of which neighbours are sampled.
         rank: This process.
         world: The number of processes. Each batch is one rank's.
+        size: Of a batch: its clusters, or its training nodes. None takes a usual one.
 
     Raises:
         UsageError: PyG cannot sample here.
     """
     if name == "cluster":
-        return _clusters(task, rank, world)
+        return _clusters(task, rank, world, size or _TOGETHER)
     if not any(map(importlib.util.find_spec, ("pyg_lib", "torch_sparse"))):
         raise UsageError(
             "Expected pyg-lib or torch-sparse for --sampler neighbor (got neither); install one, "
             "or take --sampler cluster"
         )
-    return _neighbors(task, layers, rank, world)
+    return _neighbors(task, layers, rank, world, size or _SEEDS)
 
 
-def _clusters(task: NodeTask, rank: int, world: int) -> Sampler:
+def _clusters(task: NodeTask, rank: int, world: int, together: int) -> Sampler:
     """Batches of some clusters each, drawn anew in each epoch, and all edges within."""
     edges = _edges_of(task.adjacency)
-    cluster = owners(edges, task.x.size(0), _CLUSTERS)
+    cluster = owners(edges, task.x.size(0), CLUSTERS)
 
     def epoch(number: int) -> Iterator[NodeTask]:
         generator = torch.Generator().manual_seed(number)
-        batches = torch.randperm(_CLUSTERS, generator=generator).split(_TOGETHER)
+        batches = torch.randperm(CLUSTERS, generator=generator).split(together)
         for batch in batches[rank::world]:
             chosen = torch.isin(cluster, batch.to(cluster.device))
             nodes = chosen.nonzero().view(-1)
@@ -72,11 +81,11 @@ def _clusters(task: NodeTask, rank: int, world: int) -> Sampler:
     return epoch
 
 
-def _neighbors(task: NodeTask, layers: int, rank: int, world: int) -> Sampler:
+def _neighbors(task: NodeTask, layers: int, rank: int, world: int, size: int) -> Sampler:
     """Batches of some training nodes each and of neighbours that PyG samples around them."""
     data = Data(edge_index=_edges_of(task.adjacency), num_nodes=task.x.size(0))
     own, counts = task.train_idx[rank::world], [_NEIGHBORS] * layers
-    loader = NeighborLoader(data, counts, input_nodes=own, batch_size=_SEEDS, shuffle=True)
+    loader = NeighborLoader(data, counts, input_nodes=own, batch_size=size, shuffle=True)
 
     def epoch(number: int) -> Iterator[NodeTask]:
         for batch in loader:

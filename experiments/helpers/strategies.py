@@ -10,7 +10,7 @@ import functools
 import importlib.util
 import shutil
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -33,7 +33,6 @@ from experiments.helpers.subjects import MODELS, make
 from experiments.helpers.train import training_loss
 from gact_graph.codecs import Drop, register
 from gact_graph.ops import allocator
-from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.storage import tensors_in
 
 
@@ -117,7 +116,7 @@ class Strategy:
         compiles: Whether its first step compiles, which is then no part of its peak.
         rounds_forward: Whether its forward differs from stock's by more than the order of sums.
         bits: Of an element, where the case does not choose them.
-        allocator: The CPU allocator of its process, where the case has no other.
+        allocator: The allocator of its process on a CPU, where the case has no other.
     """
 
     label: str
@@ -164,18 +163,6 @@ def _make(
 
 def _stock(*start: Any) -> Trainee:
     return _trainee(*_make(*start))
-
-
-def _stock_keeping(*start: Any) -> Trainee:
-    """With the memory of freed tensors kept, as for wrapped models."""
-    allocator.load()
-    model, task = _make(*start)
-
-    def step() -> AbstractContextManager[None]:
-        memory_policy.start_step(model)
-        return nullcontext()
-
-    return _trainee(model, task, step)
 
 
 def _compiled(*start: Any) -> Trainee:
@@ -285,33 +272,27 @@ def _needs_dgl(device: torch.device) -> str | None:
     return None
 
 
+def _fed(
+    label: str, start: Callable[[Case, Graph, torch.device], Trainee], **more: Any
+) -> Strategy:
+    """A strategy of others under jemalloc without decay: it keeps freed memory, as ours do."""
+    return Strategy(f"{label}, jemalloc", start, allocator="jemalloc-tuned", **more)
+
+
+_DGL = f"DGL {dgl_layers.VERSION}"
+
 STRATEGIES = {
     "stock": Strategy("stock PyG", _stock),
-    "stock-kept": Strategy("stock PyG, freed memory kept", _stock_keeping, missing=_needs_cpu),
-    "compiled": Strategy("torch.compile", _compiled, missing=_needs_compiler, compiles=True),
-    "checkpoint": Strategy("torch's checkpoint, each conv", _checkpoint),
+    "stock-jemalloc": _fed("stock PyG", _stock, missing=_needs_cpu),
+    "compiled": _fed("torch.compile", _compiled, missing=_needs_compiler, compiles=True),
+    "checkpoint": _fed("torch's checkpoint, each conv", _checkpoint),
     "save_on_cpu": Strategy("torch's save_on_cpu", _save_on_cpu, missing=_needs_cuda),
-    "bf16": Strategy("bfloat16 autocast", _autocast, rounds_forward=True),
-    "dgl": Strategy(f"DGL {dgl_layers.VERSION}", _dgl, missing=_needs_dgl),
-    **{
-        f"{name}-jemalloc": Strategy(
-            f"{label}, jemalloc",
-            start,
-            missing=missing,
-            compiles=name == "compiled",
-            allocator="jemalloc-tuned",
-        )
-        for name, label, start, missing in (
-            ("stock", "stock PyG", _stock, _needs_cpu),
-            ("compiled", "torch.compile", _compiled, _needs_compiler),
-            ("dgl", f"DGL {dgl_layers.VERSION}", _dgl, _needs_dgl),
-        )
-    },
-    "exact": Strategy("EXACT, 1/8 and 2 bit", _exact, bits=2),
-    "exact-wide": Strategy("EXACT, 2 bit", functools.partial(_exact, share=1), bits=2),
-    "exact-blocks": Strategy(
-        "EXACT, blocks of 64 rows", functools.partial(_exact, block=64), bits=2
-    ),
+    "bf16": _fed("bfloat16 autocast", _autocast, rounds_forward=True),
+    "dgl": Strategy(_DGL, _dgl, missing=_needs_dgl),
+    "dgl-jemalloc": _fed(_DGL, _dgl, missing=_needs_dgl),
+    "exact": _fed("EXACT, 1/8 and 2 bit", _exact, bits=2),
+    "exact-wide": _fed("EXACT, 2 bit", functools.partial(_exact, share=1), bits=2),
+    "exact-blocks": _fed("EXACT, blocks of 64 rows", functools.partial(_exact, block=64), bits=2),
     "mesa": Strategy(
         "Mesa, 8 bit",
         functools.partial(_wrapped, Level("L1", bits=8, adaptive=False), RunningRange),
@@ -332,8 +313,8 @@ LABELS = {name: strategy.label for name, strategy in STRATEGIES.items()} | {"CB2
 """Of strategies, in tables whose bits stand in the caption."""
 
 PEERS = (
-    *("stock", "stock-kept", "stock-jemalloc", "compiled", "compiled-jemalloc", "checkpoint"),
-    *("save_on_cpu", "bf16", "dgl", "dgl-jemalloc", "exact", "exact-blocks", "mesa", "gact"),
+    *("stock", "stock-jemalloc", "compiled", "checkpoint", "save_on_cpu", "bf16"),
+    *("dgl", "dgl-jemalloc", "exact", "exact-blocks", "mesa", "gact"),
     *("8GB", "lossless", "lossless+blocks", "L1-4+blocks", "L1-2+blocks", "CB2"),
 )
 """Of ``experiments.peers``, in the order of its table."""

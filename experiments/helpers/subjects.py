@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
-from torch_geometric.nn import GATConv, GATv2Conv, GraphSAGE, TransformerConv, models
+from torch_geometric.nn import PNA, GATConv, GATv2Conv, GraphSAGE, TransformerConv, models
 
 from experiments.helpers.data import Layout, NodeTask
 from experiments.helpers.recipes import Recipe, recipe_for
@@ -51,6 +52,23 @@ def _sage(i: int, o: int, hidden: int = 256, layers: int = 3) -> nn.Module:
     return GraphSAGE(i, hidden, layers, o, dropout=0.5, norm="batch_norm")
 
 
+def _pna(i: int, o: int, hidden: int = 64, layers: int = 3) -> nn.Module:
+    """With the four aggregators and the three scalers of its paper (Corso et al., NeurIPS 2020)."""
+    degrees = torch.zeros(_DEGREE + 1, dtype=torch.long)
+    degrees[_DEGREE] = 1
+    return PNA(
+        *(i, hidden, layers, o),
+        dropout=0.5,
+        norm="batch_norm",
+        aggregators=["mean", "max", "min", "std"],
+        scalers=["identity", "amplification", "attenuation"],
+        deg=degrees,
+    )
+
+
+_DEGREE = 10
+"""Of each node, for the scalers of PNA: about that of flickr_graph's mean node."""
+
 _GCN = Recipe(3, 256, 0.5, 0.01, 1)
 _GCNII = recipe_for("gcnii", "ogbn-arxiv")  # 16 layers of 256
 
@@ -63,6 +81,7 @@ SUBJECTS = {
     "gatv2": _attention(GATv2Conv),
     "transformer": _attention(TransformerConv),
     "sage": Subject("edge_index", _sage),
+    "pna": Subject("edge_index", _pna),
     "gcnii": _of("gcnii", _GCNII, "csr"),
     "gcnii-edge_index": _of("gcnii", _GCNII, "edge_index"),
 }
@@ -88,7 +107,7 @@ MODELS = SUBJECTS | BASIC
 
 ON_EDGES = {
     **{"gcn": "gcn-edge_index", "gat": "gat", "gatv2": "gatv2", "transformer": "transformer"},
-    "gcnii": "gcnii",
+    **{"sage": "sage", "pna": "pna", "gcnii": "gcnii"},
 }
 """Models by the short names of commands that compare message passing."""
 
@@ -99,6 +118,8 @@ LAYERS = {
     "gcnii": "GCNII",
     "gatv2": "GATv2",
     "transformer": "TransformerConv",
+    "sage": "GraphSAGE",
+    "pna": "PNA",
 }
 """The layers of these models, as tables name them."""
 

@@ -134,7 +134,7 @@ def train(
             synchronize(device)
             seconds.append(time.perf_counter() - start)
             passes.append(gact_graph.report(model).measurements)
-            scores.append(_evaluate(model, task) if is_part or rank() == 0 else (0.0, 0.0))
+            scores.append(evaluate(model, task) if is_part or rank() == 0 else (0.0, 0.0))
             on_epoch(epoch, losses[-1], scores[-1][0], meter.peak_bytes)
     # max() keeps the first of equals: the earliest of the best epochs.
     best = max(range(len(scores)), key=lambda epoch: scores[epoch][0])
@@ -260,8 +260,8 @@ def training_loss(output: Tensor, task: NodeTask) -> Tensor:
 
 
 @torch.no_grad()
-def _evaluate(model: nn.Module, task: NodeTask) -> tuple[float, float]:
-    """The scores of validation and test; of the whole graph, if the task is a part of it."""
+def evaluate(model: nn.Module, task: NodeTask) -> tuple[float, float]:
+    """Return the scores of validation and test; of the whole graph, if the task is a part of it."""
     model.eval()
     logits = model(task.x, task.adjacency)
     indices = task.val_idx, task.test_idx

@@ -15,7 +15,7 @@ from experiments.helpers.recipes import recipe_for
 from experiments.node_cls import complete, main
 
 COMMANDS = (
-    *("allocation", "allocators", "estimates", "forces", "generality", "gpu_check", "kernels"),
+    *("allocation", "allocators", "forces", "generality", "gpu_check", "kernels"),
     *("gradient_error", "memory", "node_cls", "overhead", "paper", "partition", "peers"),
     *("examples", "save_graph", "scaling", "sensitivity", "step_time", "swap", "variance"),
 )

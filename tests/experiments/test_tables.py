@@ -33,7 +33,7 @@ class TestThePages:
     ) -> None:
         root = copy_of_the_pages(tmp_path)
         monkeypatch.setattr(tables, "ROOT", root)
-        path = root / "results" / "peers" / "gat-jemalloc.json"
+        path = root / "results" / "peers" / "gat.json"
         found = json.loads(path.read_text())
         found["variants"]["L1-4+blocks"]["peak_bytes"] = 123_456_789
         path.write_text(json.dumps(found))
@@ -60,11 +60,12 @@ class TestThePages:
     ) -> None:
         root = copy_of_the_pages(tmp_path)
         monkeypatch.setattr(tables, "ROOT", root)
-        path = root / "results" / "bias" / "gat-none-2.json"
+        path = root / "results" / "activations" / "gat.json"
         found = json.loads(path.read_text())
         path.write_text(json.dumps(found | {"commit": "0123456+changes"}))
         assert tables.main([]) == 1
-        assert "numbers of table bias to stem from one commit" in capsys.readouterr().err
+        errors = capsys.readouterr().err
+        assert "numbers of table bias-activations to stem from one commit" in errors
 
     def test_every_table_is_shown_somewhere(self) -> None:
         pages = [tables.ROOT / "README.md", *(tables.ROOT / "docs").rglob("*.md")]

@@ -14,7 +14,16 @@ from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
-from torch_geometric.nn import GATConv, GATv2Conv, GCN2Conv, GCNConv, TransformerConv
+from torch_geometric.nn import (
+    GATConv,
+    GATv2Conv,
+    GCN2Conv,
+    GCNConv,
+    PNAConv,
+    SAGEConv,
+    TransformerConv,
+)
+from torch_geometric.nn.models.schnet import CFConv
 from torch_geometric.utils import remove_self_loops
 
 VERSION = "1.1.3"
@@ -49,8 +58,9 @@ def make_graph(edge_index: Tensor, nodes: int, loops: bool) -> Any:
 
 
 def needs_loops(model: nn.Module) -> bool:
-    """Whether the model's layers add self-loops; graph transformers do not."""
-    return not any(isinstance(module, TransformerConv) for module in model.modules())
+    """Whether the model's layers add self-loops."""
+    without = PNAConv, SAGEConv, TransformerConv
+    return not any(isinstance(module, without) for module in model.modules())
 
 
 def replace_layers(model: nn.Module) -> nn.Module:
@@ -69,6 +79,29 @@ def replace_layers(model: nn.Module) -> nn.Module:
             raise TypeError(f"Expected a layer with a counterpart in DGL (got {type(conv)})")
         convs[number] = make(conv)
     return model
+
+
+def replace_filters(model: nn.Module) -> None:
+    """Let DGL sum the messages of SchNet's convolutions, which stay as they are otherwise.
+
+    Raises:
+        TypeError: If the model has none.
+    """
+    convs = [module for module in model.modules() if isinstance(module, CFConv)]
+    if not convs:
+        raise TypeError(f"Expected a model with layers of SchNet (got {type(model)})")
+    for conv in convs:
+        conv.propagate = _filtered
+
+
+def _filtered(edge_index: Tensor, x: Tensor, W: Tensor) -> Tensor:
+    import dgl.function as fn
+
+    graph = make_graph(edge_index, len(x), loops=False)
+    graph.srcdata["x"], graph.edata["filter"] = x, W
+    graph.update_all(fn.u_mul_e("x", "filter", "message"), fn.sum("message", "out"))
+    out: Tensor = graph.dstdata["out"]
+    return out
 
 
 class _Heads(nn.Module):
@@ -90,10 +123,17 @@ class _Swapped(nn.Module):
         super().__init__()
         self.conv = conv
 
-    def forward(self, *args: Any) -> Tensor:
+    def forward(self, *args: Any, **_: Any) -> Tensor:
         *features, graph = args
         out: Tensor = self.conv(graph, *features)
         return out
+
+
+class _Unscaled(nn.Module):
+    """In place of the norm in DGL's PNA, which divides its input by the root of the nodes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * math.sqrt(len(x))
 
 
 class _Transformer(nn.Module):
@@ -160,10 +200,38 @@ def _gcn2(conv: GCN2Conv) -> nn.Module:
     return _Swapped(layer)
 
 
+def _sage(conv: SAGEConv) -> nn.Module:
+    layer = load().nn.pytorch.SAGEConv(conv.lin_l.in_channels, conv.out_channels, "mean")
+    own, neighbors = conv.lin_r, conv.lin_l
+    layer.fc_neigh.weight.data = neighbors.weight.data
+    layer.fc_self.weight.data, layer.fc_self.bias.data = own.weight.data, neighbors.bias.data
+    return _Swapped(layer)
+
+
+def _pna(conv: PNAConv) -> nn.Module:
+    scaled = conv.aggr_module
+    layer = load().nn.pytorch.PNAConv(
+        *(conv.in_channels, conv.out_channels),
+        [type(a).__name__.removesuffix("Aggregation").lower() for a in scaled.aggr.aggrs],
+        scaled.scaler,
+        float(scaled.avg_deg_log),
+        residual=False,
+    )
+    tower, message = layer.towers[0], conv.pre_nns[0][0]
+    tower.U, tower.batchnorm = conv.post_nns[0][0], _Unscaled()
+    # PyG has the destination's features first, DGL the source's.
+    tower.M.weight.data = message.weight.data.roll(conv.in_channels, 1)
+    tower.M.bias.data = message.bias.data
+    layer.mixing_layer = conv.lin
+    return _Swapped(layer)
+
+
 _MAKERS: dict[type[nn.Module], Callable[[Any], nn.Module]] = {
     GCNConv: _gcn,
     GATConv: _gat,
     GATv2Conv: _gatv2,
     GCN2Conv: _gcn2,
+    PNAConv: _pna,
+    SAGEConv: _sage,
     TransformerConv: _Transformer,
 }
