@@ -43,7 +43,7 @@ class Processes:
             if task[-1] < 10 * MB:
                 return {"strategy": plans.REFUSED}
             return {"strategy": "L1, 8 bits, 3 exact", "planned": 19 * MB, "peak": 18 * MB}
-        uniform = {"uniform_error": 0.05, "uniform_seconds": 1.25}
+        uniform = {"uniform_error": 0.05, "uniform_seconds": 1.25, "ratio": 0.8}
         return {"error": 0.01, "seconds": 1.0} | ({} if task[-1] is None else uniform)
 
 
