@@ -59,6 +59,8 @@ def complete(args: command.Args) -> command.Args:
     for flag in ("sampler", "memory") if args.partition is not None else ():
         if getattr(args, flag) is not None:
             raise UsageError(f"Expected --partition or --{flag} (got both)")
+    if args.halo_bits is not None and args.partition is None:
+        raise UsageError(f"Expected --halo-bits with --partition (got {args.halo_bits} alone)")
     if args.partition is not None and args.level in ("CB1", "CB2"):
         raise UsageError(
             "Expected --level L0, lossless, L1 or L2 with --partition (got "
@@ -103,6 +105,7 @@ def _job(args: command.Args) -> Job:
     setup = Setup(
         *(args.model, args.recipe, bits, args.level, adaptive),
         **{name: getattr(args, name) for name in ("blocks", "memory", "sampler", "partition")},
+        halo_bits=args.halo_bits or FP32_BITS,
     )
     if args.sampler is None and args.partition is None:
         check_fits(graph, setup, args.device)
@@ -134,6 +137,9 @@ def _job(args: command.Args) -> Job:
         "--partition",
         PARTITIONS,
         text="under torchrun a part of the graph in each process: cut by METIS, or in order",
+    ),
+    command.flag(
+        "--halo-bits", parse_bits, text="with --partition, of an element on its way", metavar="B"
     ),
     command.choice("--level", LEVELS, text="default: L1, at 32 bits L0"),
     command.flag(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from datasets import load
@@ -59,6 +60,31 @@ _COUNTED: tuple[Column, ...] = (
 def measured(content: Row) -> Table:
     """Return a row for each run, of the process that takes or sends most."""
     return table(_RUNS, (_run(content, run) for run in content["runs"]))
+
+
+_GROWN: tuple[Column, ...] = (
+    ("processes", "{parts}"),
+    ("nodes", "{nodes:,}"),
+    ("edges", "{edges:,}"),
+    *(column for column in _RUNS if column[0] in ("", "halo bits", "peak, MB", "CPU s/step")),
+    ("of one process", lambda row: f"{row['relative']:.2f}x"),
+    *(column for column in _RUNS if column[0] == "exchanges"),
+)
+
+
+def grown(contents: Sequence[Row]) -> Table:
+    """Return a row for each run of graphs that grow with the processes, and the CPU time of a step
+    over that of one process on the smallest graph."""
+    rows = []
+    for content in contents:
+        for run in content["runs"]:
+            total = {name: sum(rank[name] for rank in run["ranks"]) for name in ("nodes", "edges")}
+            rows.append({**_run(content, run), **total})
+    rows.sort(key=lambda row: (row["way"], row["bits"] or 0, row["parts"]))
+    alone = {row["way"]: row["step_process_seconds"] for row in rows if row["parts"] == 1}
+    for row in rows:
+        row["relative"] = row["step_process_seconds"] / alone[row["way"]]
+    return table(_GROWN, rows)
 
 
 def _run(content: Row, run: Row) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 ``python -m experiments.time_to_accuracy --model gat --dataset FILE.npz --memory "1 GB" --out DIR``
 
 Each way trains for the same seconds, in a process of its own. Sampled batches are as large as the
-memory permits. The weights are kept as training goes on, and are evaluated on the whole graph
-afterwards: neither the clock nor the peak of memory has a part in that.
+memory permits. Copies of the weights, taken while training goes on, are evaluated on the whole
+graph afterwards, when the clock and the meter of memory have stopped.
 """
 
 from __future__ import annotations
@@ -61,11 +61,14 @@ class Way:
 
 WAYS = {
     "stock": Way("stock PyG, whole graph"),
-    "wrapped": Way("**gact_graph**, whole graph", wrapped=True),
+    "wrapped": Way("gact_graph, whole graph", wrapped=True),
     "cluster": Way("stock PyG, batches of clusters", "cluster"),
     "neighbor": Way("stock PyG, `NeighborLoader`", "neighbor"),
-    "wrapped-cluster": Way("**gact_graph**, batches of clusters", "cluster", wrapped=True),
+    "wrapped-cluster": Way("gact_graph, batches of clusters", "cluster", wrapped=True),
 }
+
+_UNITS = {"cluster": f"of {CLUSTERS} clusters", "neighbor": "nodes and their neighbors"}
+"""What the size of a batch counts, by sampler."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ def run(training: Training) -> dict[str, Any]:
 
 def _apart(function: str, training: Training, size: int | None, way: Way) -> list[Any]:
     variables = environment(way.allocator)
-    name = f"{__name__ if __name__ != '__main__' else 'experiments.time_to_accuracy'}:{function}"
+    name = f"experiments.time_to_accuracy:{function}"
     return call_together(name, [(vars(training), size)], variables)
 
 
@@ -205,7 +208,7 @@ def by_way(content: Mapping[str, Any]) -> Table:
         return f"{low:.2f} %" if low == high else f"{low:.2f} to {high:.2f} %"
 
     def batch(row: Mapping[str, Any]) -> str:
-        size, unit = row["runs"][0]["batch"], BATCHES_OF.get(row["sampler"], "")
+        size, unit = row["runs"][0]["batch"], _UNITS.get(row["sampler"], "")
         return "the graph" if size is None else f"{size:,} {unit}"
 
     spec: tuple[Column, ...] = (
@@ -222,10 +225,6 @@ def by_way(content: Mapping[str, Any]) -> Table:
         if all("reason" not in run for run in by_seed.values())
     )
     return table(spec, rows)
-
-
-BATCHES_OF = {"cluster": f"of {CLUSTERS} clusters", "neighbor": "nodes and their neighbors"}
-"""What the size of a batch counts."""
 
 
 def _epoch_seconds(runs: Sequence[Mapping[str, Any]]) -> float:

@@ -44,6 +44,9 @@ class Job:
     out: Path | None
 
 
+_OF_PARTS = ("partition", "halo_bits")
+
+
 def configuration(job: Job) -> dict[str, Any]:
     """Return all that changes a run's numbers, flat and JSON-ready, without the seeds."""
     dataset, graph, device = job.dataset, job.graph, job.task.x.device
@@ -60,7 +63,7 @@ def configuration(job: Job) -> dict[str, Any]:
         "multi_label": graph.multi_label,
         "processes": None if world_size() == 1 else world_size(),
         # A run without it goes on with results that know nothing of it.
-        **({} if setup.partition is None else {"partition": setup.partition}),
+        **({} if setup.partition is None else {n: getattr(setup, n) for n in _OF_PARTS}),
         **asdict(setup.recipe),
         "device": device.type,
         # Sums over threads come in another order with another number of them.

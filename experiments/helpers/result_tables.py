@@ -47,7 +47,7 @@ from experiments.helpers.recipes import MODELS
 from experiments.helpers.strategies import LABELS, STRATEGIES
 from experiments.helpers.subjects import LAYERS
 from experiments.helpers.tables import Column, Row, Table, cell, table
-from experiments.partition import counted, measured
+from experiments.partition import counted, grown, measured
 
 Page = Callable[[], str]
 Files = list[dict[str, Any]]
@@ -133,6 +133,8 @@ def tables(results: Path) -> dict[str, Page]:
     if (results / "scale").exists():
         add("scale", scale.needs, "scale/scale.json")
         add("scale-checks", scale.checks, "scale/checks.json")
+    if (results / "weak").exists():
+        add("partition-grown", grown, "weak/*.json")
     kinds: dict[str, Callable[[Any], str | Table]] = {
         "peers": _peers,
         "gpu": _peers,

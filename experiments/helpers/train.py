@@ -23,6 +23,7 @@ from experiments.helpers.levels import Level
 from experiments.helpers.ranks import mean, rank, summed, world_size
 from experiments.helpers.recipes import Recipe
 from experiments.helpers.sampling import make_sampler, share_of
+from experiments.helpers.values import FP32_BITS
 from experiments.models.nets import build
 from gact_graph.capture.config import BlockSize
 from gact_graph.support.clock import synchronize
@@ -43,6 +44,7 @@ class Setup:
         memory: A budget in bytes that chooses bits, level and blocks; None: those above.
         sampler: How mini-batches are drawn; None: a step takes the whole graph.
         partition: How the graph is cut into a part for each process; None: it is not.
+        halo_bits: Of an element on its way to another process.
     """
 
     model: str
@@ -54,6 +56,7 @@ class Setup:
     memory: int | None = None
     sampler: str | None = None
     partition: str | None = None
+    halo_bits: int = FP32_BITS
 
 
 OnEpoch = Callable[[int, float, float, "int | None"], None]
@@ -109,7 +112,9 @@ def train(
     with PeakMeter(device) as meter:
         sizes = task.x.size(1), task.num_classes
         model = build(setup.model, setup.recipe, *sizes, normalize=is_part).to(device)
-        more: dict[str, Any] = {"seed": seed} | ({"partition": task.part} if is_part else {})
+        more: dict[str, Any] = {"seed": seed}
+        if is_part:
+            more |= {"partition": task.part, "halo_bits": setup.halo_bits}
         if setup.memory is not None:
             gact_graph.wrap(model, memory=setup.memory, adaptive=setup.adaptive, **more)
         else:

@@ -131,6 +131,7 @@ class TestTheMainJob:
             ("--model gcn --bits 4 --out \udcff", r"to be UTF-8 text \(got '\\udcff'\)"),
             ("--model gcn --bits 4 --out a\0b", r"to be UTF-8 text \(got 'a\\x00b'\)"),
             ("--model gcn --bits 4 --blocks all", "--blocks: Expected a whole number"),
+            ("--model gat --bits 4 --halo-bits 8", r"--halo-bits with --partition \(got 8 alone\)"),
             (
                 "--model gat --bits 4 --partition order --sampler cluster",
                 r"or --sampler \(got",

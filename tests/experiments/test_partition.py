@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,20 @@ def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(partition.counted(found).rows) == 2
     assert draw_partition(found).count("stroke-dasharray") == 2
     assert "10 Gbit/s" in text and "after 2 steps" in text
+
+
+def test_graphs_that_grow_with_the_processes() -> None:
+    def content(parts: int, seconds: float) -> dict[str, Any]:
+        rank = {"nodes": 50, "edges": 700, "halo": 9, "peak_bytes": 1e6, "sent_bytes": 2e6}
+        times = {"step_process_seconds": seconds, "exchange_process_seconds": 0.1 * seconds}
+        run = {"parts": parts, "way": "L1+blocks", "halo_bits": 32}
+        return {"runs": [run | {"ranks": parts * [rank | times | {"loss": 1.0}]}]}
+
+    two, one = content(2, 5.0), content(1, 4.0)
+    assert [[*row] for row in partition.grown([two, one]).rows] == [
+        ["1", "50", "700", "L1+blocks", "", "1.0", "4.00", "1.00x", ""],
+        ["2", "100", "1,400", "L1+blocks", "32", "1.0", "5.00", "1.25x", "10.0%"],
+    ]
 
 
 def test_the_model_adds_the_work_of_the_largest_part_and_its_bytes() -> None:

@@ -104,3 +104,10 @@ def test_parts_of_the_graph_give_what_the_whole_gives(tmp_path: Path) -> None:
     for key in ("val_score", "test_score"):
         assert found[key] == pytest.approx(expected[key], abs=0.01)
     assert found["raw_bytes"] < 0.7 * expected["raw_bytes"]
+    printed = run_two(
+        *line.split(), "--partition", "metis", "--halo-bits", "4", "--out", str(tmp_path / "coded")
+    )
+    coded = json.loads((tmp_path / "coded" / "result.json").read_text())
+    assert coded["config"]["halo_bits"] == 4 and parts["config"]["halo_bits"] == 32
+    assert coded["runs"][0]["loss"] != found["loss"]
+    assert coded["runs"][0]["loss"] == pytest.approx(found["loss"], rel=0.1)
