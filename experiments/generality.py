@@ -1,4 +1,4 @@
-"""The paper's other half: a residual network and BERT with compressed contexts, on small tasks.
+"""The paper's other half: images and texts with compressed contexts, on small tasks.
 
 ``python -m experiments.generality --model bert --out DIR`` trains in fp32 and with 4 and 2 bits and
 prints score, loss, rate, peak and time.

@@ -1,8 +1,8 @@
 """The paper's other two fields, small and without a download: images and texts.
 
-Images are scikit-learn's digits, for torchvision's ResNets or a smaller residual network. Texts are
-excerpts of Python's own documentation, for a transformer in the shape of BERT that finds the topic
-of each.
+Images are scikit-learn's digits, for torchvision's ResNets or a smaller residual network, and for a
+vision transformer. Texts are excerpts of Python's own documentation, for a transformer in the shape
+of BERT that finds the topic of each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments.helpers.errors import UsageError
-from experiments.models.small import Bert, digits, residual_network
+from experiments.models.small import Bert, VisionTransformer, digits, residual_network
 
 _HELD_OUT = 0.1
 _TOPICS = 8  # the longest
@@ -80,6 +80,12 @@ def images() -> Field:
         return _field("resnet", residual_network, *digits(), 1e-3)
 
 
+def patches() -> Field:
+    """A vision transformer over digits."""
+    x, y = digits()
+    return _field("vit", lambda: VisionTransformer(x.size(-1), 10), x, y, 5e-4)
+
+
 def resnet(network: str) -> Field:
     """Return a ResNet of torchvision over digits enlarged to 32 x 32, with random weights.
 
@@ -117,6 +123,7 @@ FIELDS: dict[str, Callable[[], Field]] = {
     "resnet18": functools.partial(resnet, "resnet18"),
     "resnet50": functools.partial(resnet, "resnet50"),
     "bert": texts,
+    "vit": patches,
 }
 
 

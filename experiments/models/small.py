@@ -216,6 +216,35 @@ class Encoder(Bert):
         return x[:, 0].tanh()
 
 
+class VisionTransformer(nn.Module):
+    """Patches of an image as words of a transformer encoder, whose first place gives the logits.
+
+    The norms come before attention and before the MLP, as in ViT (Dosovitskiy et al., ICLR 2021,
+    section 3.1).
+
+    Shapes:
+        - **input**: images [B, 1, S, S] float32
+        - **output**: logits [B, C] float32
+    """
+
+    def __init__(self, side: int, classes: int, patch: int = 2, hidden: int = 128) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, hidden, patch, patch)
+        self.first = nn.Parameter(torch.zeros(1, 1, hidden))
+        self.place = nn.Parameter(0.02 * torch.randn(1, (side // patch) ** 2 + 1, hidden))
+        layer = nn.TransformerEncoderLayer(
+            *(hidden, 4, 4 * hidden, 0.1, "gelu"), batch_first=True, norm_first=True
+        )
+        norm = nn.LayerNorm(hidden)
+        self.layers = nn.TransformerEncoder(layer, 3, norm, enable_nested_tensor=False)
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.place
+        return self.head(self.layers(x)[:, 0])
+
+
 def _conv(i: int, o: int, size: int, stride: int) -> nn.Sequential:
     conv = nn.Conv2d(i, o, size, stride, size // 2, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(o))

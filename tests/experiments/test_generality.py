@@ -15,7 +15,7 @@ from experiments import generality
 from experiments.generality import by_width, train
 from experiments.models.general import FIELDS, excerpts, score_of
 
-_HERE = ("resnet", "bert")
+_HERE = ("resnet", "bert", "vit")
 """What needs no torchvision."""
 
 
