@@ -84,7 +84,7 @@ _HEADLINE = {
 }
 
 _LEVELS = (
-    *("stock", "checkpoint", "lossless", "lossless+blocks"),
+    *("stock", "stock-jemalloc", "checkpoint", "lossless", "lossless+blocks"),
     *("L1-4+blocks", "L1-2+blocks", "CB2"),
 )
 
@@ -212,12 +212,6 @@ def _circumstances(content: Row) -> str:
     return ", ".join(parts)
 
 
-def _cost(row: Row, stock: Row) -> dict[str, Any]:
-    """Peak and its reduction, and seconds per step relative to stock PyG."""
-    reduction = stock["peak_bytes"] / row["peak_bytes"]
-    return {**row, "reduction": reduction, "relative": row["step_seconds"] / stock["step_seconds"]}
-
-
 def _headline(content: Row) -> Table:
     variants = content["variants"]
     spec = (
@@ -272,18 +266,20 @@ def _figures_of(name: str) -> Callable[[Row], str]:
 
 
 def _levels(content: Row) -> Table:
+    """Peaks and times, and their ratios to the smaller one of stock PyG's, with jemalloc or not."""
     variants = content["variants"]
-    spec = (
+    shown = {name: variants[name] for name in _LEVELS if name in variants}
+    stock = [row for name, row in shown.items() if name.startswith("stock")]
+    peak, seconds = (min(row[key] for row in stock) for key in ("peak_bytes", "step_seconds"))
+    spec: tuple[Column, ...] = (
         ("", "{label}"),
         ("peak", "{peak_bytes:MB} MB"),
-        ("reduction", "{reduction:.1f}x"),
+        ("reduction", lambda row: f"{peak / row['peak_bytes']:.1f}x"),
         ("s/step", "{step_seconds:.1f} s"),
-        ("relative to stock", "{relative:.2f}x"),
+        ("relative to stock", lambda row: f"{row['step_seconds'] / seconds:.2f}x"),
         ("saved for backward", "{saved_bytes:MB} MB"),
     )
-    shown = [name for name in _LEVELS if name in variants]
-    rows = ((name, _cost(variants[name], variants["stock"])) for name in shown)
-    return table(spec, ({"label": STRATEGIES[name].label, **row} for name, row in rows))
+    return table(spec, ({"label": STRATEGIES[n].label, **row} for n, row in shown.items()))
 
 
 def _overhead_of_default(content: Row) -> Table:
