@@ -260,7 +260,7 @@ def _networks(files: Files) -> Table:
 def _figures_of(name: str) -> Callable[[Row], str]:
     def shown(row: Row) -> str:
         figures = row[name]
-        return cell("{peak_bytes:MB} MB, {step_seconds:.1f} s", figures) if figures else ""
+        return cell("{peak_bytes:MB} MB, {step_seconds:.2f} s", figures) if figures else ""
 
     return shown
 
