@@ -571,7 +571,10 @@ class Session:
             # Pinned bits are those of the tensor itself. A layer in blocks decodes rows of codes.
             by_rows = save.call.of_layer and bits < 32
             pinned = self._scheme.pinned(save.slot) is not None and not recipe.exact
-            recipe = None if by_rows or pinned else recipe
+            # Such tensors are read twice, by the backward that keeps a graph and by that of the
+            # graph: products would be computed three times, and those they follow from more often.
+            multiplied = exactly and recipe.products > 0
+            recipe = None if by_rows or pinned or multiplied else recipe
         request = Request(
             tensor=elements.flat,
             slot=save.slot,
@@ -678,8 +681,7 @@ class Session:
 
     def _watch(self, context: Context, slot: str, lossy: bool) -> None:
         """Record each decoding of a context, to find the slots that must be exact."""
-        if self._quantize:
-            context.reading = Reading(self._exact_slots, slot, self._has_leaf, lossy)
+        context.reading = Reading(self._exact_slots, slot, self._has_leaf, lossy)
 
     def _count(self, save: Save, context: Context) -> None:
         """Count a reference to a tensor of any layout, by the dense tensors in it."""

@@ -625,3 +625,31 @@ class TestOutsideOfForward:
             model = gact_graph.wrap(Lambda(forward), **LOSSLESS)
             assert equal(run(model), run(Lambda(forward)))
             assert "rebuild" in {row.codec for row in gact_graph.report(model).contexts}
+
+
+class _Forces(nn.Module):
+    """The energy of edges by an MLP, and its gradient by the positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 64), nn.Linear(64, 64)
+
+    def forward(self, pos: Tensor) -> Tensor:
+        pos = pos.detach().requires_grad_()
+        hidden = self.last(F.softplus(self.first(pos)))
+        [forces] = torch.autograd.grad(hidden.tanh().sum(), pos, create_graph=True)
+        return forces
+
+
+@pytest.mark.parametrize("options", [{"level": "lossless", "bits": 32}, {"bits": 4}])
+def test_products_are_not_computed_again_for_two_backwards(options: dict[str, Any]) -> None:
+    """One backward inside forward keeps a graph, and the other runs through it."""
+    stock = make(_Forces)
+    wrapped = gact_graph.wrap(copy.deepcopy(stock), adaptive=False, min_bytes=0, **options)
+    pos, counts = torch.randn(2000, 3, generator=seeded(0)), []
+    for model in (stock, wrapped):
+        for _ in range(3):  # the first finds the tensors that are read twice
+            with _Products() as products:
+                model(pos).square().sum().backward()
+        counts.append(products.count)
+    assert counts[0] == counts[1] > 0

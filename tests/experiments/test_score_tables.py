@@ -64,25 +64,3 @@ def test_rates_range_over_graphs(tmp_path: Path) -> None:
     results = write(tmp_path, few, study("citeseer", "gcn", {}), *models)
     text = result_tables.tables(results)["rates"]()
     assert "| GCN | 8.0 to 8.0x | 8.0 to 20.0x | 10.7 to 10.7x | 16.0 to 16.0x |" in text
-
-
-def test_differences_to_fp32_are_by_seed() -> None:
-    def entry(scores: list[float], losses: list[float] | None) -> dict[str, Any]:
-        runs = [{"seed": n, "test_score": score, "rate": 2.0} for n, score in enumerate(scores)]
-        for run, loss in zip(runs, losses or (), strict=losses is not None):
-            run |= {"first_losses": loss, "last_losses": loss / 2}
-        return {"commit": "1111111", "runs": runs}
-
-    content = {
-        "GCN, cora, fp32": entry([0.8, 0.7], [1.0, 3.0]),
-        "GCN, cora, adaptive 2 bit": entry([0.81, 0.71], [1.2, 3.2]),
-        "GAT, cora, fp32": entry([0.8], None),
-        "GAT, cora, adaptive 2 bit": entry([0.79], None),
-    }
-    rows = [row[4:7] for row in result_tables._beside_fp32(content).rows]
-    assert [tuple(row) for row in rows] == [
-        ("", "", ""),
-        ("+1.00 ± 0.00", "+0.2000 ± 0.0000", "+0.1000 ± 0.0000"),
-        ("", "", ""),
-        ("-1.00", "", ""),
-    ]
