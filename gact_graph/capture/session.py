@@ -571,8 +571,8 @@ class Session:
             # Pinned bits are those of the tensor itself. A layer in blocks decodes rows of codes.
             by_rows = save.call.of_layer and bits < 32
             pinned = self._scheme.pinned(save.slot) is not None and not recipe.exact
-            # Such tensors are read twice, by the backward that keeps a graph and by that of the
-            # graph: products would be computed three times, and those they follow from more often.
+            # A slot that is kept exactly is read twice, by the backward that keeps a graph and by
+            # that of the graph: each would compute a product again.
             multiplied = exactly and recipe.products > 0
             recipe = None if by_rows or pinned or multiplied else recipe
         request = Request(
@@ -680,7 +680,8 @@ class Session:
         return Saved(context)
 
     def _watch(self, context: Context, slot: str, lossy: bool) -> None:
-        """Record each decoding of a context, to find the slots that must be exact."""
+        """Record each decoding of a context, to find the slots that must be exact, or are read by
+        two backwards."""
         context.reading = Reading(self._exact_slots, slot, self._has_leaf, lossy)
 
     def _count(self, save: Save, context: Context) -> None:
