@@ -20,10 +20,19 @@ EXACT: dict[str, dict[str, Any]] = {
     "L1 at 32 bits": {"level": "L1", "blocks": False} | FIXED,
     "CB2 at 32 bits": {"level": "CB2", "blocks": 64} | FIXED,
 }
+
+
+class TwoAggregates(SAGEConv):
+    """The layer in a class of its own.
+
+    PyTorch Geometric decides by the first layer of a class whether all of them may fuse messages.
+    """
+
+
 CONVS = {
     "GraphConv": lambda: GraphConv(WIDTH, WIDTH),
     "GraphConv max": lambda: GraphConv(WIDTH, WIDTH, aggr="max"),
-    "SAGE": lambda: SAGEConv(WIDTH, WIDTH, aggr=["mean", "std"]),
+    "SAGE": lambda: TwoAggregates(WIDTH, WIDTH, aggr=["mean", "std"]),
     "GAT": lambda: GATConv(WIDTH, WIDTH // 2, heads=2, add_self_loops=False),
     "GATv2": lambda: GATv2Conv(WIDTH, WIDTH // 2, heads=2, add_self_loops=False),
     "Transformer": lambda: TransformerConv(WIDTH, WIDTH // 2, heads=2),
