@@ -32,14 +32,15 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git("init", "--initial-branch", "main")
     for folder in ("gact_graph", "csrc", "experiments", "results/memory"):
         Path(folder).mkdir(parents=True)
-    Path("gact_graph/code.py").write_text("1")
+    Path("gact_graph/code.py").write_text("a = 1")
     Path("experiments/memory.py").write_text(EXPERIMENT)
     old = commit()
-    Path("gact_graph/code.py").write_text("2")
+    Path("gact_graph/code.py").write_text("a = 2")
     new = commit()
     for name, flags, at in [
         ("gat", "gat DATA/cora.npz", old),
         ("gcn", "gcn,gin DATA/cora.npz", f"{old}+changes"),
+        ("gin", "gcn,gin DATA/cora.npz", old),
         ("kept", "kept DATA/cora.npz", new),
         ("wrong", "wrong --fail", old),
     ]:
@@ -64,7 +65,7 @@ def test_files_of_an_older_library_are_replaced() -> None:
     done = measure("/graphs", "memory", "studies")
     assert done.returncode == 1
     assert "results/memory/wrong.json: not replaced: exit code 1" in done.stderr
-    for name in ("gat", "gcn"):
+    for name in ("gat", "gcn", "gin"):
         assert seen(name) == {"seen": "/graphs/cora.npz", "threads": 1, "commit": "new"}
     assert "command" in seen("kept") and "command" in seen("wrong")
 
@@ -72,6 +73,13 @@ def test_files_of_an_older_library_are_replaced() -> None:
 def test_words_choose_files() -> None:
     assert measure("/graphs", "gat").returncode == 0
     assert seen("gat")["commit"] == "new" and "command" in seen("gcn")
+
+
+def test_a_command_runs_once_for_all_its_files() -> None:
+    path = Path("experiments/memory.py")
+    path.write_text(path.read_text() + 'open("runs", "a").write(sys.argv[1] + chr(10))\n')
+    assert measure("/graphs", "gcn", "gin").returncode == 0
+    assert Path("runs").read_text() == "gcn,gin\n"
 
 
 def test_a_folder_is_needed() -> None:

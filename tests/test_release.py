@@ -50,6 +50,19 @@ def test_numbers_of_an_older_library() -> None:
     assert not git("tag", "--list")
 
 
+def test_comments_and_docstrings_do_not_change_numbers() -> None:
+    code = Path("gact_graph/code.py")
+    code.write_text('def f():\n    """Return 1."""\n    return 1\n')
+    number = commit()
+    Path("README.md").write_text(f"3 MB, commit {number}\n")
+    code.write_text('# Why.\ndef f():\n    """Return one."""\n    return 1  # here\n')
+    commit()
+    assert release() == []
+    code.write_text('def f():\n    """Return one."""\n    return 2\n')
+    commit()
+    assert f"README.md (got those of commit {number})" in release("1.2.0")[-1]
+
+
 def test_other_obstacles() -> None:
     git("checkout", "-b", "topic")
     Path("note").write_text("not committed\n")
