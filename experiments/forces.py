@@ -174,7 +174,7 @@ def _apart(*case: Any) -> Any:
 def _wrap(model: nn.Module, way: str) -> None:
     level = WAYS[way]
     if level is not None:
-        level.wrap(model)
+        level.wrap(model, adaptive=True)
     elif way == "dgl":
         dgl_layers.replace_filters(model)
 

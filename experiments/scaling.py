@@ -10,7 +10,7 @@ bisection. On CUDA the cap is on the memory that torch's allocator takes: see
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from datasets import load
@@ -109,6 +109,22 @@ def by_size(results: dict[str, dict[str, Any]]) -> Table:
         else:
             rows[name] = {"reason": "none fits"}
     return table(spec, rows)
+
+
+def by_memory(contents: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the largest graphs: one row for each memory, one column for each strategy."""
+    contents = sorted(contents, key=lambda content: content["memory"])
+    variants = [*contents[0]["largest"]["graph"]]
+
+    def cells(content: Mapping[str, Any]) -> Iterator[str]:
+        found = content["largest"]["graph"]
+        yield f"{content['memory'] / 1e9:g} GB"
+        for variant in variants:
+            times = found[variant]["largest"] / found["stock"]["largest"]
+            beside = "" if variant == "stock" else f" ({times:.1f}x)"
+            yield f"{found[variant]['nodes']:,}{beside}"
+
+    return Table(["memory", *map(LABELS.__getitem__, variants)], [[*cells(c)] for c in contents])
 
 
 def _search(args: command.Args, vary: str, variant: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from experiments import (
     scale,
     scaling,
     step_time,
+    time_to_accuracy,
 )
 from experiments.allocators import by_allocator
 from experiments.examples import by_example
@@ -112,7 +113,7 @@ def tables(results: Path) -> dict[str, Page]:
     add("compiled", compiled.by_network, "compiled.json")
     add("allocators", lambda content: by_allocator(content["medians"]), "allocators.json")
     add("gpu-quantizer", lambda content: kernels.quantizer(content["jobs"]), "gpu_kernels.json")
-    add("largest-graph", lambda c: scaling.by_size(c["largest"]["graph"]), "scaling/gat-graph.json")
+    add("largest-graph", scaling.by_memory, "scaling/gat-*.json")
     add("scores", _scores, "table2/*.json")
     add("rates", _rates, "table2/*.json")
     add("gradient-variance", _gradient_variance, "sensitivity/*.json")
@@ -142,6 +143,7 @@ def tables(results: Path) -> dict[str, Page]:
         "generality": lambda content: by_width(content["runs"]),
         "partition": _partition,
         "table3": lambda content: table3(content["rows"]),
+        "time_to_accuracy": time_to_accuracy.by_way,
     }
     for kind, make in kinds.items():
         for path in sorted((results / kind).glob("*.json")):

@@ -270,6 +270,10 @@ class TestScaling:
         assert {case.cap_bytes for case in trials.cases} == {60_000_000}
         text = capsys.readouterr().out
         assert "Largest depth" in text and "2.0x" in text
+        shown = scaling.by_memory([{"memory": 10**9, "largest": found}])
+        assert shown.head[0] == "memory" and shown.rows[0][0] == "1 GB"
+        nodes = [f"{found['graph'][name]['nodes']:,}" for name in ("stock", "L1")]
+        assert [*shown.rows[0][1:]] == [nodes[0], f"{nodes[1]} (2.0x)"]
         tries = len(trials.cases)
         assert scaling.main([*flags, "stock,CB2"]) == 1
         assert len(trials.cases) == tries + 1
