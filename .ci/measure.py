@@ -3,8 +3,8 @@
 Each file in ``results/`` names the command that made it. The commands of files whose library
 differs from the present one run again, one after another, and replace their files if they end well.
 With words, only files whose paths contain one of them. ``GACT_GRAPH_PYTHON`` is another Python for
-commands that need one, such as ``experiments.peers`` with DGL. Stop at any time: files that are
-done are not measured again.
+commands that need one, such as ``experiments.peers`` with DGL. Without a driver of NVIDIA, commands
+for CUDA devices are left out. Stop at any time: files that are done are not measured again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def outdated(words: Sequence[str]) -> dict[Run, list[Path]]:
         wanted = not words or any(word in str(path) for word in words)
         if wanted and "command" in content and is_outdated(content["commit"].partition("+")[0]):
             run = Run(content["command"], content.get("threads", 2))
-            found.setdefault(run, []).append(path)
+            if "--device cuda" not in run.command or shutil.which("nvidia-smi"):
+                found.setdefault(run, []).append(path)
     return found
 
 

@@ -15,6 +15,9 @@ from pathlib import Path
 
 PAGES = ("README.md", "docs")
 BEHAVIOR = ("gact_graph", "csrc", ":!gact_graph/__init__.py")  # without the number of the version
+ELSEWHERE = Path("docs/gpu.md")
+"""Has the numbers of a GPU, with the commits at which one was there to measure them."""
+
 _COMMIT = re.compile(r"\bcommit ([0-9a-f]{7,40})\b")
 
 
@@ -48,9 +51,10 @@ def obstacles(version: str) -> Iterator[str]:
 
 
 def pages() -> list[Path]:
-    """Return the pages with numbers."""
+    """Return the pages whose numbers a machine without a GPU can measure."""
     paths = map(Path, PAGES)
-    return [p for path in paths for p in (sorted(path.rglob("*.md")) if path.is_dir() else [path])]
+    found = [p for path in paths for p in (sorted(path.rglob("*.md")) if path.is_dir() else [path])]
+    return [page for page in found if page != ELSEWHERE]
 
 
 def is_outdated(commit: str) -> bool:

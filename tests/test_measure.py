@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ for name in sys.argv[1].split(","):
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     git("init", "--initial-branch", "main")
-    for folder in ("gact_graph", "csrc", "experiments", "results/memory"):
+    for folder in ("gact_graph", "csrc", "experiments", "results/memory", "bin"):
         Path(folder).mkdir(parents=True)
     Path("gact_graph/code.py").write_text("a = 1")
     Path("experiments/memory.py").write_text(EXPERIMENT)
@@ -43,15 +44,17 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("gin", "gcn,gin DATA/cora.npz", old),
         ("kept", "kept DATA/cora.npz", new),
         ("wrong", "wrong --fail", old),
+        ("gpu", "gpu --device cuda", old),
     ]:
         command = f"python -m experiments.memory {flags} --out DIR"
         content = {"command": command, "threads": 1, "commit": at}
         Path(f"results/memory/{name}.json").write_text(json.dumps(content))
+    Path("bin/git").symlink_to(str(shutil.which("git")))  # and no nvidia-smi
     Path("results/studies.json").write_text(json.dumps({"a": {"command": "python", "commit": old}}))
 
 
 def measure(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    environment = os.environ | {"PYTHONPATH": os.getcwd(), "PATH": os.path.abspath("bin")}
     run = [sys.executable, str(SCRIPT), *arguments]
     return subprocess.run(run, capture_output=True, text=True, env=environment)
 
@@ -67,7 +70,7 @@ def test_files_of_an_older_library_are_replaced() -> None:
     assert "results/memory/wrong.json: not replaced: exit code 1" in done.stderr
     for name in ("gat", "gcn", "gin"):
         assert seen(name) == {"seen": "/graphs/cora.npz", "threads": 1, "commit": "new"}
-    assert "command" in seen("kept") and "command" in seen("wrong")
+    assert all("command" in seen(name) for name in ("kept", "wrong", "gpu"))
 
 
 def test_words_choose_files() -> None:

@@ -43,6 +43,7 @@ def test_a_release_gets_a_tag() -> None:
 def test_numbers_of_an_older_library() -> None:
     Path("csrc/kernel.cpp").write_text("int x;\n")
     Path("docs/page.md").write_text("4 MB, commit 1234567\n")
+    Path("docs/gpu.md").write_text("Of another machine: 5 MB, commit 1234567\n")
     commit()
     first, second = release()
     assert "README.md (got those of commit " in first
