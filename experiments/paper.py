@@ -7,6 +7,7 @@ compares ways to swap on a GPU, ``figure3`` draws sensitivities.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -101,12 +102,12 @@ def _study(args: command.Args, graph: str, dataset: str, model: str) -> dict[str
 
 
 def _table3(args: command.Args) -> None:
-    model, dataset = args.models[0], _one_graph(args)
-    content = {"model": model, "dataset": dataset_name(dataset)}
+    dataset = _one_graph(args)
+    content = {"dataset": dataset_name(dataset)}
     content |= args.origin | {"threads": torch.get_num_threads()}
     rows: list[dict[str, Any]] = []
-    for memory in args.memory.split(","):
-        out = args.out / "table3" / memory
+    for model, memory in itertools.product(args.models, args.memory.split(",")):
+        out = args.out / "table3" / model / memory
         _call(
             scaling.main,
             *("--model", model, "--dataset", dataset, "--memory", memory, "--out", out),
@@ -114,8 +115,8 @@ def _table3(args: command.Args) -> None:
         )
         largest = json.loads((out / "scaling.json").read_text())["largest"]
         rows += [
-            {"memory": memory, "vary": vary, "variant": variant, **largest[vary][variant]}
-            for vary in ("depth", "width")
+            {"model": model, "memory": memory, "vary": vary, "variant": variant, **sizes[variant]}
+            for vary, sizes in largest.items()
             for variant in args.variants
         ]
         write_json(args.out / "table3.json", content | {"rows": rows})

@@ -167,23 +167,31 @@ def table3(searches: Sequence[Mapping[str, Any]]) -> Table:
     """Return Table 3: for each memory and dimension the largest size, and its ratio to stock's.
 
     Args:
-        searches: ``memory``, ``vary``, ``variant`` and ``largest`` of each.
+        searches: ``model``, ``memory``, ``vary``, ``variant`` and ``largest`` of each.
     """
-    sizes = {(row["memory"], row["vary"], row["variant"]): row["largest"] for row in searches}
+    cases = [(row["model"], row["vary"], row["memory"]) for row in searches]
+    sizes = {
+        (*case, row["variant"]): row["largest"] for case, row in zip(cases, searches, strict=True)
+    }
     variants = dict.fromkeys(row["variant"] for row in searches)
 
-    def size(memory: str, vary: str, variant: str) -> str:
-        largest, stock = (sizes.get((memory, vary, name)) for name in (variant, "stock"))
+    def size(*case: str) -> str:
+        *shared, variant = case
+        largest, stock = (sizes.get((*shared, name)) for name in (variant, "stock"))
         if largest is None:
             return "not run"
         return f"{largest:,} ({largest / stock:.1f}x)" if stock else f"{largest:,}"
 
     rows = [
-        (*case, *(size(*case, variant) for variant in variants), _growth(case[1]))
-        for case in dict.fromkeys((row["memory"], row["vary"]) for row in searches)
+        (
+            *(model.upper(), vary, memory),
+            *(size(model, vary, memory, variant) for variant in variants),
+            _growth(vary) if model == "gcn" else "",
+        )
+        for model, vary, memory in dict.fromkeys(cases)
     ]
     heads = (LABELS[variant] for variant in variants)
-    return Table(("memory", "", *heads, "paper, 16 GB: L0, L1, L2"), rows)
+    return Table(("", "", "memory", *heads, "paper, 16 GB: L0, L1, L2"), rows)
 
 
 def _growth(vary: str) -> str:

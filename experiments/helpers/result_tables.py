@@ -114,6 +114,7 @@ def tables(results: Path) -> dict[str, Page]:
     add("allocators", lambda content: by_allocator(content["medians"]), "allocators.json")
     add("gpu-quantizer", lambda content: kernels.quantizer(content["jobs"]), "gpu_kernels.json")
     add("largest-graph", scaling.by_memory, "scaling/gat-*.json")
+    add("table3", lambda content: table3(content["rows"]), "table3.json")
     add("scores", _scores, "table2/*.json")
     add("rates", _rates, "table2/*.json")
     add("gradient-variance", _gradient_variance, "sensitivity/*.json")
@@ -142,7 +143,6 @@ def tables(results: Path) -> dict[str, Page]:
         "timeline": lambda content: memory.alive(content["variants"]),
         "generality": lambda content: by_width(content["runs"]),
         "partition": _partition,
-        "table3": lambda content: table3(content["rows"]),
         "time_to_accuracy": time_to_accuracy.by_way,
     }
     for kind, make in kinds.items():
