@@ -1,8 +1,8 @@
-"""The arrays of one `.npz` file, of which nothing is read before its header has been looked at.
+"""Reading of the arrays of an `.npz` file, with all headers checked first.
 
-numpy's own reader takes a file at its word: it reserves what a header declares, and hands out the
-bytes of a member that has no header. A file may come from anywhere, so this one checks the names,
-the dtypes and the declared sizes of all arrays first, and the checksums last. Nothing is unpickled.
+numpy's reader reserves the memory that a header declares, and returns the bytes of a member
+without a header. Files may come from any source, so this reader checks the names, the dtypes and
+the declared sizes of all arrays first, and the checksums last. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Header(NamedTuple):
 
 
 def read_arrays(path: Path, keys: Collection[str]) -> Arrays:
-    """Reads those of the arrays that the file holds; whatever else is in it is left alone.
+    """Read those of the arrays that are in the file; other members are ignored.
 
     Args:
         path (Path): The file.

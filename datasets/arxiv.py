@@ -29,7 +29,7 @@ RAW_FILES = (
 
 
 def load_arxiv(root: Path) -> Graph:
-    r"""Loads ogbn-arxiv from the `"Open Graph Benchmark: Datasets for Machine Learning on Graphs"
+    r"""Load ogbn-arxiv from the `"Open Graph Benchmark: Datasets for Machine Learning on Graphs"
     <https://arxiv.org/abs/2005.00687>`_ paper: papers, the papers they cite, and 40 subjects.
 
     Args:
@@ -82,7 +82,7 @@ def _read(home: Path) -> Graph:
 
 @contextmanager
 def _without_update_check() -> Iterator[None]:
-    """Hides the package through which `import ogb` asks PyPI, on a thread that blocks exit."""
+    """Hide the package through which `import ogb` asks PyPI, on a thread that blocks exit."""
     absent = object()
     before = sys.modules.get("outdated", absent)
     sys.modules["outdated"] = None  # type: ignore[assignment]

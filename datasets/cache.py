@@ -1,4 +1,4 @@
-"""Folders in which PyG and OGB keep a data set: nothing half-written stays, no file is lost."""
+"""The folders in which PyG and OGB keep data sets: without partial files, and without lost ones."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ NETWORK_TIMEOUT = 30.0  # seconds without an answer
 def load_cached(
     name: str, home: Path, raw: Sequence[str], processed: str, read: Callable[[Path], Graph]
 ) -> Graph:
-    r"""Loads a data set through a PyG class that downloads and processes by itself.
+    r"""Load a data set through a PyG class that downloads and processes by itself.
 
-    Where both steps have been done the class reads its folder in place. Else it works in a folder
-    of its own beside it, and what it made moves over, file by file, only once the graph has been
-    read: an error, Ctrl-C or a full disk leaves the cache as it was. Files that are already there
-    are never overwritten or removed.
+    If both steps are done, the class reads its folder in place. Otherwise it works in a temporary
+    folder, whose files move to the cache after the graph has been read: an error, Ctrl-C or a full
+    disk leaves the cache unchanged. Existing files are never overwritten or removed.
 
     Args:
         name (str): Name of the data set, for messages.
@@ -96,7 +95,7 @@ def _adopt(staged_home: Path, home: Path) -> None:
 
 @contextmanager
 def _well_behaved() -> Iterator[None]:
-    """Keeps the libraries from hanging on a dead network, from chatter, and from unsafe pickles."""
+    """Keep the libraries from hanging on a dead network, from chatter, and from unsafe pickles."""
     timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(NETWORK_TIMEOUT)
     try:

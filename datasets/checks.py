@@ -1,7 +1,7 @@
-"""What holds for every graph, whatever it was loaded from.
+"""Checks that every loaded graph must pass.
 
-A wrong id is no error on its own: it surfaces later as an index fault inside a kernel, or as a
-silently wrong accuracy. So each loader passes through here once, at a cost of one pass a tensor.
+A wrong id raises no error by itself: it appears later as a fault inside a kernel, or as a wrong
+accuracy. Each loader therefore checks its graph once, in one pass over each tensor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from datasets.errors import DatasetError
 
 
 def check_features(x: Tensor) -> None:
-    """Checks node features: [N, F] float32, finite, N and F at least 1."""
+    """Check node features: [N, F] float32, finite, N and F at least 1."""
     if x.dim() != 2 or x.dtype != torch.float32:
         raise DatasetError(f"Expected x to be [N, F] float32 (got {_kind(x)})")
     if x.numel() == 0:
@@ -31,14 +31,14 @@ def check_features(x: Tensor) -> None:
 
 
 def check_edge_index(edge_index: Tensor, num_nodes: int) -> None:
-    """Checks edges: [2, E] int64, each entry a node id. No edges at all is a graph, too."""
+    """Check edges: [2, E] int64, each entry a node id. A graph may have no edges."""
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
         raise DatasetError(f"Expected edge_index to be [2, E] int64 (got {_kind(edge_index)})")
     _check_ids("edge_index", edge_index, num_nodes, "node ids")
 
 
 def check_targets(y: Tensor, num_nodes: int, num_classes: int) -> None:
-    """Checks targets: [N] int64 class ids, or [N, C] float32 of zeros and ones."""
+    """Check targets: [N] int64 class ids, or [N, C] float32 of zeros and ones."""
     if y.dim() == 1 and y.dtype == torch.int64:
         expected: tuple[int, ...] = (num_nodes,)
     elif y.dim() == 2 and y.dtype == torch.float32:
@@ -64,7 +64,7 @@ def check_targets(y: Tensor, num_nodes: int, num_classes: int) -> None:
 
 
 def check_split(train_idx: Tensor, val_idx: Tensor, test_idx: Tensor, num_nodes: int) -> None:
-    """Checks a split: three int64 lists of node ids, no node twice, the first one not empty."""
+    """Check a split: three int64 lists of node ids, no node twice, the first one not empty."""
     split = {"train_idx": train_idx, "val_idx": val_idx, "test_idx": test_idx}
     for key, idx in split.items():
         if idx.dim() != 1 or idx.dtype != torch.int64:

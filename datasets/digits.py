@@ -12,7 +12,7 @@ MAX_INK = 16  # each pixel counts the inked cells of a 4 x 4 block
 
 
 def load_digits() -> Graph:
-    r"""Loads the 8 x 8 images of handwritten digits that scikit-learn bundles.
+    r"""Load the 8 x 8 images of handwritten digits that scikit-learn bundles.
 
     Each image is a node, joined both ways to the 8 images nearest to it in Euclidean distance (an
     edge stands where either end is among the nearest of the other). Nothing is downloaded.

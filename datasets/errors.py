@@ -1,4 +1,4 @@
-"""The one error that a loader raises."""
+"""The error that loaders raise."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ _LONGEST = 200
 class DatasetError(ValueError):
     """A graph that cannot be loaded: unknown name, missing file, or content that breaks the schema.
 
-    The message is a single line that says what was expected, what was found and the way out, so
-    that a command line may print it as it is.
+    The message is a single line with the expected value, the actual one and the way out, which a
+    command line may print unchanged.
     """
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the kind of :obj:`error` and the first line of its message, cut where it is long."""
+    """Return the kind of :obj:`error` and the first line of its message, cut where it is long."""
     text = str(error).strip().partition("\n")[0]
     # Of a broken file some quote whole pieces.
     if len(text) > _LONGEST:

@@ -11,7 +11,7 @@ from datasets.checks import check_edge_index, check_features, check_split, check
 
 @dataclass(frozen=True)
 class Graph:
-    r"""A graph for node classification, checked as it is made.
+    r"""A graph for node classification, checked when it is created.
 
     Args:
         name (str): What to call the graph in a table.
@@ -51,15 +51,15 @@ class Graph:
 
     @property
     def num_nodes(self) -> int:
-        r"""Returns the number of nodes :math:`N`."""
+        r"""Return the number of nodes :math:`N`."""
         return self.x.size(0)
 
     @property
     def num_edges(self) -> int:
-        r"""Returns the number of edges :math:`E`; an undirected edge counts twice."""
+        r"""Return the number of edges :math:`E`; an undirected edge counts twice."""
         return self.edge_index.size(1)
 
     @property
     def multi_label(self) -> bool:
-        r"""Returns :obj:`True` if a node may belong to several classes."""
+        r"""Return :obj:`True` if a node may belong to several classes."""
         return self.y.dim() == 2

@@ -1,4 +1,4 @@
-"""The machine's memory, so that what cannot fit is said before it is tried."""
+"""Checks that a graph fits in the memory of this machine, before it is loaded."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _LIMITS = (
 
 
 def available_bytes() -> int | None:
-    """Returns the bytes of main memory and swap a new tensor could take; None where unknown."""
+    """Return the bytes of main memory and swap a new tensor could take; None where unknown."""
     found = [_of_machine(), *map(_number_in, _LIMITS)]
     return min((number for number in found if number is not None), default=None)
 
 
 def check_fits(what: str, needed: int, way_out: str) -> None:
-    """Raises DatasetError if :obj:`needed` bytes of main memory are not to be had.
+    """Raise DatasetError if fewer than :obj:`needed` bytes of main memory are free.
 
     Args:
-        what (str): What needs them, as the subject of a sentence.
+        what (str): The object that needs them, as the subject of a sentence.
         needed (int): Bytes, a lower bound.
-        way_out (str): What to do about it.
+        way_out (str): Advice for the user.
     """
     available = available_bytes()
     if available is not None and needed > available:
@@ -38,7 +38,7 @@ def check_fits(what: str, needed: int, way_out: str) -> None:
 
 
 def format_bytes(size: float) -> str:
-    """Returns bytes in decimal units.
+    """Return bytes in decimal units.
 
     >>> format_bytes(5_944_000_000), format_bytes(12)
     ('5.9 GB', '12 B')

@@ -26,7 +26,7 @@ _MANY_CLASSES = 65_536
 
 
 def load_npz(path: str | Path) -> Graph:
-    r"""Loads a graph from an :obj:`.npz` file, without unpickling anything.
+    r"""Load a graph from an :obj:`.npz` file, without unpickling anything.
 
     Args:
         path (str or Path): A file with these arrays, of any width:
@@ -98,7 +98,7 @@ def _features(arrays: Arrays) -> Tensor:
 def _dense(
     x_data: np.ndarray, x_indices: np.ndarray, x_indptr: np.ndarray, x_shape: np.ndarray
 ) -> Tensor:
-    """Expands CSR arrays; entries of one place add up, as everywhere with CSR."""
+    """Expand CSR arrays; entries of one place add up, as everywhere with CSR."""
     shape = _integers("x_shape", x_shape)
     if shape.shape != (2,) or int(shape.min()) < 1:
         raise DatasetError(

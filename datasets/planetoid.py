@@ -12,7 +12,7 @@ FOLDERS = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
 
 
 def load_planetoid(name: str, root: Path) -> Graph:
-    r"""Loads Cora, CiteSeer or PubMed from the `"Revisiting Semi-Supervised Learning with Graph
+    r"""Load Cora, CiteSeer or PubMed from the `"Revisiting Semi-Supervised Learning with Graph
     Embeddings" <https://arxiv.org/abs/1603.08861>`_ paper.
 
     Args:

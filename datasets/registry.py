@@ -1,4 +1,4 @@
-"""From what the user types to the loader that knows it."""
+"""The loaders of all data sets, by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = tuple(LOADERS)
 
 
 def load(spec: str, root: str | Path = "data") -> Graph:
-    r"""Loads a graph.
+    r"""Load a graph.
 
     Args:
         spec (str): What to load:
@@ -33,14 +33,14 @@ def load(spec: str, root: str | Path = "data") -> Graph:
             - :obj:`"digits"`: bundled with scikit-learn, nothing to download
             - another of :obj:`NAMES`: the real data set, from :obj:`root` or else downloaded
             - a path that ends in :obj:`.npz`: see :func:`~datasets.npz.load_npz`
-            - :obj:`"synthetic:NAME"`, :obj:`"synthetic:NAME@SCALE"`: a made-up graph of that size,
+            - :obj:`"synthetic:NAME"`, :obj:`"synthetic:NAME@SCALE"`: a synthetic graph of that size,
               see :func:`~datasets.synthetic.block_model`
-        root (str or Path, optional): Folder of the real data sets, made when one is downloaded.
+        root (str or Path, optional): Folder of the real data sets, created by the first download.
             (default: :obj:`"data"`)
 
     Raises:
-        DatasetError: If :obj:`spec` is none of these, or what it names cannot be loaded. Nothing
-            half-written is left behind.
+        DatasetError: If :obj:`spec` is none of these, or the data set cannot be loaded. No partial
+            files remain.
     """
     if spec.endswith(".npz"):
         return load_npz(spec)

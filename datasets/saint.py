@@ -15,7 +15,7 @@ CLASSES = {"flickr": "Flickr", "reddit": "Reddit2", "yelp": "Yelp"}
 
 
 def load_saint(name: str, root: Path) -> Graph:
-    r"""Loads Flickr, Reddit or Yelp from the `"GraphSAINT: Graph Sampling Based Inductive Learning
+    r"""Load Flickr, Reddit or Yelp from the `"GraphSAINT: Graph Sampling Based Inductive Learning
     Method" <https://arxiv.org/abs/1907.04931>`_ paper.
 
     Args:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def random_split(num_nodes: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Splits nodes at random into 60 % to train, 20 % to validate and the rest to test.
+    r"""Split nodes at random into 60 % to train, 20 % to validate and the rest to test.
 
     The split is a function of the arguments alone: the global random state is neither read nor
     moved.

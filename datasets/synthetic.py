@@ -1,4 +1,4 @@
-"""A graph of a published size whose content is made up: for memory and speed without a download."""
+"""Synthetic graphs of published sizes, to measure memory and speed without a download."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS_AT_ONCE = 65_536
 
 
 def load_synthetic(spec: str) -> Graph:
-    r"""Makes the graph that :obj:`"synthetic:NAME"` or :obj:`"synthetic:NAME@SCALE"` describes.
+    r"""Make the graph that :obj:`"synthetic:NAME"` or :obj:`"synthetic:NAME@SCALE"` describes.
 
     Args:
         spec (str): :obj:`NAME` is a key of :obj:`~datasets.published.PUBLISHED`; :obj:`SCALE`
@@ -47,7 +47,7 @@ def load_synthetic(spec: str) -> Graph:
 
 
 def block_model(size: Size, name: str = "synthetic", seed: int = 0) -> Graph:
-    r"""Samples a stochastic block model with one community a class.
+    r"""Sample a stochastic block model with one community a class.
 
     Communities are equally large. Of the edges, :obj:`FRACTION_INSIDE` join two nodes of one
     community, as far as it has room for them, and the rest join two communities; which nodes is
@@ -55,8 +55,8 @@ def block_model(size: Size, name: str = "synthetic", seed: int = 0) -> Graph:
     plus unit noise. In a multi-label graph each community has a set of labels of its own, of which
     each node lacks some.
 
-    Every edge is there in both directions and **once**: what is drawn twice is drawn anew, so the
-    edge count is the requested one, less one if that is odd. Edges are sorted by source, then
+    Every edge exists in both directions, and **once**: duplicates are drawn again, so the number
+    of edges is the requested one, minus one if that is odd. Edges are sorted by source, then
     target. There are no self-loops.
 
     Args:
@@ -145,7 +145,7 @@ def _edges(node_at: Tensor, num_blocks: int, num_edges: int, generator: torch.Ge
 
 
 def _distinct_pairs(count: int, start: Tensor, inside: bool, generator: torch.Generator) -> Tensor:
-    """Draws `count` unordered pairs of places a < b, each as the integer a * N + b."""
+    """Draw `count` unordered pairs of places a < b, each as the integer a * N + b."""
     pairs = torch.empty(0, dtype=torch.int64)
     while pairs.numel() < count:
         drawn = _draw_pairs(count - pairs.numel(), start, inside, generator)

@@ -1,4 +1,4 @@
-"""Tables 2 and 3 of the GACT paper (Liu et al., ICML 2022), as far as their numbers are at hand.
+"""Tables 2 and 3 of the GACT paper (Liu et al., ICML 2022), as far as their numbers are known.
 
 Accuracies (Yelp: micro-F1) are in per cent, means of 10 seeds. Compression rates are given as
 the range over the paper's four data sets.
@@ -47,7 +47,7 @@ _GROWTH = {"depth": (24, 152, 240), "width": (2464, 3948, 4244)}
 
 
 def paper_score(model: str, dataset: str, variant: str) -> float | None:
-    """Return the paper's score in per cent; ``None`` where it has none, or it is not at hand.
+    """Return the paper's score in per cent; ``None`` where it is missing or not known.
 
     ``dataset`` must be the data set itself: a file with its graph, or a synthetic graph of its
     size, gives scores that do not compare.
