@@ -33,7 +33,7 @@ def load(spec: str, root: str | Path = "data") -> Graph:
             - :obj:`"digits"`: bundled with scikit-learn, nothing to download
             - another of :obj:`NAMES`: the real data set, from :obj:`root` or else downloaded
             - a path that ends in :obj:`.npz`: see :func:`~datasets.npz.load_npz`
-            - :obj:`"synthetic:NAME"`, :obj:`"synthetic:NAME@SCALE"`: a synthetic graph of that size,
+            - :obj:`"synthetic:NAME"`, :obj:`"synthetic:NAME@SCALE"`: a synthetic graph of its size,
               see :func:`~datasets.synthetic.block_model`
         root (str or Path, optional): Folder of the real data sets, created by the first download.
             (default: :obj:`"data"`)
