@@ -1,4 +1,4 @@
-"""Graphs for node classification, one loader a data set, all of them returning a :class:`Graph`.
+"""Graphs for node classification: each data set has a loader that returns a :class:`Graph`.
 
 .. code-block:: python
 

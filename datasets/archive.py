@@ -43,8 +43,8 @@ def read_arrays(path: Path, keys: Collection[str]) -> Arrays:
         keys (Collection[str]): Names of arrays.
 
     Raises:
-        DatasetError: If the file is missing, no whole archive, or larger than memory, or one of
-            these arrays is broken or holds Python objects.
+        DatasetError: If the file is missing, is no complete archive or does not fit in memory, or
+            if one of these arrays is broken or holds Python objects.
     """
     file = _open(path)
     with file, _archive(file) as archive:
@@ -64,12 +64,12 @@ def _open(path: Path) -> BinaryIO:
         raise DatasetError(
             f"Expected an .npz file there (got {first_line(error)}); check the path"
         ) from error
-    # Opening a pipe would wait for someone to write into it.
+    # Opening a pipe would wait for a writer.
     raise DatasetError("Expected an .npz file there (got a pipe or a device); check the path")
 
 
-# Damaged bytes make zipfile, zlib, numpy or Python's tokenizer stumble, each with errors of its
-# own; there is no list that the functions below could name.
+# Damaged bytes raise errors of zipfile, zlib, numpy or Python's tokenizer. There is no complete
+# list of them, so the functions below catch Exception.
 def _archive(file: BinaryIO) -> ZipFile:
     try:
         if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
@@ -123,7 +123,7 @@ def _array(archive: ZipFile, key: str, member: ZipInfo) -> np.ndarray:
     try:
         with archive.open(member) as file:
             array = npy.read_array(file, allow_pickle=False)
-            file.read()  # the checksum is compared at the end
+            file.read()  # zipfile compares the checksum at the end of the member
             return array
     except Exception as error:
         raise _broken(key, first_line(error)) from error

@@ -1,4 +1,4 @@
-"""ogbn-arxiv, through OGB's own class."""
+"""The loader of ogbn-arxiv, through OGB's own class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from datasets.cache import load_cached
 from datasets.graph import Graph
 
 RAW_FILES = (
-    # Where this one is missing OGB asks on the terminal whether to update, so it must be there.
+    # Without this file, OGB asks on the terminal whether to update, so it is required.
     "RELEASE_v1.txt",
     "raw/edge.csv.gz",
     "raw/node-feat.csv.gz",
@@ -33,15 +33,15 @@ def load_arxiv(root: Path) -> Graph:
     <https://arxiv.org/abs/2005.00687>`_ paper: papers, the papers they cite, and 40 subjects.
 
     Args:
-        root (Path): Folder that holds, or is to hold, :obj:`ogbn_arxiv/`. Where that is missing,
-            80 MB are downloaded.
+        root (Path): Folder that contains :obj:`ogbn_arxiv/`. If that is missing, 80 MB are
+            downloaded.
 
     Returns:
         A :class:`~datasets.Graph` with the 1,166,243 citations as directed edges and the official
         split by time.
 
     Raises:
-        DatasetError: If the files are not there and cannot be downloaded, or cannot be read.
+        DatasetError: If files are missing and cannot be downloaded, or cannot be read.
     """
     # OGB prefers the name that its older versions gave the folder.
     older = root / "ogbn_arxiv_pyg"
@@ -59,9 +59,9 @@ def _read(home: Path) -> Graph:
     with _without_update_check():
         from ogb.nodeproppred import PygNodePropPredDataset
 
-    # OGB pickles a whole Data object and calls torch.load as it was before weights_only became the
-    # default; these four classes are all that the file holds besides tensors. Only those that are
-    # new are passed: on its way out safe_globals forbids even what PyG itself had allowed before.
+    # OGB pickles a whole Data object, and calls torch.load without weights_only, whose default has
+    # changed since. Besides tensors, the file holds only these four classes. Only new ones are
+    # passed: on exit, safe_globals also removes classes that PyG had allowed before.
     needed = {Data, DataEdgeAttr, DataTensorAttr, GlobalStorage}
     new = needed.difference(torch.serialization.get_safe_globals())
     with torch.serialization.safe_globals(list(new)):

@@ -30,8 +30,8 @@ def load_cached(
         name (str): Name of the data set, for messages.
         home (Path): The folder of this data set.
         raw (Sequence[str]): Every file below :obj:`home` that reading needs.
-        processed (str): The file below :obj:`home` that the class makes of them.
-        read (callable): Builds the class in the folder it is given, and a graph from it.
+        processed (str): The file below :obj:`home` that the class makes from the raw files.
+        read (callable): Builds the class in a given folder, and a graph from it.
 
     Raises:
         DatasetError: If files are missing and cannot be downloaded, or cannot be read.
@@ -41,7 +41,7 @@ def load_cached(
     try:
         with _well_behaved():
             return read(home) if done else _read_staged(home, bool(missing), read)
-    # OGB leaves by exit() when its question about a download is answered with no.
+    # OGB calls exit() if the user declines a download.
     except (Exception, SystemExit) as error:
         got = first_line(error)
         instead = f"use FILE.npz, 'synthetic:{name}' or the bundled 'digits'"
@@ -64,7 +64,7 @@ def load_cached(
 
 
 def _read_staged(home: Path, download: bool, read: Callable[[Path], Graph]) -> Graph:
-    # On the disk of `home`, so that moving over is a rename; not inside it before it must exist.
+    # On the disk of `home`, so that each move is a rename; not inside `home`, which may not exist.
     anchor = next(folder for folder in home.parents if folder.is_dir())
     with TemporaryDirectory(prefix=f".partial-{home.name}-", dir=anchor) as stage:
         staged_home = Path(stage) / home.name
@@ -78,7 +78,7 @@ def _read_staged(home: Path, download: bool, read: Callable[[Path], Graph]) -> G
 def _link(home: Path, staged_home: Path) -> None:
     staged_home.mkdir()
     for entry in home.iterdir():
-        # The folder that the class is to write into must be the stage's own.
+        # The class writes into this folder, so the stage needs one of its own.
         if entry.name != "processed":
             (staged_home / entry.name).symlink_to(entry.resolve())
 
@@ -95,14 +95,14 @@ def _adopt(staged_home: Path, home: Path) -> None:
 
 @contextmanager
 def _well_behaved() -> Iterator[None]:
-    """Keep the libraries from hanging on a dead network, from chatter, and from unsafe pickles."""
+    """Limit waits for the network, redirect standard output, and refuse unsafe pickles."""
     timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(NETWORK_TIMEOUT)
     try:
         with redirect_stdout(sys.stderr), warnings.catch_warnings():
-            # Theirs are about code that is not ours, and must not stop a run under -W error. But
-            # with these words PyG announces that it loads a refused file without weights_only,
-            # and as an error that stops it.
+            # Warnings about the libraries' code must not stop a run under -W error. One becomes an
+            # error: PyG warns with these words before it loads a refused file without
+            # weights_only, and the error prevents that.
             warnings.simplefilter("ignore")
             warnings.filterwarnings("error", message="Weights only load failed")
             yield

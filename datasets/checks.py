@@ -21,7 +21,7 @@ def check_features(x: Tensor) -> None:
         raise DatasetError(f"Expected x to be [N, F] float32 (got {_kind(x)})")
     if x.numel() == 0:
         raise DatasetError(f"Expected x to hold at least one node and one feature (got {_kind(x)})")
-    # The extremes carry any NaN or Inf, and need no mask as large as x.
+    # The extremes show any NaN or Inf, and need no mask as large as x.
     low, high = (float(v) for v in torch.aminmax(x))
     if not (math.isfinite(low) and math.isfinite(high)):
         raise DatasetError(
@@ -76,7 +76,7 @@ def check_split(train_idx: Tensor, val_idx: Tensor, test_idx: Tensor, num_nodes:
         node = _first_twice(idx)
         if node is not None:
             raise DatasetError(f"Expected each node once in {key} (got node {node} twice)")
-    # The epoch is chosen on one part and the score taken on another: a node in both flatters it.
+    # The epoch is chosen on one part and scored on another: a node in both inflates the score.
     for (a, left), (b, right) in combinations(split.items(), 2):
         node = _first_twice(torch.cat((left, right)))
         if node is not None:

@@ -1,4 +1,4 @@
-"""Handwritten digits as a graph: small, real, and on every machine that has scikit-learn."""
+"""Handwritten digits as a graph: a small, real data set that scikit-learn bundles."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MAX_INK = 16  # each pixel counts the inked cells of a 4 x 4 block
 def load_digits() -> Graph:
     r"""Load the 8 x 8 images of handwritten digits that scikit-learn bundles.
 
-    Each image is a node, joined both ways to the 8 images nearest to it in Euclidean distance (an
-    edge stands where either end is among the nearest of the other). Nothing is downloaded.
+    Each image is a node. Edges in both directions join two images if one of them is among the 8
+    nearest neighbors of the other in Euclidean distance. Nothing is downloaded.
 
     Returns:
         A symmetric :class:`~datasets.Graph` without self-loops: 1,797 nodes, 64 features in

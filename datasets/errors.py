@@ -14,12 +14,12 @@ class DatasetError(ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the kind of :obj:`error` and the first line of its message, cut where it is long."""
+    """Return the kind of :obj:`error` and the first line of its message, cut if it is long."""
     text = str(error).strip().partition("\n")[0]
-    # Of a broken file some quote whole pieces.
+    # Some errors quote whole pieces of a broken file.
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]}..."
-    # The kind of our own error says nothing that its words do not.
+    # The kind DatasetError adds nothing to the message.
     if isinstance(error, DatasetError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

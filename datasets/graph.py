@@ -14,11 +14,11 @@ class Graph:
     r"""A graph for node classification, checked when it is created.
 
     Args:
-        name (str): What to call the graph in a table.
+        name (str): Name of the graph in tables.
         x (Tensor): Node features, as the source has them.
         edge_index (Tensor): Edges, sources in row 0 and targets in row 1, as the source has them:
             a directed graph stays directed.
-        y (Tensor): Class ids, or one 0/1 column a class where a node may have several.
+        y (Tensor): Class ids, or one 0/1 column per class if a node may have several.
         num_classes (int): Number of classes :math:`C`.
         train_idx (Tensor): Node ids to train on; at least one.
         val_idx (Tensor): Node ids to choose the best epoch on.
@@ -31,7 +31,7 @@ class Graph:
         - **train_idx, val_idx, test_idx:** one-dimensional, int64
 
     Raises:
-        DatasetError: If a shape, a dtype or a value breaks the above. The message names the field.
+        DatasetError: If a shape, a dtype or a value is invalid. The message names the field.
     """
 
     name: str

@@ -8,7 +8,7 @@ from pathlib import Path
 from datasets.errors import DatasetError
 
 _MEMINFO = Path("/proc/meminfo")
-# The limit of a container: of version 2 of Linux's control groups, and of version 1.
+# The limit of a container, in version 2 and in version 1 of Linux's control groups.
 _LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -16,7 +16,7 @@ _LIMITS = (
 
 
 def available_bytes() -> int | None:
-    """Return the bytes of main memory and swap a new tensor could take; None where unknown."""
+    """Return the bytes of main memory and swap that a new tensor could take; None if unknown."""
     found = [_of_machine(), *map(_number_in, _LIMITS)]
     return min((number for number in found if number is not None), default=None)
 
@@ -25,7 +25,7 @@ def check_fits(what: str, needed: int, way_out: str) -> None:
     """Raise DatasetError if fewer than :obj:`needed` bytes of main memory are free.
 
     Args:
-        what (str): The object that needs them, as the subject of a sentence.
+        what (str): The object that needs these bytes, as the subject of a sentence.
         needed (int): Bytes, a lower bound.
         way_out (str): Advice for the user.
     """
@@ -56,7 +56,7 @@ def _of_machine() -> int | None:
         return sum(int(lines[key].split()[0]) * 1024 for key in ("MemAvailable", "SwapFree"))
     except (OSError, ValueError, KeyError):
         pass
-    try:  # No Linux: what is installed.
+    try:  # Not Linux: the installed memory.
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return None

@@ -1,4 +1,4 @@
-"""Any graph in one `.npz` file."""
+"""The loader of graphs from `.npz` files."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CSR_KEYS = ("x_data", "x_indices", "x_indptr", "x_shape")
 KEYS = ("edge_index", "x", *CSR_KEYS, "y", *SPLIT_KEYS)
 _INT64_MAX = 2**63 - 1
 
-# Class ids may have gaps, but the output has a column for each: ids beyond this number and beyond
-# the nodes are no class ids.
+# Class ids may have gaps, but a model's output has a column for each id, so more classes than this
+# number and than nodes are refused.
 _MANY_CLASSES = 65_536
 
 
@@ -35,12 +35,12 @@ def load_npz(path: str | Path) -> Graph:
             - :obj:`x` :math:`(N, F)`, or in its place the CSR arrays :obj:`x_data`,
               :obj:`x_indices`, :obj:`x_indptr` and :obj:`x_shape` :math:`= (N, F)`
             - :obj:`y` :math:`(N)` integer class ids, or :math:`(N, C)` zeros and ones
-            - :obj:`train_idx`, :obj:`val_idx`, :obj:`test_idx`, integer node ids; where all three
-              are absent, the seeded split of :func:`~datasets.split.random_split`
+            - :obj:`train_idx`, :obj:`val_idx`, :obj:`test_idx`, integer node ids; if all three are
+              absent, the seeded split of :func:`~datasets.split.random_split`
 
     Returns:
-        A :class:`~datasets.Graph` that is named as the file. It has as many classes as :obj:`y`
-        has columns or, for ids, one more than the highest.
+        A :class:`~datasets.Graph` named after the file. Its number of classes is the number of
+        columns of :obj:`y` or, for ids, the highest id plus one.
 
     Raises:
         DatasetError: If the file is missing or broken. The message names the file and the key.
@@ -49,7 +49,7 @@ def load_npz(path: str | Path) -> Graph:
         path = Path(path).expanduser()
         return _graph(path.stem, read_arrays(path, KEYS))
     except (DatasetError, RuntimeError, MemoryError) as error:
-        # Without a home folder, and where memory does not suffice, Python and torch raise theirs.
+        # Python and torch raise errors of their own without a home folder or enough memory.
         raise DatasetError(f"{path}: {_told(error)}") from error
 
 
@@ -98,7 +98,7 @@ def _features(arrays: Arrays) -> Tensor:
 def _dense(
     x_data: np.ndarray, x_indices: np.ndarray, x_indptr: np.ndarray, x_shape: np.ndarray
 ) -> Tensor:
-    """Expand CSR arrays; entries of one place add up, as everywhere with CSR."""
+    """Expand CSR arrays into a dense matrix; duplicate entries add up, as usual for CSR."""
     shape = _integers("x_shape", x_shape)
     if shape.shape != (2,) or int(shape.min()) < 1:
         raise DatasetError(
@@ -125,7 +125,7 @@ def _dense(
         )
     counts = indptr.diff()
     ends = int(indptr[0]), int(indptr[-1])
-    # The bounds are needed too: a step between far ends wraps around, and is positive again.
+    # The bounds are needed too: a very large negative step overflows and becomes positive.
     low, high = (int(bound) for bound in indptr.aminmax())
     if ends != (0, data.numel()) or (low, high) != ends or int(counts.min()) < 0:
         raise DatasetError(
@@ -170,7 +170,7 @@ def _split(arrays: Arrays, num_nodes: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _few(numbers: Tensor) -> str:
-    """The numbers, or their shape where they are many."""
+    """Return the numbers as text, or their shape if there are many."""
     return str(numbers.tolist() if numbers.numel() <= 4 else f"the shape {list(numbers.shape)}")
 
 
@@ -185,6 +185,6 @@ def _integers(key: str, array: np.ndarray) -> Tensor:
 def _floats(key: str, array: np.ndarray) -> Tensor:
     if array.dtype.kind not in "fiub":
         raise DatasetError(f"Expected real numbers in {key} (got {array.dtype})")
-    # A float64 beyond float32 turns into Inf, which the check of x then names.
+    # A float64 beyond float32 becomes Inf, which the check of x reports.
     with np.errstate(over="ignore"):
         return torch.from_numpy(array.astype(np.float32))

@@ -1,4 +1,4 @@
-"""The citation graphs of Planetoid, through PyG's class."""
+"""The loader of Planetoid's citation graphs, through PyG's class."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def load_planetoid(name: str, root: Path) -> Graph:
 
     Args:
         name (str): :obj:`"cora"`, :obj:`"citeseer"` or :obj:`"pubmed"`.
-        root (Path): Folder that holds, or is to hold, :obj:`Cora/`, :obj:`CiteSeer/` or
-            :obj:`PubMed/`. Where that is missing, the files are downloaded from GitHub.
+        root (Path): Folder that contains :obj:`Cora/`, :obj:`CiteSeer/` or :obj:`PubMed/`. If that
+            is missing, the files are downloaded from GitHub.
 
     Returns:
         A symmetric :class:`~datasets.Graph` with raw features and the public split, which uses
         only some of the nodes.
 
     Raises:
-        DatasetError: If the files are not there and cannot be downloaded, or cannot be read.
+        DatasetError: If files are missing and cannot be downloaded, or cannot be read.
     """
 
     def read(home: Path) -> Graph:

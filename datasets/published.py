@@ -1,4 +1,4 @@
-"""The published sizes of the data sets, for graphs that stand in for them."""
+"""The published sizes of the data sets, for synthetic graphs of the same sizes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ class Size(NamedTuple):
     Args:
         nodes (int): Number of nodes.
         edges (int): Number of edges; both directions of an undirected edge count.
-        features (int): Number of features a node.
+        features (int): Number of features per node.
         classes (int): Number of classes.
-        multi_label (bool, optional): Whether a node may have several. (default: :obj:`False`)
+        multi_label (bool, optional): Whether a node may have several classes.
+            (default: :obj:`False`)
     """
 
     nodes: int
@@ -24,7 +25,7 @@ class Size(NamedTuple):
 
 
 PUBLISHED = {
-    # The only directed one: 1,166,243 citations, each counted once.
+    # The only directed graph: 1,166,243 citations, each counted once.
     "ogbn-arxiv": Size(169_343, 1_166_243, 128, 40),
     "flickr": Size(89_250, 899_756, 500, 7),
     "reddit": Size(232_965, 23_213_838, 602, 41),

@@ -1,4 +1,4 @@
-"""The three graphs that GraphSAINT published, through PyG's classes."""
+"""The loader of three graphs of the GraphSAINT paper, through PyG's classes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def load_saint(name: str, root: Path) -> Graph:
 
     Args:
         name (str): :obj:`"flickr"`, :obj:`"reddit"` or :obj:`"yelp"`.
-        root (Path): Folder that holds, or is to hold, the folder of the same name as the PyG
-            class: :obj:`Flickr/`, :obj:`Reddit2/` or :obj:`Yelp/`. Where that is missing, the
-            files are downloaded from Google Drive.
+        root (Path): Folder that contains the folder named after the PyG class: :obj:`Flickr/`,
+            :obj:`Reddit2/` or :obj:`Yelp/`. If that is missing, the files are downloaded from
+            Google Drive.
 
     Returns:
         A :class:`~datasets.Graph` with raw features and the published split; multi-label for Yelp.
 
     Raises:
-        DatasetError: If the files are not there and cannot be downloaded, or cannot be read.
+        DatasetError: If files are missing and cannot be downloaded, or cannot be read.
     """
 
     def read(home: Path) -> Graph:

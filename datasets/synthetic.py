@@ -13,11 +13,11 @@ from datasets.memory import check_fits
 from datasets.published import PUBLISHED, Size
 from datasets.split import random_split
 
-# Chosen so that a node's own features leave it uncertain and its neighbours settle it: a graph
-# network clearly beats a perceptron, which is what makes a training run on these graphs a test.
+# Chosen so that a node's features alone leave its class uncertain, and those of its neighbors
+# decide it: a graph network clearly beats a perceptron, so training on these graphs is a test.
 FRACTION_INSIDE = 0.7
 SIGNAL = 1.5
-LABELS_A_CLASS = 8  # further labels that come with a community, in the multi-label graphs
+LABELS_A_CLASS = 8  # further labels of each community, in the multi-label graphs
 LABEL_DROPOUT = 0.1
 ROWS_AT_ONCE = 65_536
 
@@ -27,10 +27,11 @@ def load_synthetic(spec: str) -> Graph:
 
     Args:
         spec (str): :obj:`NAME` is a key of :obj:`~datasets.published.PUBLISHED`; :obj:`SCALE`
-            multiplies its nodes and edges, so that the mean degree stays, and defaults to 1.
+            multiplies the numbers of nodes and edges, which keeps the mean degree. It defaults
+            to 1.
 
     Raises:
-        DatasetError: If the name is unknown, or the scale is no positive number or too small.
+        DatasetError: If the name is unknown, or the scale is not a positive number or too small.
     """
     name, at, scale_text = spec.removeprefix("synthetic:").partition("@")
     if name not in PUBLISHED:
@@ -47,24 +48,24 @@ def load_synthetic(spec: str) -> Graph:
 
 
 def block_model(size: Size, name: str = "synthetic", seed: int = 0) -> Graph:
-    r"""Sample a stochastic block model with one community a class.
+    r"""Sample a stochastic block model with one community per class.
 
-    Communities are equally large. Of the edges, :obj:`FRACTION_INSIDE` join two nodes of one
-    community, as far as it has room for them, and the rest join two communities; which nodes is
-    uniform, so degrees are even, unlike in the real graphs. Features are the mean of the community
-    plus unit noise. In a multi-label graph each community has a set of labels of its own, of which
-    each node lacks some.
+    Communities are equally large. A share :obj:`FRACTION_INSIDE` of the edges join two nodes of
+    one community, as far as there is room, and the other edges join two communities. Nodes are
+    drawn uniformly, so degrees are even, unlike in the real graphs. Features are the mean of the
+    community plus unit noise. In a multi-label graph, each community has a set of labels of its
+    own, and each node lacks some of them.
 
     Every edge exists in both directions, and **once**: duplicates are drawn again, so the number
     of edges is the requested one, minus one if that is odd. Edges are sorted by source, then
     target. There are no self-loops.
 
     Args:
-        size (Size): Counts to meet; at least two :obj:`classes`, at least two :obj:`nodes` a
-            class, and :obj:`edges` at most half of all ordered pairs of nodes.
+        size (Size): Counts of the graph: at least two :obj:`classes`, at least two :obj:`nodes`
+            per class, and :obj:`edges` at most half of all ordered pairs of nodes.
         name (str, optional): Name of the graph. (default: :obj:`"synthetic"`)
-        seed (int, optional): The graph is a function of the size and this seed; the global random
-            state is neither read nor moved. (default: :obj:`0`)
+        seed (int, optional): The graph depends on the size and this seed alone; the global random
+            state is neither read nor changed. (default: :obj:`0`)
 
     Raises:
         DatasetError: If the counts leave no room for such a graph.
@@ -87,11 +88,11 @@ def block_model(size: Size, name: str = "synthetic", seed: int = 0) -> Graph:
         )
     check_fits(name, _least_bytes(size), "use a smaller scale, as in 'synthetic:reddit@0.1'")
     generator = torch.Generator().manual_seed(seed)
-    # Edges are drawn over places, where communities are blocks; the shuffle makes nodes of places.
+    # Edges are drawn between places, in which communities are blocks; a shuffle assigns nodes.
     node_at = torch.randperm(num_nodes, generator=generator)
     block_at = torch.arange(num_nodes) * size.classes // num_nodes
     block = torch.empty_like(block_at).index_copy_(0, node_at, block_at)
-    # A seed of its own: by the same one the split would repeat the shuffle, and so split by class.
+    # With the same seed, the split would repeat the shuffle, and so split by class.
     split_seed = int(torch.randint(2**31, (), generator=generator))
     train_idx, val_idx, test_idx = random_split(num_nodes, split_seed)
     return Graph(
@@ -107,7 +108,7 @@ def block_model(size: Size, name: str = "synthetic", seed: int = 0) -> Graph:
 
 
 def _least_bytes(size: Size) -> int:
-    """Of features, targets and edges at the end, and of the edges while they are sorted."""
+    """Return a lower bound: features, targets and edges at the end, and edges during the sort."""
     columns = 4 * size.features + (4 * size.classes if size.multi_label else 8)
     return size.nodes * columns + 32 * size.edges
 
@@ -139,7 +140,7 @@ def _edges(node_at: Tensor, num_blocks: int, num_edges: int, generator: torch.Ge
         )
     )
     a, b = node_at[pairs // num_nodes], node_at[pairs % num_nodes]
-    # One integer an edge: sorting these costs a third of sorting two rows, in time and memory.
+    # One integer per edge: sorting these costs a third of sorting two rows, in time and memory.
     edges = torch.cat((a * num_nodes + b, b * num_nodes + a)).sort().values
     return torch.stack((edges // num_nodes, edges % num_nodes))
 
@@ -158,8 +159,8 @@ def _draw_pairs(count: int, start: Tensor, inside: bool, generator: torch.Genera
     a = torch.randint(num_nodes, (count,), generator=generator)
     block = a * (start.numel() - 1) // num_nodes
     first, length = start[block], start.diff()[block]
-    # Step on from `a`, or from the end of its block, around the circle of the places that qualify:
-    # no place is rejected, and none meets itself.
+    # Step from `a`, or from the end of its block, around the circle of the places that qualify: no
+    # draw is rejected, and no place is paired with itself.
     steps = length - 1 if inside else num_nodes - length
     step = (torch.rand(count, generator=generator, dtype=torch.float64) * steps).long()
     b = first + (a - first + 1 + step) % length if inside else (first + length + step) % num_nodes
@@ -167,7 +168,7 @@ def _draw_pairs(count: int, start: Tensor, inside: bool, generator: torch.Genera
 
 
 def _features(block: Tensor, size: Size, generator: torch.Generator) -> Tensor:
-    # Means lie about SIGNAL * sqrt(2) units of noise apart, however many features there are.
+    # Means are about SIGNAL * sqrt(2) units of noise apart, for any number of features.
     means = torch.randn(size.classes, size.features, generator=generator)
     means *= SIGNAL / math.sqrt(size.features)
     x = torch.randn(block.numel(), size.features, generator=generator)
