@@ -1,5 +1,6 @@
-"""Experiments: the main job :mod:`experiments.node_cls` and one command a study.
+"""Experiments: the main job :mod:`experiments.node_cls` and one command per study.
 
 Shared parts are in :mod:`experiments.helpers`, the networks in :mod:`experiments.models`.
-Not part of the installed wheel: run from the repository's root, ``python -m experiments.node_cls``.
+The package is not part of the installed wheel: run ``python -m experiments.node_cls`` from the root
+of the repository.
 """

@@ -1,12 +1,12 @@
-"""The bits of one measurement, beside those of a pass for each slot.
+"""Adaptive bits of the library compared with those of Algorithm 1 of the GACT paper.
 
 ``python -m experiments.allocation --dataset FILE.npz --bits 4,2 --out DIR``
 
 The library measures the sensitivities of all slots at once; Algorithm 1 of the GACT paper takes a
-pass for each. At some epochs of a training, both are measured and bits are allocated by each of
-them; then the gradient is drawn many times under both, and so under the same bits everywhere. The
-allocations are judged by the variance that these draws have, and by their squared error, in which a
-bias counts too.
+pass for each slot. At some epochs of a training, the command measures both and allocates bits by
+each. It then draws the gradient many times with both allocations, and with the same bits
+everywhere. The allocations are compared by the variance of these draws, and by their squared error,
+which includes the bias.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _WAYS = ("L1", "L1+blocks", "CB2")
 
 
 def ratios(points: list[dict[str, Any]], of: str) -> tuple[float, float]:
-    """Return the mean over points of the library's ``of`` over Algorithm 1's, and over that of the
-    same bits everywhere."""
+    """Return two geometric means over points: the library's ``of`` relative to that of Algorithm 1,
+    and relative to that of the same bits everywhere."""
 
     def mean(other: str) -> float:
         return statistics.geometric_mean(p["library"][of] / p[other][of] for p in points)
@@ -71,11 +71,11 @@ def by_way(rows: list[dict[str, Any]]) -> Table:
 def study(
     subject: Subject, task: NodeTask, level: Level, bits: int, args: command.Args
 ) -> dict[str, Any]:
-    """Train a model with adaptive bits, and compare at some epochs.
+    """Train a model with adaptive bits, and compare the allocations at some epochs.
 
     Returns:
-        ``points``, for each of them the epoch, and by scheme the ``variance`` and the squared
-        ``error`` of the gradient, over its squared length.
+        ``points``, each with the epoch and, by scheme, the ``variance`` and the squared ``error``
+        of the gradient, relative to its squared length.
     """
     model = level.wrap(make(subject, task), bits, adaptive=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=subject.lr)
@@ -95,7 +95,7 @@ def _compare(
         return Probe(level.wrap(plain(model), bits, **options), task)
 
     def errors(probe: Probe) -> dict[str, float]:
-        # Far from the numbers of the noise that was measured with.
+        # Far from the numbers of the noise in the measurement.
         of = moments(lambda number: probe.gradient(1_000_000 + number), draws, exact)
         return {"variance": of["variance"], "error": squared_error(of)}
 

@@ -1,9 +1,9 @@
 """Time and peak of a training step under each CPU allocator.
 
 ``python -m experiments.allocators --dataset FILE.npz --models gat,gcn --out FILE.json`` takes a few
-steps of each strategy in processes of their own, one allocator after the other in each round: the
-memory that gact_graph keeps, jemalloc preloaded, set to keep freed memory or with its defaults,
-and glibc's malloc alone.
+steps of each strategy in separate processes, with one allocator after the other in each round: the
+kept memory of gact_graph, jemalloc (preloaded, either set to keep freed memory or with its
+defaults), and glibc's malloc alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from experiments.helpers.tables import Table
 
 
 def by_allocator(results: dict[str, dict[str, dict[str, dict[str, Any]]]]) -> Table:
-    """Return seconds of a step and peak by allocator, one row a model and strategy."""
+    """Return seconds of a step and peak by allocator, one row per model and strategy."""
 
     def cell(row: dict[str, Any]) -> str:
         if "reason" in row:

@@ -2,9 +2,10 @@
 
 ``python -m experiments.compiled --dataset D/amazon_computers.npz --models gcn,gat,gcnii,bert --out
 DIR`` takes steps of each in turn, in a fresh process for each network, and prints the saved bytes,
-the peak of a step, its time relative to the compiled model alone, and the error of the gradient,
-relative to that of the model alone, compiled or not: dropout draws other noise in compiled graphs.
-Networks get edges without self-loops to remove, where PyG's layers would end a compiled graph.
+the peak of a step, its time relative to the compiled model alone, and the error of the gradient. A
+compiled model's error is relative to the compiled model alone, an uncompiled one's to the
+uncompiled model, because dropout draws other noise in compiled graphs. The networks have no
+self-loops to remove, because PyG's layers would end a compiled graph there.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def _made(name: str, dataset: str, root: str) -> tuple[nn.Module, tuple[Tensor, 
     x, edges, classes = graph.x, graph.edge_index, graph.num_classes
     if name == "gat":
         options: dict[str, Any] = {"heads": _HEADS, "add_self_loops": False}
-        # In blocks, a dropout of attention draws other noise, which would count as an error.
+        # In blocks, dropout of attention draws other noise, which would count as an error.
         net: nn.Module = GAT(x.size(1), _HIDDEN, _LAYERS, classes, norm="batch_norm", **options)
         return net, (x, edges), graph.y
     edges, weights = gcn_norm(edges, None, len(x), dtype=x.dtype)

@@ -3,10 +3,10 @@
 ``python -m experiments.forces --out DIR``
 
 Each potential at each level trains a few steps in a process of its own, stock PyG under jemalloc,
-which keeps freed memory as the library does. The energies, forces and
-gradients of its next step are compared with those of stock. A copy in float64 is then checked on
-one molecule: forces against central finite differences of the energy, the asymmetry of the second
-derivative, and the energy over a short simulation.
+which keeps freed memory as the library does. The energies, forces and gradients of the next step
+are compared with those of stock. A copy in float64 is then checked on one molecule: forces against
+central finite differences of the energy, the asymmetry of the second derivative, and the energy
+over a short simulation.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ COSTS: tuple[Column, ...] = (
     ("peak, MB", "{peak_bytes:MB}"),
     ("saved, MB", "{saved_bytes:MB}"),
     ("s/step", "{step_seconds:.2f}"),
-    # Relative errors beside stock.
+    # Errors relative to stock.
     *((name, _relative(f"{name}_error")) for name in ("energy", "forces", "gradient")),
 )
 
@@ -67,7 +67,7 @@ PHYSICS: tuple[Column, ...] = (
 )
 
 _STEP = 1e-5
-"""Of finite differences: truncation and rounding are both near 1e-10 in float64."""
+"""Step of finite differences: truncation and rounding are both near 1e-10 in float64."""
 
 
 def by_way(spec: tuple[Column, ...], measured: dict[str, dict[str, Any]]) -> Table:
@@ -96,8 +96,8 @@ def measure(name: str, way: str, batch: int, atoms: int, steps: int, size: int) 
     Args:
         name: A name of :data:`experiments.models.potentials.POTENTIALS`.
         way: A name of :data:`WAYS`.
-        batch: Molecules of a step.
-        atoms: Atoms of a molecule.
+        batch: Molecules per step.
+        atoms: Atoms per molecule.
         steps: Training steps; the first is not timed.
         size: Channels.
 

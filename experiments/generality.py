@@ -1,4 +1,4 @@
-"""The paper's other half: images and texts with compressed contexts, on small tasks.
+"""Training on images and texts with compressed contexts, as in the GACT paper, on small tasks.
 
 ``python -m experiments.generality --model bert --out DIR`` trains in fp32 and with 4 and 2 bits and
 prints score, loss, rate, peak and time.
@@ -24,12 +24,12 @@ from experiments.helpers.values import FP32_BITS, parse_bits, parse_seeds
 from experiments.models.general import FIELDS, score_of
 
 _POINTS = 40
-"""Of a curve of the loss: means over equally many steps."""
+"""Points of a curve of the loss: means over equally many steps."""
 
 
 def train(model: str, bits: int, seed: int, steps: int, batch: int) -> dict[str, Any]:
-    """Train a network of :data:`experiments.models.general.FIELDS`; the same batches and the same
-    dropout for all widths.
+    """Train a network of :data:`experiments.models.general.FIELDS`, with the same batches and the
+    same dropout for all widths.
 
     Returns:
         ``score`` on held out examples, ``loss``, a curve, ``rate`` and ``stored_bytes`` of the
@@ -37,7 +37,7 @@ def train(model: str, bits: int, seed: int, steps: int, batch: int) -> dict[str,
         ``step_process_seconds``, the median time of this process.
     """
     field = FIELDS[model]()
-    # The libraries that the first step of a process loads are no network's own.
+    # The first step of a process loads libraries, whose memory belongs to no network.
     inputs, classes = field.batch(batch, torch.Generator())
     F.cross_entropy(field.make()(inputs), classes).backward()
     seed_everything(seed)
@@ -82,7 +82,7 @@ _COLUMNS: tuple[Column, ...] = (
 
 
 def by_width(runs: list[dict[str, Any]]) -> Table:
-    """Return one row a width."""
+    """Return one row per width."""
     widths = sorted({run["bits"] for run in runs}, reverse=True)
     return table(_COLUMNS, [_row(runs, bits) for bits in widths])
 

@@ -1,11 +1,11 @@
-"""All checks that need a GPU, one part after the other, for a machine that is lent for minutes.
+"""All checks that need a GPU, in parts, for a machine that is available for minutes at a time.
 
-``python -m experiments.gpu_check --call 1 --out DIR``, and so ``--call 2`` and ``--call 3``
+``python -m experiments.gpu_check --call 1 --out DIR``, likewise ``--call 2`` and ``--call 3``
 
-There are three calls of at most nine minutes each, the most important first. Each part is a process
-of its own, so that a kernel that breaks the device's context breaks one part alone, and has a limit
-of time, at which it is interrupted and, some seconds later, killed. ``DIR/gpu_check.json`` is
-written after each; ``DIR/PART`` has the output of a part, and ``DIR/PART.log`` its lines.
+There are three calls of at most nine minutes each, the most important first. Each part runs in a
+process of its own, so that a kernel that breaks the device's context breaks only one part. A part
+that exceeds its time limit is interrupted and, some seconds later, killed. ``DIR/gpu_check.json``
+is written after each part; ``DIR/PART`` has the output of a part, and ``DIR/PART.log`` its lines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from experiments.helpers.values import parse_path
 FILE_NAME = "gpu_check.json"
 
 _GRACE_SECONDS = 10
-"""To write a report after an interrupt."""
+"""Time to write a report after an interrupt."""
 
 _REDDIT, _ARXIV = "{data}/reddit.npz", "synthetic:ogbn-arxiv"
 
@@ -47,8 +47,8 @@ class Part(NamedTuple):
 
     Attributes:
         line: Its command line; ``{out}`` is its output, ``{data}`` the folder of generated graphs.
-        seconds: After which it is ended.
-        environment: Further variables.
+        seconds: The time limit, after which the command is ended.
+        environment: Further environment variables.
     """
 
     line: str
@@ -62,12 +62,12 @@ class Part(NamedTuple):
 
 
 def _run(flags: str, seconds: int) -> Part:
-    """A command of the experiments."""
+    """Return a part that runs a command of the experiments."""
     return Part(f"{{python}} -m experiments.{flags}", seconds)
 
 
 def _steps(dataset: str, seconds: int) -> dict[str, Part]:
-    """Saved bytes, peak and time of a step, stock's and its peers' beside the library's."""
+    """Return parts that compare stock, peers and the library by saved bytes, peak and time."""
     name = Path(dataset.partition(":")[2] or dataset).stem
     flags = f"--dataset {dataset} --rounds 1 --variants {_WAYS} --device cuda --out {{out}}"
     return {
@@ -76,17 +76,18 @@ def _steps(dataset: str, seconds: int) -> dict[str, Part]:
     }
 
 
-# A warning of another version of a package says nothing of a GPU.
+# Warnings of another version of a package are unrelated to the GPU.
 _TESTS = "{python} -m pytest -v -W default -m 'gpu and not long' --junitxml {out}"
 
-# On an H200 beside 16 cores, those of the kernels take a minute on four workers.
+# On an H200 with 16 cores, the tests of the kernels take a minute on four workers.
 _WORKERS = "-n 4"
 
 
 def _sanitized(tool: str, seconds: int, files: str) -> Part:
-    """Small tensors. torch's own cache of memory would hide accesses beyond a tensor's end.
+    """Return a part that runs tests on small tensors under a tool of compute-sanitizer.
 
-    ``cuda.bindings`` looks up functions that an older driver lacks: an error of the call alone.
+    torch's cache of memory is off: it would hide accesses beyond a tensor's end. Errors of API
+    calls are not reported: ``cuda.bindings`` looks up functions that an older driver lacks.
     """
     return Part(
         f"compute-sanitizer --tool {tool} --report-api-errors no --error-exitcode 1 {_TESTS} "
@@ -110,10 +111,10 @@ CALLS: tuple[dict[str, Part], ...] = (
         **_steps(_REDDIT, 140),
     },
     {
-        # The zoo of convs among them, `lossless` beside stock.
+        # These include the zoo of convs, with `lossless` beside stock.
         "tests": Part(f"{_TESTS} {_WORKERS} --ignore=tests/ops tests", 180),
         "swap": _run(f"swap --device cuda --model gat --dataset {_ARXIV} --out {{out}}", 70),
-        # Few searches, by the share of time that is lent: the paper's deepest GCN in 16 GB.
+        # Few searches, because time is short: the paper's deepest GCN in 16 GB.
         "scaling": _run(
             f"scaling --device cuda --memory 16GB --vary depth --model gcn --dataset {_ARXIV} "
             "--variants stock,L1,CB2 --out {out}",
@@ -132,13 +133,14 @@ PARTS = {name: part for call in CALLS for name, part in call.items()}
 def run_parts(parts: Mapping[str, Part], out: Path, data: Path) -> dict[str, Any]:
     """Run each part, write :data:`FILE_NAME` after each, and return its content by part.
 
-    Of each ``state`` (``done``, ``failed``, ``out of time`` or ``not there``, where its program is
-    missing), ``seconds``, and ``error``, the last line of standard error, where it is not done.
+    Each part has its ``state`` (``done``, ``failed``, ``out of time``, or ``not there`` if its
+    program is missing), ``seconds``, and, if it is not done, ``error``, the last line of standard
+    error.
 
     Args:
-        parts: By name.
+        parts: The parts by name.
         out: The folder of the results.
-        data: The folder of generated graphs, which serves several calls.
+        data: The folder of generated graphs, which several calls share.
     """
     about = {"gpus": gpus(), "cuda": torch.version.cuda, "versions": current_versions()}
     outcomes: dict[str, Any] = {}

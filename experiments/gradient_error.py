@@ -2,13 +2,14 @@
 
 ``python -m experiments.gradient_error --out DIR``
 
-For each model of :mod:`experiments.models.small`, the length of the difference between the gradient
-of a wrapped model and the exact one, over the length of the exact one: at the first step, and after
-some steps of training, with the same bits everywhere and with adaptive bits. At the first step
-nothing was measured yet, so both are alike there. Each is a mean over several draws of the noise
-(and of dropout) in each of several trainings, shown with its standard error. Beside them stands
-the cost of measuring, in time of the processor, which other work on the machine does not add to:
-the first measurement, in ordinary steps, and all of them, as a share of the training.
+For each model of :mod:`experiments.models.small`, the command prints the length of the difference
+between the gradient of a wrapped model and the exact gradient, relative to the length of the exact
+gradient: at the first step, and after some steps of training, with the same bits everywhere and
+with adaptive bits. Before the first step nothing has been measured, so both are alike there. Each
+error is a mean over several draws of the noise (and of dropout) in each of several trainings, shown
+with its standard error. Further columns have the cost of measuring in CPU time, which other work on
+the machine does not increase: the first measurement, in ordinary steps, and all measurements, as a
+share of the training.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from experiments.models.small import SMALL, Small, make_small
 from gact_graph.capture.config import BlockSize
 
 _DRAWS = 4
-"""Of the noise, at each point of a training."""
+"""Draws of the noise at each point of a training."""
 
 _FAR = 1_000_000
-"""Forwards from one draw to the next: noise depends on a forward's number, and none comes twice."""
+"""Forwards between two draws: noise depends on the number of a forward, so none is repeated."""
 
 
 def error_of(step: str) -> Callable[[Mapping[str, Any] | None], str]:
@@ -76,7 +77,7 @@ def gradient(model: nn.Module, small: Small, seed: int) -> Tensor:
 
 
 def errors(model: nn.Module, small: Small) -> list[float]:
-    """Return the relative errors of a wrapped model's gradient at its state, one a draw."""
+    """Return the relative errors of a wrapped model's gradient at its state, one per draw."""
     plain = gact_graph.unwrap(copy.deepcopy(model))
     distances = []
     for draw in range(_DRAWS):
@@ -91,8 +92,8 @@ def errors(model: nn.Module, small: Small) -> list[float]:
 def measure(
     name: str, bits: int, adaptive: bool, steps: int, seeds: int, blocks: BlockSize
 ) -> dict[str, Any]:
-    """Return one model's errors before and after each of ``seeds`` trainings; of the last one its
-    losses, and the cost of measuring."""
+    """Return the errors of one model before and after each of ``seeds`` trainings, and the losses
+    and the cost of measuring of the last training."""
     first, last = [], []
     for seed in range(seeds):
         small = make_small(name)

@@ -3,11 +3,11 @@
 ``python -m experiments.kernels --elements 43_400_000 --bits 1-8 --rounds 7 --threads 2``
 ``python -m experiments.kernels --device cuda --bits 1-8,16``
 
-Packing and unpacking a tensor in each width; with ``--nodes``, on CUDA by default, also sums over
-edges and attention weights of a random graph, in which each node has as many edges as any other and
-sources that lie anywhere. All run in turn after one warm-up, and medians are compared. Bytes are
-counted, read plus written; rows of sources are read once an edge. With the default of 1 GiB on CUDA
-no job finds its input in the cache.
+The jobs are packing and unpacking of a tensor in each width; with ``--nodes``, on CUDA by default,
+also sums over edges and attention weights of a random graph, in which all nodes have equally many
+edges and the sources are random. All jobs run in turn after one warm-up, and medians are compared.
+Bytes are counted, read plus written; rows of sources are read once per edge. With the default of
+1 GiB on CUDA, no job finds its input in the cache.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Job(NamedTuple):
 def quantizer_jobs(
     elements: int, widths: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Job]:
-    """Return ``copy`` (into memory that is there already), ``clone`` (into fresh memory, as unpack
-    does), and ``pack b`` and ``unpack b`` of each width."""
+    """Return the jobs ``copy`` (into existing memory), ``clone`` (into fresh memory, like unpack),
+    and ``pack b`` and ``unpack b`` of each width b."""
     generator = torch.Generator(device).manual_seed(0)
     source = torch.randn(elements, generator=generator, device=device).to(dtype)
     target = torch.empty_like(source)
@@ -89,8 +89,8 @@ def quantizer_jobs(
 
 
 def edge_jobs(nodes: int, device: torch.device) -> dict[str, Job]:
-    """Return sums over edges and attention weights, and ``plain`` torch for each, of ``nodes``
-    nodes with 16 edges each, 3 heads and 64 channels."""
+    """Return the jobs of sums over edges and of attention weights, each also in ``plain`` torch,
+    for ``nodes`` nodes with 16 edges each, 3 heads and 64 channels."""
     generator = torch.Generator(device).manual_seed(0)
     edges, width = nodes * _DEGREE, _HEADS * _CHANNELS
 
@@ -160,7 +160,7 @@ def measure(jobs: Mapping[str, Job], rounds: int, device: torch.device) -> dict[
 
 
 def launches(device: torch.device, dtype: torch.dtype, rounds: int) -> dict[str, float]:
-    """Return microseconds of the host in one ``pack`` of a small tensor and one ``copy`` of it."""
+    """Return the host's microseconds in one ``pack`` and in one ``copy`` of a small tensor."""
     small = torch.ones(_LAUNCH_ELEMENTS, dtype=dtype, device=device)
     target = torch.empty_like(small)
     jobs = {"pack": lambda: pack(small, _LAUNCH_BITS), "copy": lambda: target.copy_(small)}

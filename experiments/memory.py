@@ -42,7 +42,7 @@ _ALIVE: tuple[tables.Column, ...] = (
 
 
 def alive(variants: dict[str, Any]) -> tables.Table:
-    """Return the tensors at the peak of each strategy: those of at least a hundredth of it."""
+    """Return the tensors at the peak of each strategy that take at least a hundredth of it."""
     rows = [
         {"strategy": STRATEGIES[name].label, **row}
         for name, found in variants.items()

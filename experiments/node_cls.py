@@ -2,8 +2,8 @@
 
 ``python -m experiments.node_cls --model gat --bits 4`` trains ten seeds on the digits graph;
 ``--help`` lists the rest. Under ``torchrun --nproc-per-node 2 -m experiments.node_cls --sampler
-cluster ...`` several processes train one model on batches of their own, with ``--partition metis``
-on a part of the graph each; the first one writes and prints.
+cluster ...`` several processes train one model on batches of their own, or with ``--partition
+metis`` each on a part of the graph; the first process writes and prints.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _RECIPE = ("epochs", "hidden", "layers", "heads", "dropout", "lr", "weight_decay
 
 
 def complete(args: command.Args) -> command.Args:
-    """Check flags beside each other, and fill in ``level`` and ``recipe``.
+    """Check combinations of flags, and fill in ``level`` and ``recipe``.
 
     Raises:
-        UsageError: If some do not go together.
+        UsageError: If some flags do not go together.
     """
     if args.bits is None and args.memory is None and not args.compare:
         raise UsageError("Expected --bits B, or --compare for the paper's widths (got neither)")

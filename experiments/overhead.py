@@ -1,13 +1,13 @@
-"""The time that compression costs by the size of the graph, mini-batches included.
+"""The cost of compression in time by the size of the graph, mini-batches included.
 
 ``python -m experiments.overhead --models gat --nodes 1000,10000,100000 --out FILE.json``
 
-Each size is a block model of that many nodes, and is trained on as a whole; then there are
-mini-batches of the largest one, each the subgraph of ``--batch`` random nodes. Stock and wrapped
+Each size is a block model with that many nodes. Models train on the whole graph and, for the
+largest size, also on mini-batches, each the subgraph of ``--batch`` random nodes. Stock and wrapped
 copies of a model take steps in turn, each on the same graphs: see
 :func:`experiments.helpers.timing.time_models`. The model is wrapped with the library's defaults, so
-small graphs are left alone as they are for a user, unless ``--small`` is given. With
-``--compile`` all models but stock are compiled, and so is a second copy of stock.
+contexts of small graphs are not compressed, as for a user, unless ``--small`` is given. With
+``--compile``, all models but stock are compiled, and so is a second copy of stock.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MODELS = [name for name, subject in SUBJECTS.items() if subject.layout == "edge
 _FEATURES, _CLASSES = 128, 40
 _COMPILED = "compiled"
 _BEFORE = 4
-"""Steps before the first that is timed, in which the wrapped model finds its bits."""
+"""Steps before the first timed one, in which the wrapped model finds its bits."""
 
 
 def by_graph(content: Mapping[str, Any]) -> Table:
@@ -58,7 +58,7 @@ def by_graph(content: Mapping[str, Any]) -> Table:
 
 
 def batches_of(task: NodeTask, nodes: int, count: int) -> list[NodeTask]:
-    """Return subgraphs of random nodes; all nodes of each are trained on."""
+    """Return subgraphs of random nodes, all of which are training nodes."""
     generator = torch.Generator().manual_seed(0)
     subgraphs = []
     for _ in range(count):

@@ -47,7 +47,7 @@ _VARIED = ("bits", "level", "adaptive", "blocks")
 """The entries of a configuration that differ between variants."""
 
 _SCALED = ("stock", "L1", "L1+blocks", "CB1", "CB2")
-"""Of Table 3: the paper's L0, L1, CB1 and CB2, and L1 in blocks."""
+"""Variants of Table 3: the paper's L0, L1, CB1 and CB2, and L1 in blocks."""
 
 
 def graphs_in(data: Path) -> dict[str, str]:
@@ -149,7 +149,7 @@ def _show(args: command.Args, title: str, table: Table) -> None:
 
 
 def _graphs(args: command.Args) -> dict[str, str]:
-    """The graphs of ``--graphs``, by name."""
+    """Return the graphs of ``--graphs``, by name."""
     graphs = graphs_in(args.data)
     names = command.choose("--graphs", args.graphs, graphs) if args.graphs else graphs
     return {name: graphs[name] for name in names}
@@ -176,7 +176,7 @@ _TABLES: dict[str, tuple[Callable[[command.Args], None], str]] = {
     "table4": (_table4, "gat"),
     "figure3": (_figure3, "gat"),
 }
-"""The function of each table, and its usual models."""
+"""The function of each table, and its default models."""
 
 
 @command.main(

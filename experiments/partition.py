@@ -1,9 +1,9 @@
-"""One graph over several processes: memory, bytes sent and time of each, and more parts by count.
+"""Training of one graph in several processes: memory, sent bytes and time, measured or counted.
 
 ``python -m experiments.partition --model gat --dataset FILE.npz --parts 1,2,4 --out DIR`` trains a
 few steps with each number of processes on this machine and prints the peak of a process, the bytes
 that it sends, the time of a step, and the loss beside that of one process. For more parts than can
-run here it counts the rows that would be sent.
+run on this machine, the command counts the rows that would be sent.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _COUNTED: tuple[Column, ...] = (
 
 
 def measured(content: Row) -> Table:
-    """Return a row for each run, of the process that takes or sends most."""
+    """Return a row for each run, with the largest number of any process in each column."""
     return table(_RUNS, (_run(content, run) for run in content["runs"]))
 
 
@@ -73,8 +73,8 @@ _GROWN: tuple[Column, ...] = (
 
 
 def grown(contents: Sequence[Row]) -> Table:
-    """Return a row for each run of graphs that grow with the processes, and the CPU time of a step
-    over that of one process on the smallest graph."""
+    """Return a row for each run on graphs that grow with the number of processes, with the CPU time
+    of a step relative to that of one process on the smallest graph."""
     rows = []
     for content in contents:
         for run in content["runs"]:
@@ -120,7 +120,7 @@ def counted(content: Row) -> Table:
 
 
 def _alone(content: Row, way: str) -> Any:
-    """The process of a run with one part."""
+    """Return the process of a run with one part; None without such a run."""
     runs = content["runs"]
     return next((r["ranks"][0] for r in runs if r["parts"] == 1 and r["way"] == way), None)
 

@@ -1,17 +1,16 @@
-"""Plans beside the best strategy with the same bits for all tensors, at the same memory.
+"""Plans compared with the best strategy of uniform bits for all tensors, at the same memory.
 
 ``python -m experiments.plans --models gcn,gat --datasets D/cora.npz,D/flickr_graph.npz --out DIR``
 
-For each budget, a share of the peak that is estimated for stock PyG, a fresh process plans and
-trains for some steps with the memory capped, and reports the peak. In another one, without the cap,
-steps of a plan alternate with steps in the best strategy of ``gact_graph.estimate`` that fits:
-exact in blocks, or else with the most bits. It reports the time of both, and the error of the
+Each budget is a share of the estimated peak of stock PyG. A fresh process plans and trains for some
+steps with the memory capped, and reports the peak. In another process, without the cap, steps of a
+plan alternate with steps of the best strategy of ``gact_graph.estimate`` that fits: exact in
+blocks, or else with the most bits. That process reports the time of both, and the error of the
 gradient, relative to the gradient in blocks without codes.
 
-``--ways`` adds other ways to train on each graph, without a cap, and with plans for the same
-budgets: levels of the library, and peers, for which jemalloc keeps freed memory. Their peaks are
-bytes of tensors. ``experiments.tables`` draws them. ``--no-times`` measures the peaks of plans
-alone.
+``--ways`` adds other ways to train on each graph, without a cap, and plans for the same budgets:
+levels of the library, and peers, for which jemalloc keeps freed memory. Their peaks are bytes of
+tensors. ``experiments.tables`` draws them. ``--no-times`` measures only the peaks of plans.
 """
 
 from __future__ import annotations
@@ -42,18 +41,17 @@ from gact_graph.ops.allocations import watching_allocations
 FILE_NAME = "plans.json"
 
 PEERS = ("stock", "checkpoint", "compiled 100", "compiled 50", "compiled 25")
-"""Stock PyG, torch's checkpoint of each layer, and torch.compile with a budget for what it saves,
-in percent (``torch._functorch.config.activation_memory_budget``)."""
+"""Stock PyG, torch's checkpoint of each layer, and torch.compile with a budget for saved tensors in
+percent (``torch._functorch.config.activation_memory_budget``)."""
 
 LEVELS = ("lossless", "lossless + blocks", "L1 8", "L1 4", "L1 2", "CB2 4")
 
 _STEPS, _BEFORE = 16, 4
-"""Steps whose times are taken, and those before the first that counts, in which memory and caches
-come to rest."""
+"""Timed steps, and the steps before them, in which memory and caches settle."""
 
 _CAPPED = 5
-"""Steps with the memory capped: the first plans and measures, the next is the first that does not,
-and from the third on memory and sums of the steps before are used again."""
+"""Steps with the memory capped: the first plans and measures, the second does neither, and from the
+third on, memory and sums of earlier steps are reused."""
 
 _DRAWS = 2
 """Draws of the noise for the error of the gradient."""
@@ -83,13 +81,13 @@ _COMPARED: tuple[Column, ...] = (
 
 
 def rows(results: Sequence[Row]) -> Table:
-    """Return one row a budget."""
+    """Return one row per budget."""
     compared = any(row["uniform"] for row in results)
     return table((*_COLUMNS, *(_COMPARED if compared else ())), results)
 
 
 def verdict(results: Sequence[Row]) -> str:
-    """Return how well peaks were predicted and kept, and how plans compare."""
+    """Return sentences on kept budgets, on predicted peaks, and on plans beside uniform bits."""
     ran = [row for row in results if row["plan"] != REFUSED]
     off = [row["planned"] / row["peak"] - 1 for row in ran if row["peak"]]
     kept = sum(row["peak"] is not None and row["peak"] <= row["memory"] for row in ran)
@@ -154,8 +152,8 @@ def costs_of(
     """Return the time of a step, and the error of the gradient as a share of its length, of a plan
     and of a strategy, whose steps alternate in one process; and the median ratio of their times.
 
-    Without the cap, under which the library keeps no memory between steps. Each of them is first in
-    every other pair of steps: what a step leaves in the caches serves both.
+    There is no cap, because under a cap the library keeps no memory between steps. Each of the two
+    is first in every other pair of steps, so that the contents of the caches favor neither.
     """
     made, inputs, y = prepared(model, dataset, root)
     exact = gact_graph.wrap(copy.deepcopy(made), level="lossless", blocks="auto", min_bytes=0)
@@ -243,7 +241,7 @@ def _gradient(
 def _compare(
     kept: Kept, task: tuple[str, ...], shares: Sequence[float], ways: Sequence[str], times: bool
 ) -> None:
-    """One model on one graph, at some shares of the peak of stock PyG, and in some ways.
+    """Measure one model on one graph, at some shares of the peak of stock PyG and in some ways.
 
     Without times, plans are compared with nothing.
     """

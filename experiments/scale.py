@@ -1,10 +1,10 @@
 """The memory and the traffic of graphs that do not fit on this machine, from plans for their size.
 
-``python -m experiments.scale --counted PARTITION.json --out DIR`` takes published graphs, or one of
-``--nodes``, ``--edges``, ``--features`` and ``--classes``. The plans are made by
+``python -m experiments.scale --counted PARTITION.json --out DIR`` takes published graphs, or one
+graph of ``--nodes``, ``--edges``, ``--features`` and ``--classes``. The plans are made by
 ``gact_graph.plan(..., nodes=, edges=)`` with a small random graph of as many edges per node.
-``--counted`` is a result of ``experiments.partition``: from the cuts of its graph come the rows of
-the largest of several parts, as shares of the graph. ``--check`` compares each formula with
+``--counted`` is a result of ``experiments.partition``: the cuts of its graph give the rows of the
+largest of several parts, as shares of the graph. ``--check`` compares each formula with
 measurements on graphs of four sizes.
 """
 
@@ -57,7 +57,7 @@ _SAMPLE = 2048
 _CHECKED = tuple(f"synthetic:ogbn-arxiv@{scale}" for scale in (0.25, 0.5, 1, 2))
 _BUDGETS = 0.5, 0.2
 _ANY = 1e18
-"""A budget that holds anything."""
+"""A budget that is large enough for any step."""
 
 _STEPS = 3
 
@@ -88,7 +88,7 @@ class Network(NamedTuple):
     def row_bytes(self, classes: int) -> tuple[int, int]:
         """Return the bytes of a row of the halo in forward, and of its gradient in backward.
 
-        A conv exchanges transformed rows, GAT with a score for each head, and GCN the degree, which
+        A conv exchanges transformed rows. GAT adds a score for each head, and GCN the degree, which
         has no gradient.
         """
         if self.model == "gcn":
@@ -139,7 +139,7 @@ def whole(size: Size) -> Part:
 
 
 def largest(parts: Sequence[Part]) -> Part:
-    """Return the most of everything that a part has."""
+    """Return the maximum of each number over the parts."""
     return Part(*map(max, zip(*parts, strict=True)))
 
 
@@ -152,7 +152,7 @@ def sample_of(size: Size) -> tuple[Tensor, Tensor]:
 
 
 def plan_of(network: Network, size: Size, part: Part, memory: float) -> gact_graph.Plan | None:
-    """Return the plan of a part in memory that holds its data, too; None if nothing fits."""
+    """Return the plan of a part in memory that includes its data; None if nothing fits."""
     model = network.make(size)
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
     left = memory - part.data_bytes(size) - parameters
@@ -170,7 +170,7 @@ def plan_of(network: Network, size: Size, part: Part, memory: float) -> gact_gra
 
 
 def alone(network: Network, size: Size) -> dict[str, Any]:
-    """Return the bytes of the data, and of a step with stock PyG and at least."""
+    """Return the bytes of the data, alone, with a step of stock PyG, and with the smallest step."""
     model, one = network.make(size), whole(size)
     estimate = gact_graph.estimate(*(model, *sample_of(size)), nodes=size.nodes, edges=size.edges)
     stock, (strategy, least) = estimate.rows[0].peak_bytes, estimate.smallest()
@@ -179,7 +179,7 @@ def alone(network: Network, size: Size) -> dict[str, Any]:
 
 
 def processes(network: Network, size: Size, memory: int, counted: Sequence[Row]) -> dict[str, Any]:
-    """Return the least number of processes, of those counted, that have enough memory each."""
+    """Return the smallest counted number of processes that each have enough memory."""
     cuts = [[whole(size)], *(parts_of(size, row) for row in counted)]
     found: tuple[list[Part], gact_graph.Plan] | None = None
     low, high = 0, len(cuts)
@@ -255,7 +255,7 @@ def _size_of(graph: Graph) -> Size:
 
 
 def planned(network: Sequence[Any], dataset: str, memory: float) -> dict[str, Any]:
-    """Return the plan for a budget besides the data of a graph; None if nothing fits.
+    """Return the plan for a budget in addition to the data of a graph; None if nothing fits.
 
     The first plan of a process counts the libraries that it loads.
     """
@@ -267,7 +267,7 @@ def planned(network: Sequence[Any], dataset: str, memory: float) -> dict[str, An
 def peak_of(
     network: Sequence[Any], dataset: str, values: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the measured peak of a plan with its memory capped; without a plan of stock PyG."""
+    """Return the measured peak of a plan with its memory capped, or of stock PyG without a plan."""
     graph = load(dataset, "data")
     model = Network(*network).make(_size_of(graph))
     heap.trim()

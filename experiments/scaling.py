@@ -1,9 +1,9 @@
-"""The deepest or widest model, or the largest graph, that trains within a memory: Table 3.
+"""The deepest or widest model, or the largest graph, that trains within a memory limit: Table 3.
 
 ``python -m experiments.scaling --model gat --memory 4GB --vary depth --dataset D --out DIR``
 
-Each try is a process of its own in which the cap is enforced; the largest that trains is found by
-bisection. On CUDA the cap is on the memory that torch's allocator takes: see
+Each trial runs in a process of its own, in which the cap is enforced. Bisection finds the largest
+size that trains. On CUDA the cap is on the memory that torch's allocator takes: see
 :func:`experiments.helpers.process.set_cap`.
 """
 
@@ -24,13 +24,13 @@ from experiments.helpers.tables import Table
 from experiments.helpers.values import parse_memory
 
 _STEPS = 2
-"""Training steps of a try: from the second one on the optimizer has all of its memory."""
+"""Training steps of a trial: from the second one on, the optimizer has all of its memory."""
 
 _PRECISION = 0.05
-"""Where the bisection ends, as a share of the size."""
+"""Interval at which the bisection ends, as a share of the size."""
 
 _STRIDE = 16
-"""The largest ratio of one try to the last: the memory of a small size says little."""
+"""The largest ratio of consecutive trials: the memory of a small size predicts little."""
 
 _START = {"depth": 4, "width": 64, "graph": 8}
 """Sizes to begin with; those of a graph are hundredths of its published size."""
@@ -41,13 +41,13 @@ def largest(
 ) -> tuple[int, Any]:
     """Return the largest number that fits, to within 5 %, and the result of ``fits`` for it.
 
-    A bisection that goes to where ``guess`` expects the end: a try takes minutes.
+    The bisection tries the size that ``guess`` expects, because a trial takes minutes.
 
     Args:
         fits: Returns a result for a number that fits, else None.
         start: Where to begin, at least 1.
-        guess: Says what may be the largest, from the numbers that fit so far, the largest last,
-            each with the result of ``fits``.
+        guess: Returns the expected largest number from the numbers that fit so far, the largest
+            last, each with the result of ``fits``.
 
     Returns:
         0 and None if not even 1 fits.
@@ -64,7 +64,7 @@ def largest(
             fitted.append((size, result))
         expected = guess(fitted) if fitted else 0
         if high is None:
-            # Just above what fits, to find the end there; unless that has been passed already.
+            # Just above what fits, to find the end there, unless the guess is already passed.
             least = low + max(1, int(low * _PRECISION)) if expected > 0.9 * low else 2 * low
             size = min(max(expected, least), _STRIDE * low)
             continue
@@ -80,12 +80,12 @@ def largest(
 def expected_size(memory: int, fitted: list[tuple[int, dict[str, Any]]]) -> int:
     """Return the size that takes all of the memory, by a line through the last two that fit.
 
-    With one size alone, memory is taken to grow in proportion to it.
+    With only one size, memory is assumed to be proportional to the size.
     """
     points = [(0, 0), *((size, result["peak_bytes"]) for size, result in fitted)]
     (less, before), (size, peak) = points[-2:]
     if peak <= before:
-        # By chance, since a larger size takes more: in proportion, then.
+        # A chance result, since a larger size takes more: assume proportion.
         less, before = points[0]
     return int(size + (memory - peak) * (size - less) / max(1, peak - before))
 
@@ -155,7 +155,7 @@ def _search(args: command.Args, vary: str, variant: str) -> dict[str, Any]:
 
 
 def _scaled(dataset: str, size: int | None) -> str:
-    """The synthetic data set in hundredths of its published size."""
+    """Return the synthetic data set at ``size`` hundredths of its published size."""
     return dataset if size is None else f"{dataset.split('@')[0]}@{size / 100:g}"
 
 

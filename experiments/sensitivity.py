@@ -1,10 +1,11 @@
-"""Which slots need bits, the gain of adaptive bits, and how that changes while a model trains.
+"""The sensitivities of slots and the gain of adaptive bits, during the training of a model.
 
 ``python -m experiments.sensitivity --model gat --dataset FILE.npz --bits 4 --epochs 60 --out DIR``
 
-The study of the GACT paper's Figure 3. A model trains with adaptive bits; at some epochs all
-sensitivities are measured, and at the end the variance that compression adds to the gradient, by
-repeated draws of the noise, with adaptive bits and with the same bits everywhere.
+This is the study of Figure 3 of the GACT paper. A model trains with adaptive bits. All
+sensitivities are measured at some epochs. At the end, repeated draws of the noise measure the
+variance that compression adds to the gradient, with adaptive bits and with the same bits
+everywhere.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ _VARIANCE: tuple[Column, ...] = (
 
 
 def least_variance(sensitivities: Sequence[float], sizes: Sequence[int], bits: float) -> float:
-    r"""Return a bound below all allocations of ``bits`` an element on average.
+    r"""Return a lower bound over all allocations of ``bits`` per element on average.
 
     .. math::
         \sum_l c_l S(b_l) \ge \sum_l c_l 4^{-b_l} \ge
         D \, 4^{-b} \prod_l (c_l / D_l)^{D_l / D}, \qquad D = \sum_l D_l,
 
-    as S(b) is above :math:`4^{-b}`, and by the inequality of weighted means; widths need not be
-    whole or positive here. So adaptive bits gain as much as the sensitivities an element differ.
+    because S(b) is above :math:`4^{-b}`, and by the inequality of weighted means; widths need not
+    be whole or positive here. So adaptive bits gain as much as sensitivities per element differ.
 
     Args:
         sensitivities: c_l of each slot, above 0.

@@ -3,8 +3,8 @@
 ``python -m experiments.step_time --dataset FILE.npz --models gat --levels lossless,L1 --bits 4``
 
 Copies of each model with the same weights, one stock and one wrapped for each level, take training
-steps in turn: see :func:`experiments.helpers.timing.time_models`. With ``--busy N`` each also takes
-its steps beside N processes that never rest.
+steps in turn: see :func:`experiments.helpers.timing.time_models`. With ``--busy N``, each copy also
+takes its steps beside N busy processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def time_model(args: command.Args, name: str, graph: Graph) -> dict[str, Any]:
 
 
 def by_level(content: Mapping[str, Any]) -> Table:
-    """Return one row for each model and level, beside busy processes too where there are any."""
+    """Return one row for each model and level, also beside busy processes if there are any."""
     spec: list[Column] = [("", "{model}"), ("", "{level}"), ("s/step", "{seconds:.3f}")]
     spec.append(("relative", "{ratio:.2f}x"))
     if content["busy"]:

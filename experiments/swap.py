@@ -1,7 +1,7 @@
 """Memory and time of swapping saved tensors to host memory: the paper's Table 4, with the peak.
 
 ``python -m experiments.swap --model gat --dataset FILE.npz --out DIR`` prints a table and keeps it
-as JSON. It needs a CUDA device. Memory that the device holds is counted from forward to backward.
+as JSON. It needs a CUDA device. Memory of the device is counted between forward and backward.
 """
 
 from __future__ import annotations

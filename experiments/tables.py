@@ -2,8 +2,8 @@
 
 ``python -m experiments.tables`` fills in the text between ``<!-- table: NAME -->`` and
 ``<!-- end -->``, and draws the pictures of :mod:`experiments.helpers.pictures`.
-``python -m experiments.tables --check`` writes nothing, and fails where a page differs. Both fail
-where the numbers of one table stem from several commits and its rows do not name them.
+``python -m experiments.tables --check`` writes nothing, and fails if a page differs. Both fail if
+the numbers of one table stem from several commits and its rows do not name them.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 ``python -m experiments.time_to_accuracy --model gat --dataset FILE.npz --memory "1 GB" --out DIR``
 
 Each way trains for the same seconds, in a process of its own. Sampled batches are as large as the
-memory permits. Copies of the weights, taken while training goes on, are evaluated on the whole
-graph afterwards, when the clock and the meter of memory have stopped.
+memory permits. Copies of the weights, taken during training, are evaluated on the whole graph
+afterwards, when the clock and the memory meter have stopped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gact_graph.support.clock import synchronize
 from gact_graph.support.peak import PeakMeter
 
 _EVALUATIONS = 30
-"""Of the weights of one training, evenly spaced in time."""
+"""Evaluations of the weights of one training, evenly spaced in time."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Way:
 
     @property
     def allocator(self) -> str:
-        """The CPU allocator of its process."""
+        """Return the CPU allocator of its process."""
         return STRATEGIES["8GB" if self.wrapped else "stock-jemalloc"].allocator
 
 
@@ -68,12 +68,12 @@ WAYS = {
 }
 
 _UNITS = {"cluster": f"of {CLUSTERS} clusters", "neighbor": "nodes and their neighbors"}
-"""What the size of a batch counts, by sampler."""
+"""The unit of the size of a batch, by sampler."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """One training; the flags of the command, and the way and the seed."""
+    """One training: the flags of the command, the way and the seed."""
 
     way: str
     model: str
@@ -89,7 +89,7 @@ def run(training: Training) -> dict[str, Any]:
 
     Returns:
         The result of :func:`trained` and ``batch``, the size of a batch (None: the whole graph); or
-        the ``reason`` where no batch is small enough.
+        the ``reason`` if no batch is small enough.
     """
     way = WAYS[training.way]
     sizes: Sequence[int | None] = (None,) if way.sampler is None else BATCHES[way.sampler]
@@ -178,7 +178,7 @@ class _Session:
             yield from [self.task] if self._sampler is None else self._sampler(epoch)
 
     def step(self, batch: NodeTask) -> None:
-        """Forward, backward and update."""
+        """Run forward, backward and update."""
         training_step(self.model, self._optimizer, batch)
 
 
@@ -188,7 +188,7 @@ def first_at(curve: Sequence[Mapping[str, float]], score: float) -> Mapping[str,
 
 
 def by_way(content: Mapping[str, Any]) -> Table:
-    """Return one row a way: memory, time to each score, and the test score at the best one."""
+    """Return one row per way: memory, time to each score, and the test score at the best one."""
 
     def reached(target: float) -> Column:
         def text(row: Mapping[str, Any]) -> str:

@@ -4,11 +4,12 @@
 ``python -m experiments.variance --total --model pyg-gat --norm none,BatchNorm --act elu --out DIR``
 ``python -m experiments.variance --model gat --hidden 8 --layers 2 --draws 2000 --out DIR``
 
-``--total`` draws the gradient with all slots quantized again and again, for each width and each of
+``--total`` draws the gradient repeatedly with all slots quantized, for each width and each of
 ``--variants``, at the first weights or after ``--epochs`` of exact training; with ``--adaptive``,
-after training with adaptive bits, and with the bits of its last measurement. Beside the variance,
-the bias: how far the mean gradient is from the exact one, over its length. It is estimated from
-products of independent means, as the length of a mean has a floor of sqrt(variance / draws).
+after training with adaptive bits, and with the bits of its last measurement. It prints the variance
+and the bias: the distance of the mean gradient from the exact one, relative to the length of the
+exact one. The bias is estimated from products of independent means, because the length of a mean
+has a floor of sqrt(variance / draws).
 
 Otherwise, each slot follows alone: the variance that Algorithm 1 of the GACT paper predicts from
 two draws, beside that over many draws.
@@ -44,19 +45,19 @@ from experiments.helpers.values import FP32_BITS, parse_bits, parse_share
 from gact_graph.adaptive.allocator import noise
 
 _DECAY = 0.9
-"""Of the average of gradients, as the momentum of SGD and Adam's first moment have it."""
+"""Decay of the average of gradients, as in the momentum of SGD and Adam's first moment."""
 
 _BEFORE = 20
 """Steps before the average counts: nothing is left of its start."""
 
 _SWEEPS = 10
-"""Sweeps of Algorithm 1 whose mean is compared: a single one is one draw of a random number."""
+"""Sweeps of Algorithm 1 whose mean is compared: a single sweep is one draw of a random number."""
 
 
 def singles(
     case: Case, task: NodeTask, state: State, exact: Tensor, draws: int
 ) -> list[dict[str, Any]]:
-    """Return predicted and true variances by slot, each over ||g||^2, with the others exact."""
+    """Return predicted and true variances by slot, each over ||g||^2, with other slots exact."""
     together = Probe(_wrapped(case, task, state=state), task)
     sweeps = [together.sensitivities(number) for number in range(_SWEEPS)]
     widths = {row.slot: row.bits for row in together.report.contexts if row.bits is not None}
@@ -141,7 +142,7 @@ def _text(name: str) -> str | None:
 
 
 def _cases(args: command.Args) -> Iterator[tuple[dict[str, Any], Case]]:
-    """Each case, and the entries by which its results differ from the others."""
+    """Yield each case, after the entries by which its results differ from the others."""
     for norm, act, variant in itertools.product(args.norm, args.act, args.variants):
         own = STRATEGIES[variant].bits
         for bits in [own] if own else args.bits:

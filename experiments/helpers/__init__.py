@@ -2,8 +2,8 @@
 
 - ``values``, ``errors``, ``tables``, ``recipes``, ``summary``, ``data``, ``levels``: settings,
   graphs, texts
-- ``kept``, ``origin``, ``process``, ``ranks``, ``command``: results to go on from, the frame of a
-  command, and processes of their own, with a cap or another allocator
+- ``kept``, ``origin``, ``process``, ``ranks``, ``command``: results to continue from, the frame of
+  a command, and separate processes, with a cap or another allocator
 - ``sampling``, ``train``, ``meters``, ``timing``: steps of a training, under meters or in turn
 - ``subjects``, ``strategies``, ``runner``: models, ways to train them, trials
 - ``noise``: the noise of compression in a gradient

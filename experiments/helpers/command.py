@@ -1,4 +1,4 @@
-"""The frame of a command: its flags, the folder it works in, and one line about each fault."""
+"""The frame of a command: its flags, its folder of results, and one line about each error."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Parser(argparse.ArgumentParser):
 def flag(
     name: str, parse: Callable[[str], Any] = str, default: Any = None, text: str = "", **more: Any
 ) -> Flag:
-    """Describe a flag; its help ends in its default, where it has one."""
+    """Describe a flag; its help ends with its default, if any."""
     shown = text if default is None else f"{text} (default: {default})".strip()
     return name, {"type": parse, "default": default, "help": shown, **more}
 
@@ -79,7 +79,7 @@ def switch(name: str, text: str) -> Flag:
 
 
 def needed(described: Flag) -> Flag:
-    """Return the flag, without which the command does not start."""
+    """Return the flag as a required one."""
     return described[0], described[1] | {"required": True}
 
 
@@ -114,7 +114,7 @@ class Args(argparse.Namespace):
     """The flags of a command, and its output.
 
     Attributes:
-        console: Prints, in the first process of ``torchrun`` alone.
+        console: Prints, only in the first process of ``torchrun``.
         origin: See :func:`experiments.helpers.origin.origin`.
     """
 
@@ -136,10 +136,10 @@ class Args(argparse.Namespace):
         derive: Callable[[dict[str, Any]], dict[str, Any]] = lambda content: {},
         **more: Any,
     ) -> Kept:
-        """Return the results from which the command goes on.
+        """Return the results from which the command continues.
 
         Args:
-            file: Its name, in the folder of ``--out``; None where ``--out`` is the file.
+            file: The name of the file in the folder of ``--out``; None if ``--out`` is the file.
             *settings: Flags on which the results depend. The graph, the device and the number of
                 threads are settings of every command that has them.
             derive: See :class:`experiments.helpers.kept.Kept`.
@@ -158,8 +158,8 @@ class Args(argparse.Namespace):
 class Command:
     """One ``python -m experiments.NAME``, made by :func:`main`.
 
-    A command whose ``--out`` is a folder works in it alone; of the processes of ``torchrun`` the
-    first has the folder.
+    A command whose ``--out`` is a folder keeps other commands out of it. Under ``torchrun``, only
+    the first process uses the folder.
     """
 
     def __init__(self, work: Callable[[Args], None], flags: tuple[Flag, ...]) -> None:
@@ -188,7 +188,7 @@ class Command:
         """Read flags.
 
         Raises:
-            UsageError: For any fault in them, in one line.
+            UsageError: If a flag is wrong; the message is one line.
             SystemExit: After ``--help``.
         """
         for text in argv or ():
@@ -203,14 +203,14 @@ class Command:
 
 
 def main(*flags: Flag) -> Callable[[Callable[[Args], None]], Command]:
-    """Make a command of a function; the module names it, and its docstring describes it."""
+    """Make a command of a function, with the name and the description of its module."""
     return lambda work: Command(work, flags)
 
 
 def exit_code(
     program: str, work: Callable[[], None], out: Callable[[], Path | None] = lambda: None
 ) -> int:
-    """Do the work; print one line on a fault and return the exit code."""
+    """Do the work; print one line on an error, and return the exit code."""
     try:
         work()
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Strategies side by side: trials, medians over rounds, tables with ratios, and who wins."""
+"""Comparison of strategies: trials, medians over rounds, tables with ratios, and winners."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Place = tuple[str, ...]
 def ratio(
     head: str, name: str, to: str = "stock", inverse: bool = False, digits: int = 2
 ) -> Column:
-    """A number over that of ``stock`` or of the best ``peer``, or the inverse of that."""
+    """Return a column: a number over that of ``stock`` or of the best ``peer``, or the inverse."""
 
     def text(row: Row) -> str:
         other = row[to] if to == "stock" else row["peers"].get(name, {})
@@ -70,10 +70,10 @@ def trials(
     """Measure each case once a round, and return the medians.
 
     Args:
-        args: Of the command; its ``no_times`` drops the times.
-        kept: Takes the results, in its ``rounds``.
-        cases: By their place there.
-        rounds: Each goes over all cases.
+        args: Flags of the command; ``no_times`` drops the times.
+        kept: Stores the results, in its ``rounds``.
+        cases: The cases by their place in ``rounds``.
+        rounds: The number of rounds over all cases.
     """
     dropped = TIMES if getattr(args, "no_times", False) else ()
 
@@ -94,9 +94,9 @@ def strategies(
     """Measure a model with each strategy, and return the medians.
 
     Args:
-        args: Of the command.
-        file: See :meth:`experiments.helpers.command.Args.keep`, as ``settings``.
-        names: Of :data:`experiments.helpers.strategies.STRATEGIES`.
+        args: Flags of the command.
+        file: See :meth:`experiments.helpers.command.Args.keep`, also for ``settings``.
+        names: Names of :data:`experiments.helpers.strategies.STRATEGIES`.
         *settings: Flags on which the results depend.
         rounds: See :func:`trials`.
         **case: Attributes of the cases that no flag sets.
@@ -108,7 +108,7 @@ def strategies(
 
 
 def table(spec: Sequence[Column], by_strategy: Rows) -> Table:
-    """Return a table: one row a strategy, or the reason for its absence.
+    """Return a table with one row per strategy, or the reason for its absence.
 
     Args:
         spec: See :func:`experiments.helpers.tables.table`.
@@ -121,9 +121,9 @@ def table(spec: Sequence[Column], by_strategy: Rows) -> Table:
 
 
 def peers(by_strategy: Rows) -> Table:
-    """Return the strategies that ran beside stock and the best peer, by the names of tables.
+    """Return a table of the strategies that ran, relative to stock and to the best peer.
 
-    Times have columns only where they were taken.
+    Times have columns only if they were measured.
     """
     ran = {n: by_strategy[n] for n in STRATEGIES if "reason" not in by_strategy.get(n, {"reason"})}
     timed = any(row.get("step_seconds") is not None for row in ran.values())
@@ -131,7 +131,7 @@ def peers(by_strategy: Rows) -> Table:
 
 
 def medians(rounds: Sequence[Row]) -> dict[str, Any]:
-    """Return the median of each number over the rounds with one; ``reason`` where none has any."""
+    """Return the median of each number over the rounds with one; ``reason`` if none has any."""
     good = [each for each in rounds if "reason" not in each]
     if not good:
         return {"reason": rounds[-1]["reason"]}
@@ -152,11 +152,11 @@ def medians_in(content: Row) -> dict[str, Any]:
 
 
 def best(by_strategy: Rows, measure: str, ours: bool) -> str | None:
-    """Return the strategy with the smallest number, among the library's or among all others."""
+    """Return the strategy with the smallest number, among the library's or among the others."""
     values = {
         name: row[measure]
         for name, row in by_strategy.items()
-        # On the host it takes memory too.
+        # save_on_cpu takes memory on the host too.
         if STRATEGIES[name].ours == ours and row.get(measure) is not None and name != "save_on_cpu"
     }
     return min(values, key=lambda name: values[name]) if values else None
@@ -180,7 +180,7 @@ def remarks(by_strategy: Rows) -> list[str]:
 
 
 def strangers(by_strategy: Rows) -> list[str]:
-    """Return the strategies whose first loss is not stock's, though they compute the same."""
+    """Return the strategies whose first loss differs from stock's, though it should be equal."""
     stock = by_strategy.get("stock", {}).get("first_loss")
     if stock is None:
         return []

@@ -1,4 +1,4 @@
-"""From a loaded graph to the tensors a model is trained on."""
+"""Conversion of a loaded graph to the tensors that a model trains on."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Layout = Literal["csr", "edge_index"]
 
 @dataclass(frozen=True)
 class NodeTask:
-    """One graph, on one device, as full-batch node classification sees it.
+    """One graph on one device, for full-batch node classification.
 
     Attributes:
         x: Features, [N, F] float32.
-        adjacency: The model's second argument: the normalised adjacency with
+        adjacency: The model's second argument: the normalized adjacency with
             self-loops as sparse CSR [N, N] float32, or ``edge_index`` [2, E] int64.
         y: Classes [N] int64, or [N, C] float32 of 0 and 1 where ``multi_label``.
         train_idx, val_idx, test_idx: Node ids, int64.
         num_classes: Width of the model's output.
         multi_label: Whether a node may have several classes.
-        part: Where several processes share the graph, the part that this task is, as
-            :func:`gact_graph.distributed.partition` returns it.
-        learning: The number of training nodes of the whole graph then.
+        part: The part of the graph, as :func:`gact_graph.distributed.partition` returns it, if
+            several processes share the graph.
+        learning: In that case, the number of training nodes of the whole graph.
     """
 
     x: Tensor
@@ -50,20 +50,20 @@ class NodeTask:
 
 
 def layout_of(model: str) -> Layout:
-    """GAT weighs edges anew in every layer and needs them one by one; the others a product."""
+    """Return the layout for a model: edges for GAT, whose layers weigh them, else a matrix."""
     return "edge_index" if model == "gat" else "csr"
 
 
 def prepare(
     graph: Graph, layout: Layout, *, standardize: bool = False, device: torch.device | str = "cpu"
 ) -> NodeTask:
-    """Make the graph undirected, normalise it where the layout asks for it, move it to a device.
+    """Make the graph undirected, normalize it if the layout requires it, move it to a device.
 
     Args:
         graph: As :func:`datasets.load` returns it.
         layout: ``"csr"`` or ``"edge_index"``, see :class:`NodeTask`.
-        standardize: Features to mean 0 and deviation 1, fitted on the training nodes.
-        device: Where the tensors go.
+        standardize: Whether features get mean 0 and deviation 1, fitted on the training nodes.
+        device: The device of the tensors.
 
     Raises:
         ExperimentError: If one of the three splits is empty.
@@ -74,7 +74,7 @@ def prepare(
             "Expected at least one training, validation and test node in data set "
             f"{graph.name!r} (got {sizes[0]}, {sizes[1]} and {sizes[2]})"
         )
-    # On the device already: it sorts some ten million edges in no time.
+    # On the device already: a GPU sorts some ten million edges quickly.
     edge_index = to_undirected(graph.edge_index.to(device), num_nodes=graph.num_nodes)
     adjacency = edge_index if layout == "edge_index" else normalized(edge_index, graph.num_nodes)
     x = _standardized(graph.x, graph.train_idx) if standardize else graph.x
@@ -91,11 +91,11 @@ def prepare(
 
 
 def normalized(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """D^-1/2 (A + I) D^-1/2 as sparse CSR; it is symmetric, so it serves as its own transpose."""
+    """Return D^-1/2 (A + I) D^-1/2 as sparse CSR; the matrix is its own transpose."""
     edge_index, weight = gcn_norm(edge_index, None, num_nodes)
     # Checked once, here; without an explicit choice torch warns that it does not check.
     with torch.sparse.check_sparse_tensor_invariants(), warnings.catch_warnings():
-        # torch calls its CSR layout a beta; nothing the reader of a run could do about that.
+        # torch warns that its CSR layout is a beta, which users of a command cannot change.
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         return to_torch_csr_tensor(edge_index, weight, size=(num_nodes, num_nodes))
 

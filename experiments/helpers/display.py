@@ -30,7 +30,7 @@ def say(console: Console, text: str) -> None:
 def show(console: Console, title: str, table: Table) -> None:
     """Print a table whose first column is text and the others numbers."""
     shown = RichTable(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    # Where the table is too wide, names break between words, and never within one.
+    # If the table is too wide, names break between words, and never within a word.
     words = [word for row in table.rows for word in row[0].split()]
     narrowest = max(map(len, words), default=0)
     for number, name in enumerate(table.head):
@@ -44,7 +44,7 @@ def show(console: Console, title: str, table: Table) -> None:
 
 
 class SeedProgress(progress.Progress):
-    """One bar a seed, with loss, validation score and the peak of memory so far."""
+    """One bar per seed, with loss, validation score and the peak of memory so far."""
 
     def __init__(self, console: Console, epochs: int) -> None:
         self._epochs = epochs
@@ -58,7 +58,7 @@ class SeedProgress(progress.Progress):
         )
 
     def follow(self, seed: int) -> Callable[[int, float, float, int | None], None]:
-        """Start a seed's bar; return the function that moves it."""
+        """Start a seed's bar; return the function that updates it."""
         bar = self.add_task(f"seed {seed}", total=self._epochs, state="")
 
         def show(epoch: int, loss: float, val_score: float, peak_bytes: int | None) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 
 class ExperimentError(Exception):
-    """A fault that the user can mend; the text is one line and names the way out."""
+    """An error that the user can fix; the text is one line and names a remedy."""
 
     exit_code = 1
 
 
 class UsageError(ExperimentError):
-    """A flag that cannot be served."""
+    """A flag that cannot be used."""
 
     exit_code = 2
 

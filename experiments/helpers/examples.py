@@ -1,4 +1,4 @@
-"""Scripts of examples/, run for a few steps in a process of its own, and measured from outside."""
+"""Scripts of examples/, run for a few steps in separate processes, and measured from outside."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _FOLDER = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLES = sorted(path.stem for path in _FOLDER.glob("*.py"))
 
 _FIRST = 2
-"""Steps before the first that is timed, in which kernels load, layers are traced and a wrapped
-model measures sensitivities."""
+"""Steps before the first timed one, in which kernels load, layers are traced and a wrapped model
+measures sensitivities."""
 
 
 class _Ended(BaseException):
-    """The script has taken enough steps; frameworks pass this on."""
+    """Raised when the script has taken enough steps; frameworks do not catch it."""
 
 
 def run(name: str, stock: bool, steps: int, nodes: int | None) -> dict[str, Any]:

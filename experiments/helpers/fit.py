@@ -1,4 +1,4 @@
-"""Refusal of trainings that no machine with this memory could begin."""
+"""Refusal of trainings that cannot fit in the memory of the device."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _BYTES_A_LAYER = 4_000
 
 
 def check_fits(graph: Graph, setup: Setup, device: torch.device) -> None:
-    """Refuse a training whose bare minimum is more than the device has free.
+    """Refuse a training whose lower bound exceeds the free memory of the device.
 
-    Training takes more than :func:`least_bytes`, so one that passes may still not fit.
+    Training takes more than :func:`least_bytes`, so a training that passes may still not fit.
 
     Raises:
         UsageError: If it does not fit; the message lists the bytes.
@@ -32,7 +32,7 @@ def check_fits(graph: Graph, setup: Setup, device: torch.device) -> None:
         free: int | None = torch.cuda.mem_get_info(device)[0] + cached
     else:
         free = available_bytes()
-        del parts["graph"]  # which is there already
+        del parts["graph"]  # already in memory
     needed = sum(parts.values())
     if free is not None and needed > free:
         listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
@@ -48,7 +48,7 @@ def least_bytes(graph: Graph, setup: Setup) -> dict[str, int]:
     a layer's output in float32 and, in a GAT that is not in blocks, its messages."""
     recipe = setup.recipe
     last = graph.num_classes * (recipe.heads if setup.model == "gat" else 1)
-    # With one layer GCN and GAT have no hidden one.
+    # With one layer, GCN and GAT have no hidden layer.
     hidden = recipe.hidden * recipe.heads if recipe.layers > 1 or setup.model == "gcnii" else 0
     widest = max(last, hidden)
     count = parameters(setup.model, recipe, graph.x.size(1), graph.num_classes)
@@ -64,7 +64,7 @@ def least_bytes(graph: Graph, setup: Setup) -> dict[str, int]:
 
 
 def parameters(model: str, recipe: Recipe, i: int, o: int) -> int:
-    """Return the number of weights, by a formula: of refused sizes no model can be made."""
+    """Return the number of weights by a formula, because models of refused sizes cannot be made."""
     depth, heads, width = recipe.layers, recipe.heads, recipe.hidden * recipe.heads
     if model == "gcnii":
         return i * width + depth * width * width + width * o

@@ -62,7 +62,7 @@ def adapted(case: Case, graph: Graph, epochs: int, draws: int) -> dict[str, floa
 
 @contextmanager
 def _registry_restored() -> Iterator[None]:
-    """Unregister the codecs of a peer in the end."""
+    """Unregister the codecs of a peer on exit."""
     before = registered()
     try:
         yield

@@ -1,4 +1,4 @@
-"""All seeds of one configuration: train the missing ones, keep the finished ones."""
+"""The seeds of one configuration: training of the missing ones beside finished ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Job:
     """One configuration and the seeds asked for.
 
     Attributes:
-        setup: Model, recipe, and how its contexts are kept.
+        setup: Model, recipe, and form of the saved contexts.
         dataset: As ``--dataset`` names it.
         graph: The loaded graph.
         task: The graph as :func:`experiments.helpers.data.prepare` returns it.
@@ -48,12 +48,12 @@ _OF_PARTS = ("partition", "halo_bits")
 
 
 def configuration(job: Job) -> dict[str, Any]:
-    """Return all that changes a run's numbers, flat and JSON-ready, without the seeds."""
+    """Return all settings that change a run's numbers, as a flat JSON object, without the seeds."""
     dataset, graph, device = job.dataset, job.graph, job.task.x.device
     setup, own = job.setup, ("model", "level", "bits", "adaptive", "blocks", "memory", "sampler")
     return {
         **{name: getattr(setup, name) for name in own},
-        # One file, one name, from whichever folder it is asked for.
+        # A file has the same name from every working directory.
         "dataset": str(Path(dataset).resolve()) if dataset.endswith(".npz") else dataset,
         # The file behind the name may have become another graph.
         "nodes": graph.num_nodes,
@@ -62,22 +62,22 @@ def configuration(job: Job) -> dict[str, Any]:
         "classes": graph.num_classes,
         "multi_label": graph.multi_label,
         "processes": None if world_size() == 1 else world_size(),
-        # A run without it goes on with results that know nothing of it.
+        # Left out without a partition, so that a run continues results without these entries.
         **({} if setup.partition is None else {n: getattr(setup, n) for n in _OF_PARTS}),
         **asdict(setup.recipe),
         "device": device.type,
-        # Sums over threads come in another order with another number of them.
+        # The order of sums depends on the number of threads.
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
     }
 
 
 def run(job: Job, console: Console) -> tuple[dict[str, Any], Any]:
-    """Train the seeds that are not there yet, and write everything after each.
+    """Train the missing seeds, and write everything after each.
 
     Returns:
         The results: ``config`` and ``versions``, which change a run's numbers, and ``runs``, one
-        record a seed (see :func:`experiments.helpers.train.train`), by seed. And the library's
-        memory report of the last seed trained (``None`` where every seed was there already).
+        record per seed (see :func:`experiments.helpers.train.train`), by seed. And the library's
+        memory report of the last seed trained (``None`` if no seed was missing).
 
     Raises:
         ExperimentError: If the folder holds other results, or matplotlib is missing.
@@ -102,7 +102,7 @@ def run(job: Job, console: Console) -> tuple[dict[str, Any], Any]:
             if job.out is not None:
                 write_report(results, job.out)
     if not missing and job.out is not None:
-        # The last start may have ended between result.json and the report.
+        # The previous run may have ended between result.json and the report.
         write_report(results, job.out)
     kept.write()
     return results, report
@@ -112,9 +112,9 @@ def run_variants(base: Job, console: Console, about: str = "") -> tuple[dict[str
     """Run each of :data:`experiments.helpers.paper.VARIANTS`, in a folder of its name.
 
     Args:
-        base: Its setup gives all that the variants share.
-        console: Shows which one runs.
-        about: Shown before that.
+        base: The job whose settings the variants share.
+        console: Shows the name of each variant.
+        about: Text before that name.
 
     Returns:
         The results by variant, and the memory report of the last; see :func:`run`.

@@ -1,4 +1,4 @@
-"""Results of a command: a folder of its own, and files from which the command goes on."""
+"""Results of a command: a folder of its own, and files from which the command continues."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Place = Sequence["str | int | Mapping[str, Any]"]
 
 
 class Kept:
-    """Numbers in a JSON file that is written after each of them and read by the next run.
+    """Numbers in a JSON file, written after each result and read by the next run.
 
     Args:
         path: The file; None keeps the numbers in memory.
-        settings: The numbers depend on them. A file of other settings is refused.
+        settings: Settings on which the numbers depend. A file of other settings is refused.
         origin: See :func:`experiments.helpers.origin.origin`. All but the command is a setting.
         derive: Makes further entries from the content, before each writing.
 
@@ -51,19 +51,19 @@ class Kept:
                     f"Expected {path} to be of the same settings (got {', '.join(differing)}): "
                     "give another --out, or the settings it was made with"
                 )
-        # The head first, also where a file is taken up.
+        # The head first, also if a file is continued.
         self.content = head | {n: v for n, v in self.content.items() if n not in head}
 
     def once(self, place: Place, find: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result at a place of the content; find it unless it is there.
+        """Return the result at a place of the content; find it if it is missing.
 
         A result whose ``reason`` begins with "failed" is not kept: the next run tries again.
 
         Args:
             place: Keys of dicts; at its end a key, the place in a list (the next one at most), or
                 entries by which a dict in a list differs from the others.
-            find: Gives the result; in a list of dicts, the further entries of one.
-            *arguments: Of ``find``.
+            find: Returns the result; in a list of dicts, the further entries of a dict.
+            *arguments: Arguments of ``find``.
         """
         here: Any = self.content
         for name, following in itertools.pairwise(place):
@@ -88,7 +88,7 @@ class Kept:
         return result
 
     def write(self) -> None:
-        """Write all numbers, where there is a file."""
+        """Write all numbers, if there is a file."""
         self.content |= self._derive(self.content)
         if self._path is not None:
             write_json(self._path, self.content)
@@ -108,7 +108,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _differing(there: Any, now: Any, name: str = "") -> Iterator[str]:
-    """Name each value that differs, and both of them."""
+    """Yield the name of each value that differs, and both values."""
     if isinstance(there, dict) and isinstance(now, dict):
         for key in sorted(there.keys() | now.keys()):
             below = key if name in ("", "config") else f"{name}.{key}"
@@ -135,13 +135,13 @@ def write_atomically(path: Path, content: bytes | Callable[[IO[bytes]], object])
     """Replace ``path`` by ``content`` in one move: a reader sees the old file or the new one.
 
     Args:
-        path: The file; its folder is made where it is missing.
+        path: The file; its folder is created if it is missing.
         content: Its bytes, or a function that writes them.
 
     Raises:
-        ResultsError: If the system refuses, a full disk for instance; the old file stays.
+        ResultsError: If the system refuses, for instance on a full disk; the old file stays.
     """
-    # One name for each file: the next writing replaces the rest of a killed process.
+    # One name for each file: the next write replaces the leftovers of a killed process.
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,13 +161,13 @@ def write_atomically(path: Path, content: bytes | Callable[[IO[bytes]], object])
 
 @contextmanager
 def hold_folder(out: Path, warn: Callable[[str], None]) -> Iterator[None]:
-    """Keep other jobs out of a folder, which is made where it is missing.
+    """Keep other jobs out of a folder, which is created if it is missing.
 
     The system frees the lock however the process ends.
 
     Args:
         out: The folder.
-        warn: Prints that the file system has no locks; the job goes on without.
+        warn: Prints that the file system has no locks; the job continues without a lock.
 
     Raises:
         LockedError: If another job works there.
@@ -203,7 +203,7 @@ def hold_folder(out: Path, warn: Callable[[str], None]) -> Iterator[None]:
 
 
 def _holder(folder: Path) -> str:
-    """The process that has the lock, as Linux lists it."""
+    """Return the process that has the lock, as Linux lists it."""
     inode = str(folder.stat().st_ino)
     try:
         locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""The library's levels and their names, and the one place where measurements wrap a model."""
+"""The library's levels by name, and the function by which measurements wrap a model."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Level:
     Attributes:
         level: As :func:`gact_graph.wrap` takes it.
         blocks: The same.
-        bits: Of an element; None takes those of the case.
+        bits: Bits per element; None takes those of the case.
         adaptive: Whether bits are spent by sensitivity; None takes that of the case.
         prefetch: Whether ``L2`` brings tensors back before they are needed.
-        memory: The budget that decides, in place of all of these.
+        memory: A memory budget in place of all of these.
     """
 
     level: str
@@ -48,7 +48,7 @@ class Level:
 
     @property
     def label(self) -> str:
-        """The name in tables."""
+        """Return the name in tables."""
         if self.memory is not None:
             return f'`memory="{self.memory}"`'
         bits = f" {self.bits} bit" if self.bits else ""

@@ -1,4 +1,4 @@
-"""Steps of a network, timed, with meters around each of them."""
+"""Timed training steps of a network, with meters around each step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gact_graph.support.peak import PeakMeter
 from gact_graph.support.storage import parts_of
 
 Meter = Callable[[], AbstractContextManager[Any]]
-"""Gives what surrounds a step."""
+"""Returns the context manager around a step."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Trainee:
         device: Where it trains.
         saved_bytes: Counts the bytes that a forward saves for backward, on the device.
         wrapped: Whether the library has wrapped the model.
-        part: The part of the graph, where several processes share one.
+        part: The part of the graph, if several processes share one.
     """
 
     model: nn.Module
@@ -54,8 +54,8 @@ class Steps:
     """Each step's loss and seconds, by the clock and of this process; and the peak over the start.
 
     The medians leave out the first step, in which kernels load and caches fill. A CUDA device holds
-    ``held_bytes`` from forward to backward. A part of a graph sends ``forward_bytes`` in forward,
-    and takes both times of each of its ``exchanges`` in a step.
+    ``held_bytes`` from forward to backward. A part of a graph sends ``forward_bytes`` in forward;
+    ``exchanges`` has both times of each exchange, by step.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Steps:
 
     @property
     def medians(self) -> dict[str, float]:
-        """``step_seconds`` and ``step_process_seconds``."""
+        """Return ``step_seconds`` and ``step_process_seconds``."""
         return _medians("step", zip(self.seconds, self.process_seconds, strict=True))
 
 
@@ -95,7 +95,7 @@ def train(
 
     def count_held() -> None:
         synchronize(device)
-        # Only when it is asked for memory does the allocator look which copies are done.
+        # The allocator checks for finished copies only when it allocates.
         torch.empty(1, device=device)
         taken.held_bytes = _allocated(device) - before
 
@@ -115,7 +115,7 @@ def train(
 
     if compiles:
         step()
-        purge()  # else the steps below would live on what is kept of that one
+        purge()  # else the steps below would reuse the kept memory of this step
     before = _allocated(device)  # the meter counts the graph and the model too
     with PeakMeter(device) as meter:
         if cap_bytes is not None:
@@ -126,7 +126,7 @@ def train(
     taken.peak_bytes = None if peak is None else peak - before
     if device.type == "cuda":
         before = _allocated(device)
-        take_step(model, optimizer, trainee.loss, count_held, is_part)  # it waits: it is not timed
+        take_step(model, optimizer, trainee.loss, count_held, is_part)  # not timed: it waits
     return taken
 
 
@@ -138,7 +138,7 @@ def saved_bytes(forward: Callable[[], Tensor], model: nn.Module, inputs: Iterabl
     own = [*model.parameters(), *model.buffers(), *inputs]
     known = {part.untyped_storage().data_ptr() for tensor in own for part in parts_of(tensor)}
     sizes: dict[int, int] = {}
-    kept: list[Tensor] = []  # an address is given again once its tensor is gone
+    kept: list[Tensor] = []  # the address of a freed tensor would be used again
 
     def pack(tensor: Tensor) -> Tensor:
         for part in parts_of(tensor):
@@ -155,7 +155,7 @@ def saved_bytes(forward: Callable[[], Tensor], model: nn.Module, inputs: Iterabl
 
 
 def load_kernels(device: torch.device) -> None:
-    """Load what stays in a process after its first compressed step, whatever the graph."""
+    """Load everything that stays in a process after its first compressed step, on any graph."""
     model = gact_graph.wrap(nn.Linear(64, 64).to(device), bits=4, adaptive=False, min_bytes=0)
     model(torch.ones(1024, 64, device=device) * 1).square().sum().backward()
 
@@ -181,7 +181,7 @@ def memory_of(trainee: Trainee, steps: Steps) -> dict[str, Any]:
 
     Returns:
         ``saved_bytes`` for backward on the device; ``held_bytes`` and ``reserved_bytes`` of a CUDA
-        device; of the library's strategies ``raw_bytes`` and ``host_bytes``. Others are None.
+        device; ``raw_bytes`` and ``host_bytes`` of the library's strategies. Others are None.
     """
     cuda = trainee.device.type == "cuda"
     report = gact_graph.report(trainee.model) if trainee.wrapped else None
@@ -217,7 +217,7 @@ def halo_of(trainee: Trainee, steps: Steps) -> dict[str, Any]:
 
 
 def _medians(name: str, clocks: Iterable[Sequence[float]]) -> dict[str, float]:
-    """By the clock and of this process, without the first step."""
+    """Return medians by the clock and of this process, without the first step."""
     walls, processes = zip(*clocks, strict=True)
     medians = (statistics.median(clock[1:] or clock) for clock in (walls, processes))
     return dict(zip((f"{name}_seconds", f"{name}_process_seconds"), medians, strict=True))
@@ -233,5 +233,5 @@ def _since(start: tuple[float, float]) -> tuple[float, float]:
 
 
 def _allocated(device: torch.device) -> int:
-    """Bytes on a CUDA device; 0 on a CPU. The host counts them: nothing is waited for."""
+    """Return the bytes on a CUDA device; 0 on a CPU. The host counts them without waiting."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

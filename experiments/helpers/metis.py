@@ -1,4 +1,4 @@
-"""METIS for PyG's ClusterLoader, which looks for it in pyg-lib: here it is that of pymetis."""
+"""METIS from pymetis for PyG's ClusterLoader, which looks for METIS in pyg-lib."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 def is_there() -> bool:
-    """Whether PyG can cut graphs, by itself or with :func:`provide`."""
+    """Return whether PyG can cut graphs, by itself or with :func:`provide`."""
     return any(map(importlib.util.find_spec, ("pyg_lib", "pymetis")))
 
 
 def provide() -> None:
-    """Has PyG find METIS, if pyg-lib is not installed and pymetis is."""
+    """Provide METIS to PyG, if pyg-lib is not installed and pymetis is."""
     import torch_geometric.typing
     from torch_geometric.loader import cluster
 

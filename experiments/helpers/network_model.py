@@ -1,4 +1,4 @@
-"""Bytes that more parts than can run here would send, and times by a model of the network."""
+"""A model of the network: sent bytes and times for more parts than this machine can run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 BANDWIDTH = 10e9 / 8
-"""Bytes a second of the model's network, each way and in each process: 10 Gbit/s."""
+"""Bytes per second of the model's network, each way and in each process: 10 Gbit/s."""
 
 LATENCY = 50e-6
-"""Seconds that an exchange of the model takes beside its bytes."""
+"""Seconds of an exchange in the model, in addition to those of its bytes."""
 
 Rank = Mapping[str, Any]
 
@@ -35,8 +35,8 @@ def modelled(
 
     Returns:
         ``sent_bytes`` of the process that sends most; ``network_seconds`` by :data:`BANDWIDTH` and
-        :data:`LATENCY`; and ``step_seconds``, these and the time of one process times the share of
-        the edges that the largest part has, None where that time is unknown.
+        :data:`LATENCY`; and ``step_seconds``, these plus the time of one process times the largest
+        part's share of the edges, None if that time is unknown.
     """
     forward, backward = bytes_of_row(measured)
     rows = zip(size["sends"], size["halo"], strict=True)

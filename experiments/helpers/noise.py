@@ -1,4 +1,4 @@
-"""The noise of compression in a gradient: draws of it, its moments, and the effect of one slot."""
+"""The noise of compression in a gradient: draws, moments, and the effect of one slot."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from gact_graph.adaptive.allocator import noise
 from gact_graph.capture.noise import Noise
 
 _BATCHES = 10
-"""Means over so many batches of draws are compared with each other."""
+"""Number of batches of draws whose means are compared with each other."""
 
 
 def moments(draw: Callable[[int], Tensor], draws: int, exact: Tensor) -> dict[str, float]:
-    r"""Draw a gradient again and again.
+    r"""Draw a gradient repeatedly, and return the moments of its noise.
 
     The length of a mean over n draws is never 0: without any bias it is :math:`\sqrt{V / n}`. So
-    the draws are dealt to batches, and the squared bias is the mean of
+    the draws are divided into batches, and the squared bias is the mean of
     :math:`\langle m_i, m_j \rangle` over all pairs of batches with :math:`i \ne j`, whose noises
     are independent. Its standard error is that of the jackknife over batches.
 
     Args:
-        draw: Gives the gradient [P] for the number of a draw.
-        draws: How many, at least 3.
+        draw: Returns the gradient [P] for the number of a draw.
+        draws: The number of draws, at least 3.
         exact: The gradient [P] without noise.
 
     Returns:
-        Over the squared length of ``exact``: ``variance``, the expected square of the noise less
-        its mean; ``bias_squared``, the square of its mean, which may come out below 0, and
-        ``bias_squared_error``, its standard error. And ``bias``, the length of the mean, 0 where
-        none was found; ``floor``, the average length of the mean of so many draws without bias.
+        Over the squared length of ``exact``: ``variance``, the expected square of the noise minus
+        its mean; ``bias_squared``, the square of its mean, whose estimate may be below 0, and
+        ``bias_squared_error``, its standard error. And ``bias``, the length of the mean, 0 if none
+        was found; ``floor``, the average length of the mean of so many draws without bias.
     """
     batches = min(_BATCHES, draws)
     sums = torch.zeros(batches, exact.numel(), dtype=torch.float64, device=exact.device)
     counts, squares = [0] * batches, 0.0
     for number in range(draws):
-        # Of the noise alone: squares of the whole would drown it in rounding.
+        # Only the noise is squared: squares of the whole gradient would lose it in rounding.
         added = (draw(number) - exact).double()
         sums[number % batches] += added
         counts[number % batches] += 1
@@ -77,7 +77,7 @@ def squared_error(of: Mapping[str, Any]) -> float:
 
 
 def _between(products: Tensor, batches: list[int]) -> float:
-    """The mean product of two different batches."""
+    """Return the mean product of two different batches."""
     chosen = products[batches][:, batches]
     pairs = len(batches) * (len(batches) - 1)
     return float((chosen.sum() - chosen.diagonal().sum()) / pairs)
@@ -100,12 +100,12 @@ def algorithm_1(
 
     Args:
         slots: Names of quantized slots.
-        bits_of: The width of each.
+        bits_of: Returns the width of a slot.
         draw: Runs forward and backward, with another seed for the noise of the slot named, or for
             none, and returns the gradients of the parameters by their places.
 
     Returns:
-        Nothing where the gradient is zero or not finite.
+        c_l by slot; empty if the gradient is zero or not finite.
     """
     first = draw(None)
     length = sum(map(_squared, first.values()))
@@ -125,7 +125,7 @@ def _squared(gradient: Tensor) -> float:
 
 
 class Draws:
-    """Runs one training step of a wrapped model again and again, with other noise.
+    """One training step of a wrapped model, repeated with other noise.
 
     Args:
         model: A wrapped model whose bits do not change.
@@ -144,7 +144,7 @@ class Draws:
         """Return the gradients of the parameters, by their places.
 
         Args:
-            slot: Gets other noise than the number of the draw gives; None for none.
+            slot: A slot with other noise than that of the draw's number; None for none.
         """
         forward: Any = self._model.forward
         controller = forward.controller

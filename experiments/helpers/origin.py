@@ -78,7 +78,7 @@ def machine() -> str:
 
 
 def _processor() -> str:
-    """The model's name, which the standard library has on some systems only."""
+    """Return the model's name, which the standard library has on some systems only."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -90,7 +90,7 @@ def _processor() -> str:
 def gpus() -> list[dict[str, str]]:
     """Return name, driver and memory of each GPU from ``nvidia-smi``; empty without it.
 
-    torch is not asked: it knows no driver, and would hold memory of the device from then on.
+    torch is not used: it does not know the driver, and would hold memory of the device afterwards.
     """
     command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader"]
     try:

@@ -47,10 +47,10 @@ _GROWTH = {"depth": (24, 152, 240), "width": (2464, 3948, 4244)}
 
 
 def paper_score(model: str, dataset: str, variant: str) -> float | None:
-    """Return the paper's score in per cent; ``None`` where it is missing or not known.
+    """Return the paper's score in percent; ``None`` if it is missing or not known.
 
-    ``dataset`` must be the data set itself: a file with its graph, or a synthetic graph of its
-    size, gives scores that do not compare.
+    ``dataset`` must be the data set itself: scores of a file with its graph, or of a synthetic
+    graph of its size, are not comparable.
     """
     scores = _SCORES.get((model, dataset))
     return dict(zip(SCORED, scores, strict=True)).get(variant) if scores else None
@@ -93,7 +93,7 @@ _RATE: tuple[Column, ...] = (("rate", "{rate}"), ("paper", "{paper_rate}"))
 def _beside(
     model: str, dataset: str, variant: Variant, runs: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Score and rate of a variant, and the paper's."""
+    """Return the score and the rate of a variant, and the paper's."""
     rates = paper_rates(model, variant.name)
     return {
         "label": variant.label,
@@ -105,12 +105,12 @@ def _beside(
 
 
 def compared(model: str, dataset: str, results: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Return ours beside the paper's Table 2, one row a variant.
+    """Return our results beside the paper's Table 2, one row per variant.
 
     Args:
         model: The model of all variants.
         dataset: As ``--dataset`` names it; the paper's scores appear only for its own data sets.
-        results: By the variant's name; the cells of a missing one say "not yet".
+        results: Results by the variant's name; the cells of a missing one say "not yet".
     """
     rows = []
     for variant in VARIANTS:

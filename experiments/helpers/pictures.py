@@ -1,4 +1,4 @@
-"""The pictures of the pages: those that are drawn, and dark twins of all light ones."""
+"""The pictures of the pages: drawings of results, and dark versions of all light pictures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from experiments.helpers.errors import ResultsError
 from experiments.helpers.network_model import modelled
 from experiments.helpers.noise import squared_error
 
-# Colors of light pictures, and their twins on a dark page.
+# Colors of light pictures, and their counterparts on a dark page.
 _DARK = {
     "#24292f": "#e6edf3",
     "#57606a": "#9ea7b3",
@@ -61,7 +61,7 @@ def pictures(root: Path) -> dict[Path, str]:
         content = json.loads(ways.read_text(encoding="utf-8"))
         drawn[folder / "plans-light.svg"] = draw_plans(content["ways"])
     for path, text in drawn.items():
-        # Its title has the numbers; the rest differs between versions of matplotlib.
+        # The title has the numbers; the rest differs between versions of matplotlib.
         if path in light and _TITLE.findall(light[path]) == _TITLE.findall(text):
             drawn[path] = light[path]
     dark = {
@@ -72,7 +72,7 @@ def pictures(root: Path) -> dict[Path, str]:
 
 
 def _darkened(svg: str) -> str:
-    """Exchange all colors.
+    """Replace all colors by dark ones.
 
     Raises:
         ResultsError: If the picture has a color without a dark one.
@@ -113,7 +113,7 @@ def draw_partition(content: Mapping[str, Any]) -> str:
 
 def draw_codes(contents: Sequence[Mapping[str, Any]]) -> str:
     """Draw saved bytes and the gradient's error: the library as a line by bits, peers as points;
-    one panel a network."""
+    one panel per network."""
     title = []
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(3.8 * len(contents), 3.6), layout="constrained")
@@ -134,7 +134,7 @@ def draw_codes(contents: Sequence[Mapping[str, Any]]) -> str:
                 axes.annotate(name, point, textcoords="offset points", **beside)
                 title.append(f"{name}: {point[0]:.2f} MB, {point[1]:.2g}")
             axes.set(xscale="log", yscale="log", title=codes.title_of(content))
-            # Beyond it there is no gradient to see: GACT's of GAT at 1 bit has an error of 10^22.
+            # Larger errors leave no gradient: that of GACT on GAT at 1 bit has an error of 10^22.
             axes.set(xlabel="saved for backward, MB", ylim=(None, min(axes.get_ylim()[1], 100)))
             axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.xaxis.set_major_formatter("{x:g}")
@@ -224,7 +224,7 @@ def _svg(figure: Figure, title: Sequence[str]) -> str:
 
 
 def _measured(content: Mapping[str, Any], name: str, way: str, bits: int) -> Points:
-    """By number of processes, the largest value of a process."""
+    """Return the largest value of a process, by number of processes."""
     return [
         (run["parts"], max(rank[name] for rank in run["ranks"]) / 1e6)
         for run in content["runs"]

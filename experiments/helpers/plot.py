@@ -26,7 +26,7 @@ def require_matplotlib() -> None:
 
 
 def plot_curves(results: Mapping[str, Any], out: Path) -> None:
-    """Draw loss and validation score over epochs, one line a seed, into ``out/curves.png``."""
+    """Draw loss and validation score over epochs, one line per seed, into ``out/curves.png``."""
     figure = _figure()
     left, right = figure.subplots(1, 2)
     for run in results["runs"]:
@@ -86,7 +86,7 @@ def plot_evolution(evolution: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def plot_agreement(slots: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the variance that Algorithm 1 predicts against the true one, a dot a slot."""
+    """Draw the variance that Algorithm 1 predicts against the true one, one dot per slot."""
     figure = _figure(7, 4.5)
     axes = figure.add_subplot()
     for slot in slots:
@@ -109,10 +109,10 @@ def _figure(width: float = 10, height: float = 4) -> Figure:
             "Expected matplotlib for the curves of --out (got none): "
             'pip install "gact_graph[experiments]"'
         ) from None
-    # A Figure of its own, not pyplot's: no display, no state shared with anybody.
+    # A Figure of its own, not pyplot's, needs no display and shares no state.
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def _numbers(curve: list[Any]) -> list[float]:
-    """NaN, which JSON lost as ``None``, leaves a gap in the line."""
+    """Return the values with NaN for ``None``, as JSON has it: NaN leaves a gap in the line."""
     return [math.nan if value is None else value for value in curve]

@@ -1,4 +1,4 @@
-"""Functions called in processes of their own, whose memory holds nothing of earlier work.
+"""Calls of functions in fresh processes, whose memory holds nothing of earlier work.
 
 The child is ``python -m experiments.helpers.process MODULE:FUNCTION ARGUMENTS``; arguments and
 result are JSON. A child may have another CPU allocator, and a cap on its memory.
@@ -38,19 +38,19 @@ ALLOCATORS = {
 CAPPED = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MKL_DISABLE_FAST_MM": "1"}
 """Environment under a cap.
 
-Tensors of 4 MB or more are no part of glibc's heap. There small objects that live until backward
-settle in the gaps of freed tensors, which serve no other tensor from then on: part of the freed
-memory would count all the same, also of stock. And MKL keeps no buffers: it reserves 4 MB for each
-and touches a part, but a cap on writable memory counts the whole.
+Tensors of 4 MB or more are not part of glibc's heap. In the heap, small objects that live until
+backward would fill the gaps of freed tensors, which no other tensor could use from then on: part of
+the freed memory would still count, for stock too. And MKL keeps no buffers: it reserves 4 MB for
+each and touches a part, but a cap on writable memory counts the whole.
 """
 
 
 def call(function: str, *arguments: Any, limit: float | None = None) -> Any:
-    """Return the result of a function, or ``{"reason": ...}`` where there is none.
+    """Return the result of a function, or ``{"reason": ...}`` if there is none.
 
     Args:
         function: ``module:function``.
-        *arguments: Of the function.
+        *arguments: Arguments of the function.
         limit: Seconds after which the process is ended.
     """
     return call_together(function, [arguments], limit=limit)[0]
@@ -62,7 +62,7 @@ def call_together(
     environment: Mapping[str, str] | None = None,
     limit: float | None = None,
 ) -> list[Any]:
-    """As :func:`call`, of several processes that run at once, in another environment."""
+    """Call a function in several processes at once, in another environment; see :func:`call`."""
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", __name__, function, json.dumps(arguments)],
@@ -95,10 +95,10 @@ def _result(process: subprocess.Popen[str], limit: float | None) -> Any:
 
 
 def checked(result: Any, subject: str) -> Any:
-    """Return a result of :func:`call`; None where the memory did not suffice.
+    """Return a result of :func:`call`; None if the memory did not suffice.
 
     Raises:
-        ExperimentError: If the call gave nothing for another reason.
+        ExperimentError: If the call has no result for another reason.
     """
     if "reason" not in result:
         return result
@@ -130,15 +130,15 @@ def environment(allocator: str) -> dict[str, str]:
 
 
 def set_cap(device: torch.device, cap: int) -> None:
-    """Limit this process to ``cap`` bytes beyond those that it has now.
+    """Limit this process to ``cap`` bytes beyond its present memory.
 
-    On the CPU it is its own writable memory. On CUDA it is what torch's caching allocator takes
-    from the device, blocks that it keeps for later included, so that fragments count. The context
-    of CUDA and what libraries take past the allocator are not in it: a card of 16 GB has less than
-    16 GB to give.
+    On the CPU, the cap counts the writable memory of the process. On CUDA, it counts the memory
+    that torch's caching allocator takes from the device, including blocks that the allocator keeps
+    for later, so that fragments count. The context of CUDA and memory that libraries take past the
+    allocator do not count: a card of 16 GB has less than 16 GB available.
 
     Raises:
-        ExperimentError: If the device has less memory than that in all.
+        ExperimentError: If the whole memory of the device is less than that.
     """
     if device.type != "cuda":
         # RLIMIT_AS would count the libraries' code too.
@@ -155,7 +155,7 @@ def set_cap(device: torch.device, cap: int) -> None:
             f"(got {cap / 1e9:.1f} GB beyond the {(limit - cap) / 1e9:.1f} GB of the graph and "
             "the model): give a smaller one"
         )
-    # Unlike its neighbours, this function takes no device without a number.
+    # Unlike the functions above, this one accepts no device without a number.
     index = torch.cuda.current_device() if device.index is None else device.index
     torch.cuda.set_per_process_memory_fraction(limit / total, index)
 
@@ -172,7 +172,7 @@ def purge() -> None:
 
 def ended_by_memory(code: int, errors: str) -> bool:
     """Return whether a process with this exit code and standard error lacked memory."""
-    # Some libraries end the process where they get no memory.
+    # Some libraries end the process if they get no memory.
     return code in (-6, -9) or any(words in errors for words in NO_MEMORY)
 
 

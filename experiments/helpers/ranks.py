@@ -28,7 +28,7 @@ def rank() -> int:
 
 @contextmanager
 def process_group(device: torch.device, **more: Any) -> Iterator[None]:
-    """Join the other processes inside; do nothing where there are none.
+    """Join the other processes inside the context; do nothing if there are none.
 
     ``more`` are arguments of ``init_process_group`` in place of the variables of ``torchrun``.
     """

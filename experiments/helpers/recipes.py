@@ -69,7 +69,7 @@ _OTHER = {
     "gcnii": Recipe(8, 64, 0.5, 0.01, 200, weight_decay=5e-4),
 }
 
-# 20 labelled nodes a class are too few for batch norm: it costs 2 to 11 points there.
+# 20 labeled nodes per class are too few for batch norm, which costs 2 to 11 points there.
 _FEW_LABELS = ("cora", "citeseer", "pubmed")
 
 # Files that hold the graph of a published data set with features of another origin.
@@ -89,7 +89,7 @@ def base_name(dataset: str) -> str:
 
 
 def has_foreign_features(dataset: str) -> bool:
-    """Whether the file holds a published graph whose features are not the published ones."""
+    """Return whether the file has a published graph with features of another origin."""
     return dataset.endswith(".npz") and PurePath(dataset).stem in _STANDS_FOR
 
 
@@ -99,7 +99,7 @@ def recipe_for(model: str, dataset: str, **overrides: float | int | None) -> Rec
     Args:
         model: One of :data:`MODELS`.
         dataset: A data set as ``--dataset`` takes it.
-        **overrides: Fields to replace; those that are ``None`` stay as the recipe has them.
+        **overrides: Fields to replace; fields that are ``None`` stay unchanged.
 
     Raises:
         KeyError: If the model is unknown.

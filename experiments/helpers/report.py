@@ -1,4 +1,4 @@
-"""``report.md``: the result of a run for reading, all of it taken from ``result.json``."""
+"""The report of a run, ``report.md``, made from the numbers in ``result.json``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESULT = "result.json"
 
 
 def _one(key: str, text: Any) -> Any:
-    """A cell of one run: the text of a list of its value, or of none."""
+    """Return a cell of one run: the text of a list with its value, or of an empty list."""
     return lambda run: text(summary.values([run], key))
 
 

@@ -72,7 +72,7 @@ _NETWORKS = {
 _COMPARED = ("stock-jemalloc", "dgl-jemalloc", "lossless+blocks", "L1-4+blocks")
 
 _OF_FORCES = ("stock", "", "lossless", "L1-4")
-"""The same, as ``experiments.forces`` has them; DGL has no layers with forces in the loss."""
+"""The same strategies in ``experiments.forces``; DGL has no layers with forces in the loss."""
 
 _HEADLINE = {
     "stock": "stock PyG",
@@ -95,7 +95,7 @@ def tables(results: Path) -> dict[str, Page]:
     pages: dict[str, Page] = {}
 
     def add(name: str, make: Callable[[Any], str | Table], *globs: str) -> None:
-        """A table of a file, or of a list of files where the pattern has a wildcard."""
+        """Add a table of a file, or of a list of files for a wildcard or several patterns."""
         several = "*" in globs[0] or len(globs) > 1
         paths = [path for glob in globs for path in sorted(results.glob(glob))]
         pages[name] = functools.partial(_page, make, paths, several)
@@ -154,7 +154,7 @@ def tables(results: Path) -> dict[str, Page]:
 
 
 def _page(make: Callable[[Any], str | Table], paths: Iterable[Path], several: bool) -> str:
-    """A table with its caption."""
+    """Return a table with its caption."""
     files = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     made = make(files if several else files[0])
     text = made.markdown() if isinstance(made, Table) else made
@@ -268,7 +268,7 @@ def _figures_of(name: str) -> Callable[[Row], str]:
 
 
 def _levels(content: Row) -> Table:
-    """Peaks and times, and their ratios to the smaller one of stock PyG's, with jemalloc or not."""
+    """Return peaks and times, and their ratios to the smaller of stock PyG's, jemalloc or not."""
     variants = content["variants"]
     shown = {name: variants[name] for name in _LEVELS if name in variants}
     stock = [row for name, row in shown.items() if name.startswith("stock")]
@@ -322,13 +322,13 @@ def _plans(content: Row) -> str:
 
 
 def _studies(files: Files) -> list[dict[str, Any]]:
-    """The studies of ``experiments.paper table2``, by graph and model."""
+    """Return the studies of ``experiments.paper table2``, by graph and model."""
     studies = [study for content in files for study in content.values()]
     return sorted(studies, key=lambda study: (study["graph"], MODELS.index(study["model"])))
 
 
 def _scores(files: Files) -> str:
-    """Scores in fp32, and by how much each compressed run differs from fp32's with its seed."""
+    """Return scores in fp32, and the differences of compressed runs to fp32 with the same seeds."""
     spec: tuple[Column, ...] = (
         ("graph", "{graph}"),
         ("model", lambda study: study["model"].upper()),
@@ -355,7 +355,7 @@ def _scores(files: Files) -> str:
 
 
 def _rates(files: Files) -> Table:
-    """Raw over stored bytes of each model, from the graph with the least to the one with most."""
+    """Return raw over stored bytes of each model, from the smallest to the largest over graphs."""
     rows = []
     for model in MODELS:
         mine = [study for study in _studies(files) if study["model"] == model]
@@ -370,7 +370,7 @@ def _rates(files: Files) -> Table:
 
 
 def _paper_scores() -> str:
-    """The paper's Table 2."""
+    """Return the paper's Table 2."""
 
     def cell(model: str, dataset: str) -> str:
         return " / ".join(f"{paper_score(model, dataset, variant):.2f}" for variant in SCORED)
@@ -411,7 +411,7 @@ def _gradient_variance(files: Files) -> Table:
 
 
 def _gradient_error(files: Files) -> Table:
-    """The error of the gradient of each model."""
+    """Return the error of the gradient of each model."""
     rows = []
     for content in files:
         by_key = {(row["bits"], row["adaptive"]): row for row in content["rows"]}

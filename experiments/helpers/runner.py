@@ -28,7 +28,7 @@ def run(case: Case) -> dict[str, Any]:
 
 
 def run_parts(case: Case) -> list[dict[str, Any]]:
-    """As :func:`run`, for each process of a case with several parts."""
+    """Return the results as :func:`run`, for each process of a case with several parts."""
     strategy, device = STRATEGIES[case.strategy], parse_device(case.device)
     missing = strategy.missing(device)
     if missing is not None:
@@ -52,7 +52,7 @@ def run_parts(case: Case) -> list[dict[str, Any]]:
 
 
 def measure_apart(case: dict[str, Any], store: str) -> dict[str, Any]:
-    """In a process of its own: join the processes of the other parts, and measure."""
+    """Join the processes of the other parts, and measure, in a process of its own."""
     more = {"init_method": f"file://{store}", "rank": case["rank"], "world_size": case["parts"]}
     with process_group(torch.device("cpu"), **more):
         return measure(Case(**case))
@@ -64,7 +64,7 @@ def measure(case: Case) -> dict[str, Any]:
     Returns:
         ``peak_bytes``, ``step_seconds`` and ``step_process_seconds`` (see
         :class:`experiments.helpers.meters.Steps`); ``compile_seconds``, by how much the first step
-        was longer than the others (None where nothing compiles); ``first_loss`` and ``loss``, of
+        was longer than the others (None if nothing compiles); ``first_loss`` and ``loss``, of
         the first and the last step; of a part of a graph the results of
         :func:`experiments.helpers.meters.halo_of`; and without a cap those of
         :func:`experiments.helpers.meters.memory_of`, for which it runs forward once more.

@@ -20,20 +20,20 @@ from gact_graph.layers.halo.parts import in_order, owners
 SAMPLERS = ("cluster", "neighbor")
 
 CLUSTERS, _TOGETHER = 40, 5
-"""Clusters of a graph, and how many make a batch."""
+"""Clusters of a graph, and clusters of a batch."""
 
 _SEEDS, _NEIGHBORS = 1024, 10
-"""Training nodes of a batch, and how many neighbours of a node are sampled in each layer."""
+"""Training nodes of a batch, and sampled neighbors of a node in each layer."""
 
 BATCHES = {
     "cluster": (20, 10, _TOGETHER, 2, 1),
     "neighbor": (16384, 8192, 4096, 2048, _SEEDS, 512, 256),
 }
-"""Sizes to try of a batch of each sampler, the largest first."""
+"""Sizes of a batch to try with each sampler, the largest first."""
 
 
 Sampler = Callable[[int], Iterator[NodeTask]]
-"""Gives the batches of one epoch that are this rank's, from the epoch's number."""
+"""Returns this rank's batches of one epoch, from the number of the epoch."""
 
 
 def make_sampler(
@@ -44,13 +44,13 @@ def make_sampler(
     Args:
         name: The sampler.
         task: The graph; batches have their adjacency in the same layout.
-        layers: Of the model, in each of which neighbours are sampled.
+        layers: The number of layers of the model; neighbors are sampled in each.
         rank: This process.
-        world: The number of processes. Each batch is one rank's.
-        size: Of a batch: its clusters, or its training nodes. None takes a usual one.
+        world: The number of processes. Each batch belongs to one rank.
+        size: The size of a batch in clusters or training nodes. None takes the default.
 
     Raises:
-        UsageError: PyG cannot sample here.
+        UsageError: If PyG cannot sample here.
     """
     if name == "cluster":
         return _clusters(task, rank, world, size or _TOGETHER)
@@ -63,7 +63,7 @@ def make_sampler(
 
 
 def _clusters(task: NodeTask, rank: int, world: int, together: int) -> Sampler:
-    """Batches of some clusters each, drawn anew in each epoch, and all edges within."""
+    """Return a sampler of batches of clusters, drawn anew in each epoch, with all edges within."""
     edges = _edges_of(task.adjacency)
     cluster = owners(edges, task.x.size(0), CLUSTERS)
 
@@ -82,7 +82,7 @@ def _clusters(task: NodeTask, rank: int, world: int, together: int) -> Sampler:
 
 
 def _neighbors(task: NodeTask, layers: int, rank: int, world: int, size: int) -> Sampler:
-    """Batches of some training nodes each and of neighbours that PyG samples around them."""
+    """Return a sampler of batches of training nodes, with neighbors that PyG samples for them."""
     data = Data(edge_index=_edges_of(task.adjacency), num_nodes=task.x.size(0))
     own, counts = task.train_idx[rank::world], [_NEIGHBORS] * layers
     loader = NeighborLoader(data, counts, input_nodes=own, batch_size=size, shuffle=True)
@@ -96,7 +96,7 @@ def _neighbors(task: NodeTask, layers: int, rank: int, world: int, size: int) ->
 
 
 def _edges_of(adjacency: Tensor) -> Tensor:
-    """``edge_index`` [2, E] without self-loops; the matrices of tasks are symmetric."""
+    """Return ``edge_index`` [2, E] without self-loops; the matrices of tasks are symmetric."""
     if adjacency.layout == torch.strided:
         return adjacency
     return remove_self_loops(adjacency.to_sparse_coo().indices())[0]
@@ -148,7 +148,7 @@ def cut(edge_index: Tensor, num_nodes: int, way: str, parts: int) -> list[Data]:
     """Return the parts of a graph, without features; see :func:`share_of`.
 
     Raises:
-        UsageError: METIS is missing.
+        UsageError: If METIS is missing.
     """
     if way == "metis" and importlib.util.find_spec("pymetis") is None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Steps of a model of :data:`experiments.models.memory.KINDS`, and the memory that they take."""
+"""Training steps of a model of :data:`experiments.models.memory.KINDS`, and their memory."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def prepared(model: str, dataset: str, root: str) -> tuple[nn.Module, tuple[Any,
     made, inputs = KINDS[model].make(graph), KINDS[model].inputs(graph)
     with torch.no_grad():
         made.eval()(*inputs)  # gives lazily initialised parameters their values
-    heap.trim()  # else training would start in memory that this has left, and seem to take less
+    heap.trim()  # else training would reuse this freed memory, and seem to take less
     return made.train(), inputs, graph.y
 
 
 def train(model: nn.Module, inputs: tuple[Any, ...], y: Tensor, steps: int) -> int:
     """Train, and return the peak in bytes, above the memory of the process before.
 
-    Freed memory that is kept for the next step goes back to the system first: it is as much as
-    there is room for, not what training needs.
+    Freed memory that is kept for the next step returns to the system first: its size depends on the
+    room there is, not on the needs of training.
     """
     step, device = stepper(model, inputs, y), torch.device("cpu")
     with PeakMeter(device) as meter:

@@ -1,7 +1,7 @@
 """Ways to train one network in less memory: the library's levels, and their peers.
 
-Each starts from the same weights and drops the same elements, so that all begin with one loss; only
-bfloat16 rounds already in forward.
+All strategies start from the same weights and drop the same elements, so that their first losses
+are equal; only bfloat16 rounds already in forward.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Case:
         model: A name of :data:`experiments.helpers.subjects.MODELS`.
         strategy: A name of :data:`STRATEGIES`.
         dataset: As ``--dataset`` takes it.
-        data_root: Where named data sets lie.
+        data_root: The folder of named data sets.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         steps: Training steps; the first is not counted in the times.
-        bits: Of the levels that quantize, where the strategy names none.
+        bits: Bits of the levels that quantize, if the strategy names none.
         adaptive: Whether bits are spent by sensitivity.
         hidden, layers: In place of the model's own (the width of a head, for attention).
         norm, act, dropout: The same, of a model of :data:`experiments.helpers.subjects.BASIC`.
@@ -57,9 +57,9 @@ class Case:
             strategy.
         parts: Processes, each with a part of the graph; 0 takes the graph whole.
         cut: One of :data:`experiments.helpers.sampling.PARTITIONS`.
-        halo_bits: Of an element on its way to another process.
-        threads: Of each process; None leaves that to the environment.
-        rank: Which part this process trains.
+        halo_bits: Bits of an element that is sent to another process.
+        threads: Threads of each process; None leaves that to the environment.
+        rank: The number of the part that this process trains.
     """
 
     model: str
@@ -85,7 +85,7 @@ class Case:
 
     @classmethod
     def of(cls, args: Any, **more: Any) -> Case:
-        """Return a case with the flags of a command that bear the names of its attributes."""
+        """Return a case with the flags of a command that have the names of its attributes."""
         names = {field.name for field in fields(cls)}
         flags = {name: value for name, value in vars(args).items() if name in names} | more
         for name in flags.keys() & {"data_root", "device"}:
@@ -94,7 +94,7 @@ class Case:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Arguments of the model in place of its own."""
+        """Return arguments of the model in place of its own."""
         names = ("hidden", "layers", "norm", "act", "dropout")
         asked = {name: getattr(self, name) for name in names}
         return {name: value for name, value in asked.items() if value is not None}
@@ -112,11 +112,11 @@ class Strategy:
         label: Its name in tables.
         start: Makes a trainee of a case, its graph and a device.
         ours: Whether it is the library's.
-        missing: Says why it cannot run on a device, or nothing.
-        compiles: Whether its first step compiles, which is then no part of its peak.
+        missing: Returns the reason why it cannot run on a device, or None.
+        compiles: Whether its first step compiles, and does not count in its peak.
         rounds_forward: Whether its forward differs from stock's by more than the order of sums.
-        bits: Of an element, where the case does not choose them.
-        allocator: The allocator of its process on a CPU, where the case has no other.
+        bits: Bits of an element, if the case does not choose them.
+        allocator: The allocator of its process on a CPU, if the case has no other.
     """
 
     label: str
@@ -130,7 +130,7 @@ class Strategy:
 
 
 def _trainee(model: nn.Module, task: NodeTask, context: Callable[[], Any] = nullcontext) -> Trainee:
-    """A trainee with each forward inside a context of its own."""
+    """Return a trainee with each forward inside a context of its own."""
 
     def forward() -> Tensor:
         with context():
@@ -168,7 +168,7 @@ def _stock(*start: Any) -> Trainee:
 def _compiled(*start: Any) -> Trainee:
     # Otherwise a compiled network drops other elements than the stock one.
     torch._inductor.config.fallback_random = True
-    # Code that an earlier round compiled would be no part of the time.
+    # Code that an earlier round compiled would not count in the time.
     torch.compiler.config.force_disable_caches = True
     model, task = _make(*start)
     model.compile()
@@ -221,7 +221,7 @@ def _dgl(case: Case, graph: Graph, device: torch.device) -> Trainee:
     edges = prepare(graph, "edge_index").adjacency
     loops = dgl_layers.needs_loops(model)
     adjacency = dgl_layers.make_graph(edges, graph.num_nodes, loops).to(device)
-    with torch.random.fork_rng():  # its layers draw weights before they get these
+    with torch.random.fork_rng():  # DGL's layers draw weights before they get these
         dgl_layers.replace_layers(model)
 
     def forward() -> Tensor:
@@ -275,7 +275,7 @@ def _needs_dgl(device: torch.device) -> str | None:
 def _fed(
     label: str, start: Callable[[Case, Graph, torch.device], Trainee], **more: Any
 ) -> Strategy:
-    """A strategy of others under jemalloc without decay: it keeps freed memory, as ours do."""
+    """Return a peer under jemalloc without decay, which keeps freed memory as the library does."""
     return Strategy(f"{label}, jemalloc", start, allocator="jemalloc-tuned", **more)
 
 
@@ -310,11 +310,11 @@ STRATEGIES = {
 }
 
 LABELS = {name: strategy.label for name, strategy in STRATEGIES.items()} | {"CB2": "`CB2`"}
-"""Of strategies, in tables whose bits stand in the caption."""
+"""Labels of strategies, in tables whose captions name the bits."""
 
 PEERS = (
     *("stock", "stock-jemalloc", "compiled", "checkpoint", "save_on_cpu", "bf16"),
     *("dgl", "dgl-jemalloc", "exact", "exact-blocks", "mesa", "gact"),
     *("8GB", "lossless", "lossless+blocks", "L1-4+blocks", "L1-2+blocks", "CB2"),
 )
-"""Of ``experiments.peers``, in the order of its table."""
+"""Strategies of ``experiments.peers``, in the order of its table."""

@@ -22,7 +22,7 @@ class Subject:
     """A model to measure.
 
     Attributes:
-        layout: Of its graph.
+        layout: The layout of its graph.
         make: Makes it from the numbers of features and of classes; ``hidden`` and ``layers``
             replace its own, and in :data:`BASIC` ``norm``, ``act`` and ``dropout``.
         lr: Adam's learning rate.
@@ -53,7 +53,7 @@ def _sage(i: int, o: int, hidden: int = 256, layers: int = 3) -> nn.Module:
 
 
 def _pna(i: int, o: int, hidden: int = 64, layers: int = 3) -> nn.Module:
-    """With the four aggregators and the three scalers of its paper (Corso et al., NeurIPS 2020)."""
+    """Return PNA with the aggregators and scalers of its paper (Corso et al., NeurIPS 2020)."""
     degrees = torch.zeros(_DEGREE + 1, dtype=torch.long)
     degrees[_DEGREE] = 1
     return PNA(
@@ -67,7 +67,7 @@ def _pna(i: int, o: int, hidden: int = 64, layers: int = 3) -> nn.Module:
 
 
 _DEGREE = 10
-"""Of each node, for the scalers of PNA: about that of flickr_graph's mean node."""
+"""Degree of each node, for the scalers of PNA: about the mean degree of flickr_graph."""
 
 _GCN = Recipe(3, 256, 0.5, 0.01, 1)
 _GCNII = recipe_for("gcnii", "ogbn-arxiv")  # 16 layers of 256

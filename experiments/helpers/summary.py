@@ -14,12 +14,12 @@ from experiments.helpers.tables import Table
 
 
 def values(runs: Iterable[Mapping[str, Any]], key: str) -> list[float]:
-    """Return an entry of the records of seeds, of those that have it."""
+    """Return an entry of the records of seeds, if it is not None."""
     return [run[key] for run in runs if run[key] is not None]
 
 
 def percent(fractions: Sequence[float]) -> str:
-    """Return mean and sample standard deviation of scores in [0, 1], in per cent.
+    """Return mean and sample standard deviation of scores in [0, 1], in percent.
 
     >>> percent([0.5, 0.52]), percent([0.5])
     ('51.00 ± 1.41', '50.00')
@@ -115,7 +115,7 @@ def metric_of(config: Mapping[str, Any]) -> str:
 
 
 def title(config: Mapping[str, Any]) -> str:
-    """Return a run in a few words.
+    """Return a short title of a run.
 
     >>> title({"model": "gat", "dataset": "cora", "bits": 4, "level": "L1"})
     'GAT on cora, 4 bit (L1)'

@@ -1,4 +1,4 @@
-"""Tables: columns that are declared once, for a terminal and for Markdown."""
+"""Tables with columns that are declared once, for a terminal and for Markdown."""
 
 from __future__ import annotations
 

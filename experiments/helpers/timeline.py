@@ -1,4 +1,4 @@
-"""The tensors that are alive at the peak of a step, and what made them."""
+"""The tensors that are alive at the peak of a step, and the operations that made them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _OTHERS = Made("", "", "smaller tensors")
 
 
 class AtPeak(TorchDispatchMode):
-    """Records the storages that are alive at the peak of the last step for which it was entered.
+    """A mode that records the storages alive at the peak of the last step inside it.
 
     Each storage is followed from the operation that makes it until it is freed. Those from before
     the first step, such as weights and inputs, do not count.
@@ -73,7 +73,7 @@ class AtPeak(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         before = {storage._cdata for storage in _storages_of((args, kwargs))}
         for new in _storages_of(result):
-            if new._cdata not in before:  # a view
+            if new._cdata not in before:  # else a view
                 self._add(new, func)
         # By their present sizes: a storage may have been resized.
         alive = [

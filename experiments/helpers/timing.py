@@ -27,7 +27,7 @@ Job = Callable[[], Any]
 
 @contextmanager
 def busy_loops(number: int) -> Iterator[Callable[[Job], Job]]:
-    """Start processes that stand still, but inside a job that was passed to the function given.
+    """Start processes that run only during a job that was passed to the yielded function.
 
     ``number`` processes, one for each processor, take half of each from a job of as many threads.
     """
@@ -65,15 +65,15 @@ def time_models(
     before: int = 0,
     busy: int = 0,
 ) -> dict[str, Any]:
-    """Time training steps of several models in turn; of two steps in a row the second counts.
+    """Time training steps of several models in turn; the second of two steps in a row counts.
 
     Args:
-        models: By name; the first, ``fp32``, is stock's.
-        next_task: Gives the graph of the next step of a model.
-        lr: Of Adam.
-        rounds: Steps of each that count.
-        before: Steps of each before all others.
-        busy: Processes that never rest, beside which each model takes as many steps once more.
+        models: Models by name; the first, ``fp32``, is stock's.
+        next_task: Returns the graph of the next step of a model.
+        lr: The learning rate of Adam.
+        rounds: Steps of each model that count.
+        before: Steps of each model before all others.
+        busy: Busy processes, beside which each model takes as many steps once more.
 
     Returns:
         ``seconds`` of every step and ``median_seconds``, by model (and with ``, busy`` after it);
@@ -87,7 +87,7 @@ def time_models(
         def step() -> None:
             if name == STOCK:
                 # As in a process without the library. Wrapped models then begin their turn without
-                # kept memory, which their first step, the untimed one, fetches anew.
+                # kept memory, and allocate it again in their first step, which is not timed.
                 memory_policy.end()
             task = next_task(name)
             training_step(model, optimizer, task)
@@ -115,8 +115,8 @@ def time_models(
 def time_in_turn(jobs: Mapping[str, Job], rounds: int, untimed: int = 0) -> dict[str, list[float]]:
     """Run the jobs in turn, ``rounds`` times after one warm-up; return each job's seconds.
 
-    A job ends when it returns: one that works on a device waits for it. In each turn it runs
-    ``untimed`` times more, before it is timed.
+    A job ends when it returns, so a job on a device must wait for the device. In each turn, a job
+    also runs ``untimed`` times before it is timed.
     """
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for turn in range(rounds + 1):
@@ -133,11 +133,11 @@ def time_in_turn(jobs: Mapping[str, Job], rounds: int, untimed: int = 0) -> dict
 
 
 def time_on(device: torch.device, jobs: Mapping[str, Job], rounds: int) -> dict[str, list[float]]:
-    """As :func:`time_in_turn`, of jobs that only queue their work on the device.
+    """Time jobs that only queue their work on the device; else as :func:`time_in_turn`.
 
     On CUDA the times are the device's own, from events between the jobs: no job waits for the host.
-    A job finds in the cache the end of the job before it, so jobs should touch more memory than the
-    cache holds.
+    A job finds the last data of the job before it in the cache, so jobs should touch more memory
+    than fits in the cache.
     """
     if device.type != "cuda":
         return time_in_turn(jobs, rounds)
@@ -164,9 +164,10 @@ def time_on(device: torch.device, jobs: Mapping[str, Job], rounds: int) -> dict[
 def launch_seconds(device: torch.device, job: Job, calls: int, rounds: int) -> float:
     """Return the seconds of the host in one call of ``job``, whose work the device does meanwhile.
 
-    The median over ``rounds`` of ``calls`` calls in a row, after one warm-up. The device is waited
-    for before and after each round, outside the time. Its work should be shorter than the call,
-    else the queue fills up and the time becomes the device's.
+    The result is the median over ``rounds`` of ``calls`` calls in a row, after one warm-up. The
+    host waits for the device before and after each round, outside the timed part. The work of the
+    device should be shorter than the call, else the queue fills up and the time becomes the
+    device's.
     """
     times = []
     for _ in range(rounds + 1):

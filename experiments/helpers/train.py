@@ -44,7 +44,7 @@ class Setup:
         memory: A budget in bytes that chooses bits, level and blocks; None: those above.
         sampler: How mini-batches are drawn; None: a step takes the whole graph.
         partition: How the graph is cut into a part for each process; None: it is not.
-        halo_bits: Of an element on its way to another process.
+        halo_bits: Bits of an element that is sent to another process.
     """
 
     model: str
@@ -60,7 +60,7 @@ class Setup:
 
 
 OnEpoch = Callable[[int, float, float, "int | None"], None]
-"""Gets the epoch, its loss and validation score, and the peak of memory so far."""
+"""Receives the epoch, its loss and validation score, and the peak of memory so far."""
 
 
 def seed_everything(seed: int) -> None:
@@ -75,7 +75,7 @@ def _ratio(hits: int, total: int) -> float:
 
 
 def counts(logits: Tensor, y: Tensor) -> Tensor:
-    """Hits and total of accuracy, or of micro-F1 where ``y`` is [n, C] of 0 and 1.
+    """Return hits and total of accuracy, or of micro-F1 if ``y`` is [n, C] of 0 and 1.
 
     Shapes:
         - **input**: logits [n, C] float; y [n] int64 or [n, C] float
@@ -93,16 +93,16 @@ def train(
     """Train with Adam and keep the test score of the epoch that was best on validation.
 
     Returns:
-        The library's report, and a record before it: ``seed``; ``test_score`` and ``val_score`` in
-        [0, 1] and ``best_epoch``, from 1; ``rate``, ``raw_bytes``, ``stored_bytes`` and
+        A record and the library's report. The record has ``seed``; ``test_score`` and ``val_score``
+        in [0, 1] and ``best_epoch``, from 1; ``rate``, ``raw_bytes``, ``stored_bytes`` and
         ``average_bits`` of the saved ``contexts``, one dict each; ``peak_bytes`` (see
         :class:`gact_graph.support.peak.PeakMeter`); ``epoch_seconds``, the median of a training
         step without the evaluation; ``train_seconds`` of all steps, and ``measuring_seconds`` and
         ``passes`` of measuring alone; and the curves ``loss`` and ``val_curve``.
 
     Under ``torchrun`` each process takes steps on batches of its own, and gradients are averaged;
-    scores are known to rank 0 alone. Or each has a part of the graph, and scores are those of the
-    whole; bytes and peak are those of the process that asks.
+    only rank 0 computes scores. Or each process has a part of the graph, and scores are those of
+    the whole graph; bytes and peak are those of this process.
     """
     seed_everything(seed)
     device = task.x.device
@@ -166,13 +166,13 @@ def cost_of_measuring(seconds: Sequence[float], passes: Sequence[int]) -> dict[s
     """Return the time of steps that measured sensitivities beyond that of ordinary steps.
 
     Args:
-        seconds: Of each step.
+        seconds: Seconds of each step.
         passes: The number of measurements after each step, as the report counts them.
 
     Returns:
         ``step_seconds``, the median of ordinary steps; in such steps, the time of the first
         measurement (``first_measurement_steps``: steps that measure in a row are parts of it), and
-        of all (``measuring_steps``). Nothing where every step measured.
+        of all (``measuring_steps``). Empty if every step measured.
 
     >>> cost_of_measuring([1.0, 1.0, 2.0, 3.0, 1.0], [0, 0, 1, 3, 3])
     {'step_seconds': 1.0, 'first_measurement_steps': 3.0, 'measuring_steps': 3.0}
@@ -198,17 +198,17 @@ def cost_of_measuring(seconds: Sequence[float], passes: Sequence[int]) -> dict[s
 def _train_epoch(
     model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[NodeTask]
 ) -> list[float]:
-    """One step a batch; the losses. A rank may have more batches than another."""
+    """Take one step per batch; return the losses. A rank may have more batches than another."""
     losses = []
     with model.join() if isinstance(model, DistributedDataParallel) else nullcontext():
         for batch in batches:
-            # .item() waits for the device, so the clock sees all of the step's work.
+            # .item() waits for the device, so the time includes all of the step's work.
             losses.append(training_step(model, optimizer, batch).item())
     return losses
 
 
 def training_step(model: nn.Module, optimizer: torch.optim.Optimizer, task: NodeTask) -> Tensor:
-    """Forward, backward and update on a graph; return the loss of the whole, a detached scalar."""
+    """Take a step on a graph; return the loss of the whole graph, a detached scalar."""
     model.train()
     is_part = task.part is not None
 
@@ -226,13 +226,13 @@ def take_step(
     after_forward: Callable[[], None] = lambda: None,
     is_part: bool = False,
 ) -> Tensor:
-    """Forward, backward and update; return the loss, a detached scalar.
+    """Run forward, backward and update; return the loss, a detached scalar.
 
     Args:
         model: The model.
-        optimizer: Of its parameters.
+        optimizer: The optimizer of its parameters.
         loss_of: Runs forward and returns the loss.
-        after_forward: Is called between forward and backward.
+        after_forward: Called between forward and backward.
         is_part: Whether gradients are summed over the processes that share a graph.
     """
     optimizer.zero_grad(set_to_none=True)

@@ -1,7 +1,7 @@
-"""Text from a command line to a value of its kind.
+"""Parsing of the values of flags.
 
-Each function takes one flag's text. Text that it cannot read raises
-``argparse.ArgumentTypeError``, before which argparse puts the flag's name.
+Each function takes the text of one flag. Text that it cannot read raises
+``argparse.ArgumentTypeError``, to which argparse adds the flag's name.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def parse_device(name: str | None) -> torch.device:
     """Return a device; ``None`` and ``"auto"`` take CUDA where torch sees it, else the CPU.
 
     Raises:
-        UsageError: If torch does not have it.
+        UsageError: If torch does not have the device.
     """
     if name in (None, "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -124,7 +124,7 @@ def _expected(words: str, text: str) -> argparse.ArgumentTypeError:
 
 
 def _short(text: str) -> str:
-    """The text in quotes, without its middle where it is long."""
+    """Return the text in quotes, without its middle if it is long."""
     return repr(text if len(text) <= 60 else f"{text[:40]}...{text[-10:]}")
 
 
@@ -134,7 +134,7 @@ def _is_whole(text: str) -> bool:
 
 
 def _whole(text: str) -> int:
-    """The number, 0 if it is none, and a large one where it has more digits than Python reads."""
+    """Return the number; 0 if it is none, a large one if it has more digits than Python reads."""
     if not _is_whole(text):
         return 0
     return int(text) if len(text) <= 18 else 10**18

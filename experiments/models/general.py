@@ -1,4 +1,4 @@
-"""The paper's other two fields, small and without a download: images and texts.
+"""Small networks and data for images and texts, as in the GACT paper, without a download.
 
 Images are scikit-learn's digits, for torchvision's ResNets or a smaller residual network, and for a
 vision transformer. Texts are excerpts of Python's own documentation, for a transformer in the shape
@@ -23,7 +23,7 @@ from experiments.models.small import Bert, VisionTransformer, digits, residual_n
 _HELD_OUT = 0.1
 _TOPICS = 8  # the longest
 _LENGTH = 32  # words of an excerpt
-_RARE = 3  # words that come less often are all alike
+_RARE = 3  # words with fewer occurrences are all alike
 _SIDE = 32  # pixels of an image for torchvision's ResNets, which halve it five times
 
 
@@ -33,10 +33,10 @@ class Field:
 
     Attributes:
         network: The name of the network.
-        make: A network with fresh weights.
-        batch: A training batch of so many examples: inputs and classes.
-        held_out: The same, for the score; always the same ones.
-        lr: Of Adam.
+        make: Makes a network with fresh weights.
+        batch: Draws a training batch of so many examples: inputs and classes.
+        held_out: The inputs and classes for the score, which are always the same.
+        lr: The learning rate of Adam.
     """
 
     network: str
@@ -66,14 +66,14 @@ def excerpts() -> tuple[Tensor, Tensor]:
 
 
 def texts() -> Field:
-    """BERT over excerpts of documentation."""
+    """Return BERT over excerpts of documentation."""
     words, topics = excerpts()
     vocabulary = int(words.max()) + 1
     return _field("bert", lambda: Bert(vocabulary, _TOPICS, _LENGTH), words, topics, 5e-4)
 
 
 def images() -> Field:
-    """torchvision's ResNet-18 over digits where torchvision imports, else a smaller network."""
+    """Return torchvision's ResNet-18 over digits, or a smaller network without torchvision."""
     try:
         return resnet("resnet18")
     except UsageError:
@@ -81,7 +81,7 @@ def images() -> Field:
 
 
 def patches() -> Field:
-    """A vision transformer over digits."""
+    """Return a vision transformer over digits."""
     x, y = digits()
     return _field("vit", lambda: VisionTransformer(x.size(-1), 10), x, y, 5e-4)
 
@@ -106,7 +106,7 @@ def resnet(network: str) -> Field:
 
 
 def _field(network: str, make: Callable[[], nn.Module], x: Tensor, y: Tensor, lr: float) -> Field:
-    """Splits the examples, the same way each time."""
+    """Split the examples, the same way each time."""
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     split = int(len(y) * (1 - _HELD_OUT))
     known, held = order[:split], order[split:]

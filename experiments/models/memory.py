@@ -76,7 +76,7 @@ def _with_edge_features(graph: Graph) -> tuple[Any, ...]:
 
 
 def _by_type(graph: Graph) -> tuple[Any, ...]:
-    """Each type has all nodes; half of the edges go either way."""
+    """Return inputs by type: each type has all nodes, and half of the edges go either way."""
     half = graph.num_edges // 2
     edges = graph.edge_index.split([half, graph.num_edges - half], dim=1)
     by_type = {kind: part.contiguous() for kind, part in zip(_EDGE_TYPES, edges, strict=True)}

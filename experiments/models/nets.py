@@ -92,15 +92,15 @@ def attention(recipe: Recipe, i: int, o: int, conv: Callable[..., nn.Module] = G
 
 
 def build(model: str, recipe: Recipe, i: int, o: int, *, normalize: bool = False) -> nn.Module:
-    """Return a freshly initialised network; its weights come from torch's global generator.
+    """Return a freshly initialized network; its weights come from torch's global generator.
 
     Args:
         model: ``"gcn"``, ``"gat"`` or ``"gcnii"``.
         recipe: Widths, depths and dropout rates.
         i: Number of features of a node.
         o: Number of classes.
-        normalize: Whether a GCN or GCNII gets ``edge_index`` and normalises it in every layer, as
-            PyG's default does; else it gets the normalised adjacency.
+        normalize: Whether a GCN or GCNII takes ``edge_index`` and normalizes it in every layer, as
+            by PyG's default; else it takes the normalized adjacency.
 
     Raises:
         ValueError: If ``model`` is another name.

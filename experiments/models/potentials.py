@@ -1,8 +1,8 @@
 """Interatomic potentials: nets that give an energy, and forces as its negative gradient.
 
-PyG's SchNet, DimeNet++ and ViSNet, and a small one in the manner of MACE. PyG's take their
-neighbours and triplets from compiled packages; here plain torch finds them, so that they run
-anywhere.
+The potentials are PyG's SchNet, DimeNet++ and ViSNet, and a small one in the manner of MACE. PyG's
+take their neighbors and triplets from compiled packages; here plain torch finds them, so that the
+potentials run anywhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CUTOFF = 5.0
 def molecules(
     count: int, atoms: int, seed: int, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Atoms on a jittered grid of spacing 1.4, so that none are too near each other.
+    """Return atoms on a jittered grid of spacing 1.4, so that none are too near each other.
 
     Returns:
         The number, position and molecule of each atom.
@@ -37,7 +37,7 @@ def molecules(
 
 
 def neighbours(pos: Tensor, r: float, batch: Tensor, loop: bool = False, **_: Any) -> Tensor:
-    """In place of ``radius_graph``: all pairs in a molecule that are near each other."""
+    """Return all pairs in a molecule that are near each other, in place of ``radius_graph``."""
     pairs = []
     start = 0
     for size in torch.bincount(batch).tolist():
@@ -51,7 +51,7 @@ def neighbours(pos: Tensor, r: float, batch: Tensor, loop: bool = False, **_: An
 
 
 def triplets(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, ...]:
-    """In place of PyG's function of this name: edges k->j and j->i, with k other than i."""
+    """Return edges k->j and j->i, with k other than i, in place of PyG's function of this name."""
     row, col = edge_index
     order = col.argsort(stable=True)
     count = torch.bincount(col, minlength=num_nodes)
@@ -67,7 +67,7 @@ def triplets(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, ...]:
 
 @contextmanager
 def plain_neighbours() -> Iterator[None]:
-    """Inside, PyG's nets find neighbours and triplets with plain torch."""
+    """Let PyG's nets find neighbors and triplets with plain torch."""
     with (
         mock.patch.object(visnet, "radius_graph", neighbours),
         mock.patch.object(dimenet, "radius_graph", neighbours),
@@ -96,7 +96,7 @@ class Mace(nn.Module):
         self.readout = nn.Sequential(nn.Linear(channels, 32), nn.SiLU(), nn.Linear(32, 1))
 
     def forward(self, z: Tensor, pos: Tensor, batch: Tensor) -> Tensor:
-        """The energy of each molecule [molecules, 1]."""
+        """Return the energy of each molecule [molecules, 1]."""
         source, target = neighbours(pos, CUTOFF, batch)
         vector = pos[source] - pos[target]
         distance = vector.norm(dim=-1, keepdim=True)
@@ -116,10 +116,10 @@ class Mace(nn.Module):
 
 
 class Potential(nn.Module):
-    """Energies and forces, taken inside forward as potentials for molecular dynamics do.
+    """Energies and forces, computed inside forward as in potentials for molecular dynamics.
 
     Args:
-        net: Gives the energy of each molecule.
+        net: Returns the energy of each molecule.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -127,7 +127,7 @@ class Potential(nn.Module):
         self.net = net
 
     def forward(self, z: Tensor, pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """The energies [molecules, 1] and the forces [atoms, 3]."""
+        """Return the energies [molecules, 1] and the forces [atoms, 3]."""
         pos = pos.detach().requires_grad_()
         energy = self.net(z, pos, batch)
         [gradient] = torch.autograd.grad(energy.sum(), pos, create_graph=self.training)

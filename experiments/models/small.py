@@ -1,7 +1,7 @@
 """Small models of many kinds, each with synthetic data, for the error of gradients.
 
-After PyG's examples (graph transformers, pooling, relational and heterogeneous graphs) and the two
-other fields that GACT is measured on (texts, images). Data are random with labels that can be
+The models follow PyG's examples (graph transformers, pooling, relational and heterogeneous graphs)
+and the two other fields of the GACT paper (texts, images). Data are random with labels that can be
 learned, or scikit-learn's digits.
 """
 
@@ -38,10 +38,10 @@ class Small:
     """A model and one batch.
 
     Attributes:
-        model: Gives logits [n, C], or those and a further loss.
+        model: Returns logits [n, C], or logits and a further loss.
         inputs: Arguments of its forward.
         y: Classes [n].
-        lr: Of Adam.
+        lr: The learning rate of Adam.
     """
 
     model: nn.Module
@@ -50,7 +50,7 @@ class Small:
     lr: float = 1e-3
 
     def loss(self, model: nn.Module) -> Tensor:
-        """The loss of a forward of ``model``, a scalar."""
+        """Return the loss of a forward of ``model``, a scalar."""
         output = model(*self.inputs)
         logits, further = output if isinstance(output, tuple) else (output, 0.0)
         return F.cross_entropy(logits, self.y) + further
@@ -61,7 +61,7 @@ def _mlp(i: int, hidden: int, o: int) -> nn.Module:
 
 
 class DeepGCNII(nn.Module):
-    """64 layers, as the paper of GCNII has them."""
+    """GCNII with 64 layers, as in its paper."""
 
     def __init__(self, features: int, hidden: int = 64, layers: int = 64) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class _Dense(nn.Module):
 
 
 class Pooled(nn.Module):
-    """Dense graphs, pooled twice by clusters that are learned."""
+    """Dense graphs, pooled twice by learned clusters."""
 
     def __init__(self, features: int, pool: Callable[..., Any], hidden: int = 64) -> None:
         super().__init__()
@@ -205,12 +205,12 @@ class Bert(nn.Module):
         return self.head(self.pooled(x))
 
     def pooled(self, x: Tensor) -> Tensor:
-        """One row of each text [B, L, W]."""
+        """Return one row of each text [B, L, W]."""
         return x.mean(1)
 
 
 class Encoder(Bert):
-    """The same with logits of the first place, as BERT has them."""
+    """The same network with logits of the first place, as in BERT."""
 
     def pooled(self, x: Tensor) -> Tensor:
         return x[:, 0].tanh()
@@ -277,13 +277,13 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def make_small(name: str) -> Small:
-    """One of :data:`SMALL` with its data, the same at every call."""
+    """Return one of :data:`SMALL` with its data, the same at every call."""
     torch.manual_seed(0)
     return SMALL[name]()
 
 
 def _communities(nodes: int, edges: int, features: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes of classes that are linked among themselves, and say a little of their class."""
+    """Return features that hint at the class, edges mostly inside of classes, and classes."""
     y = torch.randint(CLASSES, (nodes,))
     order, counts = y.argsort(), y.bincount(minlength=CLASSES)
     starts = counts.cumsum(0) - counts
@@ -295,7 +295,7 @@ def _communities(nodes: int, edges: int, features: int) -> tuple[Tensor, Tensor,
 
 
 def _molecules() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """48 rings with chords; their class is the atom that most of them are made of."""
+    """Return 48 rings with chords; the class of a ring is its most frequent atom."""
     graphs, size = 48, 23
     y = torch.randint(CLASSES, (graphs,))
     x = torch.where(

@@ -1,5 +1,5 @@
 """Peers of the library: other ways to train in less memory.
 
 Schemes of other papers are written here on top of the library's codecs and kernels, from the
-formulas of these papers. Not here: the library's own ways, which are its levels.
+formulas of these papers. The library's own ways are its levels, which are not here.
 """

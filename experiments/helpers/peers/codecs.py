@@ -1,8 +1,8 @@
-"""Schemes that compress whatever autograd saves, as codecs of the library.
+"""Schemes that compress all tensors that autograd saves, as codecs of the library.
 
-They come before all other codecs. Both papers keep masks in one bit, as the library does, so these
-codecs leave tensors of two values to it, and tensors of which backward reads the side alone where
-the paper has a ReLU of its own.
+These codecs come before all others. Both papers keep masks in one bit, as the library does, so
+these codecs leave tensors of two values to the library. If the paper has a ReLU of its own, they
+also leave tensors whose backward reads only the side.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class WithoutGraphs(Codec):
     """GACT's own scheme: every floating-point tensor that is saved, messages as well as nodes.
 
     Liu et al., ICML 2022: groups of 256 elements with a minimum and a step each, unbiased rounding,
-    bits by sensitivity. A ReLU keeps its output, quantized; indices stay as they are.
+    bits by sensitivity. A ReLU keeps its output, quantized; indices stay unchanged.
     """
 
     def encode(self, request: Request) -> Encoded:
         x = request.tensor
-        # With exact reads, it takes tensors of two values alone.
+        # With exact reads, Mask takes only tensors of two values.
         mask = Mask().encode(dataclasses.replace(request, reads=Exact()))
         if mask is not None:
             return mask
@@ -37,7 +37,7 @@ class WithoutGraphs(Codec):
 
 
 class EightBits(Encoded):
-    """A tensor in 8 bits an element: ``codes``, uint8, of values in the range from ``low`` on."""
+    """A tensor in 8 bits per element: uint8 ``codes`` of a range that begins at ``low``."""
 
     codec = "8 bits"
 
@@ -60,10 +60,10 @@ class RunningRange(Codec):
     """Mesa: 8 bits, in a range that follows the tensor's own by a running mean.
 
     Pan et al., `Mesa: A Memory-saving Training Framework for Transformers
-    <https://arxiv.org/abs/2111.11124>`_. The range starts at b and is a wide; at every step both
-    become 0.9 of themselves and 0.1 of the tensor's. A code is floor(255 (x - b) / a + u) with
-    uniform noise u, clipped to 8 bits. A ReLU keeps one bit an element. There is one range a
-    tensor: most tensors of nodes have no heads to tell apart.
+    <https://arxiv.org/abs/2111.11124>`_. The range starts at b and has the width a; at every step
+    both become 0.9 of themselves plus 0.1 of the tensor's. A code is floor(255 (x - b) / a + u)
+    with uniform noise u, clipped to 8 bits. A ReLU keeps one bit per element. Each tensor has one
+    range, because most tensors of nodes have no heads.
     """
 
     decay = 0.9

@@ -1,7 +1,7 @@
-"""The layers of DGL in place of PyG's, with their weights.
+"""The layers of DGL in place of PyG's, with the same weights.
 
-A network keeps its norms, its dropout and the order in which they run. Its layers become DGL's own
-where DGL has them, and are put together from DGL's message passing where it has none.
+A network keeps its norms, its dropout and the order in which they run. Its layers become DGL's own,
+or are built from DGL's message passing if DGL has no such layer.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def load() -> ModuleType:
     """Import DGL.
 
     Raises:
-        ImportError: If there is none.
+        ImportError: If DGL is not installed.
     """
-    # It asks once, and writes a file into the home folder, where this is not set.
+    # Without this variable, DGL asks once, and writes a file into the home folder.
     os.environ.setdefault("DGLBACKEND", "pytorch")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -45,7 +45,7 @@ def load() -> ModuleType:
 
 
 def make_graph(edge_index: Tensor, nodes: int, loops: bool) -> Any:
-    """The graph, with one self-loop at each node where ``loops`` asks for them.
+    """Return the graph, with one self-loop at each node if ``loops`` is true.
 
     Shapes:
         - **input**: edge_index [2, E] int64
@@ -58,7 +58,7 @@ def make_graph(edge_index: Tensor, nodes: int, loops: bool) -> Any:
 
 
 def needs_loops(model: nn.Module) -> bool:
-    """Whether the model's layers add self-loops."""
+    """Return whether the model's layers add self-loops."""
     without = PNAConv, SAGEConv, TransformerConv
     return not any(isinstance(module, without) for module in model.modules())
 
@@ -82,7 +82,7 @@ def replace_layers(model: nn.Module) -> nn.Module:
 
 
 def replace_filters(model: nn.Module) -> None:
-    """Let DGL sum the messages of SchNet's convolutions, which stay as they are otherwise.
+    """Let DGL sum the messages of SchNet's convolutions, which are otherwise unchanged.
 
     Raises:
         TypeError: If the model has none.
@@ -117,7 +117,7 @@ class _Heads(nn.Module):
 
 
 class _Swapped(nn.Module):
-    """A layer of DGL behind PyG's order of arguments."""
+    """A layer of DGL that takes its arguments in PyG's order."""
 
     def __init__(self, conv: nn.Module) -> None:
         super().__init__()
@@ -130,14 +130,14 @@ class _Swapped(nn.Module):
 
 
 class _Unscaled(nn.Module):
-    """In place of the norm in DGL's PNA, which divides its input by the root of the nodes."""
+    """In place of the norm in DGL's PNA: undoes the division by the root of the nodes before it."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * math.sqrt(len(x))
 
 
 class _Transformer(nn.Module):
-    """TransformerConv of DGL's functions: it has no such layer."""
+    """TransformerConv built from DGL's functions, because DGL has no such layer."""
 
     def __init__(self, conv: TransformerConv) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ def _gatv2(conv: GATv2Conv) -> nn.Module:
 
 
 def _gcn2(conv: GCN2Conv) -> nn.Module:
-    # Its beta is log(lambda / layer + 1).
+    # DGL's beta is log(lambda / layer + 1).
     layer = load().nn.pytorch.GCN2Conv(
         conv.channels, 1, alpha=conv.alpha, lambda_=math.exp(conv.beta) - 1, bias=False
     )

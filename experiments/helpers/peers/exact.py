@@ -1,4 +1,4 @@
-r"""EXACT: the operations of a network in versions that keep two bits of what backward reads.
+r"""EXACT: the operations of a network, with tensors for backward kept in two bits per element.
 
 Liu et al., `Extreme Activation Compression for Scalable Graph Neural Networks Training
 <https://openreview.net/forum?id=vkaMaq95_rX>`_, ICLR 2022. A row of the projected activations
@@ -7,12 +7,12 @@ Liu et al., `Extreme Activation Compression for Scalable Graph Neural Networks T
 :math:`R` has entries :math:`\pm 1 / \sqrt{k}`, so that :math:`E[R R^T] = I`.
 
 Linear layers keep their projected inputs, batch norm its input, both in two bits; ReLU, leaky ReLU
-and dropout keep one bit an element; a sparse product keeps its matrix alone. The paper replaces
-layers; here a mode replaces the operations that these layers call, so that any network will do.
-Operations without a version in EXACT, the messages of attention first of all, stay PyTorch's.
+and dropout keep one bit per element; a sparse product keeps only its matrix. The paper replaces
+layers; here a mode replaces the operations that these layers call, so that it works with any
+network. Operations without a version in EXACT, above all the messages of attention, stay PyTorch's.
 
 With blocks: Eliassen and Selvan, `Activation Compression of Graph Neural Networks using Block-wise
-Quantization <https://arxiv.org/abs/2309.11856>`_: the same, with a range for several rows.
+Quantization <https://arxiv.org/abs/2309.11856>`_: the same, with one range for several rows.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ SHARE = 8
 """The width of rows over that of projected rows."""
 
 Kept = tuple[tuple[Tensor, ...], Callable[..., Tensor]]
-"""Tensors, and the function that makes of them the tensor they stand for."""
+"""Tensors, and the function that restores the original tensor from them."""
 
 _LEVELS = 3  # two bits: codes 0 to 3
 _A_BYTE = 4  # codes
 
 
 def pack_rows(x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Keep a float32 matrix [R, W] in two bits an element; right on average over the noise.
+    """Pack a float32 matrix [R, W] into two bits per element, unbiased over the noise.
 
     Returns:
         The codes, four to a byte, uint8 [R, ceil(W / 4)]; the smallest value and the distance of
@@ -60,34 +60,34 @@ def pack_rows(x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Te
 
 
 def unpack_rows(codes: Tensor, low: Tensor, step: Tensor, width: int) -> Tensor:
-    """The matrix, float32 [R, W], from the results of :func:`pack_rows`."""
+    """Return the matrix, float32 [R, W], from the results of :func:`pack_rows`."""
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=codes.device)
     values = ((codes.unsqueeze(-1) >> shifts) & _LEVELS).flatten(1)[:, :width].float()
     return values.mul_(step.float()).add_(low.float())
 
 
 def _rounded(x: Tensor, towards: float) -> Tensor:
-    """In bfloat16, on the given side of ``x``."""
+    """Return ``x`` in bfloat16, rounded to the given side."""
     near = x.to(torch.bfloat16)
     beyond = near.float() > x if towards < 0 else near.float() < x
     return torch.where(beyond, torch.nextafter(near, torch.full_like(near, towards)), near)
 
 
 def projection(width: int, share: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    """The random matrix [width, ceil(width / share)] of entries plus and minus one over the root
-    of its second size."""
+    """Return the random matrix [width, ceil(width / share)] with entries of plus and minus one over
+    the root of its second size."""
     size = -(-width // share)
     signs = torch.randint(2, (width, size), generator=generator, device=device)
     return (2.0 * signs - 1.0) / math.sqrt(size)
 
 
 class Exact(TorchFunctionMode):
-    """EXACT's operations in place of PyTorch's, while it is entered.
+    """A mode with EXACT's operations in place of PyTorch's.
 
     Args:
-        device: Where the network is.
-        block: Rows that share a range: 1 as EXACT has it; more is block-wise EXACT.
-        seed: Of the noise and of the projections; torch's own generator is not drawn from.
+        device: The device of the network.
+        block: Rows that share a range: 1 for EXACT, more for block-wise EXACT.
+        seed: The seed of the noise and of the projections; torch's own generator is not used.
         share: The width of rows over that of projected rows; 1 projects nothing.
 
     Attributes:
@@ -137,10 +137,10 @@ class Exact(TorchFunctionMode):
         return kept
 
     def keep(self, x: Tensor) -> Kept:
-        """Keep a matrix [N, W] in two bits an element."""
+        """Keep a matrix [N, W] in two bits per element."""
         shape = x.shape
         if self._block > 1:
-            # The last block may lack some rows: its last element stands in for theirs.
+            # The last block may lack some rows, which are filled with its last element.
             flat = x.reshape(-1)
             width = self._block * x.size(1)
             x = torch.cat([flat, flat[-1:].expand(-flat.numel() % width)]).view(-1, width)
@@ -153,7 +153,7 @@ class Exact(TorchFunctionMode):
         return pack_rows(x.float(), self.generator), restore
 
     def project(self, x: Tensor) -> Kept:
-        """Keep its rows, made narrower by a random matrix."""
+        """Keep the rows of a matrix, made narrower by a random matrix."""
         matrix = projection(x.size(1), self._share, self.generator, x.device)
         tensors, restore = self.keep(x @ matrix)
         return (*tensors, matrix), lambda *kept: restore(*kept[:-1]) @ kept[-1].T
@@ -164,8 +164,8 @@ _TWO_VALUES: dict[Callable[..., Any], tuple[float, float | None]] = {
     F.leaky_relu: (-1.0, 1.0),
     F.dropout: (0.0, None),
 }
-"""Operations whose backward tells two kinds of elements apart, and values of these kinds; None
-takes the largest of the saved tensor."""
+"""Operations whose backward distinguishes two kinds of elements, and the values of these kinds;
+None takes the largest value of the saved tensor."""
 
 
 def _bits(saved: Tensor, low: float, high: float | None) -> Kept:
