@@ -12,7 +12,7 @@ exact one. The bias is estimated from products of independent means, because the
 has a floor of sqrt(variance / draws).
 
 Otherwise, each slot follows alone: the variance that Algorithm 1 of the GACT paper predicts from
-two draws, beside that over many draws.
+two draws, as a mean over several sweeps, beside that over many draws.
 
 ``--averaged`` trains some steps with exact gradients, and compares the average of the last
 gradients, each weighted by 0.9 of the next, with that of compressed gradients along the way: with
@@ -48,7 +48,7 @@ _DECAY = 0.9
 """Decay of the average of gradients, as in the momentum of SGD and Adam's first moment."""
 
 _BEFORE = 20
-"""Steps before the average counts: nothing is left of its start."""
+"""Steps before the average counts: the share of its start is then 0.9^20, or 12 %."""
 
 _SWEEPS = 10
 """Sweeps of Algorithm 1 whose mean is compared: a single sweep is one draw of a random number."""

@@ -13,7 +13,7 @@ from experiments.helpers.train import Setup
 
 # Weight, gradient and Adam's two moments, float32.
 _BYTES_A_PARAMETER = 16
-# Python's objects of a layer, on the host; measured: 12 kB for a GATConv with its norm.
+# Python's objects of a layer, on the host: a lower bound. A GATConv with its norm has 12 kB.
 _BYTES_A_LAYER = 4_000
 
 

@@ -96,7 +96,7 @@ def _neighbors(task: NodeTask, layers: int, rank: int, world: int, size: int) ->
 
 
 def _edges_of(adjacency: Tensor) -> Tensor:
-    """Return ``edge_index`` [2, E] without self-loops; the matrices of tasks are symmetric."""
+    """Return ``edge_index`` [2, E]; from a matrix, which is symmetric, without self-loops."""
     if adjacency.layout == torch.strided:
         return adjacency
     return remove_self_loops(adjacency.to_sparse_coo().indices())[0]

@@ -1,4 +1,4 @@
-"""Training of one model with one seed, full batch."""
+"""Training of one model with one seed, on a whole graph, on batches or on a part."""
 
 from __future__ import annotations
 

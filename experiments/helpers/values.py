@@ -1,7 +1,8 @@
 """Parsing of the values of flags.
 
 Each function takes the text of one flag. Text that it cannot read raises
-``argparse.ArgumentTypeError``, to which argparse adds the flag's name.
+``argparse.ArgumentTypeError``, to which argparse adds the flag's name; a device that is missing
+raises ``UsageError``.
 """
 
 from __future__ import annotations

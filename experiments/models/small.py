@@ -1,4 +1,4 @@
-"""Small models of many kinds, each with synthetic data, for the error of gradients.
+"""Small models of many kinds, with small data sets, for the error of gradients.
 
 The models follow PyG's examples (graph transformers, pooling, relational and heterogeneous graphs)
 and the two other fields of the GACT paper (texts, images). Data are random with labels that can be
