@@ -89,8 +89,8 @@ def wrap(
             for Adam, and libraries that load in the first step, but not
             parameters and inputs. The first training call makes a plan, see
             :func:`plan`, and a larger graph may need another one. ``min_bytes``
-            is then 0, and on a CPU freed tensors return to the system
-            immediately.
+            is then 0, and on a CPU the heap of the C library keeps less freed
+            memory.
         prefer: With ``memory``: ``"time"`` runs message passing in blocks
             wherever compression is worth it, ``"accuracy"`` only where the
             model would not fit without; see :func:`plan`.
