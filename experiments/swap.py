@@ -35,7 +35,7 @@ def main(args: command.Args) -> None:
     if args.device.type != "cuda":
         raise ExperimentError(
             f"Expected a CUDA device, which saved tensors could leave (got {args.device}): "
-            "elsewhere L2 equals L1, which experiments.memory measures"
+            "experiments.memory measures L2 on a CPU, where files replace host memory"
         )
     settings = ("model", "bits", "steps")
     found = strategies(args, "swap.json", STRATEGIES, *settings, steps=args.steps + 1)
