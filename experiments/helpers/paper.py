@@ -170,7 +170,7 @@ def table3(searches: Sequence[Mapping[str, Any]]) -> Table:
         searches: ``model``, ``memory``, ``vary``, ``variant`` and ``largest`` of each.
     """
     cases = [(row["model"], row["vary"], row["memory"]) for row in searches]
-    sizes = {
+    sizes: dict[tuple[str, ...], int] = {
         (*case, row["variant"]): row["largest"] for case, row in zip(cases, searches, strict=True)
     }
     variants = dict.fromkeys(row["variant"] for row in searches)
