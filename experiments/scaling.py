@@ -120,9 +120,9 @@ def by_memory(contents: Sequence[Mapping[str, Any]]) -> Table:
         found = content["largest"]["graph"]
         yield f"{content['memory'] / 1e9:g} GB"
         for variant in variants:
-            times = found[variant]["largest"] / found["stock"]["largest"]
-            beside = "" if variant == "stock" else f" ({times:.1f}x)"
-            yield f"{found[variant]['nodes']:,}{beside}"
+            size, stock = found[variant]["largest"], found["stock"]["largest"]
+            beside = f" ({size / stock:.1f}x)" if stock and variant != "stock" else ""
+            yield f"{found[variant]['nodes']:,}{beside}" if size else "none fits"
 
     return Table(["memory", *map(LABELS.__getitem__, variants)], [[*cells(c)] for c in contents])
 

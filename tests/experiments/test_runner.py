@@ -274,6 +274,9 @@ class TestScaling:
         assert shown.head[0] == "memory" and shown.rows[0][0] == "1 GB"
         nodes = [f"{found['graph'][name]['nodes']:,}" for name in ("stock", "L1")]
         assert [*shown.rows[0][1:]] == [nodes[0], f"{nodes[1]} (2.0x)"]
+        found["graph"]["stock"] = {"largest": 0, "peak_bytes": None, "step_seconds": None}
+        small = scaling.by_memory([{"memory": 10**6, "largest": found}])
+        assert [*small.rows[0][1:]] == ["none fits", nodes[1]]
         tries = len(trials.cases)
         assert scaling.main([*flags, "stock,CB2"]) == 1
         assert len(trials.cases) == tries + 1
