@@ -71,8 +71,8 @@ _NETWORKS = {
 
 _COMPARED = ("stock-jemalloc", "dgl-jemalloc", "lossless+blocks", "L1-4+blocks")
 
-_OF_FORCES = ("stock", "", "lossless", "L1-4")
-"""The same strategies in ``experiments.forces``; DGL has no layers with forces in the loss."""
+_OF_FORCES = ("stock", "dgl", "lossless", "L1-4")
+"""The same strategies in ``experiments.forces``."""
 
 _HEADLINE = {
     "stock": "stock PyG",
