@@ -158,7 +158,7 @@ def draw_plans(rows: Sequence[Mapping[str, Any]]) -> str:
             subjects.setdefault((row["model"], row["dataset"]), []).append(row)
     title = []
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(8.4, 3.2 * len(subjects)), layout="constrained")
+        figure = Figure(figsize=(8.4, 4.2 * len(subjects)), layout="constrained")
         grid = figure.subplots(len(subjects), 2, squeeze=False)
         for panels, ((model, graph), found) in zip(grid, subjects.items(), strict=True):
             for axes, measure in zip(panels, ("seconds", "error"), strict=True):
@@ -188,13 +188,20 @@ def _ways(axes: Any, rows: Sequence[Mapping[str, Any]], measure: str) -> None:
     )
     if plans:
         axes.plot(*zip(*plans, strict=True), "o-", color=_COLORS[1], markersize=4, label="plans")
-    for row in shown:
-        if isinstance(row["way"], int):
-            continue
-        point = row["peak"] / 1e6, row[measure]
-        axes.plot(*point, "D", color="#57606a", markersize=4, fillstyle="none")
-        beside = {"xytext": (5, 2), "color": "#57606a", "fontsize": 7}
-        axes.annotate(_name_of_way(row["way"]), point, textcoords="offset points", **beside)
+    others = sorted(
+        (row[measure], row["peak"] / 1e6, row["way"])
+        for row in shown
+        if not isinstance(row["way"], int)
+    )
+    for number, (height, peak, way) in enumerate(others):
+        axes.plot(peak, height, "D", color="#57606a", markersize=4, fillstyle="none")
+        left = number % 2  # names of points with nearly the same height are on both sides
+        axes.annotate(
+            *(_name_of_way(way), (peak, height)),
+            textcoords="offset points",
+            **{"xytext": (-5 if left else 5, 2), "ha": "right" if left else "left"},
+            **{"color": "#57606a", "fontsize": 7},
+        )
 
 
 def _may_quantize(way: str | int) -> bool:
