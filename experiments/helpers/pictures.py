@@ -195,13 +195,10 @@ def _ways(axes: Any, rows: Sequence[Mapping[str, Any]], measure: str) -> None:
     )
     for number, (height, peak, way) in enumerate(others):
         axes.plot(peak, height, "D", color="#57606a", markersize=4, fillstyle="none")
-        left = number % 2  # names of points with nearly the same height are on both sides
-        axes.annotate(
-            *(_name_of_way(way), (peak, height)),
-            textcoords="offset points",
-            **{"xytext": (-5 if left else 5, 2), "ha": "right" if left else "left"},
-            **{"color": "#57606a", "fontsize": 7},
-        )
+        # Alternate between both sides, to keep names of points of nearly equal height apart.
+        side = ({"xytext": (5, 2), "ha": "left"}, {"xytext": (-5, 2), "ha": "right"})[number % 2]
+        beside = {"color": "#57606a", "fontsize": 7, **side}
+        axes.annotate(_name_of_way(way), (peak, height), textcoords="offset points", **beside)
 
 
 def _may_quantize(way: str | int) -> bool:
