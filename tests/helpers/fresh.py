@@ -85,5 +85,5 @@ def run(script: str, *arguments: str, environment: Mapping[str, str] | None = No
         out, errors = process.communicate(600)
     finally:
         process.kill()
-    assert process.returncode == 0, errors
+    assert process.returncode == 0, f"exit code {process.returncode}\n{errors}"
     return out
