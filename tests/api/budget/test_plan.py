@@ -402,8 +402,8 @@ def start(thread):
 
 
 torch.set_num_threads(1)  # OpenMP ends a process in which another thread gets no stack
-memory = int(sys.argv[1])
-model = GCN(64, 64, 3, 8, norm="batch_norm")
+memory, channels = map(int, sys.argv[1:])
+model = GCN(64, channels, 3, 8, norm="batch_norm")
 x, edges = torch.randn(30_000, 64), torch.randint(30_000, (2, 200_000))
 lines = Path("/proc/self/status").read_text().splitlines()
 taken = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData"))
@@ -418,7 +418,15 @@ except gact_graph.MemoryBudgetError:
 
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="no limit of private memory")
-@pytest.mark.parametrize("mb", [3, 5, 20, 32, 45])
+@pytest.mark.parametrize("mb", [20, 32, 45])
 def test_planning_keeps_to_a_limit_of_the_process(mb: int) -> None:
     """It waited forever for a thread, and measured a disk with as much memory as the budget."""
-    assert run(_CAPPED, str(mb * MB)).split()[-1] in ("refused", "lossless", "L1", "L2", "CB2")
+    ends = ("refused", "lossless", "L1", "L2", "CB2")
+    assert run(_CAPPED, str(mb * MB), "64").split()[-1] in ends
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="no limit of private memory")
+def test_planning_refuses_a_limit_that_is_too_small_for_a_trial() -> None:
+    """A matrix of 16 MB does not fit: Python itself still has memory, without which it may crash."""
+    assert run(_CAPPED, str(28 * MB), "2048").split()[-1] == "refused"
