@@ -428,5 +428,5 @@ def test_planning_keeps_to_a_limit_of_the_process(mb: int) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="no limit of private memory")
 def test_planning_refuses_a_limit_that_is_too_small_for_a_trial() -> None:
-    """A matrix of 16 MB does not fit: Python itself still has memory, without which it may crash."""
+    """A matrix of 16 MB does not fit; Python has memory, without which it may crash."""
     assert run(_CAPPED, str(28 * MB), "2048").split()[-1] == "refused"
