@@ -36,7 +36,6 @@ from experiments.helpers.errors import UsageError
 from experiments.helpers.gradients import State, adapted, bias_of, total, trained
 from experiments.helpers.levels import LEVELS_BY_NAME
 from experiments.helpers.noise import Draws, Probe, moments
-from experiments.helpers.plot import plot_agreement, require_matplotlib
 from experiments.helpers.strategies import STRATEGIES, Case
 from experiments.helpers.subjects import BASIC, MODELS, make
 from experiments.helpers.tables import Column, table
@@ -161,14 +160,12 @@ def _cases(args: command.Args) -> Iterator[tuple[dict[str, Any], Case]]:
     command.names("--variants", STRATEGIES, "L1"),
     command.number("--epochs", text="of exact training before"),
     command.number("--draws", 2000, "of the noise"),
-    command.switch("--total", "measure no slot alone: much faster, without a plot"),
+    command.switch("--total", "measure no slot alone: much faster"),
     command.switch("--adaptive", "with --total: bits by sensitivity, and training with them"),
     command.number("--averaged", text="steps of a training whose averaged gradients are compared"),
     command.OUT_NEEDED,
 )
 def main(args: command.Args) -> None:
-    if not (args.total or args.averaged):
-        require_matplotlib()
     if (args.norm, args.act, args.dropout) != ([None], [None], None) and args.model not in BASIC:
         raise UsageError(
             f"Expected --norm, --act and --dropout with {', '.join(BASIC)} (got {args.model})"
@@ -209,7 +206,6 @@ def main(args: command.Args) -> None:
             found = kept.once(("singles", key), functools.partial(find_singles, case))
             slots += found["slots"]
     if slots:
-        plot_agreement(slots, args.out / "agreement.png")
         args.show(f"{title}: each slot alone", table(_SINGLE, slots))
         args.say(f"sum of the variances of single slots {sum(s['true'] for s in slots):.3e}")
     args.show(f"{title}: all slots together", table(_TOTAL, rows))

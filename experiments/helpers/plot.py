@@ -85,22 +85,6 @@ def plot_evolution(evolution: Sequence[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def plot_agreement(slots: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the variance that Algorithm 1 predicts against the true one, one dot per slot."""
-    figure = _figure(7, 4.5)
-    axes = figure.add_subplot()
-    for slot in slots:
-        axes.plot(slot["true"], slot["predicted"], "o", label=slot["slot"])
-    ends = [min(s["true"] for s in slots) / 2, max(s["true"] for s in slots) * 2]
-    axes.plot(ends, ends, color="#9aa5b1", linewidth=1, zorder=0)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("variance over many draws / squared gradient")
-    axes.set_ylabel("by Algorithm 1")
-    figure.legend(loc="outside right upper", fontsize=7)
-    figure.savefig(path, dpi=120)
-
-
 def _figure(width: float = 10, height: float = 4) -> Figure:
     try:
         from matplotlib.figure import Figure

@@ -443,15 +443,15 @@ def _bias_by_activation(files: Files) -> Table:
 
 
 def _agreement(content: Row) -> Table:
-    alone, together = content["singles"][0]["slots"], content["rows"][0]["variance"]
-    slots = [slot | {"slot": f"`{slot['slot']}`", "note": ""} for slot in alone]
-    total = {"slot": "all together", "bits": None, "true": together, "note": " (sum)"}
-    rows = [*slots, total | {"predicted": sum(slot["true"] for slot in alone)}]
+    slots = [slot for slot in content["singles"][0]["slots"] if slot["predicted"]]
+    rows = [slot | {"slot": f"`{slot['slot']}`", "note": ""} for slot in slots]
+    total = {"slot": "all together", "bits": None, "true": content["rows"][0]["variance"]}
+    total |= {"predicted": sum(slot["predicted"] for slot in slots), "note": " (sum)"}
     spec = (
         ("slot", "{slot}"),
         ("bits", "{bits:}"),
         ("by sensitivity", "{predicted:.3g}{note}"),
         ("over the draws", "{true:.3g}"),
-        ("ratio", lambda row: f"{row['predicted'] / row['true']:.2f}"),
+        ("ratio", lambda row: f"{row['predicted'] / row['true']:.2f}" if row["true"] else ""),
     )
-    return table(spec, rows)
+    return table(spec, [*rows, total])

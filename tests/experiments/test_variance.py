@@ -30,7 +30,6 @@ def test_each_slot_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     limit = 10 * together["bias_squared_error"] + together["variance"]
     assert abs(together["bias_squared"]) < limit
     assert together["variance"] == pytest.approx(sum(slot["true"] for slot in slots), rel=0.5)
-    assert (tmp_path / "agreement.png").stat().st_size > 5000
     said = capsys.readouterr().out
     assert "all slots together" in said and "sum of the variances" in said
 
