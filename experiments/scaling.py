@@ -161,7 +161,7 @@ def _scaled(dataset: str, size: int | None) -> str:
 
 @command.main(
     *command.GRAPH,
-    command.choice("--model", ("gcn", "gcn-edge_index", "gat"), "gcn"),
+    command.choice("--model", ("gcn", "gcn-edge_index", "gat", "gcnii"), "gcn"),
     command.flag("--memory", parse_memory, "4GB", metavar="SIZE"),
     command.names("--vary", _START, "depth,width"),
     command.names("--variants", STRATEGIES, "stock,checkpoint,L1,CB1,L1+blocks,CB2"),

@@ -1,3 +1,5 @@
+"""The package: its wheel, an import that stays light, its public names and its version."""
+
 from __future__ import annotations
 
 import os

@@ -1,4 +1,4 @@
-"""The rooms of the library: which there are, and that imports run one way."""
+"""The rooms of the library: which there are, what is in them, and that imports run one way."""
 
 from __future__ import annotations
 
@@ -51,6 +51,16 @@ def test_recomputing_knows_nothing_of_blocks() -> None:
 def test_a_room_says_what_lives_there_and_what_does_not(room: str) -> None:
     docstring = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text()))
     assert docstring is not None and "Not here:" in docstring
+
+
+def test_every_file_says_in_its_first_line_what_it_is_for() -> None:
+    if not (PACKAGE.parent / "pyproject.toml").exists():
+        pytest.skip("not a source tree")
+    folders = (".ci", "datasets", "examples", "experiments", "gact_graph", "tests")
+    files = [path for name in folders for path in (PACKAGE.parent / name).rglob("*.py")]
+    assert len(files) > 400
+    silent = [path for path in files if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert silent == []
 
 
 def test_the_wheel_lists_every_folder() -> None:

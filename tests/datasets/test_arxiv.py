@@ -1,3 +1,5 @@
+"""The loader of ogbn-arxiv, on small files of the raw format."""
+
 import subprocess
 import sys
 from pathlib import Path

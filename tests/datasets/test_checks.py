@@ -1,3 +1,5 @@
+"""Checks of a loaded graph: each error names the wrong entry."""
+
 import re
 
 import pytest

@@ -1,3 +1,5 @@
+"""Handwritten digits as a graph: near neighbors mostly show the same digit."""
+
 import torch
 
 from datasets import load

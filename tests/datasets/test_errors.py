@@ -1,3 +1,5 @@
+"""The error of loaders: one line that names its kind."""
+
 from datasets import DatasetError
 from datasets.errors import first_line
 

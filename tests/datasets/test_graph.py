@@ -1,3 +1,5 @@
+"""The graph that loaders return: its counts and its checks."""
+
 import dataclasses
 
 import pytest

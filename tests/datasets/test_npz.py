@@ -1,3 +1,5 @@
+"""The loader of graphs from ``.npz`` files, for each way to store features, targets and splits."""
+
 import io
 import os
 import re

@@ -1,3 +1,5 @@
+"""The loader of Planetoid's graphs, on small files of the raw format."""
+
 import pytest
 import torch
 from datasets_raw import cut_network, write_planetoid

@@ -1,3 +1,5 @@
+"""The published sizes of the data sets, against the documentation of PyG."""
+
 import pytest
 
 from datasets import NAMES

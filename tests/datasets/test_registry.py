@@ -1,3 +1,5 @@
+"""The loaders by name, and the folders in which they keep files."""
+
 import re
 
 import pytest

@@ -1,3 +1,5 @@
+"""The loader of the graphs of GraphSAINT, on small files of the raw format."""
+
 import re
 
 import pytest

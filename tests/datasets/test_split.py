@@ -1,3 +1,5 @@
+"""A random split: its parts share no node, and its seed decides."""
+
 import pytest
 import torch
 

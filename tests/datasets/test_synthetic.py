@@ -1,3 +1,5 @@
+"""Synthetic graphs: sizes, communities and seeds."""
+
 import re
 
 import pytest

@@ -1,3 +1,5 @@
+"""The tensors that a model trains on: normalization, standardized features and layouts."""
+
 from __future__ import annotations
 
 import warnings

@@ -1,3 +1,5 @@
+"""Progress and lines on a terminal."""
+
 from __future__ import annotations
 
 import io

@@ -1,3 +1,5 @@
+"""The seeds of one configuration: missing ones train, finished ones stay."""
+
 from __future__ import annotations
 
 import io

@@ -1,3 +1,5 @@
+"""GCN, GAT and GCNII: shapes, normalization, residuals, and the recipe that they are built from."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""The main job from its command line: results, mistakes and exit codes."""
+
 from __future__ import annotations
 
 import json

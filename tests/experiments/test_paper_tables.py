@@ -89,7 +89,7 @@ def test_table_3(
     def trial(case: Case) -> dict[str, object]:
         """Fits up to 10 layers or 100 channels; three times that with L1, twice in 2 GB."""
         seen.append(case)
-        times = 3 if case.strategy == "L1" else 1
+        times = 3 if case.strategy == "L1+blocks" else 1
         times *= 2 if case.cap_bytes == 2_000_000_000 else 1
         fits = (case.layers or 0) <= 10 * times
         if not fits or (case.hidden or 0) > 100 * times:
@@ -99,20 +99,21 @@ def test_table_3(
     monkeypatch.setattr(scaling, "run", trial)
     out = tmp_path / "out"
     flags = ["table3", "--data", str(tmp_path), "--out", str(out), "--memory", "1GB,2GB"]
-    flags += ["--variants", "stock,L1", "--models", "gcn,gat"]
+    flags += ["--variants", "stock,L1+blocks", "--models", "gcn,gat,gcnii"]
     assert paper.main(flags) == 0
     rows = json.loads((out / "table3.json").read_text())["rows"]
     keys = ("model", "memory", "vary", "variant")
     found = {tuple(row[key] for key in keys): row["largest"] for row in rows}
     assert found["gcn", "1GB", "depth", "stock"] == 10
-    assert found["gcn", "2GB", "depth", "L1"] == pytest.approx(60, rel=0.05)
-    assert found["gat", "1GB", "width", "L1"] == pytest.approx(300, rel=0.05)
+    assert found["gcn", "2GB", "depth", "L1+blocks"] == pytest.approx(60, rel=0.05)
+    assert found["gat", "1GB", "width", "L1+blocks"] == pytest.approx(300, rel=0.05)
     text = (out / "table3.md").read_text()
     paper_sizes = "24, 152 (6.3x), 240 (10.0x)"
     assert f"| GCN | depth | 1GB | 10 (1.0x) | 30 (3.0x) | {paper_sizes} |" in text
     assert "| GAT | depth | 1GB | 10 (1.0x) | 30 (3.0x) |  |" in text
+    assert "| GCNII | width | 2GB |" in text
 
-    without_stock = [row for row in rows[:3] if row["variant"] == "L1"] + rows[2:3]
+    without_stock = [row for row in rows[:3] if row["variant"] == "L1+blocks"] + rows[2:3]
     assert [row[3:5] for row in published.table3(without_stock).rows] == [
         ("30", "not run"),
         ("not run", "100 (1.0x)"),

@@ -1,3 +1,5 @@
+"""Curves of a run as a picture."""
+
 from __future__ import annotations
 
 import sys

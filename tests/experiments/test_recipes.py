@@ -1,3 +1,5 @@
+"""The hyperparameters of each model and data set."""
+
 from __future__ import annotations
 
 import pytest

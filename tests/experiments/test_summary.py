@@ -1,3 +1,5 @@
+"""Results over seeds: tables, titles and notes."""
+
 from __future__ import annotations
 
 from experiments_samples import config, record, results
@@ -46,3 +48,23 @@ def test_title() -> None:
     assert summary.title(config()) == "GAT on digits, 4 bit (L1)"
     fp32 = config(model="gcn", dataset="/long/way/cora.npz", bits=32, level="L0")
     assert summary.title(fp32) == "GCN on cora.npz, fp32 (L0)"
+
+
+def noted(**changes: str) -> str:
+    return " ".join(summary.notes(config(**changes)))
+
+
+def test_files_with_features_of_another_origin() -> None:
+    assert "features of this file are not OGB's" in noted(dataset="/x/arxiv_graph.npz")
+    assert "features of this file are not Flickr's" in noted(dataset="/x/flickr_graph.npz")
+    assert "features" not in noted(dataset="ogbn-arxiv") + noted(dataset="/x/cora.npz")
+
+
+def test_graphs_without_published_scores() -> None:
+    assert "of our own making" in noted(dataset="digits")
+    assert "is synthetic" in noted(dataset="synthetic:reddit@0.1")
+
+
+def test_how_the_peak_was_taken() -> None:
+    assert "resident set over its value at the start" in noted(device="cpu")
+    assert "allocator's maximum" in noted(device="cuda")

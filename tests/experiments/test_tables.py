@@ -1,3 +1,5 @@
+"""The tables of the pages, filled in from the files in results/, and their origins."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""The values of flags: what is taken, and what is refused in one line."""
+
 from __future__ import annotations
 
 from argparse import ArgumentTypeError

@@ -1,3 +1,5 @@
+"""The peak of memory within a block of code."""
+
 from __future__ import annotations
 
 import sys

@@ -1,3 +1,5 @@
+"""The report of a run, as Markdown."""
+
 from __future__ import annotations
 
 from pathlib import Path
