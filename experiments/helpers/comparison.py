@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,6 +50,11 @@ def _label(row: Row) -> str:
     return label if compiling is None else f"{label}, compiled in {max(compiling, 0):.0f} s"
 
 
+def _quartiles(row: Row) -> str:
+    quartiles = row.get("step_seconds_quartiles")
+    return "{:,.2f} to {:,.2f}".format(*quartiles) if quartiles else ""
+
+
 PEERS: tuple[Column, ...] = (
     ("", _label),
     ("saved, MB", "{saved_bytes:MB|unknown}"),
@@ -58,6 +64,7 @@ PEERS: tuple[Column, ...] = (
     ratio("of stock's", "peak_bytes"),
     ratio("of best peer's", "peak_bytes", "peer"),
     ("s/step", "{step_seconds:,.2f|unknown}"),
+    ("quartiles", _quartiles),
     ratio("of stock's", "step_seconds"),
     ratio("of best peer's", "step_seconds", "peer"),
     ("loss", "{loss:.3f}"),
@@ -123,20 +130,30 @@ def table(spec: Sequence[Column], by_strategy: Rows) -> Table:
 def peers(by_strategy: Rows) -> Table:
     """Return a table of the strategies that ran, relative to stock and to the best peer.
 
-    Times have columns only if they were measured.
+    A column without any entry is left out, such as ratios to stock where stock did not run.
     """
     ran = {n: by_strategy[n] for n in STRATEGIES if "reason" not in by_strategy.get(n, {"reason"})}
     timed = any(row.get("step_seconds") is not None for row in ran.values())
-    return table(PEERS if timed else [*PEERS[:7], PEERS[-1]], ran)
+    head, rows = table(PEERS if timed else [*PEERS[:7], PEERS[-1]], ran)
+    filled = [any(cells) for cells in zip(*rows, strict=True)]
+    head, *rows = ((*itertools.compress(cells, filled),) for cells in (head, *rows))
+    return Table(head, rows)
 
 
 def medians(rounds: Sequence[Row]) -> dict[str, Any]:
-    """Return the median of each number over the rounds with one; ``reason`` if none has any."""
+    """Return the median of each number over the rounds with one; ``reason`` if none has any.
+
+    With three rounds or more, ``step_seconds_quartiles`` has the first and the third quartile of
+    the time of a step, by linear interpolation.
+    """
     good = [each for each in rounds if "reason" not in each]
     if not good:
         return {"reason": rounds[-1]["reason"]}
     values = {name: [each[name] for each in good if each[name] is not None] for name in good[0]}
     numbers = {name: statistics.median(of) if of else None for name, of in values.items()}
+    if len(times := values.get("step_seconds", [])) > 2:
+        first, _, third = statistics.quantiles(times, n=4, method="inclusive")
+        numbers["step_seconds_quartiles"] = [first, third]
     return numbers | {"rounds": len(good)}
 
 

@@ -294,7 +294,7 @@ def _overhead_of_default(content: Row) -> Table:
 
 
 def _peers(content: Row) -> str:
-    variants = content["variants"]
+    variants = comparison.medians_in(content)
     text = " ".join(comparison.remarks(variants))
     return f"{comparison.peers(variants).markdown()}\n\n{text}"
 

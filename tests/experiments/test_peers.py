@@ -316,6 +316,13 @@ class TestComparison:
         )
         assert {len(cells) for cells in table.values()} == {len(comparison.peers(self.found).head)}
 
+    def test_a_column_without_any_entry_is_left_out(self) -> None:
+        one = comparison.medians([row(10, 10, seconds) for seconds in (1.0, 2.0, 3.0, 4.0, 9.0)])
+        heads = comparison.peers({"dgl": one}).head
+        assert "quartiles" in heads and "of best peer's" in heads and "of stock's" not in heads
+        assert comparison.peers({"dgl": one}).rows[0][heads.index("quartiles")] == "2.00 to 4.00"
+        assert "quartiles" not in comparison.peers(self.found).head
+
     def test_a_first_step_that_was_no_longer_took_no_time_to_compile(self) -> None:
         found = {"stock": row(1, 1, 2.0), "compiled": row(1, 1, 2.0) | {"compile_seconds": -3.0}}
         assert comparison.peers(found).rows[1][0] == "torch.compile, jemalloc, compiled in 0 s"
@@ -324,6 +331,8 @@ class TestComparison:
         rounds = [row(1, 5, 1.0), {"reason": "out of memory"}, row(1, 9, 2.0), row(1, 6, 9.0)]
         assert comparison.medians(rounds)["peak_bytes"] == 6
         assert comparison.medians(rounds)["rounds"] == 3
+        assert comparison.medians(rounds)["step_seconds_quartiles"] == [1.5, 5.5]
+        assert "step_seconds_quartiles" not in comparison.medians(rounds[:3])
         assert comparison.medians(rounds[1:2]) == {"reason": "out of memory"}
 
     def test_another_first_loss_is_told(self) -> None:
