@@ -392,11 +392,13 @@ def _gradient_variance(files: Files) -> Table:
     rows = []
     for content in files:
         adaptive, uniform, double = (entry["variance"] for entry in content["variance"])
+        taken, given = (entry["quantized_bytes"] for entry in content["variance"][:2])
         subject = f"{content['model'].upper()}, {summary.dataset_name(content['dataset'])}"
         rows.append(
             {
                 **{"subject": subject, "adaptive": adaptive, "uniform": uniform, "double": double},
                 **{"ratio": adaptive / uniform, "bound": content["least_variance"]},
+                **{"taken": taken, "given": given},
             }
         )
     spec = (
@@ -404,8 +406,9 @@ def _gradient_variance(files: Files) -> Table:
         ("adaptive 4 bit", "{adaptive:.2g}"),
         ("uniform 4 bit", "{uniform:.2g}"),
         ("ratio", "{ratio:.2f}"),
+        ("MB of both", "{taken:1MB}, {given:1MB}"),
         ("uniform 8 bit", "{double:.2g}"),
-        ("bound for any 4 bits", "{bound:.2g}"),
+        ("bound for 4 bits", "{bound:.2g}"),
     )
     return table(spec, rows)
 
