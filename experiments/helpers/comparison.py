@@ -50,6 +50,11 @@ def _label(row: Row) -> str:
     return label if compiling is None else f"{label}, compiled in {max(compiling, 0):.0f} s"
 
 
+def _seconds(row: Row) -> str:
+    seconds = row.get("step_seconds")
+    return "" if seconds is None else f"{seconds:,.2f}"
+
+
 def _quartiles(row: Row) -> str:
     quartiles = row.get("step_seconds_quartiles")
     return "{:,.2f} to {:,.2f}".format(*quartiles) if quartiles else ""
@@ -63,7 +68,7 @@ PEERS: tuple[Column, ...] = (
     ("peak, MB", "{peak_bytes:MB|unknown}"),
     ratio("of stock's", "peak_bytes"),
     ratio("of best peer's", "peak_bytes", "peer"),
-    ("s/step", "{step_seconds:,.2f|unknown}"),
+    ("s/step", _seconds),
     ("quartiles", _quartiles),
     ratio("of stock's", "step_seconds"),
     ratio("of best peer's", "step_seconds", "peer"),
@@ -130,11 +135,11 @@ def table(spec: Sequence[Column], by_strategy: Rows) -> Table:
 def peers(by_strategy: Rows) -> Table:
     """Return a table of the strategies that ran, relative to stock and to the best peer.
 
-    A column without any entry is left out, such as ratios to stock where stock did not run.
+    A column without any entry is left out, such as times that were not measured, and ratios to
+    stock where stock did not run.
     """
     ran = {n: by_strategy[n] for n in STRATEGIES if "reason" not in by_strategy.get(n, {"reason"})}
-    timed = any(row.get("step_seconds") is not None for row in ran.values())
-    head, rows = table(PEERS if timed else [*PEERS[:7], PEERS[-1]], ran)
+    head, rows = table(PEERS, ran)
     filled = [any(cells) for cells in zip(*rows, strict=True)]
     head, *rows = ((*itertools.compress(cells, filled),) for cells in (head, *rows))
     return Table(head, rows)

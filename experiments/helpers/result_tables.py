@@ -406,7 +406,7 @@ def _gradient_variance(files: Files) -> Table:
         ("adaptive 4 bit", "{adaptive:.2g}"),
         ("uniform 4 bit", "{uniform:.2g}"),
         ("ratio", "{ratio:.2f}"),
-        ("MB of both", "{taken:1MB}, {given:1MB}"),
+        ("MB, adaptive and uniform", "{taken:1MB}, {given:1MB}"),
         ("uniform 8 bit", "{double:.2g}"),
         ("bound for 4 bits", "{bound:.2g}"),
     )
