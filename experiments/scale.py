@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +39,7 @@ from experiments.models.nets import attention, gcn
 from experiments.partition import count
 from gact_graph.api.report.names import parse_bytes
 from gact_graph.support.memory import heap
+from gact_graph.support.peak import resident_bytes
 
 GRAPHS = {
     "Reddit": Size(232_965, 114_615_892, 602, 41),
@@ -234,7 +235,7 @@ def _gb(count: float) -> str:
 _CHECKS: tuple[Column, ...] = (
     ("formula", "{formula}"),
     ("graph", "{graph}"),
-    ("predicted, MB", "{predicted:1MB}"),
+    ("predicted, MB", "{predicted:1MB|}"),
     ("measured, MB", "{measured:1MB|}"),
     ("difference", "{difference:+.1%|}"),
 )
@@ -254,28 +255,42 @@ def _size_of(graph: Graph) -> Size:
     return Size(graph.num_nodes, graph.num_edges, graph.x.size(1), graph.num_classes)
 
 
-def planned(network: Sequence[Any], dataset: str, memory: float) -> dict[str, Any]:
-    """Return the plan for a budget in addition to the data of a graph; None if nothing fits.
-
-    The first plan of a process counts the libraries that it loads.
-    """
+def stock(network: Sequence[Any], dataset: str) -> dict[str, Any]:
+    """Return the bytes of a step of stock PyG on a graph, by a plan."""
     own, size = Network(*network), _size_of(load(dataset, "data"))
-    plan = plan_of(own, size, whole(size), memory + whole(size).data_bytes(size))
-    return {"plan": None if plan is None else plan.to_dict()}
+    plan = plan_of(own, size, whole(size), _ANY)
+    assert plan is not None
+    return {"peak": plan.stock_bytes}
 
 
-def peak_of(
-    network: Sequence[Any], dataset: str, values: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return the measured peak of a plan with its memory capped, or of stock PyG without a plan."""
-    graph = load(dataset, "data")
-    model = Network(*network).make(_size_of(graph))
+def trained(network: Sequence[Any], dataset: str, memory: float | None = None) -> dict[str, int]:
+    """Return the predicted and the measured peak of training with a plan; empty if nothing fits.
+
+    The process plans and trains, as with ``wrap(model, memory=...)``: the libraries that the search
+    loads are in its peak, and in the plan.
+
+    Args:
+        network: A :class:`Network`.
+        dataset: The name of a graph.
+        memory: The budget of the plan, in addition to the data, which caps the process; None
+            trains with stock PyG, without a prediction.
+    """
+    own, graph = Network(*network), load(dataset, "data")
+    size = _size_of(graph)
+    model = own.make(size)
     heap.trim()
-    if values is not None:
-        plan = gact_graph.Plan.from_dict(values)
+    before, found = resident_bytes() or 0, {}
+    if memory is not None:
+        set_cap(torch.device("cpu"), int(memory))
+        plan = plan_of(own, size, whole(size), memory + whole(size).data_bytes(size))
+        if plan is None:
+            return {}
         gact_graph.wrap(model, plan=plan)
-        set_cap(torch.device("cpu"), plan.memory)
-    return {"peak": train(model, (graph.x, graph.edge_index), graph.y, _STEPS)}
+        found = {"predicted": plan.peak_bytes}
+        heap.trim()
+    grown = (resident_bytes() or 0) - before
+    inputs = graph.x, graph.edge_index
+    return found | {"measured": grown + train(model, inputs, graph.y, _STEPS)}
 
 
 def sent(network: Sequence[Any], dataset: str, parts: int) -> dict[str, Any]:
@@ -312,25 +327,18 @@ def _apart(function: str, *arguments: Any) -> dict[str, Any]:
 def _compare(kept: Kept, network: Network, dataset: str) -> None:
     """Compare the formulas with measurements on a graph."""
 
-    def step(plan: Mapping[str, Any] | None, predicted: int) -> dict[str, Any]:
-        measured = _apart("peak_of", [*network], dataset, plan).get("peak")
-        return {"predicted": predicted, "measured": measured}
+    def step(predicted: int | None, memory: float | None = None) -> dict[str, Any]:
+        found = _apart("trained", [*network], dataset, memory)
+        return {"predicted": predicted, "measured": None} | found
 
     def keep(formula: str, find: Callable[..., Any], *arguments: Any) -> None:
         place = {"formula": f"{network.model}: {formula}", "graph": dataset}
         kept.once(("rows", place), find, *arguments)
 
-    def plan(memory: float) -> gact_graph.Plan | None:
-        values = _apart("planned", [*network], dataset, memory)["plan"]
-        return None if values is None else gact_graph.Plan.from_dict(values)
-
-    free = plan(_ANY)
-    assert free is not None
-    keep("stock PyG", step, None, free.stock_bytes)
+    of_stock = _apart("stock", [*network], dataset)["peak"]
+    keep("stock PyG", step, of_stock)
     for share in _BUDGETS:
-        own = plan(share * free.stock_bytes)
-        if own is not None:
-            keep(f"plan for {share:.0%} of stock PyG", step, own.to_dict(), own.peak_bytes)
+        keep(f"plan for {share:.0%} of stock PyG", step, None, share * of_stock)
     keep("bytes sent by 2 processes", _apart, "sent", [*network], dataset, 2)
 
 
