@@ -15,7 +15,7 @@ from typing import Any
 
 from datasets import load
 from experiments.helpers import command
-from experiments.helpers.comparison import ratio, table
+from experiments.helpers.comparison import beside_stock, ratio, table
 from experiments.helpers.errors import UsageError
 from experiments.helpers.process import checked
 from experiments.helpers.runner import run
@@ -120,9 +120,8 @@ def by_memory(contents: Sequence[Mapping[str, Any]]) -> Table:
         found = content["largest"]["graph"]
         yield f"{content['memory'] / 1e9:g} GB"
         for variant in variants:
-            size, stock = found[variant]["largest"], found["stock"]["largest"]
-            beside = f" ({size / stock:.1f}x)" if stock and variant != "stock" else ""
-            yield f"{found[variant]['nodes']:,}{beside}" if size else "none fits"
+            own, stock = found[variant], None if variant == "stock" else found["stock"]["largest"]
+            yield beside_stock(own["largest"], stock, own.get("nodes"))
 
     return Table(["memory", *map(LABELS.__getitem__, variants)], [[*cells(c)] for c in contents])
 
@@ -164,7 +163,7 @@ def _scaled(dataset: str, size: int | None) -> str:
     command.choice("--model", ("gcn", "gcn-edge_index", "gat", "gcnii"), "gcn"),
     command.flag("--memory", parse_memory, "4GB", metavar="SIZE"),
     command.names("--vary", _START, "depth,width"),
-    command.names("--variants", STRATEGIES, "stock,checkpoint,L1,CB1,L1+blocks,CB2"),
+    command.names("--variants", STRATEGIES, "stock,checkpoint,lossless+blocks,L1+blocks"),
     command.BITS,
     command.OUT_NEEDED,
 )

@@ -44,6 +44,19 @@ def ratio(
     return head, text
 
 
+def beside_stock(size: int, stock: int | None, shown: int | None = None) -> str:
+    """Return the largest size that fits, and its ratio to stock PyG's.
+
+    Args:
+        size: The largest that fits; 0 if none does.
+        stock: The largest for stock PyG; None or 0 gives no ratio.
+        shown: The number in place of the size, such as the nodes of a graph.
+    """
+    if not size:
+        return "none fits"
+    return f"{size if shown is None else shown:,}" + (f" ({size / stock:.1f}x)" if stock else "")
+
+
 def _label(row: Row) -> str:
     label, compiling = STRATEGIES[row["strategy"]].label, row.get("compile_seconds")
     # A difference of two times: noise may take it below 0.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments.helpers import summary
+from experiments.helpers.comparison import beside_stock
 from experiments.helpers.strategies import LABELS
 from experiments.helpers.tables import Column, Table, table
 from experiments.helpers.train import Setup
@@ -180,7 +181,7 @@ def table3(searches: Sequence[Mapping[str, Any]]) -> Table:
         largest, stock = (sizes.get((*shared, name)) for name in (variant, "stock"))
         if largest is None:
             return "not run"
-        return f"{largest:,} ({largest / stock:.1f}x)" if stock else f"{largest:,}"
+        return beside_stock(largest, None if variant == "stock" else stock)
 
     rows = [
         (
