@@ -63,6 +63,7 @@ def measured(content: Row) -> Table:
 
 
 _GROWN: tuple[Column, ...] = (
+    ("model", lambda row: row["model"].upper()),
     ("processes", "{parts}"),
     ("nodes", "{nodes:,}"),
     ("edges", "{edges:,}"),
@@ -79,11 +80,13 @@ def grown(contents: Sequence[Row]) -> Table:
     for content in contents:
         for run in content["runs"]:
             total = {name: sum(rank[name] for rank in run["ranks"]) for name in ("nodes", "edges")}
-            rows.append({**_run(content, run), **total})
-    rows.sort(key=lambda row: (row["way"], row["bits"] or 0, row["parts"]))
-    alone = {row["way"]: row["step_process_seconds"] for row in rows if row["parts"] == 1}
+            rows.append({"model": content["model"], **_run(content, run), **total})
+    rows.sort(key=lambda row: (row["model"], row["way"], row["bits"] or 0, row["parts"]))
+    alone = {
+        (row["model"], row["way"]): row["step_process_seconds"] for row in rows if row["parts"] == 1
+    }
     for row in rows:
-        row["relative"] = row["step_process_seconds"] / alone[row["way"]]
+        row["relative"] = row["step_process_seconds"] / alone[row["model"], row["way"]]
     return table(_GROWN, rows)
 
 

@@ -54,16 +54,18 @@ def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_graphs_that_grow_with_the_processes() -> None:
-    def content(parts: int, seconds: float) -> dict[str, Any]:
+    def content(model: str, parts: int, seconds: float) -> dict[str, Any]:
         rank = {"nodes": 50, "edges": 700, "halo": 9, "peak_bytes": 1e6, "sent_bytes": 2e6}
         times = {"step_process_seconds": seconds, "exchange_process_seconds": 0.1 * seconds}
         run = {"parts": parts, "way": "L1+blocks", "halo_bits": 32}
-        return {"runs": [run | {"ranks": parts * [rank | times | {"loss": 1.0}]}]}
+        ranks = parts * [rank | times | {"loss": 1.0}]
+        return {"model": model, "runs": [run | {"ranks": ranks}]}
 
-    two, one = content(2, 5.0), content(1, 4.0)
-    assert [[*row] for row in partition.grown([two, one]).rows] == [
-        ["1", "50", "700", "L1+blocks", "", "1.0", "4.00", "1.00x", ""],
-        ["2", "100", "1,400", "L1+blocks", "32", "1.0", "5.00", "1.25x", "10.0%"],
+    contents = content("gcn", 1, 2.0), content("gat", 2, 5.0), content("gat", 1, 4.0)
+    assert [[*row] for row in partition.grown(contents).rows] == [
+        ["GAT", "1", "50", "700", "L1+blocks", "", "1.0", "4.00", "1.00x", ""],
+        ["GAT", "2", "100", "1,400", "L1+blocks", "32", "1.0", "5.00", "1.25x", "10.0%"],
+        ["GCN", "1", "50", "700", "L1+blocks", "", "1.0", "2.00", "1.00x", ""],
     ]
 
 
