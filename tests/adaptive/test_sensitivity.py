@@ -22,6 +22,7 @@ from torch import nn
 
 import gact_graph
 from experiments.helpers.noise import algorithm_1
+from gact_graph.adaptive import sensitivity
 from gact_graph.adaptive.allocator import noise
 from gact_graph.adaptive.sensitivity import _is_alone
 
@@ -151,6 +152,16 @@ def test_the_error_is_that_of_the_gradient():
         gradient = torch.cat([g.flatten() for g in train_step(fixed, X, EDGES, seed=3)])
         expected.append(((gradient - exact).norm() / exact.norm()).item())
     assert sum(errors) == pytest.approx(sum(expected), rel=0.2)
+
+
+def test_errors_of_large_tensors_are_as_precise(monkeypatch):
+    """They wait in a shorter form; in a softmax, they cancel."""
+    expected, _ = measured(lambda: GraphNet("gat"), 4, X, EDGES)
+    monkeypatch.setattr(sensitivity, "_MANY", 1)
+    found, _ = measured(lambda: GraphNet("gat"), 4, X, EDGES)
+    assert {*found} == {*expected}
+    for slot, value in expected.items():
+        assert found[slot] == pytest.approx(value, rel=0.02), slot
 
 
 class Biased(nn.Module):
