@@ -123,7 +123,7 @@ class Measurement:
         self._ended = False
         self._error: Exception | None = None
         # In transit: errors by node and input, and the parts of gradients and errors of parameters.
-        self._errors: dict[tuple[int, int], tuple[torch.dtype, list[Tensor]]] = {}
+        self._errors: dict[tuple[int, int], Tensor] = {}
         self._parameters: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         self._squared_gradient = 0.0
         self._squared_error = 0.0
@@ -258,7 +258,7 @@ class Measurement:
 
     def _propagate(self, number: int, gradients: Gradients) -> None:
         """Run a node on the errors of its incoming gradients, if there are any."""
-        errors = [self._take_error(number, i) for i in range(len(gradients))]
+        errors = [self._take_error(number, *of) for of in enumerate(gradients)]
         total = _sum_of_squares(errors)
         if not total:
             return
@@ -269,7 +269,7 @@ class Measurement:
 
     def _estimate(self, number: int, results: Gradients, gradients: Gradients) -> None:
         """Propagate errors of unchanged size relative to the gradient, with random signs."""
-        total = _sum_of_squares([self._take_error(number, i) for i in range(len(gradients))])
+        total = _sum_of_squares([self._take_error(number, *of) for of in enumerate(gradients)])
         squared = _sum_of_squares(gradients)
         if total and squared:
             share = math.sqrt(total / squared)
@@ -315,16 +315,13 @@ class Measurement:
             self._parameters.setdefault(edge.node, ([], []))[1].append(error)
         elif edge.node not in self._uses:
             place = edge.node, edge.input
-            self._errors.setdefault(place, (edge.dtype, []))[1].append(_small(error))
+            waiting = self._errors.get(place)
+            self._errors[place] = _small(error) if waiting is None else _plus(waiting, error)
 
-    def _take_error(self, number: int, index: int) -> Tensor | None:
+    def _take_error(self, number: int, index: int, gradient: Tensor | None) -> Tensor | None:
         """Return and remove the error of a node's incoming gradient, if there is one."""
-        dtype, parts = self._errors.pop((number, index), (None, []))
-        if len(parts) < 2:
-            return parts[0].to(dtype) if parts else None
-        # The first part may be the result of a run again, which other edges hold, too.
-        first = parts[0].to(dtype, copy=True)
-        return functools.reduce(_plus, parts[1:], first)
+        error = self._errors.pop((number, index), None)
+        return error if error is None or gradient is None else error.to(gradient.dtype)
 
     def _sum_up(self, number: int, uses: int) -> None:
         """Count the gradient of a parameter, once all of its parts are there."""
@@ -429,9 +426,17 @@ def _small(error: Tensor) -> Tensor:
     return error.bfloat16()
 
 
-def _plus(total: Tensor, part: Tensor) -> Tensor:
-    """Return the sum with a part, in the memory of the first sum."""
-    return total + part if total.is_sparse or part.is_sparse else total.add_(part)
+def _plus(waiting: Tensor, error: Tensor) -> Tensor:
+    """Return the sum with an error that waits, in the memory of a copy in bfloat16 if there is one.
+
+    Both are of one dtype then: on a CPU, operations on two dtypes make copies in the wider one.
+    """
+    if waiting.is_sparse or error.is_sparse:
+        return waiting + error
+    short, other = (waiting, error) if waiting.dtype != error.dtype else (_small(error), waiting)
+    if short.dtype == error.dtype:
+        return waiting + error
+    return short.add_(other.to(short.dtype))
 
 
 def _is_alone(tensor: Tensor, others: Gradients) -> bool:
