@@ -48,6 +48,7 @@ from experiments.helpers.recipes import MODELS
 from experiments.helpers.strategies import LABELS, STRATEGIES
 from experiments.helpers.subjects import LAYERS
 from experiments.helpers.tables import Column, Row, Table, cell, table
+from experiments.helpers.values import parse_memory
 from experiments.partition import counted, grown, measured
 
 Page = Callable[[], str]
@@ -114,7 +115,7 @@ def tables(results: Path) -> dict[str, Page]:
     add("allocators", lambda content: by_allocator(content["medians"]), "allocators.json")
     add("gpu-quantizer", lambda content: kernels.quantizer(content["jobs"]), "gpu_kernels.json")
     add("largest-graph", scaling.by_memory, "scaling/gat-*.json")
-    add("table3", lambda content: table3(content["rows"]), "table3.json")
+    add("table3", _table3, "table3/*.json")
     add("scores", _scores, "table2/*.json")
     add("rates", _rates, "table2/*.json")
     add("gradient-variance", _gradient_variance, "sensitivity/*.json")
@@ -352,6 +353,13 @@ def _scores(files: Files) -> str:
         drops.append(f"{100 * drop + 0:.2f} points with {variant.label} ({where})")
     text = f"Largest drop below fp32 among the rows with several seeds: {', '.join(drops)}."
     return f"{table(spec, studies).markdown()}\n\n{text}"
+
+
+def _table3(files: Files) -> Table:
+    """Return the searches of all files, by model and memory."""
+    rows = [row for content in files for row in content["rows"]]
+    rows.sort(key=lambda row: (MODELS.index(row["model"]), parse_memory(row["memory"])))
+    return table3(rows)
 
 
 def _rates(files: Files) -> Table:
