@@ -85,7 +85,8 @@ def signed_percent(difference: tuple[float, float | None]) -> str:
     ('-0.12 ± 0.34', '+0.10')
     """
     mean, half = difference
-    shown = f"{100 * mean:+.2f}"
+    # The sum turns -0.0 into 0.0.
+    shown = f"{round(100 * mean, 2) + 0:+.2f}"
     return shown if half is None else f"{shown} ± {100 * half:.2f}"
 
 

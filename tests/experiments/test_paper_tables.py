@@ -42,6 +42,7 @@ class TestInterval:
     def test_as_text(self) -> None:
         assert summary.signed_percent((-0.0012, 0.0034)) == "-0.12 ± 0.34"
         assert summary.signed_percent((0.001, None)) == "+0.10"
+        assert summary.signed_percent((-0.00001, None)) == "+0.00"
 
 
 class TestGraphs:
