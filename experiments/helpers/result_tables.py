@@ -119,11 +119,7 @@ def tables(results: Path) -> dict[str, Page]:
     add("scores", _scores, "table2/*.json")
     add("rates", _rates, "table2/*.json")
     add("gradient-variance", _gradient_variance, "sensitivity/*.json")
-    add(
-        "allocation",
-        lambda files: allocation.by_way([row for content in files for row in content["rows"]]),
-        "allocation/*.json",
-    )
+    add("allocation", lambda files: allocation.by_way(_rows(files)), "allocation/*.json")
     add("gradient-error", _gradient_error, "gradient_error/*.json")
     add("bias-activations", _bias_by_activation, "activations/*.json")
     add("agreement", _agreement, "variance/digits.json")
@@ -328,6 +324,19 @@ def _studies(files: Files) -> list[dict[str, Any]]:
     return sorted(studies, key=lambda study: (study["graph"], MODELS.index(study["model"])))
 
 
+def _rows(files: Files) -> Files:
+    return [row for content in files for row in content["rows"]]
+
+
+def _table3(files: Files) -> Table:
+    """Return the searches of all files, by model and memory."""
+
+    def place(row: Row) -> tuple[int, int]:
+        return MODELS.index(row["model"]), parse_memory(row["memory"])
+
+    return table3(sorted(_rows(files), key=place))
+
+
 def _scores(files: Files) -> str:
     """Return scores in fp32, and the differences of compressed runs to fp32 with the same seeds."""
     spec: tuple[Column, ...] = (
@@ -350,16 +359,9 @@ def _scores(files: Files) -> str:
         drop = max(below)
         worst = several[below.index(drop)]
         where = f"{worst['model'].upper()} on {worst['graph']}"
-        drops.append(f"{100 * drop + 0:.2f} points with {variant.label} ({where})")
+        drops.append(f"{summary.points(drop):.2f} points with {variant.label} ({where})")
     text = f"Largest drop below fp32 among the rows with several seeds: {', '.join(drops)}."
     return f"{table(spec, studies).markdown()}\n\n{text}"
-
-
-def _table3(files: Files) -> Table:
-    """Return the searches of all files, by model and memory."""
-    rows = [row for content in files for row in content["rows"]]
-    rows.sort(key=lambda row: (MODELS.index(row["model"]), parse_memory(row["memory"])))
-    return table3(rows)
 
 
 def _rates(files: Files) -> Table:

@@ -78,6 +78,15 @@ def paired_difference(
     return mean, quantile * statistics.stdev(differences) / math.sqrt(count)
 
 
+def points(fraction: float) -> float:
+    """Return a difference of fractions in points, to two digits.
+
+    >>> points(0.0123456), points(-0.00001)
+    (1.23, 0.0)
+    """
+    return round(100 * fraction, 2) + 0  # the sum turns -0.0 into 0.0
+
+
 def signed_percent(difference: tuple[float, float | None]) -> str:
     """Return a difference of fractions in points, with its interval.
 
@@ -85,8 +94,7 @@ def signed_percent(difference: tuple[float, float | None]) -> str:
     ('-0.12 ± 0.34', '+0.10')
     """
     mean, half = difference
-    # The sum turns -0.0 into 0.0.
-    shown = f"{round(100 * mean, 2) + 0:+.2f}"
+    shown = f"{points(mean):+.2f}"
     return shown if half is None else f"{shown} ± {100 * half:.2f}"
 
 
