@@ -103,8 +103,7 @@ def tables(results: Path) -> dict[str, Page]:
 
     add("headline", _headline, "peers/gat.json")
     pages["headline-accuracy"] = functools.partial(_headline_accuracy, results)
-    of_networks = [f"peers/{model}.json" for model in _NETWORKS]
-    add("networks", _networks, *of_networks, "forces.json")
+    add("networks", _networks, *(f"peers/{model}.json" for model in _NETWORKS), "forces.json")
     add("levels", _levels, "peers/gat.json")
     add("overhead", overhead.by_graph, "overhead.json")
     add("overhead-of-default", _overhead_of_default, "overhead.json")
@@ -125,15 +124,12 @@ def tables(results: Path) -> dict[str, Page]:
     add("agreement", _agreement, "variance/digits.json")
     add("forces", lambda content: by_way(COSTS, content["models"]), "forces.json")
     add("forces-physics", lambda content: by_way(PHYSICS, content["models"]), "forces.json")
-    if (results / "plans.json").exists():
-        add("plans", _plans, "plans.json")
-    if (results / "plan_peaks.json").exists():
-        add("plan-peaks", _plans, "plan_peaks.json")
-    if (results / "scale").exists():
-        add("scale", scale.needs, "scale/scale.json")
-        add("scale-checks", scale.checks, "scale/checks.json")
-    if (results / "weak").exists():
-        add("partition-grown", grown, "weak/*.json")
+    add("plans", _plans, "plans.json")
+    add("plan-peaks", _plans, "plan_peaks.json")
+    add("scale", scale.needs, "scale/scale.json")
+    add("scale-checks", scale.checks, "scale/checks.json")
+    add("partition-grown", grown, "weak/*.json")
+    add("codes-peers", codes.peers, "codes/*.json")
     kinds: dict[str, Callable[[Any], str | Table]] = {
         "peers": _peers,
         "gpu": _peers,
@@ -145,8 +141,6 @@ def tables(results: Path) -> dict[str, Page]:
     for kind, make in kinds.items():
         for path in sorted((results / kind).glob("*.json")):
             add(f"{kind}-{path.stem}", make, f"{kind}/{path.name}")
-    if (results / "codes").exists():
-        add("codes-peers", codes.peers, "codes/*.json")
     return pages | {"paper-scores": _paper_scores, "paper-rates": _paper_rates}
 
 
@@ -243,15 +237,15 @@ def _is(study: Row, graph: str, model: str) -> bool:
 
 
 def _networks(files: Files) -> Table:
+    """Return peaks and times of the files of ``experiments.peers`` and ``experiments.forces``."""
     rows = []
-    *of_networks, forces = files
-    for content in of_networks:
-        variants = content["variants"]
-        row = {"model": _NETWORKS[content["model"]], "commit": content["commit"]}
-        rows.append(row | {name: variants.get(name) for name in _COMPARED})
-    schnet = forces["models"]["schnet"]
-    potential = {name: schnet.get(way) for name, way in zip(_COMPARED, _OF_FORCES, strict=True)}
-    rows.append({"model": "SchNet, molecules", "commit": forces["commit"], **potential})
+    for content in files:
+        if "models" in content:
+            model, variants, names = "SchNet, molecules", content["models"]["schnet"], _OF_FORCES
+        else:
+            model, variants, names = _NETWORKS[content["model"]], content["variants"], _COMPARED
+        row = {"model": model, "commit": content["commit"]}
+        rows.append(row | {s: variants.get(n) for s, n in zip(_COMPARED, names, strict=True)})
     spec = [(STRATEGIES[name].label, _figures_of(name)) for name in _COMPARED]
     return table([("", "{model}"), *spec, _COMMITS], rows)
 
