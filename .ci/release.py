@@ -18,6 +18,8 @@ BEHAVIOR = ("gact_graph", "csrc", ":!gact_graph/__init__.py")  # without the num
 ELSEWHERE = Path("docs/gpu.md")
 """Has the numbers of a GPU, with the commits at which one was there to measure them."""
 
+_UNCHANGED = "Numbers: unchanged"
+
 _COMMIT = re.compile(r"\bcommit ([0-9a-f]{7,40})\b")
 
 
@@ -58,15 +60,23 @@ def pages() -> list[Path]:
 
 
 def is_outdated(commit: str) -> bool:
-    """Return whether the library computes otherwise than that of a commit, or cannot be compared.
+    """Return whether a commit since then changes the library, or the commit is unknown.
 
-    Comments and docstrings may differ.
+    Comments and docstrings may differ. A commit that changes no number, such as a better message or
+    what happens after Ctrl-C, ends its message with the line ``Numbers: unchanged``.
     """
+    known = ("--invert-grep", f"--grep=^{_UNCHANGED}$")
     try:
-        paths = git("diff", "--no-renames", "--name-only", commit, "HEAD", "--", *BEHAVIOR)
+        changes = git("rev-list", *known, f"{commit}..HEAD", "--", *BEHAVIOR)
     except subprocess.CalledProcessError:
         return True
-    return any(_program(commit, path) != _program("HEAD", path) for path in paths.split())
+    return any(_changes_library(change) for change in changes.split())
+
+
+def _changes_library(change: str) -> bool:
+    before = f"{change}^"
+    paths = git("diff", "--no-renames", "--name-only", before, change, "--", *BEHAVIOR)
+    return any(_program(before, path) != _program(change, path) for path in paths.split())
 
 
 def _program(commit: str, path: str) -> str | None:

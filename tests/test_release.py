@@ -64,6 +64,15 @@ def test_comments_and_docstrings_do_not_change_numbers() -> None:
     assert f"README.md (got those of commit {number})" in release("1.2.0")[-1]
 
 
+def test_a_commit_that_says_that_it_changes_no_number() -> None:
+    Path("csrc/kernel.cpp").write_text("int x;\n")
+    commit("A better message\n\nNumbers: unchanged")
+    assert release() == []
+    Path("csrc/kernel.cpp").write_text("int y;\n")
+    commit("Other numbers\n\nNumbers: unchanged as far as I know")
+    assert "README.md" in release()[-1]
+
+
 def test_other_obstacles() -> None:
     git("checkout", "-b", "topic")
     Path("note").write_text("not committed\n")

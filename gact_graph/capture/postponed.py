@@ -13,7 +13,7 @@ is postponed. A product is postponed in the first call too, so that all calls ro
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,10 @@ from torch import Tensor
 
 from gact_graph.capture.call_site import called_from
 from gact_graph.capture.places import Places
+from gact_graph.capture.replaced import replaced
 from gact_graph.capture.trace import Call
 from gact_graph.support.current import Product, capture_disabled
 from gact_graph.support.storage import is_plain
-from gact_graph.support.torch_private import DispatchMode
 
 
 @dataclass
@@ -94,8 +94,8 @@ class PostponedProducts:
 
     def _postpone(self, call: Call) -> Tensor:
         x, weight = _factors(call)
-        with _WithoutProduct():
-            result: Tensor = F.linear(x, weight)
+        mm = torch.ops.aten.mm.default
+        result: Tensor = replaced(mm, _without_memory, lambda: F.linear(x, weight))
         product = Product(x, weight)
         self._postponed.append(_Postponed(call, weakref.ref(result), product))
         return result
@@ -140,15 +140,8 @@ _LAYERS = torch_geometric.nn.conv.__name__
 without an operation of PyTorch."""
 
 
-class _WithoutProduct(DispatchMode):
-    """Makes the result of a matrix product without its memory; autograd sees the operation."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        if func is not torch.ops.aten.mm.default:
-            return func(*args, **(kwargs or {}))
-        x, weight = args
-        result = x.new_empty(x.size(0), weight.size(1))
-        result.untyped_storage().resize_(0)
-        return result
+def _without_memory(x: Tensor, weight: Tensor) -> Tensor:
+    """Return a tensor of the size and type of a matrix product."""
+    result = x.new_empty(x.size(0), weight.size(1))
+    result.untyped_storage().resize_(0)
+    return result

@@ -10,7 +10,7 @@ that the sum is gone by then.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from gact_graph.capture.places import Places
+from gact_graph.capture.replaced import replaced
 from gact_graph.capture.trace import Call
 from gact_graph.support.current import capture_disabled
 from gact_graph.support.storage import is_plain
-from gact_graph.support.torch_private import DispatchMode
 
 _ADDS = frozenset({torch.add, Tensor.add, Tensor.__add__})
 _VIEWS = frozenset({Tensor.view, Tensor.flatten, torch.flatten, Tensor.reshape, torch.reshape})
@@ -94,11 +94,17 @@ class SharedSums:
                 self._sum.total = weakref.ref(result)
 
     def _share(self, call: Call) -> Any:
-        assert self._sum is not None
-        with _InMemoryOfFirst() as mode:
-            result = call.func(*call.args, **call.kwargs)
-        self._sum.shares = mode.shared
-        return result
+        last = self._sum
+        assert last is not None
+
+        def add_in_place(x: Tensor, other: Tensor) -> Tensor:
+            """Write the total over the sum; autograd sees a new tensor."""
+            memory = x.untyped_storage(), x.storage_offset(), x.shape, x.stride()
+            last.shares = True
+            return x.new_empty(0).set_(*memory).add_(other)
+
+        add = torch.ops.aten.add.Tensor
+        return replaced(add, add_in_place, lambda: call.func(*call.args, **call.kwargs))
 
     def _check(self, last: _Sum) -> None:
         """Learn whether a sum with a bias took its place, and undo that if it did not."""
@@ -140,24 +146,3 @@ def _reads(call: Call, last: _Sum) -> bool:
         return False
     pairs = zip(reversed(other.shape), reversed(tensor.shape), strict=False)
     return tensor.is_contiguous() and all(own in (1, full) for own, full in pairs)
-
-
-class _InMemoryOfFirst(DispatchMode):
-    """Writes a sum of two tensors over the first one; autograd sees a new tensor.
-
-    Attributes:
-        shared: Whether a sum was written so.
-    """
-
-    shared = False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        if func is not torch.ops.aten.add.Tensor or kwargs:
-            return func(*args, **(kwargs or {}))
-        x, other = args
-        memory = x.untyped_storage(), x.storage_offset(), x.shape, x.stride()
-        result = x.new_empty(0).set_(*memory)
-        self.shared = True
-        return result.add_(other)

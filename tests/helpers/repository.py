@@ -11,8 +11,8 @@ def git(*words: str) -> str:
     return done.stdout.strip()
 
 
-def commit() -> str:
+def commit(message: str = "a change") -> str:
     """Commit all files, and return the number of the commit."""
     git("add", "--all")
-    git("commit", "--message", "a change")
+    git("commit", "--message", message)
     return git("rev-parse", "--short=7", "HEAD")

@@ -251,6 +251,13 @@ CODECS = [
 
 CAPTURE = [
     Fault(
+        "a mode that a signal left behind changes later operations",
+        "gact_graph/capture/replaced.py",
+        "if self.is_active and func is self._operator",
+        "if func is self._operator",
+        ("capture/test_replaced.py",),
+    ),
+    Fault(
         "a product that the next operation reads has no values yet",
         "gact_graph/capture/postponed.py",
         "if not may_wait or call is None or postponed.is_read(call):",
