@@ -185,10 +185,18 @@ class Save:
 class Trace(TorchFunctionMode):
     """Follows the operations, modules and phases of one forward, and names the tensors they save.
 
+    A function of torch that is written in Python takes the innermost mode from torch's stack while
+    it runs. If a signal interrupts it as it ends, the mode is back once the traceback of the
+    exception is gone, after the end of the forward. A closed trace therefore follows nothing, and
+    the next one removes it.
+
     Args:
         after: A callback for each operation and its result.
         instead: A callback for each operation before it runs. It returns a function to run in
             place of the operation, or None.
+
+    Attributes:
+        is_closed: Whether the forward has ended.
     """
 
     def __init__(
@@ -204,12 +212,13 @@ class Trace(TorchFunctionMode):
         self._stack: list[tuple[str, str | None]] = []
         self._operations: Counter[str] = Counter()
         self._pauses = 0
-        self._closed = False
+        self.is_closed = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if is_compiling() or self._pauses or func in _QUERIES or _is_own(func):
+        stands_aside = self.is_closed or self._pauses or is_compiling()
+        if stands_aside or func in _QUERIES or _is_own(func):
             return func(*args, **kwargs) if kwargs else func(*args)
         if func is F.multi_head_attention_forward:
             # It is written in Python. The operations inside are followed in its place.
@@ -227,6 +236,12 @@ class Trace(TorchFunctionMode):
         self._after(call, result)
         return result
 
+    def __enter__(self) -> Trace:
+        while isinstance(mode := function_mode(), Trace) and mode.is_closed:
+            pop_function_mode()
+        super().__enter__()
+        return self
+
     def __exit__(self, *error: Any) -> None:
         # A signal may arrive while the mode is paused.
         if function_mode() is self:
@@ -234,7 +249,7 @@ class Trace(TorchFunctionMode):
 
     def close(self) -> None:
         """Follow no more operations, wherever a signal interrupted."""
-        self._closed = True
+        self.is_closed = True
         self.__exit__(None, None, None)
 
     @contextmanager
@@ -249,7 +264,7 @@ class Trace(TorchFunctionMode):
             yield
         finally:
             self._pauses -= 1
-            if is_innermost and not self._closed:
+            if is_innermost and not self.is_closed:
                 push_function_mode(self)
 
     @contextmanager

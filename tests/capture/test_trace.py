@@ -14,7 +14,7 @@ from samples import (
     one_thread,  # noqa: F401
     train_step,
 )
-from torch import nn
+from torch import nn, overrides
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils.checkpoint import checkpoint
@@ -400,4 +400,20 @@ class TestPaused:
                 trace.__exit__(None, None, None)  # as an interrupt has it
                 assert _get_current_function_mode() is names
             trace.__exit__(None, None, None)
+        assert torch._C._len_torch_function_stack() == 0
+
+    def test_a_mode_that_torch_puts_back_after_the_end_follows_nothing(self):
+        followed, own = [], []
+        trace = Trace(lambda call, result: followed.append(call.name))
+        with contextlib.closing(trace), trace:
+            # As in a function of torch that a signal interrupts and whose traceback is still held.
+            function = overrides._pop_mode_temporarily()
+            function.__enter__()
+        function.__exit__(None, None, None)
+        assert _get_current_function_mode() is trace
+        torch.ones(2).sin()
+        assert not followed
+        with Trace(lambda call, result: own.append(call.name)):
+            torch.ones(2).sin()
+        assert own == ["ones", "sin"] and not followed
         assert torch._C._len_torch_function_stack() == 0
