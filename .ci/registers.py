@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 from gact_graph.ops.kernels import nvrtc
@@ -70,14 +71,20 @@ def uses(source: str, bits: int, architecture: str) -> dict[str, Use]:
 
 def main() -> int:
     sources = [f"cuda/{path.name}" for path in sorted((csrc() / "cuda").glob("*.cu"))]
+    jobs = [
+        (source, bits, architecture)
+        for architecture in ARCHITECTURES
+        for source in sources
+        for bits in VARIANTS.get(source, (0,))
+    ]
     rows: dict[str, dict[str, Use]] = {}
-    for architecture in ARCHITECTURES:
-        for source in sources:
-            for bits in VARIANTS.get(source, (0,)):
-                for name, use in uses(source, bits, architecture).items():
-                    row = rows.setdefault(f"{source} | {_TYPE.sub('', name)}", {})
-                    before = row.get(architecture, use)
-                    row[architecture] = Use(*map(max, before, use))
+    with ProcessPoolExecutor() as pool:
+        compiled = pool.map(uses, *zip(*jobs, strict=True))
+        for (source, _, architecture), found in zip(jobs, compiled, strict=True):
+            for name, use in found.items():
+                row = rows.setdefault(f"{source} | {_TYPE.sub('', name)}", {})
+                before = row.get(architecture, use)
+                row[architecture] = Use(*map(max, before, use))
     print(
         "| source | kernel |",
         " | ".join(f"{name}: registers, warps" for name in ARCHITECTURES),
