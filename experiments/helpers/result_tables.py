@@ -443,10 +443,11 @@ def _bias_by_activation(files: Files) -> Table:
     for content in files:
         for row in content["rows"]:
             key = (content["model"].removeprefix("pyg-").upper(), row["norm"] or "none")
-            shown.setdefault(key, {})[row["act"]] = bias_of(row)
-    acts = list(next(iter(shown.values())))
-    rows = [(*key, *(row[act] for act in acts)) for key, row in shown.items()]
-    return Table(("", "norm", *acts), rows)
+            shown.setdefault(key, {"commit": content["commit"]})[row["act"]] = bias_of(row)
+    commit, *acts = next(iter(shown.values()))
+    columns = (*acts, commit)
+    rows = [(*key, *(row[column] for column in columns)) for key, row in shown.items()]
+    return Table(("", "norm", *columns), rows)
 
 
 def _agreement(content: Row) -> Table:
