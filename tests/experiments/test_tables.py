@@ -62,12 +62,12 @@ class TestThePages:
     ) -> None:
         root = copy_of_the_pages(tmp_path)
         monkeypatch.setattr(tables, "ROOT", root)
-        path = root / "results" / "activations" / "gat.json"
+        path = root / "results" / "table3" / "1GB.json"
         found = json.loads(path.read_text())
         path.write_text(json.dumps(found | {"commit": "0123456+changes"}))
         assert tables.main([]) == 1
         errors = capsys.readouterr().err
-        assert "numbers of table bias-activations to stem from one commit" in errors
+        assert "numbers of table table3 to stem from one commit" in errors
 
     def test_every_table_is_shown_somewhere(self) -> None:
         pages = [tables.ROOT / "README.md", *(tables.ROOT / "docs").rglob("*.md")]
