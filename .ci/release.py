@@ -67,7 +67,7 @@ def is_outdated(commit: str) -> bool:
     """
     known = ("--invert-grep", f"--grep=^{_UNCHANGED}$")
     try:
-        changes = git("rev-list", *known, f"{commit}..HEAD", "--", *BEHAVIOR)
+        changes = git("rev-list", *known, f"{commit}...HEAD", "--", *BEHAVIOR)
     except subprocess.CalledProcessError:
         return True
     return any(_changes_library(change) for change in changes.split())
