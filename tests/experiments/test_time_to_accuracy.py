@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,16 +30,20 @@ def training(way: str, dataset: str, memory: int = 1 << 30) -> Training:
 
 @pytest.mark.parametrize(("way", "size"), [("wrapped", None), ("cluster", 20)])
 def test_the_weights_of_a_training_are_evaluated_in_order(
-    way: str, size: int | None, dataset: str
+    way: str, size: int | None, dataset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A clock that counts its readings, one at each end of a step: 1/128 s is exact in binary.
+    clock = SimpleNamespace(perf_counter=(tick / 128 for tick in itertools.count()).__next__)
+    monkeypatch.setattr(time_to_accuracy, "time", clock)
     found = trained(vars(training(way, dataset)), size)
     curve = found["curve"]
-    assert found["steps"] >= len(curve) > 1
+    assert found["steps"] == 52  # the first whose end is at 0.4 s or later
+    assert len(curve) == 30  # evaluations of a training
     seconds, epochs = ([point[name] for point in curve] for name in ("seconds", "epochs"))
-    assert seconds == sorted(seconds) and seconds[-1] >= 0.4
-    assert epochs == sorted(epochs) and epochs[0] > 0
+    assert seconds == sorted(seconds) and seconds[-1] == 52 / 128
     # A whole graph takes one step an epoch, and 40 clusters in batches of 20 two.
-    assert found["steps"] / epochs[-1] == pytest.approx(1 if size is None else 2, rel=0.5)
+    each = 1 if size is None else 2
+    assert epochs == pytest.approx([128 * at / each for at in seconds], rel=0.5)
     assert all(0 <= point[of] <= 1 for point in curve for of in ("val", "test"))
     assert max(point["val"] for point in curve) > 0.5
 
