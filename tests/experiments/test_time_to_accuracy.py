@@ -41,6 +41,7 @@ def test_the_weights_of_a_training_are_evaluated_in_order(
     assert len(curve) == 30  # evaluations of a training
     seconds, epochs = ([point[name] for point in curve] for name in ("seconds", "epochs"))
     assert seconds == sorted(seconds) and seconds[-1] == 52 / 128
+    assert epochs == sorted(epochs) and epochs[0] > 0
     # A whole graph takes one step an epoch, and 40 clusters in batches of 20 two.
     each = 1 if size is None else 2
     assert epochs == pytest.approx([128 * at / each for at in seconds], rel=0.5)
