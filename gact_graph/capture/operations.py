@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from gact_graph.codecs.reads import (
     Sign,
     Values,
 )
+from gact_graph.codecs.slices import FEW
 
 # The gradient of these is linear in each tensor that they save.
 LINEAR = frozenset(
@@ -168,7 +169,7 @@ def _normalize(call: Call, saved: Attribute, x: Tensor) -> Reads:
     euclidean, dim = call.argument(1, "p", default=2) == 2, call.argument(2, "dim", default=1)
     if not euclidean or saved.name != "self" or saved.operation == "clamp_min":
         return EXACT
-    return _in_slices(x, tuple(x.shape), (dim % x.dim(),)) if isinstance(dim, int) else VALUES
+    return _scaled(x, (dim % x.dim(),)) if isinstance(dim, int) else VALUES
 
 
 # By the function that is called, where its operations together allow more than each of them.
@@ -213,7 +214,7 @@ def _variance(call: Call, saved: Attribute, x: Tensor) -> Reads:
     dims = saved.setting("dim")
     if dims is None or not x.dim():
         return VALUES
-    return _in_slices(x, tuple(x.shape), tuple(sorted(_signed(d) % x.dim() for d in dims)) or (0,))
+    return _in_slices(x, tuple(x.shape), _dims_of(x, dims) or (0,))
 
 
 def _product(call: Call, saved: Attribute, x: Tensor) -> Reads:
@@ -243,10 +244,30 @@ def _square(call: Call, x: Tensor) -> Reads:
 
 
 def _quotient(call: Call, saved: Attribute, x: Tensor) -> Reads:
-    """Mostly channels over their deviations, except narrow tensors, such as attention heads."""
+    """Mostly rows over their norms or sums, or channels over their deviations."""
     if saved.name == "other":
         return RELATIVE
+    dims, last = _sharing(x.shape, saved.shape_of(1)), x.dim() - 1
+    if last in dims and x.numel() > math.prod(x.size(d) for d in dims):
+        return _scaled(x, dims)
     return VALUES if not x.dim() or x.size(-1) < NARROW else _in_columns(x)
+
+
+def _sharing(dividend: Sequence[int], divisor: Sequence[int]) -> tuple[int, ...]:
+    """Return the dimensions of the dividend whose elements share a divisor."""
+    sizes = (*[1] * (len(dividend) - len(divisor)), *divisor)
+    pairs = zip(dividend, sizes, strict=False)
+    return tuple(d for d, (n, m) in enumerate(pairs) if m == 1 < n)
+
+
+def _scaled(x: Tensor, dims: tuple[int, ...]) -> Reads:
+    """Return values for a gradient that divides each slice by a number of its own.
+
+    Noise relative to the largest slices would become as large as the ratio of two divisors. The
+    statistics of few elements take more memory than codes that are precise for each element.
+    """
+    size = math.prod(x.size(d) for d in dims)
+    return _in_slices(x, tuple(x.shape), dims) if size >= FEW else RELATIVE
 
 
 def reads_of_source(reads: Reads, source: Tensor) -> Reads:
@@ -274,7 +295,10 @@ def _norm(call: Call, saved: Attribute, x: Tensor) -> Reads:
     """The gradient of the 2-norm is linear in input / result; the 1-norm reads the sign."""
     power = saved.setting("p" if saved.operation == "norm" else "ord")
     if power is None or power == 2:
-        return VALUES if saved.name == "self" else RELATIVE
+        if saved.name != "self":
+            return RELATIVE
+        dims = getattr(saved.node, "_saved_dim", None)
+        return _scaled(x, _dims_of(x, dims)) if dims else VALUES
     return Sign() if power == 1 and saved.name == "self" else EXACT
 
 
@@ -340,6 +364,11 @@ def _reduction(call: Call, saved: Attribute, x: Tensor) -> Reads:
 def _sparse_mm(call: Call, saved: Attribute, x: Tensor) -> Reads:
     """``torch.sparse.mm`` with a reduction saves the dense operand for the values' gradient."""
     return Nothing() if saved.name == "other" and not saved.requires_grad(0) else VALUES
+
+
+def _dims_of(x: Tensor, dims: Sequence[int]) -> tuple[int, ...]:
+    """Return the dimensions that a node of an operation on ``x`` shows, in order."""
+    return tuple(sorted(_signed(d) % x.dim() for d in dims))
 
 
 def _signed(dim: int) -> int:

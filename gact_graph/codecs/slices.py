@@ -24,7 +24,7 @@ from gact_graph.codecs.reads import Values
 from gact_graph.ops.batch_norm import restore_columns
 from gact_graph.ops.quantize import DTYPES, Channels, decorrelated_weight, pack_channels
 
-_FEW = 8
+FEW = 8
 """The least elements of a slice: the statistics of smaller ones take more memory than codes."""
 
 
@@ -87,7 +87,7 @@ class QuantizeBySlice(Codec):
         if bits >= min(32, 8 * x.element_size()) or not x.numel():
             return None
         shape, dims = reads.slices
-        if x.numel() != math.prod(shape) or math.prod(shape[d] for d in dims) < _FEW:
+        if x.numel() != math.prod(shape) or math.prod(shape[d] for d in dims) < FEW:
             return None
         rows = x.view(shape)
         mean, deviation, channels = statistics_of(rows, dims)

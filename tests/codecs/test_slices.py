@@ -203,7 +203,10 @@ class TestBatchNorm:
 
 
 class Scaled(nn.Module):
-    """A module after a trainable scale, whose gradient is that of the module's input."""
+    """A module after a trainable scale, whose gradient is that of the module's input.
+
+    The scaled input is cloned, since a product with an input would be computed again, exactly.
+    """
 
     def __init__(self, shape: Sequence[int], module: nn.Module) -> None:
         super().__init__()
@@ -211,7 +214,7 @@ class Scaled(nn.Module):
         self.module = module
 
     def forward(self, x: Tensor, *args: Tensor) -> Tensor:
-        return self.module(x.mul(self.scale), *args)
+        return self.module(x.mul(self.scale).clone(), *args)
 
 
 class Of(nn.Module):
@@ -247,6 +250,26 @@ NORMS = {
         lambda: Of(lambda x: torch.nn.functional.normalize(x, dim=-1)),
         of_scales(*ROWS, of=1),
     ),
+    "quotient by norms": (
+        lambda: Of(lambda x: x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)),
+        of_scales(*ROWS, of=1),
+    ),
+    "quotient by sums": (
+        lambda: Of(lambda x: x / x.sum(-1, keepdim=True)),
+        of_scales(*ROWS, of=1).abs(),
+    ),
+    "quotient of narrow rows": (
+        lambda: Of(lambda x: x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)),
+        of_scales(16384, 4, of=1),
+    ),
+    "quotient of images": (
+        lambda: Of(lambda x: x / torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True)),
+        of_scales(*IMAGES, of=2),
+    ),
+    "norms": (
+        lambda: Of(lambda x: torch.linalg.vector_norm(x, dim=-1, keepdim=True)),
+        of_scales(*ROWS, of=1),
+    ),
     "deviation of channels": (
         lambda: Of(lambda x: x.std(0)),
         0.1 * of_scales(*ROWS, of=0) + 30 * torch.randn(64, generator=seeded(3)),
@@ -257,9 +280,9 @@ NORMS = {
 class TestOtherNorms:
     @pytest.mark.parametrize("name", NORMS)
     def test_slices_of_different_scale(self, name):
-        """Relative to the largest slices, the errors were 0.14 (deviation of channels) to 8.7."""
+        """Relative to the largest slices, the errors were 0.12 (norms) to 85 (narrow rows)."""
         make, x = NORMS[name]
-        assert error_of(lambda: Scaled(x.shape[1:], make()), x, bits=4) < 0.15
+        assert error_of(lambda: Scaled(x.shape[1:], make()), x, bits=4) < 0.1
 
     @pytest.mark.parametrize("norm", [InstanceNorm, GraphNorm])
     def test_those_of_graphs(self, norm):
