@@ -234,6 +234,13 @@ CODECS = [
         ("codecs/test_slices.py",),
     ),
     Fault(
+        "the noise of rows over their norms is relative to the channels",
+        "gact_graph/capture/operations.py",
+        "if last in dims and",
+        "if last not in dims and",
+        ("codecs/test_slices.py",),
+    ),
+    Fault(
         "the least number of a dtype is rounded to the greatest",
         "gact_graph/codecs/round.py",
         "short.sign() * most",
