@@ -280,13 +280,14 @@ class TestInPlaceChanges:
             return h[INDEX].sin()
 
         expected, _ = run(function)
+        # A product with an input would be computed again, exactly; its copy has codes.
         model = gact_graph.wrap(
-            Lambda(lambda module, x: function(x @ module.weight)), bits=8, min_bytes=0
+            Lambda(lambda module, x: function((x @ module.weight).clone())), bits=8, min_bytes=0
         )
         out = model(X)
         sources[-1].zero_()
         out.backward(torch.randn(out.shape, generator=seeded(2)))
-        assert distance([model.weight.grad], [expected]) < 0.05
+        assert 0 < distance([model.weight.grad], [expected]) < 0.05
 
     def test_a_twin_that_changes_spoils_nobody(self):
         """The second of two equal indices is changed after it was saved; the first one stands."""
