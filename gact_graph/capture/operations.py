@@ -169,7 +169,7 @@ def _normalize(call: Call, saved: Attribute, x: Tensor) -> Reads:
     euclidean, dim = call.argument(1, "p", default=2) == 2, call.argument(2, "dim", default=1)
     if not euclidean or saved.name != "self" or saved.operation == "clamp_min":
         return EXACT
-    return _scaled(x, (dim % x.dim(),)) if isinstance(dim, int) else VALUES
+    return _scaled(x, _dims_of(x, (dim,))) if isinstance(dim, int) else VALUES
 
 
 # By the function that is called, where its operations together allow more than each of them.
@@ -367,8 +367,11 @@ def _sparse_mm(call: Call, saved: Attribute, x: Tensor) -> Reads:
 
 
 def _dims_of(x: Tensor, dims: Sequence[int]) -> tuple[int, ...]:
-    """Return the dimensions that a node of an operation on ``x`` shows, in order."""
-    return tuple(sorted(_signed(d) % x.dim() for d in dims))
+    """Return the dimensions that a call or a node of an operation on ``x`` names, in order.
+
+    Those of a number are none, although PyTorch takes 0 and -1 for it.
+    """
+    return tuple(sorted(_signed(d) % x.dim() for d in dims)) if x.dim() else ()
 
 
 def _signed(dim: int) -> int:

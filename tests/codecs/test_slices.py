@@ -288,6 +288,14 @@ class TestOtherNorms:
         make, x = NORMS[name]
         assert error_of(lambda: Scaled(x.shape[1:], make()), x, bits=4) < 0.1
 
+    @pytest.mark.parametrize("norm", [torch.linalg.vector_norm, torch.nn.functional.normalize])
+    @pytest.mark.parametrize("dim", [0, -1])
+    def test_a_number_has_no_slices(self, norm, dim):
+        """PyTorch takes these dimensions for it."""
+        model = gact_graph.wrap(Scaled((), Of(lambda x: norm(x, dim=dim))), bits=4, min_bytes=0)
+        model(torch.tensor(3.0)).backward()
+        assert model.scale.grad == (3.0 if norm is torch.linalg.vector_norm else 0.0)
+
     @pytest.mark.parametrize("norm", [InstanceNorm, GraphNorm])
     def test_those_of_graphs(self, norm):
         """Made of single operations: squares, a sum, a quotient. Errors were 4.4 and 5.7, and 0.56
