@@ -244,7 +244,10 @@ def _square(call: Call, x: Tensor) -> Reads:
 
 
 def _quotient(call: Call, saved: Attribute, x: Tensor) -> Reads:
-    """Mostly rows over their norms or sums, or channels over their deviations."""
+    """Mostly rows over their norms or sums, or channels over their deviations.
+
+    Narrow tensors with a divisor for each element are mostly shares of attention heads.
+    """
     if saved.name == "other":
         return RELATIVE
     dims, last = _sharing(x.shape, saved.shape_of(1)), x.dim() - 1
