@@ -55,9 +55,14 @@ class Attribute(NamedTuple):
         return self.node.next_functions[index][0] is not None
 
     def shape_of(self, index: int) -> tuple[int, ...]:
-        """Return the shape of the input at this index, which requires a gradient."""
+        """Return the shape of the input at this index, which requires a gradient.
+
+        Of an expanded or repeated tensor, it is the shape before.
+        """
         node, output = self.node.next_functions[index]
-        return tuple(node._input_metadata[output].shape)
+        repeats = node.name() in ("ExpandBackward0", "RepeatBackward0")
+        sizes = node._saved_self_sym_sizes if repeats else node._input_metadata[output].shape
+        return tuple(sizes)
 
 
 def saved_as(result: Tensor, operation: str, name: str) -> Saved | None:

@@ -277,10 +277,14 @@ def reads_of_source(reads: Reads, source: Tensor) -> Reads:
     """Return the part of a tensor that is read if ``reads`` is read of rows gathered from it."""
     if not isinstance(reads, Values) or reads.slices is None:
         return reads
-    shape, dims = reads.slices
+    (shape, dims), slices = reads.slices, None
+    size = math.prod(shape[1:])
     if dims == (0,) and source.dim() and source.size(-1) == shape[-1]:
-        return dataclasses.replace(reads, slices=_in_columns(source).slices)
-    return dataclasses.replace(reads, slices=None)
+        slices = _in_columns(source).slices
+    elif 0 not in dims and size and source.numel() % size == 0:
+        # A slice within a row is one of the source.
+        slices = _in_slices(source, (source.numel() // size, *shape[1:]), dims).slices
+    return dataclasses.replace(reads, slices=slices)
 
 
 def _in_columns(x: Tensor) -> Values:
