@@ -293,15 +293,16 @@ def _peers(content: Row) -> str:
 def _partition(content: Row) -> str:
     about_runs = (
         "Peak and sent bytes are the maximum over the processes. Dropout is off, so that losses "
-        "can be compared. *Exchanges* is the fraction of the CPU time of a step. The last column "
-        f"is the relative difference of the loss after {content['steps']} steps to the loss of one "
-        "process."
+        "can be compared. *Exchanges* is the share of the CPU time that exchanges take. The last "
+        f"column is the relative difference of the loss after {content['steps']} steps to the loss "
+        "of one process."
     )
     about_counts = (
         "For more parts, the bytes are computed from the parts and the bytes per row in the runs "
         "above. The times are modeled, not measured: the process with most bytes sends at "
         f"{BANDWIDTH * 8e-9:.0f} Gbit/s, each exchange takes {LATENCY * 1e6:.0f} µs more, and the "
-        "computation takes the time of one process times the fraction of edges in the largest part."
+        "computation takes the time of one process at `lossless` times the fraction of edges in "
+        "the largest part."
     )
     runs, counts = measured(content).markdown(), counted(content).markdown()
     return "\n\n".join((runs, about_runs, counts, about_counts))
