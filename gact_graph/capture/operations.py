@@ -220,7 +220,10 @@ def _variance(call: Call, saved: Attribute, x: Tensor) -> Reads:
 def _product(call: Call, saved: Attribute, x: Tensor) -> Reads:
     if saved.is_square:
         return _square(call, x)
-    other = saved.shape_of(1 if saved.name == "self" else 0)
+    index = 1 if saved.name == "self" else 0
+    if not saved.requires_grad(index):
+        return VALUES  # nothing reads it
+    other = saved.shape_of(index)
     # If the other factor has a number for each channel, as the weights of norms do, each number has
     # its own gradient, and the scales of channels may differ.
     of_channels = x.dim() >= 2 and other == (x.size(-1),) and x.size(-1) >= NARROW

@@ -115,6 +115,26 @@ class Net(nn.Module):
         return self.last(x.cos())
 
 
+@pytest.mark.parametrize("level", ["L1", "L2", "CB2", "lossless"])
+def test_features_times_a_factor_that_is_computed(level: str) -> None:
+    """A mask over features: neither is a parameter, and the features need no gradient."""
+
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask = nn.Parameter(torch.randn(WIDTH, generator=seeded(5)))
+            self.lin = nn.Linear(WIDTH, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lin(x * self.mask.sigmoid())
+
+    torch.manual_seed(0)
+    model, x = Gate(), torch.randn(ROWS, WIDTH, generator=seeded(3))
+    ours = gact_graph.wrap(copy.deepcopy(model), level=level, blocks="auto", min_bytes=0)
+    for own, stock in zip(step(ours, x), step(model, x), strict=True):
+        torch.testing.assert_close(own, stock)
+
+
 def step(model: nn.Module, x: Tensor, twice: bool = False) -> list[Tensor]:
     out = model(x)
     gradient = torch.randn(out.shape, generator=seeded(4))
