@@ -134,10 +134,10 @@ class Scheme:
         """
         return self._ratio(self._bits) if self.measured else None
 
-    def worst(self, count: int = 3) -> list[str]:
-        """Return the slots that add most of that variance, the worst first."""
+    def worst(self) -> list[str]:
+        """Return the three slots that add most of that variance, the worst first."""
         shares = {slot: c * noise(self.bits_of(slot)) for slot, c in self._sensitivities.items()}
-        return sorted(shares, key=lambda slot: -shares[slot])[:count]
+        return sorted(shares, key=lambda slot: -shares[slot])[:3]
 
     def average_for(self, ratio: float) -> float | None:
         """Return the least average of bits with this ratio, in steps of a half; None above 16."""

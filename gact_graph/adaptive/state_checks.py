@@ -15,15 +15,21 @@ from gact_graph.ops.quantize import WIDTHS
 Check = Callable[[str, object], None]
 
 
-def check_keys(path: str, state: object, keys: Iterable[str], optional: Iterable[str] = ()) -> None:
+def check_keys(
+    path: str,
+    state: object,
+    keys: Iterable[str],
+    optional: Iterable[str] = (),
+    source: str = "gact_graph.state_dict",
+) -> None:
     """Raise TypeError unless ``state`` is a mapping, and ValueError unless it has these keys only.
 
-    Keys that are ``optional``, as states of some versions have them, may be missing.
+    Keys that are ``optional``, as states of some versions have them, may be missing. The
+    ``source`` returns such a mapping.
     """
     if not isinstance(state, Mapping):
         raise TypeError(
-            f"Expected {path} to be a mapping, as gact_graph.state_dict returns it "
-            f"(got {type(state).__name__})"
+            f"Expected {path} to be a mapping, as {source} returns it (got {type(state).__name__})"
         )
     expected = set(keys)
     missing, unknown = expected - set(state), set(state) - expected - set(optional)
@@ -34,7 +40,7 @@ def check_keys(path: str, state: object, keys: Iterable[str], optional: Iterable
         )
         raise ValueError(
             f"Expected {path} to have the keys {', '.join(sorted(map(repr, expected)))} "
-            f"(got {got}); pass the result of gact_graph.state_dict"
+            f"(got {got}); pass the result of {source}"
         )
 
 

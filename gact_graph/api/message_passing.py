@@ -11,6 +11,7 @@ from torch_geometric import EdgeIndex
 
 from gact_graph.capture.config import check_blocks
 from gact_graph.layers.blocks.functional import Messages
+from gact_graph.ops.quantize import check_int
 from gact_graph.support.torch_private import tree_leaves, tree_map
 
 _REDUCE = ("sum", "mean", "max", "min", None)
@@ -92,8 +93,11 @@ def message_passing(
             f"Expected edge_attr to have a row for each of {edge_index.size(1)} edges (got {edges})"
         )
     if dim_size is not None and dim_size != num_destinations:
+        check_int("dim_size", dim_size)
+        if dim_size < 0:
+            raise ValueError(f"Expected dim_size to be 0 or more (got {dim_size})")
         if num_destinations is not None:
-            if not 0 <= dim_size <= num_destinations:
+            if dim_size > num_destinations:
                 raise ValueError(
                     f"Expected dim_size to be at most the {num_destinations} rows of x (got "
                     f"{dim_size})"

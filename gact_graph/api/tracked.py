@@ -113,7 +113,11 @@ class TrackedMethod:
         if state["saved_bytes"] is not None:
             check_count(f"{path}['saved_bytes']", state["saved_bytes"])
         if "exactly" in state:
-            check_keys(f"{path}['exactly']", state["exactly"], ("with_leaf", "without", "decided"))
+            exactly = f"{path}['exactly']"
+            check_keys(exactly, state["exactly"], ("with_leaf", "without", "decided"))
+            for kind in ("with_leaf", "without"):
+                check_names(f"{exactly}[{kind!r}]", state["exactly"][kind])
+            check_flag(f"{exactly}['decided']", state["exactly"]["decided"])
         check_measured(f"{path}['compressible']", state.get("compressible", 1.0))
         check_flag(f"{path}['repeated']", state.get("repeated", True))
         if "places" in state:

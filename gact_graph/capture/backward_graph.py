@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from gact_graph.codecs.reads import EXACT, VALUES, Reads, Values
+from gact_graph.support.symbols import expected
 
 _aten, _prims = torch.ops.aten, torch.ops.prims
 
@@ -48,6 +49,8 @@ _INDEXED = {
 
 _EDGE_BACKWARD = "gact_graph_edges.edge_backward"
 """The operator of :mod:`gact_graph.layers.blocks.graph_operators`."""
+
+_INT32 = torch.iinfo(torch.int32)
 
 _MOST = 2
 """The highest degree."""
@@ -88,7 +91,7 @@ def reads_in(graph: fx.Graph, name: str) -> Reads:
 
 
 def is_index_in(graph: fx.Graph, name: str) -> bool:
-    """Return whether backward uses a saved tensor of integers as an index alone.
+    """Return whether backward uses a saved tensor of integers as an index alone, of 32 bits.
 
     Args:
         graph: The graph of the backward.
@@ -101,7 +104,8 @@ def is_index_in(graph: fx.Graph, name: str) -> bool:
         packet = _packet(node)
         if packet in _INDEXED:
             others = [arg for i, arg in enumerate(node.args) if i != _INDEXED[packet]]
-            if any(other in copies for arg in others for other in _nodes(arg)):
+            indexed = [node, *(other for arg in others for other in _nodes(arg))]
+            if any(other in copies or _is_huge(other) for other in indexed):
                 return False
         elif packet in _VIEWS:
             copies.add(node)
@@ -132,7 +136,12 @@ def _degree(node: fx.Node, degrees: dict[fx.Node, int]) -> tuple[int, Values] | 
 
     None if it is no polynomial of a small degree.
     """
-    packet = _packet(node)
+    packet, value = _packet(node), node.meta.get("val")
+    # The bits of a number, and numbers that are rounded, are no functions of its mean.
+    if node.target is _aten.view.dtype or node.kwargs.get("rounding_mode") is not None:
+        return None
+    if isinstance(value, Tensor) and not value.is_floating_point():
+        return None
     own = [degrees.get(used, 0) for used in node.all_input_nodes]
     if packet in _SUMS:
         return max(own), VALUES
@@ -166,6 +175,12 @@ def _degree(node: fx.Node, degrees: dict[fx.Node, int]) -> tuple[int, Values] | 
     if packet is _aten.exp:
         return (1, VALUES) if _is_gaussian(node.args[0]) else (1, _EXPONENT)
     return None
+
+
+def _is_huge(node: fx.Node) -> bool:
+    """Return whether an index of 32 bits may be too short for a tensor."""
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and expected(value.numel()) > _INT32.max
 
 
 def _is_row(node: fx.Node, matrix: Tensor) -> bool:

@@ -205,7 +205,6 @@ _Linear = Callable[[Sequence[bool]], bool]
 
 def _gather(
     recipes: Recipes,
-    call: Call,
     result: Tensor,
     source: Any,
     index: Any,
@@ -228,7 +227,7 @@ def _select(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
     dim = call.argument(1, "dim")
     run = (lambda x, i: x.index_select(dim, i)) if isinstance(dim, int) else None
     source, index = call.argument(0, "input", "self"), call.argument(2, "index")
-    return _gather(recipes, call, result, source, index, run)
+    return _gather(recipes, result, source, index, run)
 
 
 def _item(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
@@ -246,7 +245,7 @@ def _item(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
     def run(x: Tensor, i: Tensor) -> Tensor:
         return x.__getitem__((*before, i, *after))
 
-    return _gather(recipes, call, result, source, key[at], run)
+    return _gather(recipes, result, source, key[at], run)
 
 
 def _repeat(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
@@ -260,7 +259,7 @@ def _repeat(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
     def run(x: Tensor, i: Tensor) -> Tensor:
         return x.repeat_interleave(i, dim, output_size=size)
 
-    return _gather(recipes, call, result, source, repeats, run)
+    return _gather(recipes, result, source, repeats, run)
 
 
 # Operations on elements.
@@ -371,7 +370,8 @@ def _relu(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
             return value.relu()
         if isinstance(mask.context.sample, Joint):
             # Only a dropout reads it, whose noise has the zeros of both: but 0 times -inf is NaN.
-            return value.clamp_(min=torch.finfo(value.dtype).min)
+            lowest = torch.finfo(value.dtype).min
+            return value.clamp_(min=lowest) if isinstance(x, Recipe) else value.clamp(min=lowest)
         # With noise, the sign of x is that of forward.
         return torch.where(mask.tensor() > 0, value, 0)
 

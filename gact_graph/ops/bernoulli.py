@@ -18,6 +18,7 @@ from gact_graph.ops.checks import TILE
 from gact_graph.ops.kernels.once import once
 from gact_graph.ops.reference import bernoulli as reference
 from gact_graph.ops.registration import dispatched
+from gact_graph.support.run_state import generators
 
 _draw_bits = dispatched(reference.draw_bits)
 
@@ -56,10 +57,11 @@ def dropout_noise(x: Tensor, p: float) -> DropoutNoise | None:
     """
     if not draws_as_torch():
         return None
-    state = torch.get_rng_state()
     words = torch.empty(-(-x.numel() // TILE), dtype=torch.int64, device="cpu")
-    _draw_bits(state, words, x.numel(), 1 - p)
-    torch.set_rng_state(state)
+    with generators():  # another thread would draw the same noise
+        state = torch.get_rng_state()
+        _draw_bits(state, words, x.numel(), 1 - p)
+        torch.set_rng_state(state)
     scale = torch.ones((), dtype=x.dtype, device="cpu").div_(1 - p).item()
     return DropoutNoise(words, scale)
 

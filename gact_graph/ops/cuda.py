@@ -34,7 +34,7 @@ from gact_graph.ops.reference.bitmask import (
     check_words,
     raw_pair,
 )
-from gact_graph.ops.registration import implement
+from gact_graph.ops.registration import implement_cuda
 from gact_graph.support.progress import progress
 
 Launch = Callable[..., None]
@@ -214,7 +214,7 @@ def load(device: torch.device) -> Kernels | None:
     return kernels if passes(lambda: verify(kernels, device), "its CUDA kernels") else None
 
 
-implement("cuda", lambda device: load(device), Kernels)
+implement_cuda(lambda device: load(device), Kernels)
 
 
 def passes(trial: Callable[[], None], kernels: str) -> bool:

@@ -14,7 +14,7 @@ from gact_graph.ops.cuda_attention import EdgeKernels
 from gact_graph.ops.kernels import nvrtc
 from gact_graph.ops.kernels.once import once
 from gact_graph.ops.reference import leaky_attention, weighted_sum
-from gact_graph.ops.registration import implement
+from gact_graph.ops.registration import implement_cuda
 
 
 @once
@@ -27,7 +27,7 @@ def load(device: torch.device) -> EdgeKernels | None:
     return kernels if passed else None
 
 
-implement("cuda", lambda device: load(device), EdgeKernels)
+implement_cuda(lambda device: load(device), EdgeKernels)
 
 
 def verify(kernels: EdgeKernels, device: torch.device) -> None:

@@ -75,24 +75,23 @@ def _checked(function: F, shapes: Shapes) -> F:
     return cast(F, run)
 
 
-def implement(device: str, load: Callable[[torch.device], Any], kernels: type) -> None:
-    """Register kernels for a device type.
+def implement_cuda(load: Callable[[torch.device], Any], kernels: type) -> None:
+    """Register kernels for CUDA.
 
     Args:
-        device: The device type, such as ``cuda``.
         load: Returns an instance of ``kernels`` for a device; or None, in which case the pure-torch
             code runs.
         kernels: A class whose public methods have the names and signatures of operators.
     """
     for name in dir(kernels):
         if not name.startswith("_"):
-            _implement(device, load, name)
+            _implement(load, name)
 
 
-def _implement(device: str, load: Callable[[torch.device], Any], name: str) -> None:
+def _implement(load: Callable[[torch.device], Any], name: str) -> None:
     reference, shapes = _operators[name]
 
-    @torch.library.impl(f"{cpu.NAMESPACE}::{name}", device)
+    @torch.library.impl(f"{cpu.NAMESPACE}::{name}", "cuda")
     def run(*args: Any) -> Any:
         kernels = load(args[0].device)
         if kernels is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ parts of a graph that are tried for a plan, too."""
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _LOW_HALF = 0xFFFFFFFF
+_SEED = int.from_bytes(os.urandom(7), "big")
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -97,8 +99,7 @@ def _power_of_two(count: int) -> int:
 
 @functools.lru_cache(maxsize=16)
 def _factors(device: torch.device, count: int, of_chunks: bool = False) -> Tensor:
-    """Return random odd numbers [count], int64, which differ between processes."""
-    generator = torch.Generator()
-    generator.seed()
+    """Return random odd numbers [count], int64, the same for each call in a process."""
+    generator = torch.Generator().manual_seed(_SEED + 2 * count + of_chunks)
     drawn = torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator, device="cpu") | 1
     return drawn.to(device)

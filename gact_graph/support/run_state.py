@@ -84,13 +84,18 @@ def random_states(of_torch: bool = False) -> RandomStates:
 
 def set_random_states(states: RandomStates) -> None:
     """Set the states of the generators that were recorded."""
-    with _generators:
+    with generators():
         torch.set_rng_state(states.cpu)
         if states.cuda:
             torch.cuda.set_rng_state_all(states.cuda)
     if states.python is not None:
         random.setstate(states.python)
         numpy.random.set_state(states.numpy)
+
+
+def generators() -> threading.RLock:
+    """Return the lock under which states of torch's generators are read and set."""
+    return _generators
 
 
 def _renew() -> None:

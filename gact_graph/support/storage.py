@@ -179,8 +179,6 @@ def span_of(tensor: Tensor) -> tuple[Tensor, Layout] | None:
         dense = dense and stride == numel
         extent = stride * (size - 1) + extent
         numel *= size
-    if tensor.numel() == 0:
-        numel = 0
     if dense:
         flat = tensor.as_strided((numel,), (1,))
         return flat, Layout(tensor.shape, tensor.stride(), dense=True, **flags)

@@ -99,6 +99,24 @@ WRONG = [
     (("adaptation", "forwards"), -3, ValueError, r"\['forwards'\] to be 0 or more \(got -3\)"),
     (("adaptation", "row_weights"), {"a": 3}, TypeError, r"\['row_weights'\]\['a'\] to be a str"),
     (("adaptation",), KeyError, ValueError, r"\(got no 'adaptation'\)"),
+    (
+        ("exactly",),
+        {"with_leaf": 5, "without": [], "decided": True},
+        TypeError,
+        r"Expected state\['exactly'\]\['with_leaf'\] to be a list of names \(got int\)",
+    ),
+    (
+        ("exactly",),
+        {"with_leaf": [], "without": "ab", "decided": True},
+        TypeError,
+        r"\['without'\] to be a list of names \(got str\)",
+    ),
+    (
+        ("exactly",),
+        {"with_leaf": [], "without": [], "decided": "no"},
+        TypeError,
+        r"\['decided'\] to be a bool \(got str\)",
+    ),
     (("adaptation",), 3, TypeError, r"Expected state\['adaptation'\] to be a mapping"),
 ]
 

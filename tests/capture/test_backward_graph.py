@@ -55,6 +55,12 @@ OTHERS: dict[str, Backward] = {
     "logarithm": lambda x, g: x.abs().log() * g,
     "maximum": lambda x, g: x.amax(0) * g,
     "index": lambda x, g: g[x.long() % N],
+    "quotient rounded down": lambda x, g: torch.div(x, 3, rounding_mode="floor") * g,
+    "quotient rounded to zero": lambda x, g: torch.div(x, g, rounding_mode="trunc"),
+    "integers": lambda x, g: x.long().double() * g,
+    "truth values": lambda x, g: x.bool().double() * g,
+    "bits": lambda x, g: x.view(torch.int64).double() * g,
+    "bits of another type": lambda x, g: x.view(torch.float32).sum() * g,
     "sine of a square": lambda x, g: (x * x).sin() * g,
 }
 
@@ -102,6 +108,13 @@ def test_an_index_is_used_as_nothing_else(name: str) -> None:
     backward, expected = INDICES[name]
     traced = make_fx(backward)(INDEX, drawn(1)).graph
     assert is_index_in(traced, "i_1") is expected
+
+
+def test_an_index_into_more_elements_than_32_bits_number_is_kept() -> None:
+    for size, expected in ((1 << 31, False), (1 << 20, True)):
+        many = torch.empty(size, dtype=torch.int8, device="meta")
+        traced = make_fx(lambda i, g: g[i])(INDEX.to("meta"), many).graph
+        assert is_index_in(traced, "i_1") is expected
 
 
 BY_COLUMN: dict[str, tuple[Backward, bool]] = {

@@ -1,5 +1,8 @@
 """The noise of dropout: PyTorch's bits, and its generator's state afterwards."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -40,6 +43,30 @@ def test_draws_are_those_of_the_twister(numel: int, p: float) -> None:
     if numel == 5_000 and p < 1:
         has_twister = torch.equal(draws, expected)
         assert bernoulli.draws_as_torch() == (has_twister and cpu.load() is not None)
+
+
+@as_torch
+def test_threads_draw_different_noise() -> None:
+    x, barrier = torch.empty(1 << 18), threading.Barrier(2)
+
+    def draw(_: int) -> list[Tensor]:
+        drawn = []
+        for _ in range(10):
+            barrier.wait()
+            noise = dropout_noise(x, 0.5)
+            assert noise is not None
+            drawn.append(noise.words)
+        return drawn
+
+    torch.manual_seed(0)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(draw, range(2))
+    state = torch.get_rng_state()
+    assert not any(map(torch.equal, first, second))
+    torch.manual_seed(0)
+    for _ in range(20):
+        dropout_noise(x, 0.5)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def _torch_noise(x: Tensor, p: float) -> Tensor:

@@ -37,6 +37,15 @@ def test_checksum_tells_edits_apart(count: int) -> None:
         assert _hash(edge_index.roll(1 << 17, 1)) != expected
 
 
+def test_checksum_stays_the_same_after_many_others() -> None:
+    x = torch.randint(2**31, (2, 1000), generator=seeded(3))
+    expected = _hash(x)
+    for power in range(18):
+        for rows in (1, 3, 5):
+            _hash(torch.zeros(rows, 1 << power, dtype=torch.int64))
+    assert _hash(x) == expected
+
+
 class _Largest(TorchDispatchMode):
     """The most elements that an operation made."""
 

@@ -24,7 +24,7 @@ _FORMAT = 1
 
 
 class MemoryBudgetError(RuntimeError):
-    """No strategy fits the memory that was passed to ``gact_graph.wrap``."""
+    """No strategy fits the memory passed to ``gact_graph.wrap`` or ``gact_graph.plan``."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Plan:
             ValueError: If a key is missing or unknown, or the format is that of another version.
         """
         names = [field.name for field in fields(cls)]
-        check_keys("plan", values, ("format", *names))
+        check_keys("plan", values, ("format", *names), source="Plan.to_dict")
         if values["format"] != _FORMAT:
             raise ValueError(
                 f"Expected a plan of format {_FORMAT} (got {values['format']!r}); make the plan "
@@ -186,7 +186,8 @@ class Plan:
         """Read a plan that :meth:`save` wrote as JSON.
 
         Raises:
-            ValueError: If the file is not a plan.
+            TypeError: If the file has JSON other than an object.
+            ValueError: If the file has no JSON, or is not a plan.
         """
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))

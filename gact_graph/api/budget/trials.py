@@ -149,7 +149,9 @@ class Search:
         self._memory, self._prefer, self._pace = memory, prefer, pace
         self._miniature = Miniature(*inputs)
         own = self._miniature.size
-        self.size: Final = GraphSize(nodes or own.nodes, edges or own.edges)
+        self.size: Final = GraphSize(
+            own.nodes if nodes is None else nodes, own.edges if edges is None else edges
+        )
         self.device: torch.device = next(model.parameters()).device
         self._resident = resident_bytes()
         self._parameters = 0

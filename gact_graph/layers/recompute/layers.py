@@ -74,13 +74,13 @@ class RecomputedLayer(Patch):
         nbytes = most_saved(module, (args, kwargs))
         if session.is_too_small(nbytes):
             return original(*args, **kwargs)
-        session.count_unallocated(nbytes)
         tensors, arguments = taken_apart((args, kwargs))
         try:
             state = self._state_of(module, arguments.others)
         except (CannotRecompute, Unknowable) as reason:
             self._tell("stock", str(reason))
             return original(*args, **kwargs)
+        session.count_unallocated(nbytes)
         coding = session.coding_of(self._name)
         call = Recomputation(self._name, module, original, arguments, state, coding)
         named = _named(original, args, kwargs)

@@ -302,6 +302,9 @@ def test_another_file_is_refused(
     path.write_text(json.dumps(values))
     with pytest.raises(error, match=words):
         gact_graph.Plan.load(path)
+    path.write_text("[]")
+    with pytest.raises(TypeError, match=r"a mapping, as Plan.to_dict returns it \(got list\)"):
+        gact_graph.Plan.load(path)
     path.write_text("nothing")
     with pytest.raises(ValueError, match=r"Expected a plan as JSON in .*plan\.json"):
         gact_graph.Plan.load(path)

@@ -142,6 +142,16 @@ def test_a_layer_that_leaves_a_tensor_behind_runs_as_it_is():
     )
 
 
+def test_bytes_of_a_layer_that_runs_as_it_is_count_once():
+    saved = []
+    for level in ("CB2", "L1"):
+        model = Around(SAGEConv(-1, 32))  # not initialized yet
+        gact_graph.wrap(model, level=level, bits=32, blocks=False, min_bytes=0)
+        model(X, EDGES).sum().backward()
+        saved.append(gact_graph.state_dict(model)["saved_bytes"])
+    assert saved[0] == saved[1]
+
+
 class OfData(MessagePassing):
     def forward(self, data):
         return self.propagate(data.edge_index, x=data.x)
