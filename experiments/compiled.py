@@ -189,7 +189,8 @@ def _apart(model: str, *task: Any) -> list[dict[str, Any]]:
 
 
 @command.main(
-    *command.GRAPH,
+    command.DATASET,
+    command.DATA_ROOT,
     command.names("--models", NAMES),
     command.BITS,
     command.number("--steps", 5),

@@ -382,7 +382,11 @@ def main(args: command.Args) -> None:
         )
     graphs = {"your graph": Size(*own)} if all(own) else GRAPHS
     counted = _counted(args.counted)
-    kept = args.keep("checks.json" if args.check else "scale.json", "layers", "hidden", "heads")
+    settings: dict[str, Any] = {}
+    if not args.check:
+        settings = {"memory": list(args.memory), "counted": args.counted and args.counted.name}
+    file = "checks.json" if args.check else "scale.json"
+    kept = args.keep(file, "layers", "hidden", "heads", **settings)
     kept.content.setdefault("rows", [])
     for model in args.models:
         hidden = args.hidden or {"gat": 64, "gcn": 256}[model]
@@ -394,7 +398,7 @@ def main(args: command.Args) -> None:
             continue
         for name, size in graphs.items():
             args.say(f"{model} on {name}")
-            key = {"graph": name, "model": model, "nodes": size.nodes, "edges": size.edges}
+            key = {"graph": name, "model": model, **size._asdict()}
             kept.once(("rows", key), _need, network, size, args.memory, counted)
     title = "formulas beside measurements" if args.check else "what a graph needs"
     args.show(title, (checks if args.check else needs)(kept.content))

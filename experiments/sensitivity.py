@@ -118,7 +118,7 @@ def main(args: command.Args) -> None:
     require_matplotlib()
     layout = SUBJECTS[args.model].layout
     task = prepare(load(args.dataset, args.data_root), layout, device=args.device)
-    kept = args.keep("sensitivity.json", "model", "bits", "epochs", "draws")
+    kept = args.keep("sensitivity.json", "model", "bits", "epochs", "points", "draws")
     if "slots" not in kept.content:
         kept.content |= study(args, task)
         kept.write()

@@ -20,7 +20,7 @@ class Recipe:
             ``attention_dropout`` on the attention weights (GAT).
         lr: Adam's learning rate; ``weight_decay`` its L2 penalty.
         epochs: Full-batch steps.
-        alpha, theta, residual: GCNII's, see :class:`experiments.models.GCNII`.
+        alpha, theta, residual: GCNII's, see :class:`experiments.models.nets.GCNII`.
         batch_norm: Batch norm after each hidden convolution.
         standardize: Features to mean 0 and deviation 1, both fitted on the training nodes.
     """

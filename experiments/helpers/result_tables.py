@@ -58,7 +58,7 @@ _COMMIT = re.compile(r", commit ([0-9a-f]{7,40}(?:\+changes)?)[,.]")
 
 _COMMITS: Column = ("commit", "{commit}")
 
-_ARXIV, _FLICKR, _AMAZON = "arxiv_graph", "flickr_graph", "amazon_computers"
+_ARXIV, _FLICKR = "arxiv_graph", "flickr_graph"
 
 _NETWORKS = {
     "gat": f"GAT, {_ARXIV}",

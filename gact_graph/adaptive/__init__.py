@@ -6,6 +6,7 @@ In the order of one measurement:
 - ``agreement``: the same bits on all ranks of ``DistributedDataParallel``.
 - ``sensitivity``: the effect of each slot's noise on the gradient.
 - ``allocator``: the integer program that turns sensitivities into bits.
+- ``row_weights``: the weights of the rows of a slot, by which they share its bits.
 - ``scheme``: the current bits, and the measurements.
 - ``slot_names``: slots of older versions.
 - ``state_checks``: whether a saved state can be loaded.

@@ -78,9 +78,7 @@ class CompressedForward(Patch):
         halo: Handles of layers that fetch rows of other processes.
     """
 
-    def __init__(
-        self, module: nn.Module, controller: Controller, part: str = "", method: str = "forward"
-    ) -> None:
+    def __init__(self, module: nn.Module, controller: Controller, part: str, method: str) -> None:
         self.controller = controller
         self.part = part
         self.budget: Budget | None = None

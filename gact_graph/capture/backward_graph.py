@@ -101,7 +101,7 @@ def is_index_in(graph: fx.Graph, name: str) -> bool:
     for node in graph.nodes:
         if not any(used in copies for used in node.all_input_nodes):
             continue
-        packet = _packet(node)
+        packet = packet_of(node)
         if packet in _INDEXED:
             others = [arg for i, arg in enumerate(node.args) if i != _INDEXED[packet]]
             indexed = [node, *(other for arg in others for other in _nodes(arg))]
@@ -124,7 +124,7 @@ def has_factor_by_column(graph: fx.Graph, name: str) -> bool:
         name: The name of its input that is the matrix.
     """
     for node in graph.nodes:
-        if _packet(node) in (_aten.add, _aten.sub, _aten.mul) and _nodes(node.args[:1])[:1]:
+        if packet_of(node) in (_aten.add, _aten.sub, _aten.mul) and _nodes(node.args[:1])[:1]:
             x, other = node.args[:2]
             if x.name == name and isinstance(other, fx.Node) and _is_row(other, x.meta["val"]):
                 return True
@@ -136,7 +136,7 @@ def _degree(node: fx.Node, degrees: dict[fx.Node, int]) -> tuple[int, Values] | 
 
     None if it is no polynomial of a small degree.
     """
-    packet, value = _packet(node), node.meta.get("val")
+    packet, value = packet_of(node), node.meta.get("val")
     # The bits of a number, and numbers that are rounded, are no functions of its mean.
     if node.target is _aten.view.dtype or node.kwargs.get("rounding_mode") is not None:
         return None
@@ -194,12 +194,12 @@ def _is_row(node: fx.Node, matrix: Tensor) -> bool:
 
 def _is_gaussian(exponent: object) -> bool:
     """Return whether a number is a negative multiple of a square: its exponential is bounded."""
-    if not isinstance(exponent, fx.Node) or _packet(exponent) is not _aten.mul:
+    if not isinstance(exponent, fx.Node) or packet_of(exponent) is not _aten.mul:
         return False
     square, factor = exponent.args[:2]
     if not isinstance(square, fx.Node) or not isinstance(factor, float) or factor >= 0:
         return False
-    return _packet(square) is _aten.mul and square.args[0] is square.args[1]
+    return packet_of(square) is _aten.mul and square.args[0] is square.args[1]
 
 
 def _depends(value: object, degrees: dict[fx.Node, int]) -> bool:
@@ -212,7 +212,7 @@ def _nodes(value: object) -> list[fx.Node]:
     return [n for n in value if isinstance(n, fx.Node)] if isinstance(value, (list, tuple)) else []
 
 
-def _packet(node: fx.Node) -> Callable[..., object] | str:
+def packet_of(node: fx.Node) -> Callable[..., object] | str:
     """Return the operation of a node, without its overload."""
     packet: Callable[..., object] | str = getattr(node.target, "overloadpacket", node.target)
     return packet

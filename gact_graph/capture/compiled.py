@@ -46,6 +46,7 @@ from gact_graph.ops.quantize import (
     pack,
     pack_channels,
 )
+from gact_graph.support.graph import nodes_of
 from gact_graph.support.rows import Row
 from gact_graph.support.scopes import Scopes
 from gact_graph.support.storage import tensors_in
@@ -184,18 +185,12 @@ class CompiledForward:
 def _held_by_graphs(output: Any, inputs: Any) -> Counted:
     """Return the tensors that the compiled graphs of an output save for backward."""
     held = Counted(inputs)
-    waiting: list[Any] = [tensor.grad_fn for tensor in tensors_in(output)]
-    seen: set[Any] = set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    node: Any
+    for node in nodes_of(tensors_in(output)):
         kind = getattr(node, "_forward_cls", None)
         if kind is not None and kind.__module__.startswith(FUNCTORCH):
             for tensor in (*node.saved_tensors, *getattr(node, "_tensors_no_vc_check", ())):
                 held.pack(tensor)
-        waiting += [following for following, _ in node.next_functions]
     return held
 
 

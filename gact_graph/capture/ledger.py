@@ -125,7 +125,7 @@ class Ledger:
         moments: Records when contexts are saved and released; None to record nothing.
     """
 
-    def __init__(self, moments: Moments | None = None) -> None:
+    def __init__(self, moments: Moments | None) -> None:
         self._entries: list[Entry] = []
         self._moments = moments
 
@@ -195,8 +195,9 @@ class Ledger:
         """Replace encoded forms of tensors that live elsewhere by references to these tensors.
 
         Args:
-            owned: The tensors of the model and its inputs, by :func:`storage_id`. They
-                take no memory in stock autograd either.
+            owned: The tensors of the model and its inputs, by
+                :func:`gact_graph.support.storage.storage_id`. They take no memory in stock
+                autograd either.
             outputs: The outputs of the model, which the caller and the loss keep alive.
         """
         for entry in self._entries:

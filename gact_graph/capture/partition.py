@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from gact_graph.capture.backward_graph import packet_of
 from gact_graph.support.symbols import expected
 from gact_graph.support.torch_private import compiler_settings
 
@@ -48,7 +49,7 @@ def _after(earlier: Pass | None) -> Pass:
         for node in [*graph.graph.nodes]:
             if "recompute" in node.meta:  # by selective checkpointing
                 continue
-            packet = _packet(node)
+            packet = packet_of(node)
             if packet in _GATHERS and _is_larger([node], [node.args[0]]):
                 _compute_again([node])
             elif str(packet) == _EDGE_FORWARD and _is_larger(node.users, node.args[1]):
@@ -70,9 +71,9 @@ def _save_mask(graph: fx.Graph, of_result: fx.Node) -> list[fx.Node]:
         The node of the ReLU; none if this is no mask of a ReLU.
     """
     relu: Any = of_result.args[0]
-    while _packet(relu) in _ALIASES:
+    while packet_of(relu) in _ALIASES:
         relu = relu.args[0]
-    if _packet(relu) is not _aten.relu or "recompute" in relu.meta:
+    if packet_of(relu) is not _aten.relu or "recompute" in relu.meta:
         return []
     x, value = relu.args[0], relu.meta["val"]
     with graph.inserting_before(relu):
@@ -137,15 +138,15 @@ def _other(product: fx.Node | None, argument: fx.Node) -> Any:
 def _users(node: fx.Node | None) -> list[fx.Node]:
     """Return the users of a node, without aliases that have none."""
     users: Iterable[fx.Node] = [] if node is None else node.users
-    return [user for user in users if _packet(user) not in _ALIASES or _users(user)]
+    return [user for user in users if packet_of(user) not in _ALIASES or _users(user)]
 
 
 def _only_user(node: fx.Node | None, packet: object) -> fx.Node | None:
     """Return the only user of a node, or of its copy, if it is a given operation."""
     users = _users(node)
-    if len(users) == 1 and _packet(users[0]) is _aten.clone:
+    if len(users) == 1 and packet_of(users[0]) is _aten.clone:
         return _only_user(users[0], packet)
-    return users[0] if len(users) == 1 and _packet(users[0]) is packet else None
+    return users[0] if len(users) == 1 and packet_of(users[0]) is packet else None
 
 
 def _backward_of(graph: fx.Graph) -> set[fx.Node]:
@@ -160,7 +161,7 @@ def _backward_of(graph: fx.Graph) -> set[fx.Node]:
 
 def _is_in(backward: Collection[fx.Node], node: fx.Node) -> bool:
     """Return whether only the backward reads a node, or a view of the node."""
-    if node in backward or _packet(node) not in _VIEWS:
+    if node in backward or packet_of(node) not in _VIEWS:
         return node in backward
     return bool(node.users) and all(_is_in(backward, user) for user in node.users)
 
@@ -172,10 +173,6 @@ def _is_mask(node: object) -> bool:
 
 def _options(value: Tensor) -> dict[str, Any]:
     return {"dtype": value.dtype, "device": value.device, "pin_memory": False}
-
-
-def _packet(node: fx.Node) -> object:
-    return getattr(node.target, "overloadpacket", None)
 
 
 def _compute_again(nodes: Iterable[fx.Node]) -> None:

@@ -140,18 +140,18 @@ class Session:
         model: nn.Module,
         inputs: Any,
         *,
-        swap: Swap | None = None,
-        row_weights: RowWeights | None = None,
-        widths: Widths | None = None,
-        spare: int = 0,
-        exact_slots: ExactSlots | None = None,
-        all_exact: bool = False,
-        restore_point: RestorePoint | None = None,
-        places: Places | None = None,
-        sparse_products: SparseProducts | None = None,
-        layers: dict[str, LayerRow] | None = None,
-        advise: Advise | None = None,
-        moments: Moments | None = None,
+        swap: Swap | None,
+        row_weights: RowWeights | None,
+        widths: Widths | None,
+        spare: int,
+        exact_slots: ExactSlots,
+        all_exact: bool,
+        restore_point: RestorePoint | None,
+        places: Places | None,
+        sparse_products: SparseProducts | None,
+        layers: dict[str, LayerRow],
+        advise: Advise | None,
+        moments: Moments | None,
     ) -> None:
         self.owner = owner
         self.rows: list[Row] = []
@@ -186,7 +186,7 @@ class Session:
         # The variance that the submodule that started last computes, if any, and its name.
         self._variance: Variance | None = None
         self._variance_module = ""
-        self._exact_slots = exact_slots or ExactSlots()
+        self._exact_slots = exact_slots
         self._all_exact = all_exact
         self._undecided = not self._exact_slots.decided
         self._restore_point = restore_point

@@ -16,12 +16,9 @@ from torch import Tensor, nn
 
 from gact_graph.support import current
 from gact_graph.support.messages import warn
+from gact_graph.support.objects import COPIED_BYTES
 from gact_graph.support.run_state import RunState
 from gact_graph.support.storage import is_plain, tensors_in, version_of
-
-_COPIED_BYTES = 1 << 18
-"""Buffers up to this size, such as the statistics of a normalisation, are restored before a forward
-runs once more. Larger ones are graphs and features, which forward does not change."""
 
 
 class ReadInForwardError(BaseException):
@@ -130,7 +127,8 @@ class RestorePoint:
         self._buffers = [
             (buffer, buffer.clone())
             for buffer in module.buffers()
-            if is_plain(buffer) and buffer.nbytes <= _COPIED_BYTES
+            # Larger buffers are graphs and features, which forward does not change.
+            if is_plain(buffer) and buffer.nbytes <= COPIED_BYTES
         ]
         self._inputs = [(tensor, version_of(tensor)) for tensor in tensors_in(inputs)]
         self._gradients: list[tuple[Tensor, Tensor | None, Tensor | None]] = []

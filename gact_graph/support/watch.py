@@ -77,8 +77,8 @@ class Watch:
         self,
         objects: Sequence[tuple[Any, str]],
         names: frozenset[str],
-        whole_modules: bool = False,
-        copied_bytes: float = COPIED_BYTES,
+        whole_modules: bool,
+        copied_bytes: float,
     ) -> None:
         self.objects = objects
         self._names, self._whole_modules = names, whole_modules

@@ -11,7 +11,6 @@ import torch
 _ANY = () if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15) else (RuntimeError,)
 
 VALUE_ERROR = (ValueError, *_ANY)
-INDEX_ERROR = (IndexError, *_ANY)
 
 
 def of_kernels(error: type[Exception]) -> tuple[type[Exception], ...]:

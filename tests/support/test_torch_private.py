@@ -352,6 +352,14 @@ def _() -> None:
     assert tuple(node_of(leaf(3, 2).exp())._input_metadata[0].shape) == (3, 2)
 
 
+@check("_saved_self_sym_sizes")
+def _() -> None:
+    for enlarged in (leaf(3, 1).expand(2, 3, 4), leaf(3, 1).repeat(2, 1, 4)):
+        node = node_of(enlarged)
+        assert node.name() in ("ExpandBackward0", "RepeatBackward0")
+        assert tuple(node._saved_self_sym_sizes) == (3, 1)
+
+
 @check("_raw_saved_tensors", "_forward_cls")
 def _() -> None:
     class Double(torch.autograd.Function):

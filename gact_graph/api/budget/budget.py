@@ -54,7 +54,7 @@ class Budget:
         strategy: The chosen strategy; None before the first training call.
     """
 
-    def __init__(self, memory: int, config: Config, prefer: str, plan: Plan | None = None) -> None:
+    def __init__(self, memory: int, config: Config, prefer: str, plan: Plan | None) -> None:
         self.memory = memory
         self.strategy: Strategy | None = None
         self._followed: Plan | None = None

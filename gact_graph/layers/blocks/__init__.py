@@ -11,11 +11,15 @@ In the order in which a call of ``propagate`` or ``edge_updater`` meets the file
   that the layer runs; ``locality`` proves by a rule for each operation that blocks give the rows of
   the whole graph; ``analysis`` asks the graph which inputs backward reads and which tensors stock
   autograd saves; ``match_sum`` and ``match_attention`` recognize graphs for which operators exist.
-- ``order``: the edges sorted by destination and by source, and cut into blocks.
+- ``order``: the edges sorted by destination and by source, and cut into blocks; ``cutting``: orders
+  and sums that the calls of a model share; ``recent``: the cache of both.
 - ``function``, ``call``, ``backward``: the call as one operation of autograd, whose
   blocks run parts of the traced graph (``graph``).
 - ``weighted_sum``: weighted sums of source rows; ``attention``, ``dot_attention`` and
   ``edge_features``: the attention of GAT, GATv2 and TransformerConv, from tensors of nodes.
+- ``sparse_product``: products with sparse matrices; ``constant_sums``: sums of rows that training
+  does not change.
+- ``compiled``, ``graph_operators``, ``graph_work``: edge work in compiled graphs.
 - ``rows``: reading and writing rows of tensors, also of node tensors that stay quantized.
 
 Not here: operators (``ops``) and whole layers that are computed again (``recompute``).

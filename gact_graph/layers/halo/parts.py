@@ -109,7 +109,7 @@ def owners(edge_index: Tensor, num_nodes: int, parts: int) -> Tensor:
     return owner
 
 
-def in_order(num_nodes: int, parts: int, device: torch.device | str = "cpu") -> Tensor:
+def in_order(num_nodes: int, parts: int, device: torch.device) -> Tensor:
     """Return the part of each node [N], int64, for parts of consecutive nodes."""
     return torch.arange(num_nodes, device=device) * parts // num_nodes
 

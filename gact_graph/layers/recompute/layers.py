@@ -33,7 +33,7 @@ def attach(
     owner: current.Owner,
     report: dict[str, LayerRow],
     model: nn.Module,
-    only: Container[nn.Module] | None = None,
+    only: Container[nn.Module] | None,
 ) -> Iterator[RecomputedLayer]:
     """Patch each outermost message passing layer below the model; yield the patches."""
     outer: list[str] = []

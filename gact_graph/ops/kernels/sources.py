@@ -26,7 +26,7 @@ def csrc() -> Path:
 
 
 def files_of(backend: str) -> list[Path]:
-    """Return every file that a compiler may read for ``cpu`` or ``cuda``, in a stable order."""
+    """Return every file that a compiler may read for a backend, in a stable order."""
     folders = (csrc(), csrc() / backend)
     return sorted(path for folder in folders for kind in _SOURCES for path in folder.glob(kind))
 
@@ -35,7 +35,7 @@ def digest(backend: str, how: Iterable[str]) -> str:
     """Return a hash of the sources and of everything else that the compiled code depends on.
 
     Args:
-        backend: ``cpu`` or ``cuda``.
+        backend: ``cpu``, ``cuda`` or ``allocator``.
         how: Options, versions and the machine.
     """
     mark = hashlib.sha256()
