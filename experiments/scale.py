@@ -229,7 +229,7 @@ def needs(content: Row) -> Table:
 
 
 def _gb(count: float) -> str:
-    return f"{count / 1e9:,.3g}" if count < 1e12 else f"{count / 1e9:,.0f}"
+    return f"{count / 1e9:,.3g}" if count < 1e11 else f"{count / 1e9:,.0f}"
 
 
 _CHECKS: tuple[Column, ...] = (
