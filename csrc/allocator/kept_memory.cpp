@@ -275,28 +275,32 @@ class KeptMemory : public c10::Allocator {
 };
 
 // Never destroyed, since tensors may outlive static objects.
-KeptMemory* kept_memory = nullptr;
+std::atomic<KeptMemory*> kept_memory = nullptr;
 
-void release(void* begin) { kept_memory->free(begin); }
+void release(void* begin) { kept_memory.load()->free(begin); }
 
 bool start_keeping(double seconds) {
-  if (kept_memory == nullptr) {
+  static std::mutex creation;  // the thread that compiles this library begins steps, too
+  const std::lock_guard<std::mutex> lock(creation);
+  if (kept_memory.load() == nullptr) {
     c10::Allocator* inner = c10::GetCPUAllocator();
     if (inner->raw_deleter() == nullptr) return false;  // it frees only DataPtrs
     kept_memory = new KeptMemory(inner);
-    pthread_atfork([] { kept_memory->lock(); }, [] { kept_memory->unlock(); },
-                   [] { kept_memory->unlock(); });
-    c10::SetCPUAllocator(kept_memory);
+    pthread_atfork([] { kept_memory.load()->lock(); }, [] { kept_memory.load()->unlock(); },
+                   [] { kept_memory.load()->unlock(); });
+    c10::SetCPUAllocator(kept_memory.load());
   }
-  return kept_memory->start_step(seconds);
+  return kept_memory.load()->start_step(seconds);
 }
 
 void end_keeping() {
-  if (kept_memory != nullptr) kept_memory->end();
+  KeptMemory* memory = kept_memory.load();
+  if (memory != nullptr) memory->end();
 }
 
 int64_t kept_bytes() {
-  return kept_memory == nullptr ? 0 : static_cast<int64_t>(kept_memory->kept_bytes());
+  KeptMemory* memory = kept_memory.load();
+  return memory == nullptr ? 0 : static_cast<int64_t>(memory->kept_bytes());
 }
 
 }  // namespace

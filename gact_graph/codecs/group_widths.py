@@ -78,7 +78,7 @@ def widths_of_groups(
     counts = _counts(bins).expand(first.shape)
     more = torch.zeros(3 * _BINS, dtype=torch.int64, device=device)  # the last threshold is 869
     totals = more.scatter_add_(0, first.view(-1), counts.reshape(-1)).cumsum(0).add_(whole)
-    chosen = (totals <= bits * whole).sum() - 1
+    chosen = (totals <= int(bits * whole)).sum() - 1  # as float32, large totals would be rounded
     own = (first <= chosen).sum(0).add_(1).to(torch.uint8)
     count = -(-numel // group_size)
     widths = torch.full((count,), int(bits), dtype=torch.uint8, device=device)

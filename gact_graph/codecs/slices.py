@@ -116,8 +116,9 @@ def statistics_of(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor, Cha
         :func:`~gact_graph.ops.quantize.pack_channels`.
     """
     mean, deviation = _statistics(x, dims)
-    # A slice of equal elements has deviation 0 and decodes to its mean.
-    divisor = deviation.masked_fill(deviation == 0, 1)
+    # A slice of equal elements has deviation 0 and decodes to its mean. Where the variance is more
+    # than a float32 holds, pack_channels is to find NaN and to refuse.
+    divisor = deviation.masked_fill(deviation == 0, 1).masked_fill_(deviation.isinf(), math.nan)
     # By channel: all dimensions from the first to the last that a slice does not span.
     others = [d for d in range(x.dim()) if d not in dims] or [0]
     first, end = others[0], others[-1] + 1
@@ -135,5 +136,7 @@ def _statistics(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         mean, variance = torch.batch_norm_update_stats(rows.float(), None, None, 0.0)
         mean, variance = mean.view(x[:1].shape), variance.view(x[:1].shape)
     else:
+        # The variance of float16 may be more than it holds, and the mean is not to be rounded.
+        x = x.float() if x.element_size() < 4 else x
         variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
     return mean.float(), variance.sqrt().bfloat16()

@@ -9,7 +9,8 @@ For each group of ``group_size`` consecutive elements (the last may be short) wi
     step = (M - lo) / (2^b - 1),
 
 with :math:`lo = m` rounded down to bfloat16, :math:`step` rounded up to bfloat16, and noise
-:math:`u` uniform in [0, 1): stochastic rounding, so :math:`E[\hat{x}] = x` and
+:math:`u` uniform in [0, 1): stochastic rounding, so :math:`E[\hat{x}] = x`, up to the rounding of
+:math:`\hat{x}` to the dtype of the tensor, and
 :math:`\mathrm{Var}[\hat{x}] \le step^2 / 4` (GACT, ICML 2022, section 3.2, assumptions B1 and B2).
 
 **Decorrelated decoding.** The same codes have a second decoding, which generates the noise again
@@ -221,7 +222,8 @@ class Packed:
             form = *self.decorrelated()._format, weight.view(1)
             return _unpack(self.codes, self.stats, [*self.shape], *form)
         plain = dataclasses.replace(self, decorrelate=False).unpack()
-        return plain.lerp_(self.decorrelated().unpack(), weight.to(plain.dtype))
+        other = self.decorrelated().unpack()
+        return reference.mean_of_decodings(plain, other, weight.to(plain.dtype))
 
     def unpack_rows(self, rows: Tensor, width: int) -> Tensor:
         """Return some rows of the decoded tensor seen as [numel / width, width].

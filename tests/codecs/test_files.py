@@ -44,6 +44,27 @@ def gradient(model: nn.Module, steps: int = 2) -> Tensor:
 graph.inputs = graph()  # type: ignore[attr-defined]
 
 
+def test_a_forked_process_has_files_of_its_own() -> None:
+    files = Files()
+    pool, ones = Pool(files.buffer), torch.ones(1000, dtype=torch.uint8)
+    pool.give(pool.take(1000))
+    child = os.fork()
+    if not child:  # both would take the free buffer
+        ending = 1
+        try:
+            [piece] = pool.take(1000).like([ones])
+            files.copy(piece, ones, None)
+            ending = int(pool.nbytes != 1024)
+        finally:
+            os._exit(ending)
+    [piece] = pool.take(1000).like([ones])
+    files.copy(piece, ones * 2, None)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    back = files.empty_like(piece, torch.device("cpu"))
+    files.copy(back, piece, None)
+    assert torch.equal(back, ones * 2)
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.int64])
 @pytest.mark.parametrize("count", [1, 1000, 3 * MB + 5])
 def test_what_goes_to_a_file_comes_back(dtype: torch.dtype, count: int) -> None:

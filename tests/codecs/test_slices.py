@@ -99,6 +99,29 @@ class TestCodec:
         torch.testing.assert_close(actual.double(), mean, rtol=1e-5, atol=1e-6)
         assert torch.equal(deviation, variance.sqrt().bfloat16())
 
+    @pytest.mark.parametrize("scale", [1e-4, 300.0, 3000.0])
+    def test_variances_that_float16_does_not_hold(self, scale):
+        x = (torch.randn(100, 64, generator=seeded(1)) * scale).half()
+        request = Request(
+            tensor=x.view(-1),
+            slot="norm.input",
+            operation="norm",
+            reads=Values(slices=((100, 64), (1,))),
+            recipe=None,
+            keep=lambda source: pytest.fail("nothing was gathered"),
+            bits=8,
+            group_size=256,
+            seed=1,
+        )
+        back = encode(request, lossless=True, lossy=True).decode().view(100, 64)
+        assert (back.float() - x.float()).abs().max() < 0.05 * scale
+
+    def test_a_variance_that_float32_does_not_hold(self):
+        x = torch.randn(500, 64, generator=seeded(1)) * 1e20
+        for values in (x, torch.cat([x[:, :1], torch.randn(500, 63)], 1)):
+            back = by_channel(values, (64, 1), bits=8).decode().view(500, 64)
+            assert (back.double() - values).norm() < 0.05 * values.double().norm()
+
     def test_bytes(self):
         # Codes, statistics of 125 groups, a float32 and a bfloat16 a channel, and a share.
         assert by_channel(scaled(), (64, 1)).nbytes == 500 * 64 // 2 + 125 * 4 + 64 * 6 + 4

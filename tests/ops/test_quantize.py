@@ -268,6 +268,16 @@ def test_the_minimum_variance_decoding_is_unbiased() -> None:
     assert ((mean - x).abs() < 5 * 0.5 * steps_of(records[0].stats, 600) / 400**0.5).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_infinite_elements_stay_infinite_in_the_decoding_of_least_variance(
+    dtype: torch.dtype,
+) -> None:
+    x = torch.randn(1000).to(dtype)
+    x[3], x[700] = math.inf, -math.inf
+    best = pack(x, 4).unpack_min_variance(torch.tensor(0.4))
+    assert torch.equal(best.isinf(), x.isinf()) and not best.isnan().any()
+
+
 @pytest.mark.parametrize(
     "x",
     [torch.full((300,), 3.0), torch.arange(7.0), _normal(700) * 1e37, _normal(700) * 1e-37],

@@ -81,3 +81,11 @@ def test_does_nothing_where_the_c_library_has_none_of_this(monkeypatch: pytest.M
     monkeypatch.setattr(heap, "_function", lambda name: None)
     MemoryPolicy().limit(1 << 26)
     assert not heap.free_bytes()
+
+
+def test_gaps_of_another_allocator_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its counts of free bytes never fall: the process would take all addresses."""
+    monkeypatch.setattr(heap, "allocator", lambda: "jemalloc")
+    monkeypatch.setattr(heap, "_function", lambda name: pytest.fail(name))
+    monkeypatch.setattr(heap, "trim", lambda: None)
+    heap.close_gaps(1 << 20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ class Buffer:
     def __init__(self, memory: Tensor) -> None:
         self.memory = memory
         self.last: Any = None
+        self.process = os.getpid()
 
     @property
     def nbytes(self) -> int:
@@ -44,6 +46,8 @@ class Pool:
     Used and free buffers together never exceed the most bytes that were in use at once: those of
     one step. Excess buffers, which remain when sizes change, return to torch, the least recently
     used first; torch keeps them until ``torch.accelerator.memory.empty_host_cache()``.
+
+    A forked process uses none of its parent's buffers again: both would write to the same file.
 
     Args:
         make: A function that pins a number of bytes.
@@ -69,6 +73,8 @@ class Pool:
         size = 1 << (nbytes - 1).bit_length()
         with self._lock:
             self._sort_in()
+            self._free = [buffer for buffer in self._free if buffer.process == os.getpid()]
+            self._free_bytes = sum(buffer.nbytes for buffer in self._free)
             place = next((i for i, b in enumerate(self._free) if b.nbytes == size), None)
             if place is None:
                 buffer = Buffer(self._make(size))
