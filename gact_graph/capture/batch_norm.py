@@ -67,23 +67,27 @@ class _BatchNorm(torch.autograd.Function):
         result, mean, deviation = torch.native_batch_norm(
             x, weight, bias, running_mean, running_var, True, momentum, eps
         )
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight, mean, deviation)
         return result
 
     @staticmethod
     @with_advice
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        [gradient] = gradients
+        if gradient is None:
+            return (None,) * 7
         needed, packed = ctx.needs_input_grad[:3], saved_by(ctx)
         x, weight, mean, deviation = ctx.saved_tensors
         if torch.is_grad_enabled():
             results = torch.ops.aten.native_batch_norm_backward(
-                *(gradients[0], x, weight, None, None, mean, deviation, True, ctx._saved_eps),
+                *(gradient, x, weight, None, None, mean, deviation, True, ctx._saved_eps),
                 [*needed],
             )
         else:
             owned = packed is not None and packed[0].context.sample.makes_memory
             out = x if owned else torch.empty_like(x)
-            results = _backward(gradients[0], x, weight, mean, deviation, out)
+            results = _backward(gradient, x, weight, mean, deviation, out)
         return *(r if need else None for r, need in zip(results, needed, strict=True)), *[None] * 4
 
 

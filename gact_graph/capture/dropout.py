@@ -66,11 +66,16 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, noise: DropoutNoise) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(torch.empty(x.shape, dtype=x.dtype, device="meta"))
         return noise.tensor(x.shape, x.dtype).mul_(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:
+        if gradient is None:
+            return None, None
         (noise,) = ctx.saved_tensors
-        # New memory, unless the product is differentiated again.
-        return gradient * noise if torch.is_grad_enabled() else noise.mul_(gradient), None
+        # In the memory of the noise, unless the product is differentiated again, or PyTorch's
+        # product would have other strides.
+        in_place = gradient.is_contiguous() and not torch.is_grad_enabled()
+        return noise.mul_(gradient) if in_place else gradient * noise, None

@@ -75,13 +75,16 @@ class _Relu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         result = x.relu()
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(result)
         return result
 
     @staticmethod
     @with_advice
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None]:
         packed, [gradient] = saved_by(ctx), gradients
+        if gradient is None:
+            return (None,)
         if packed is not None and isinstance(packed[0].context.sample, Joint):
             return (gradient,)  # the dropout's backward has zeros wherever this one would
         (result,) = ctx.saved_tensors
@@ -112,15 +115,18 @@ class _Scaled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight)
         return x * weight
 
     @staticmethod
     @with_advice
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         packed = saved_by(ctx)
-        x, weight = ctx.saved_tensors
         [gradient], (of_rows, of_factor) = gradients, ctx.needs_input_grad
+        if gradient is None:
+            return None, None
+        x, weight = ctx.saved_tensors
         if torch.is_grad_enabled():
             of_x = gradient * weight if of_rows else None
             return of_x, (gradient * x).sum_to_size(weight.shape) if of_factor else None
@@ -152,15 +158,18 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight)
         return F.linear(x, weight, bias)
 
     @staticmethod
     @with_advice
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         needed, packed = ctx.needs_input_grad, saved_by(ctx)
-        x, weight = ctx.saved_tensors
         [gradient] = gradients
+        if gradient is None:
+            return None, None, None
+        x, weight = ctx.saved_tensors
         of_bias = gradient.sum(0) if needed[2] else None
         of_weight = gradient.t() @ x if needed[1] else None
         return _of_rows(gradient, weight, x, packed, needed[0]), of_weight, of_bias
@@ -187,16 +196,19 @@ class _Addmm(torch.autograd.Function):
     def forward(
         ctx: Any, added: Tensor, x: Tensor, weight: Tensor, beta: float, alpha: float
     ) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight)
         ctx.beta, ctx.alpha = beta, alpha
         return torch.addmm(added, x, weight, beta=beta, alpha=alpha)
 
     @staticmethod
     @with_advice
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         needed, packed = ctx.needs_input_grad, saved_by(ctx)
-        x, weight = ctx.saved_tensors
         [gradient] = gradients
+        if gradient is None:
+            return (None,) * 5
+        x, weight = ctx.saved_tensors
         of_weight = (x.t() @ gradient) * ctx.alpha if needed[2] else None
         of_x = _of_rows(gradient, weight.t(), x, packed, needed[1], ctx.alpha)
         of_added = None

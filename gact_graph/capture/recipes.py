@@ -503,6 +503,9 @@ def _matrix_product(first: int) -> _Writer:
         ):
             return None
         factors = arguments[first:]
+        smaller, larger = sorted(factors, key=Tensor.dim)
+        if smaller.dim() <= 2 < larger.dim() and not larger.is_contiguous():
+            return None  # whether PyTorch folds it depends on the gradients that forward needed
         copies = sum(f.nbytes for f in factors if f.is_leaf and f.requires_grad)
         bits = min(recipes.bits, 8 * result.element_size())
         bytes_saved = result.numel() * bits / 8 - copies

@@ -370,6 +370,8 @@ class Session:
     # Callbacks of the trace.
 
     def _instead(self, call: Call) -> Callable[[], Any] | None:
+        if current.is_transformed():
+            return None
         sums = self._sums_of_rows(call)
         if sums is not None:
             return sums
@@ -457,6 +459,9 @@ class Session:
             self._leaf_seen = any(map(needs_a_gradient, tensors))
 
     def _after(self, call: Call, result: Any) -> None:
+        if current.is_transformed():  # its tensors stay as they are, by reference
+            self._pending = [save for save in self._pending if save.call is not call]
+            return
         self._look_for_leaf((result, *call.args[:1]))
         self._sums.after(call, result)
         if self._pending:

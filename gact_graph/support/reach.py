@@ -43,7 +43,11 @@ _ALL_METHODS = _EDGE_METHODS | {"forward"}
 
 _IMPURE_BUILTINS = frozenset({"eval", "exec", "input", "open", "print"})
 _DYNAMIC = frozenset(
-    {"__dict__", "eval", "exec", "getattr", "globals", "locals", "setattr", "vars"}
+    {
+        *("__dict__", "eval", "exec", "getattr", "globals", "locals", "setattr", "vars"),
+        *("children", "named_children", "modules", "named_modules", "get_submodule"),
+        *("get_parameter", "get_buffer", "_modules", "_parameters", "_buffers"),
+    }
 )
 """Names in code that may read attributes by names that the code does not contain."""
 

@@ -33,7 +33,7 @@ _NO_DATA = (nn.Module, weakref.ref, ModuleType)
 
 def is_plain(tensor: Tensor) -> bool:
     """Return whether a tensor is strided, and of no subclass except ``Parameter``."""
-    return type(tensor) in _TENSORS and tensor.layout is _STRIDED
+    return type(tensor) in _TENSORS and tensor.layout is _STRIDED and not tensor.is_nested
 
 
 def plain_of(tensor: Tensor) -> Tensor:

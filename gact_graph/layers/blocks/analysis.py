@@ -56,6 +56,7 @@ class LayerAnalysis:
         backward: The graph that backward runs again: like ``forward``, but with the messages in
             place of a result that is their sum.
         sums: Whether the first result of ``backward`` is the messages.
+        differentiable: Whether a gradient passes through the result, and each tensor of ``kept``.
         never_read: Indices in ``Arguments.tensors`` of the inputs whose values backward does not
             read.
         baseline: The tensors that stock autograd would save.
@@ -68,6 +69,7 @@ class LayerAnalysis:
     forward: EdgeGraph
     backward: EdgeGraph
     sums: bool
+    differentiable: tuple[bool, ...]
     never_read: frozenset[int]
     baseline: BaselineSaves
     weighted_sum: WeightedSum | None
@@ -99,6 +101,7 @@ def analyze(
         EdgeGraph(traced, dependencies, traced.outputs),
         EdgeGraph(traced, dependencies, again),
         messages is not None,
+        traced.differentiable,
         _never_read(traced, dependencies, again, inputs),
         _baseline(traced, dependencies, inputs),
         weighted_sum,
@@ -123,6 +126,9 @@ def _never_read(
             return frozenset()
         if node in runs or node not in forward:
             saved.append(node)
+    # Arguments may be views of one tensor.
+    storages = {storage for node in saved for storage in storages_of(node)}
+    saved += (p for p in traced.placeholders.values() if not storages.isdisjoint(storages_of(p)))
     read = dependencies.closure(saved)
     used = {use.index for use in arguments.uses if traced.placeholders[use.parameter] in read}
     return frozenset(

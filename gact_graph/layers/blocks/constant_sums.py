@@ -81,15 +81,18 @@ class _Multiplied(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, sums: ConstantSums, x: Tensor, factor: Tensor) -> Tensor:
         ctx.sums = sums
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(x)  # for the error if it changes in place
         return sums.multiply(factor)
 
     @staticmethod
     @with_advice
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         _ = ctx.saved_tensors
         sums: ConstantSums = ctx.sums
         (gradient,) = gradients
+        if gradient is None:
+            return None, None, None
         if torch.is_grad_enabled():  # the gradient may be differentiated again
             return None, None, gradient.t() @ sums.values()
         with capture_disabled_in_backward():

@@ -70,8 +70,12 @@ class _Blocked(torch.autograd.Function):
         # Through the hooks that compress saved tensors.
         ctx.save_for_backward(*(inputs[i] for i in ctx.saved))
         if reused.result is not None:
-            return (reused.result.detach(),)
-        return tuple(call.forward(inputs, reused.shape_only, product))
+            results = [reused.result.detach()]
+        else:
+            results = call.forward(inputs, reused.shape_only, product)
+        outputs = zip(results, call.analysis.differentiable, strict=False)  # reused: the first one
+        ctx.mark_non_differentiable(*(result for result, passes in outputs if not passes))
+        return tuple(results)
 
     @staticmethod
     @with_advice

@@ -28,7 +28,7 @@ from gact_graph.layers.recompute import runs
 from gact_graph.layers.recompute.saved_bytes import message_bytes, most_saved
 from gact_graph.support import current
 from gact_graph.support.current import is_transformed
-from gact_graph.support.patch import Patch
+from gact_graph.support.patch import BoundPatch, Patch
 from gact_graph.support.rows import LayerRow
 from gact_graph.support.torch_private import graph_task_id
 
@@ -259,23 +259,37 @@ class Blocked(Patch, Layer):
 class BlockedMethod(Blocked):
     """Replace ``propagate`` or ``edge_updater`` of a message passing layer."""
 
-    def run(self, module: Any, edge_index: Any, *args: Any, size: Any = None, **kwargs: Any) -> Any:
+    def run(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Run in place of the method of ``module``."""
-        result = self._in_blocks(module, module, edge_index, *args, size=size, **kwargs)
+        result = self._in_blocks(module, module, *args, **kwargs)
         if result is not None:
             return result
-        out = self.original(module)(edge_index, *args, size=size, **kwargs)
+        out = self.original(module)(*args, **kwargs)
         runs.ended_as_stock()
         return out
 
     def _sorted(
         self, module: Any, edge_index: Any = None, *args: Any, size: Any = None, **kwargs: Any
     ) -> tuple[Tensor, int, Arguments]:
+        if not self._is_of_pyg(module):
+            raise CannotBlock(f"has its own {self.attribute}")
         if args:
             raise CannotBlock("gets its arguments by position")
         edges = check_layer(module, edge_index)
         arguments = sort_arguments(module, self._work.edge_function.methods, edges, size, kwargs)
         return edges, target_of(module), arguments
+
+    def _is_of_pyg(self, module: Any) -> bool:
+        """Return whether the method is PyG's, or that of a template which PyG fills in."""
+        name, methods = self.attribute, [getattr(MessagePassing, self.attribute)]
+        for kind in type(module).__mro__:
+            filled, before = (vars(kind).get(f"_{way}_{name}") for way in ("jinja", "orig"))
+            if filled is not before:  # otherwise PyG could not fill in its template
+                methods.append(filled)
+        # When explanations end, PyG binds the method to the layer.
+        bound = getattr(self.previous, "__func__", None)
+        replaced = self.previous is not None and not isinstance(self.previous, (Patch, BoundPatch))
+        return getattr(type(module), name) in methods and (not replaced or bound in methods)
 
 
 class BlockedMetaLayer(Blocked):

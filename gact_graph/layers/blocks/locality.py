@@ -100,8 +100,6 @@ class _Proof:
         packet, name = call.packet, call.name
         if packet in (aten.sym_size, aten.sym_numel, aten.sym_stride):
             return
-        if call.numbers and packet not in _TAKES_SIZES | _POSITIONS:
-            raise CannotBlock(f"computes with the number of edges or nodes ({name})")
         if call.function._schema.is_mutable and packet is not aten.lift_fresh:
             target = call.tensors[0].meta["val"]
             if storage_id(target) in self._inputs:
@@ -112,9 +110,14 @@ class _Proof:
         drawn = torch.Tag.nondeterministic_seeded in call.function.tags
         if drawn and any(result.kind == "shared" for result in rows):
             raise CannotBlock(f"draws random numbers that all edges share ({name})")
+        if packet in _POSITIONS and (takes_rows or makes_rows):
+            raise CannotBlock(f"reads the position of an edge ({name})")
+        as_values = any(isinstance(call.argument(name), fx.Node) for name in ("fill_value", "s"))
+        takes_sizes = packet in _TAKES_SIZES and not (packet in _FILLS and as_values)
+        if call.numbers and not takes_sizes:
+            raise CannotBlock(f"computes with the number of edges or nodes ({name})")
         if packet in _POSITIONS:
-            if takes_rows or makes_rows:
-                raise CannotBlock(f"reads the position of an edge ({name})")
+            pass
         elif takes_rows and packet not in _FILLS:
             self._check(call, rows)
         elif makes_rows and packet not in _FILLS | _SPREADS:
@@ -403,7 +406,7 @@ _SPREADS = _packets("expand repeat")
 _POSITIONS = _packets("arange range linspace randperm nonzero eye tril triu")
 """Operations that number rows."""
 
-_TAKES_SIZES = _FILLS | _SPREADS | _packets("view _unsafe_view reshape _reshape_alias slice arange")
+_TAKES_SIZES = _FILLS | _SPREADS | _packets("view _unsafe_view reshape _reshape_alias slice")
 """Operations in which the number of edges or nodes is a part of a shape."""
 
 _REPEATS = _packets(

@@ -196,8 +196,8 @@ def check_edge_index(edge_index: Any) -> Tensor:
         )
     if edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype != torch.int64:
         raise CannotBlock("has no edge_index [2, E] of int64")
-    if edge_index.size(1) == 0:
-        raise CannotBlock("has no edges")
+    if edge_index.size(1) < 2:
+        raise CannotBlock("has no two edges")  # code may treat one edge in another way
     return edge_index
 
 

@@ -136,12 +136,15 @@ class _Product(torch.autograd.Function):
         transposed: bool,
         product: Product | None,
     ) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(matrix)  # for the error if it changes in place
         ctx.weighted, ctx.transposed = weighted, transposed
         return weighted.times(x, transposed, product)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         (matrix,) = ctx.saved_tensors
         arguments = matrix, ctx.weighted, not ctx.transposed, None
+        if gradients[0] is None:
+            return (None,) * 5
         return _Product.apply(gradients[0].contiguous(), *arguments), None, None, None, None

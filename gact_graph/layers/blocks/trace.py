@@ -72,6 +72,7 @@ class Trace:
         constants: For each constant its number in ``Reach.tensors``.
         kept: The attributes in which the layer leaves a tensor.
         saved: The tensors that stock autograd saves, as fake tensors.
+        differentiable: Whether each output requires a gradient.
         guards: The conditions on the symbols of sizes under which the graph holds.
     """
 
@@ -80,6 +81,7 @@ class Trace:
     constants: tuple[int, ...]
     kept: tuple[str, ...]
     saved: tuple[Tensor, ...]
+    differentiable: tuple[bool, ...]
     guards: tuple[str, ...]
 
     @cached_property
@@ -154,6 +156,7 @@ def _trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach
         constants,
         tuple(run.kept),
         tuple(run.saved),
+        run.differentiable,
         tuple(str(guard.expr) for guard in environment.guards),
     )
 
@@ -212,6 +215,7 @@ class _Run:
         self._module, self._others = module, arguments.others
         self.kept: list[str] = []
         self.saved: list[Tensor] = []
+        self.differentiable: tuple[bool, ...] = ()
 
     def __call__(self, *values: Any) -> tuple[Tensor, ...]:
         inputs: dict[str, Any] = dict(self._others) | dict(zip(self._names, values, strict=True))
@@ -230,6 +234,7 @@ class _Run:
                 self.kept.append(name)
                 results.append(value)
         _check_functions(results)
+        self.differentiable = tuple(result.requires_grad for result in results)
         return tuple(results)
 
     def _pack(self, tensor: Tensor) -> Tensor:
@@ -274,7 +279,13 @@ def _changes(module: nn.Module, shell: nn.Module) -> Iterator[tuple[str, Any]]:
 class _Operations(DispatchMode):
     """Refuses operations whose result depends on values in a way that no graph represents."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._inference = torch.is_inference_mode_enabled()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.is_inference_mode_enabled() != self._inference:
+            raise CannotBlock("changes the inference mode")
         if torch.Tag.data_dependent_output in func.tags:
             raise CannotBlock(_READS_VALUES)
         packet = func.overloadpacket

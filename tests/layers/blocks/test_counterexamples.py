@@ -1,0 +1,199 @@
+"""Layers that an attack on the proofs found: each gave another result in blocks than in PyG."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from samples import seeded
+from torch import Tensor, nn
+from torch_geometric.nn import MessagePassing
+
+import gact_graph
+
+NODES = 40
+X = torch.randn(NODES, 6, generator=seeded(0), dtype=torch.float64)
+EDGES = torch.randint(NODES - 6, (2, 150), generator=seeded(1))
+OPTIONS = {"level": "lossless", "blocks": 8, "min_bytes": 0}
+
+
+class Layer(MessagePassing):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+
+class Twice(Layer):
+    def propagate(self, edge_index: Tensor, x: Tensor) -> Tensor:
+        return super().propagate(edge_index, x=x) * 2
+
+
+class TwiceAttention(Layer):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, a=self.edge_updater(edge_index, x=x))
+
+    def edge_updater(self, edge_index: Tensor, x: Tensor) -> Tensor:
+        return super().edge_updater(edge_index, x=x) * 2
+
+    def edge_update(self, x_j: Tensor) -> Tensor:
+        return x_j.sin()
+
+    def message(self, x_j: Tensor, a: Tensor) -> Tensor:
+        return x_j * a
+
+
+class TwoViews(Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 4, generator=seeded(2), dtype=torch.float64))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, a=self.weight[0], b=self.weight[1])
+
+    def message(self, x_j: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return torch.tanh(x_j * a) * b
+
+
+class Count(MessagePassing):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor, dim_size: int) -> Tensor:
+        return x_j * torch.full((1,), 1.0 / dim_size, dtype=x_j.dtype)
+
+
+class CountOfEdges(Layer):
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j * torch.full_like(x_j, x_j.size(0))
+
+
+class CountAsBound(MessagePassing):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor, dim_size: int) -> Tensor:
+        return torch.where(x_j > 0, x_j, dim_size)
+
+
+class CountInARange(MessagePassing):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor, dim_size: int) -> Tensor:
+        return x_j * torch.arange(dim_size, dim_size + 4)
+
+
+class Inference(Layer):
+    def message(self, x_j: Tensor) -> Tensor:
+        with torch.inference_mode():
+            weight = x_j.sigmoid()
+        return x_j * weight.clone()
+
+
+class OneEdge(Layer):
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j * 10 if x_j.size(0) == 1 else x_j
+
+
+class Slopes(Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.LeakyReLU(0.1)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        for module in self.children():
+            x_j = module(x_j) if isinstance(module, nn.LeakyReLU) else x_j
+        return x_j
+
+
+class Net(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin, self.layer = nn.Linear(6, 4).double(), layer
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.layer(self.lin(x), edge_index)
+
+
+def step(model: nn.Module, edge_index: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    out = model(X, edge_index)
+    out.square().sum().backward()
+    return [out.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def replaced() -> nn.Module:
+    layer = Layer()
+    propagate = layer.propagate
+    layer.propagate = lambda *args, **kwargs: propagate(*args, **kwargs) * 3  # type: ignore[method-assign]
+    return layer
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "its own propagate": Twice,
+    "its own edge_updater": TwiceAttention,
+    "a propagate of the instance": replaced,
+    "views of one parameter": TwoViews,
+    "a count as a value": Count,
+    "the count of edges as a value": CountOfEdges,
+    "a count in a choice": CountAsBound,
+    "a count in a range": CountInARange,
+    "inference mode": Inference,
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_as_stock(name: str) -> None:
+    stock = Net(LAYERS[name]())
+    model = gact_graph.wrap(Net(LAYERS[name]()), **OPTIONS)
+    model.load_state_dict(stock.state_dict())
+    for _ in range(2):
+        for own, expected in zip(step(model, EDGES), step(stock, EDGES), strict=True):
+            torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_single_edge() -> None:
+    stock, model = Net(OneEdge()), gact_graph.wrap(Net(OneEdge()), **OPTIONS)
+    for edges in (EDGES, EDGES[:, :1]):
+        for own, expected in zip(step(model, edges), step(stock, edges), strict=True):
+            torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_setting_of_a_module_that_is_reached_by_children() -> None:
+    stock, model = Net(Slopes()), gact_graph.wrap(Net(Slopes()), **OPTIONS)
+    for slope in (0.1, 0.7):
+        stock.layer.act.negative_slope = model.layer.act.negative_slope = slope
+        for own, expected in zip(step(model, EDGES), step(stock, EDGES), strict=True):
+            torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_detached_tensor_in_an_attribute_needs_no_gradient() -> None:
+    class Keeps(Layer):
+        last: Any = None
+
+        def message(self, x_j: Tensor) -> Tensor:
+            self.last = torch.sigmoid(x_j).detach()
+            return x_j * self.last
+
+    stock, model = Net(Keeps()), gact_graph.wrap(Net(Keeps()), **OPTIONS)
+    for own, expected in zip(step(model, EDGES), step(stock, EDGES), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
+    assert any(row.way == "blocks" for row in gact_graph.report(model).layers)
+    assert not model.layer.last.requires_grad
+    torch.testing.assert_close(model.layer.last, stock.layer.last)
+    copy.deepcopy(model)
+
+
+def test_a_detached_result_needs_no_gradient() -> None:
+    class Detached(Layer):
+        def message(self, x_j: Tensor) -> Tensor:
+            return x_j.detach()
+
+    model = gact_graph.wrap(Net(Detached()), **OPTIONS)
+    assert not model(X, EDGES).requires_grad
