@@ -35,11 +35,13 @@ class Rows:
             all blocks.
         axis: The dimension of the rows; -1 for a shared tensor.
         index: Whether its values are the numbers of the destinations of edges, or repeat them.
+        each: The number of rows for each edge or destination: a view may have several.
     """
 
     kind: Kind
     axis: int = -1
     index: bool = False
+    each: int = 1
 
 
 SHARED = Rows("shared")
@@ -160,22 +162,23 @@ class _Proof:
         """Return the rows of a shape: a dimension is the number of edges, or a multiple of it."""
         rows = SHARED
         for axis, size in enumerate(tensor.shape):
-            kind = self._kind_of(size)
+            kind, each = self._kind_of(size)
             if kind is None:
                 continue
             if rows is not SHARED:
                 raise CannotBlock("makes a tensor with several dimensions of edges or nodes")
-            rows = Rows(kind, axis, index)
+            rows = Rows(kind, axis, index, each)
         return rows
 
-    def _kind_of(self, size: Any) -> Kind | None:
+    def _kind_of(self, size: Any) -> tuple[Kind | None, int]:
+        """Return what has a row of a dimension of this size, and the number of its rows."""
         if isinstance(size, int):
-            return None
-        free = size.node.expr.free_symbols
-        if free == {self._edges}:
-            return "edge"
-        if free == {self._destinations}:
-            return "node"
+            return None, 1
+        kinds: dict[Any, Kind] = {self._edges: "edge", self._destinations: "node"}
+        for symbol, kind in kinds.items():
+            each = size.node.expr / symbol
+            if each.is_Integer:
+                return kind, int(each)
         raise CannotBlock("makes a tensor with a row for each source, or of several kinds of rows")
 
 
@@ -269,6 +272,7 @@ def _scatters(call: _Call, result: Rows) -> bool:
         return into.kind != "shared" and all(r == into for r in others)
     return (
         into.kind == "node"
+        and into.each == index.each == 1
         and index.index
         and source == Rows("edge", dim) == Rows("edge", result.axis)
     )
@@ -277,6 +281,8 @@ def _scatters(call: _Call, result: Rows) -> bool:
 def _indexes(call: _Call, result: Rows) -> bool:
     """Return whether rows of nodes are read at destinations of edges, and shared rows anywhere."""
     packet = call.packet
+    if any(rows.each > 1 for rows in call.rows):
+        return False
     if packet is aten.index:
         indices = call.argument("indices")
         tables, positions = call.rows_of("self"), [i for i in indices if i is not None]
@@ -373,12 +379,10 @@ def _works_along(call: _Call) -> bool:
             times[len(times) - tensor.dim() + axis] == 1
             and not any(rows.index for _, rows in with_rows)
         )
-    along = call.dims(tensor.dim(), "dim", "dims", "dim0")
-    if packet in _NEEDS_DIM and along is None:
-        return False
     if packet is aten.stack:
         return True
-    return along is None or axis not in along
+    along = call.dims(tensor.dim(), "dim", "dims", "dim0", "dimension")
+    return along is not None and axis not in along
 
 
 def _reason(call: _Call) -> str:

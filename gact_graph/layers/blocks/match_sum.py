@@ -61,8 +61,11 @@ def match_messages(traced: Trace, dependencies: Dependencies, result: fx.Node) -
     count = result.args[1]
     while count.target is aten.expand.default:
         count = count.args[0]  # type: ignore[assignment]
-    value: Tensor = count.meta["val"]
-    if value.dim() != messages.meta["val"].dim() or any(size != 1 for size in value.shape[1:]):
+    value, sums = count.meta["val"], result.args[0].meta["val"]  # type: ignore[union-attr]
+    if value.dim() != sums.dim() or any(size != 1 for size in value.shape[1:]):
+        return None
+    # A node without edges has no message that the division could reach: its divisor is not 0.
+    if str(value.shape[0]) != str(sums.shape[0]) or not _is_positive(count, dependencies):
         return None
     if not dependencies.closure([count]).isdisjoint(_float_inputs(traced)):
         return None
@@ -73,6 +76,16 @@ def match_messages(traced: Trace, dependencies: Dependencies, result: fx.Node) -
     )
     message = _divide(traced, dependencies, messages, divisor)
     return Messages(message, messages, divisor)
+
+
+def _is_positive(count: fx.Node, dependencies: Dependencies) -> bool:
+    """Return whether a tensor is a view of numbers that were clamped to at least 1."""
+    while count.target in (aten.view.default, aten.unsqueeze.default):
+        count = count.args[0]  # type: ignore[assignment]
+    least = count.args[1] if len(count.args) > 1 else count.kwargs.get("min")
+    clamped = count.target in (aten.clamp.default, aten.clamp_min.default)
+    positive = isinstance(least, int | float) and least >= 1
+    return clamped and positive and not dependencies.is_changed(count)
 
 
 def _insert(
@@ -177,14 +190,18 @@ def _summed(result: object, dependencies: Dependencies) -> fx.Node | None:
         return None
     if result.kwargs.get("alpha", 1) != 1 or len(result.args) > 4:
         return None
-    zeros, dim, _, source = result.args
-    if not isinstance(zeros, fx.Node) or not isinstance(source, fx.Node) or dim != 0:
+    arguments: Any = result.args
+    zeros, dim, index, source = arguments
+    if not all(isinstance(node, fx.Node) for node in (zeros, index, source)) or dim != 0:
         return None
     fresh = zeros.target is aten.zeros.default and [*zeros.users] == [result]
-    same = source.meta["val"].dim() == result.meta["val"].dim()
+    rows, sums, places = (n.meta["val"].shape for n in (source, result, index))
+    of_rows = len(places) == 1 or [*map(str, places)] == [*map(str, rows)]
+    same = of_rows and [*map(str, rows[1:])] == [*map(str, sums[1:])]
     # A view of either may be written to, before or after the sum.
     changed = dependencies.is_changed(result) or dependencies.is_changed(source)
-    return source if fresh and same and not changed else None
+    summed: fx.Node | None = source if fresh and same and not changed else None
+    return summed
 
 
 def _float_inputs(traced: Trace) -> set[fx.Node]:

@@ -100,6 +100,50 @@ class OneEdge(Layer):
         return x_j * 10 if x_j.size(0) == 1 else x_j
 
 
+class OwnSum(Layer):
+    """An aggregation that another function computes."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor, int], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.tanh()
+
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+        return self.function(inputs, index, dim_size)
+
+
+def added(inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+    return inputs.new_zeros(dim_size, inputs.size(1)).index_add(0, index, inputs)
+
+
+def mean_without_a_bound(inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+    counts = inputs.new_zeros(dim_size).index_add(0, index, torch.ones_like(inputs[:, 0]))
+    return (added(inputs, index, dim_size) / counts.view(-1, 1)).nan_to_num(nan=7.0)
+
+
+def fewer_columns(inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+    zeros = inputs.new_zeros(dim_size, 6)
+    return zeros.scatter_add(0, index.view(-1, 1).expand_as(inputs), inputs)
+
+
+def windows(inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+    return added(inputs, index, dim_size + 1).unfold(0, 2, 1).sum(-1)
+
+
+def flat_numbers(inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+    sums = added(inputs, index, dim_size)
+    return added(inputs * sums.view(-1).index_select(0, index).view(-1, 1), index, dim_size)
+
+
+def one_divisor(inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+    return added(inputs, index, dim_size) / inputs.new_full((1, 1), 3.0)
+
+
 class Slopes(Layer):
     def __init__(self) -> None:
         super().__init__()
@@ -145,6 +189,11 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "a count in a choice": CountAsBound,
     "a count in a range": CountInARange,
     "inference mode": Inference,
+    "a mean of no messages": lambda: OwnSum(mean_without_a_bound),
+    "sums of fewer columns": lambda: OwnSum(fewer_columns),
+    "windows of nodes": lambda: OwnSum(windows),
+    "numbers of nodes in a flat tensor": lambda: OwnSum(flat_numbers),
+    "one divisor": lambda: OwnSum(one_divisor),
 }
 
 
