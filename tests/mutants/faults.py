@@ -288,7 +288,7 @@ CAPTURE = [
     Fault(
         "a gradient is written over a tensor that something else holds",
         "gact_graph/capture/in_place.py",
-        "return packed is not None and packed[index].context.sample.makes_memory",
+        "return packed is not None and packed[0].context.sample.makes_memory",
         "return True",
         ("capture/test_in_place.py",),
     ),
