@@ -19,6 +19,7 @@ from gact_graph.codecs.mask import Joint
 from gact_graph.support.current import is_transformed, saved_by, with_advice
 from gact_graph.support.part import in_proportion, piece
 from gact_graph.support.storage import is_plain
+from gact_graph.support.torch_private import is_batched
 
 aten: Final = torch.ops.aten
 
@@ -52,6 +53,14 @@ def _fits(*tensors: Any) -> bool:
         and len({(t.dtype, t.device) for t in tensors}) == 1
         and not torch.is_autocast_enabled(tensors[0].device.type)
     )
+
+
+def _may_write(gradient: Tensor) -> bool:
+    """Return whether backward may write a gradient over a tensor.
+
+    A backward that is differentiated again may not, nor one of a batch of gradients.
+    """
+    return not torch.is_grad_enabled() and not is_batched(gradient)
 
 
 def _owns_first(packed: Sequence[Any] | None) -> bool:
@@ -88,7 +97,7 @@ class _Relu(torch.autograd.Function):
         if packed is not None and isinstance(packed[0].context.sample, Joint):
             return (gradient,)  # the dropout's backward has zeros wherever this one would
         (result,) = ctx.saved_tensors
-        if torch.is_grad_enabled() or not _owns_first(packed):
+        if not _may_write(gradient) or not _owns_first(packed):
             return (aten.threshold_backward(gradient, result, 0),)
         result = result.detach()
         return (aten.threshold_backward.grad_input(gradient, result, 0, grad_input=result),)
@@ -127,7 +136,7 @@ class _Scaled(torch.autograd.Function):
         if gradient is None:
             return None, None
         x, weight = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if not _may_write(gradient):
             of_x = gradient * weight if of_rows else None
             return of_x, (gradient * x).sum_to_size(weight.shape) if of_factor else None
         of_weight = None
@@ -228,7 +237,7 @@ def _of_rows(
     """Return the gradient of the rows x of a product, ``factor * gradient @ weight``."""
     if not needed:
         return None
-    if torch.is_grad_enabled() or not _owns_first(packed):
+    if not _may_write(gradient) or not _owns_first(packed):
         of_x = gradient @ weight
         return of_x if factor == 1 else of_x * factor
     of_x = torch.mm(gradient, weight, out=x.detach())

@@ -38,6 +38,9 @@ saved_tensor_hooks: Callable[..., Any] = _autograd._top_saved_tensors_default_ho
 function_transform: Callable[..., Any] = _functorch.peek_interpreter_stack
 """Return the innermost transform of ``torch.func`` that runs, or None."""
 
+is_batched: Callable[..., Any] = _functorch.is_legacy_batchedtensor
+"""Return whether a gradient is a batch of gradients: ``is_grads_batched=True`` makes them."""
+
 at_end_of_backward: Callable[..., Any] = Variable._execution_engine.queue_callback
 """Call a function when the backward that runs on this thread ends."""
 

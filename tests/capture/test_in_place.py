@@ -63,6 +63,35 @@ def test_gradients_are_those_of_pytorch(name: str) -> None:
     assert torch.autograd.gradgradcheck(run, inputs)
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_a_batch_of_gradients(name: str) -> None:
+    """As ``torch.autograd.functional.jacobian(..., vectorize=True)`` has it."""
+    function, args, kwargs = CALLS[name]
+    found = backward_in_place(Call(function, args, kwargs), may_reorder=True)
+    assert found is not None
+    ours, stock = found(), function(*args, **kwargs)
+    gradients = torch.randn(3, *stock.shape, generator=seeded(5), dtype=stock.dtype)
+    inputs = [a for a in args if a.requires_grad]
+    got = torch.autograd.grad(ours, inputs, gradients, is_grads_batched=True)
+    expected = torch.autograd.grad(stock, inputs, gradients, is_grads_batched=True)
+    torch.testing.assert_close(got, expected)
+
+
+def test_a_batch_of_gradients_of_a_model() -> None:
+    """Where one gradient would take the place of a decoded tensor."""
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(ROWS, WIDTH, generator=seeded(3))
+    ours = gact_graph.wrap(copy.deepcopy(model), level="lossless", min_bytes=0)
+
+    def gradients(net: nn.Module) -> tuple[Tensor, ...]:
+        parameters = [*net.parameters()]
+        return torch.autograd.grad(
+            net(x).sum(0), parameters, torch.eye(3), is_grads_batched=True, allow_unused=True
+        )
+
+    torch.testing.assert_close(gradients(ours), gradients(model))
+
+
 _X = random(9, 5)
 OTHERS: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...], dict[str, Any]]] = {
     "in place": (F.relu, (_X,), {"inplace": True}),

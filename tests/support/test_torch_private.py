@@ -106,6 +106,17 @@ def _() -> None:
     assert private.function_transform() is None and seen[0] is not None
 
 
+@check("is_batched")
+def _() -> None:
+    seen = []
+    x = leaf(3)
+    result = x * 2
+    result.register_hook(lambda gradient: seen.append(private.is_batched(gradient)))
+    torch.autograd.grad(result, x, torch.eye(3), retain_graph=True, is_grads_batched=True)
+    torch.autograd.grad(result, x, torch.ones(3))
+    assert seen == [True, False]
+
+
 @check("in_forward_mode")
 def _() -> None:
     assert not private.in_forward_mode()

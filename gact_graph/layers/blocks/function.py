@@ -17,6 +17,7 @@ from gact_graph.layers.blocks.rows import saved_tensors
 from gact_graph.layers.recompute import runs
 from gact_graph.support.current import Product, capture_disabled_in_backward, with_advice
 from gact_graph.support.edits import glimpse_of
+from gact_graph.support.torch_private import is_batched
 
 
 def run_in_blocks(
@@ -81,6 +82,12 @@ class _Blocked(torch.autograd.Function):
     @with_advice
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         call: BlockedCall = ctx.call
+        if any(gradient is not None and is_batched(gradient) for gradient in gradients):
+            raise RuntimeError(
+                "Expected one gradient of a layer in blocks (got a batch of gradients, from "
+                "is_grads_batched=True or vectorize=True); differentiate one output after the "
+                "other, or wrap the model with blocks=False."
+            )
         requires_grad = ctx.needs_input_grad[3:]
         create_graph = torch.is_grad_enabled()
         if create_graph:
