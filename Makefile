@@ -7,7 +7,7 @@ DEMO_STAMP := $(VENV)/.installed-for-demo
 
 TORCH := torch==2.13.0
 # Where no GPU is, take torch's CPU build: PyPI's build for Linux brings the CUDA packages along.
-# A machine that cannot reach that index tells so in a warning and takes what its own one has.
+# If that index cannot be reached, pip warns and uses the index of the machine.
 CPU_INDEX := --extra-index-url https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?= $(shell nvidia-smi -L >/dev/null 2>&1 || echo "$(CPU_INDEX)")
 

@@ -33,10 +33,11 @@ class Run:
     threads: int
 
     def words(self, data: str, out: Path) -> list[str]:
-        """Return the command with the folders of this machine."""
+        """Return the command with the paths of this machine; ``out`` has no suffix."""
         _, *flags = shlex.split(self.command)
         python = os.environ.get("GACT_GRAPH_PYTHON", sys.executable)
-        return [python, *(f.replace("DATA", data) if f != "DIR" else str(out) for f in flags)]
+        written = {"DIR": str(out), "FILE.json": f"{out}.json"}
+        return [python, *(written.get(flag) or flag.replace("DATA", data) for flag in flags)]
 
 
 def outdated(words: Sequence[str]) -> dict[Run, list[Path]]:
@@ -63,9 +64,6 @@ def measure(run: Run, paths: Sequence[Path], data: str) -> Iterator[tuple[Path, 
     """Replace files by what their command gives now; yield those that are not, and the reason."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
-        if run.command.endswith(".json"):
-            out = out / paths[0].name
-            out.parent.mkdir()
         environment = os.environ | {"OMP_NUM_THREADS": str(run.threads)}
         code = subprocess.run(run.words(data, out), env=environment).returncode
         for path in paths:

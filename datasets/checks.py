@@ -49,7 +49,7 @@ def check_targets(y: Tensor, num_nodes: int, num_classes: int) -> None:
             f"(got {_kind(y)})"
         )
     if num_classes < 1 and num_nodes == y.size(0):
-        raise DatasetError(f"Expected y to tell at least one class (got {_kind(y)})")
+        raise DatasetError(f"Expected y to have at least one class (got {_kind(y)})")
     if tuple(y.shape) != expected:
         raise DatasetError(
             f"Expected y of shape {list(expected)}, one row for each row of x (got {_kind(y)})"

@@ -8,7 +8,7 @@ _LONGEST = 200
 class DatasetError(ValueError):
     """A graph that cannot be loaded: unknown name, missing file, or content that breaks the schema.
 
-    The message is a single line with the expected value, the actual one and the way out, which a
+    The message is a single line with the expected value, the actual one and a remedy, which a
     command line may print unchanged.
     """
 

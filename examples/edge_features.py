@@ -18,7 +18,7 @@ HIDDEN = 64
 
 
 def mlp(width: int) -> nn.Sequential:
-    # Not PyG's LayerNorm: it normalises over all edges, and runs without blocks.
+    # Not PyG's LayerNorm: it normalizes over all edges, and runs without blocks.
     return nn.Sequential(nn.Linear(width, HIDDEN), nn.ReLU(), nn.LayerNorm(HIDDEN))
 
 

@@ -28,7 +28,7 @@ from experiments.helpers.process import call_together, environment
 from experiments.helpers.strategies import LABELS
 from experiments.helpers.tables import Column, Table, table
 from experiments.helpers.train import gradient_of, seed_everything
-from experiments.models.potentials import POTENTIALS, molecules, plain_neighbours
+from experiments.models.potentials import POTENTIALS, molecules, plain_neighbors
 
 WAYS = {
     "stock": None,
@@ -106,7 +106,7 @@ def measure(name: str, way: str, batch: int, atoms: int, steps: int, size: int) 
         ``energy_error``, ``forces_error`` and ``gradient_error`` relative to stock, and
         the result of :func:`physics`.
     """
-    with plain_neighbours():
+    with plain_neighbors():
         seed_everything(0)
         model = POTENTIALS[name](size).train()
         _wrap(model, way)

@@ -28,6 +28,7 @@ from experiments.helpers.origin import gpus
 from experiments.helpers.tables import Table, table
 from experiments.helpers.timing import launch_seconds, time_on
 from experiments.helpers.values import parse_count, parse_device, parse_seeds
+from gact_graph.api.report.names import counted
 from gact_graph.info import facts
 from gact_graph.ops import attention, cpu, dot_attention, leaky_attention, weighted_sum
 from gact_graph.ops.quantize import DTYPES, pack
@@ -286,7 +287,8 @@ def main(args: command.Args) -> None:
         title = f"Edges on {args.device}, {nodes:,} nodes, medians"
         args.show(title, by_kernel(results["edges"]["jobs"]))
     args.say(
-        f"{elements:,} {args.dtype}, {args.rounds} rounds in turn, {args.threads} threads, {served}"
+        f"{elements:,} {args.dtype}, {counted(args.rounds, 'round')} in turn, "
+        f"{counted(args.threads, 'thread')}, {served}"
     )
 
 

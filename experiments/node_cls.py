@@ -120,7 +120,7 @@ def _job(args: command.Args) -> Job:
 
 @command.main(
     command.needed(command.choice("--model", MODELS)),
-    command.flag("--bits", parse_bits, text="of a saved element: 1 to 16, or 32", metavar="B"),
+    command.flag("--bits", parse_bits, text="bits per saved element: 1 to 16, or 32", metavar="B"),
     command.flag(
         "--memory",
         parse_memory,
@@ -139,7 +139,7 @@ def _job(args: command.Args) -> Job:
         text="under torchrun a part of the graph in each process: cut by METIS, or in order",
     ),
     command.flag(
-        "--halo-bits", parse_bits, text="with --partition, of an element on its way", metavar="B"
+        "--halo-bits", parse_bits, text="with --partition, bits per exchanged element", metavar="B"
     ),
     command.choice("--level", LEVELS, text="default: L1, at 32 bits L0"),
     command.flag(

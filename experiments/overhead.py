@@ -32,6 +32,7 @@ from experiments.helpers.subjects import LAYERS, SUBJECTS, make
 from experiments.helpers.tables import Column, Table, table
 from experiments.helpers.timing import STOCK, time_models
 from experiments.helpers.values import FP32_BITS, parse_count
+from gact_graph.api.report.names import counted
 
 _MODELS = [name for name, subject in SUBJECTS.items() if subject.layout == "edge_index"]
 _FEATURES, _CLASSES = 128, 40
@@ -126,7 +127,8 @@ def main(args: command.Args) -> None:
         for name, row in itertools.product(args.models, graphs):
             kept.once(("models", name, row), time_steps, args, name, graphs[row])
     args.show("A training step, median", by_graph(kept.content))
-    args.say(f"{args.rounds} rounds in turn, {kept.content['threads']} threads, {args.device}")
+    threads = counted(kept.content["threads"], "thread")
+    args.say(f"{counted(args.rounds, 'round')} in turn, {threads}, {args.device}")
 
 
 if __name__ == "__main__":

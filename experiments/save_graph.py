@@ -37,7 +37,7 @@ def main(args: command.Args) -> None:
     if args.out.suffix != ".npz":
         raise UsageError(f"Expected --out to end in .npz (got {args.out})")
     if args.out.exists():
-        args.say(f"{args.out} is there")
+        args.say(f"{args.out} exists already; nothing was written")
         return
     save(load(args.dataset, args.data_root), args.out)
     args.say(f"{args.out}: {args.out.stat().st_size / 1e6:,.0f} MB")

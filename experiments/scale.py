@@ -361,10 +361,10 @@ def _memories(text: str) -> list[int]:
 
 
 @command.main(
-    command.number("--nodes", text="of a graph of your own, with the next three"),
-    command.number("--edges"),
-    command.number("--features"),
-    command.number("--classes"),
+    command.number("--nodes", text="nodes of a graph of your own, with the next three"),
+    command.number("--edges", text="its edges"),
+    command.number("--features", text="its features"),
+    command.number("--classes", text="its classes"),
     command.names("--models", MODELS),
     command.flag("--layers", parse_count, 3, "convs", metavar="N"),
     command.number("--hidden", text="channels, of each head for GAT (default: 64, GCN 256)"),

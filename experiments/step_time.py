@@ -21,6 +21,7 @@ from experiments.helpers.subjects import LAYERS, SUBJECTS, make
 from experiments.helpers.tables import Column, Table, table
 from experiments.helpers.timing import STOCK, time_models
 from experiments.helpers.values import parse_blocks
+from gact_graph.api.report.names import counted
 
 
 def time_model(args: command.Args, name: str, graph: Graph) -> dict[str, Any]:
@@ -72,8 +73,9 @@ def main(args: command.Args) -> None:
     for name in args.models:
         kept.once(("models", name), time_model, args, name, graph)
     args.show("A training step, median", by_level(kept.content))
-    about = f"{args.rounds} rounds in turn, {kept.content['threads']} threads, {args.device}"
-    args.say(f"{args.dataset}, {about}")
+    threads = counted(kept.content["threads"], "thread")
+    rounds = counted(args.rounds, "round")
+    args.say(f"{args.dataset}, {rounds} in turn, {threads}, {args.device}")
 
 
 if __name__ == "__main__":

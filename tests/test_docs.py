@@ -92,6 +92,20 @@ def test_every_message_has_its_cause_and_cure_on_the_page() -> None:
     assert not missing, "Expected docs/troubleshooting.md to quote\n" + "\n".join(missing)
 
 
+def test_every_message_on_the_page_exists() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| (?:message|the layer …) \|.*\n((?:\|.*\n)+)", page, re.MULTILINE)
+    cells = [row.split(" | ")[0] for table in tables for row in table.splitlines()[1:]]
+    parts = [part.strip(" |") for cell in cells for part in re.split("[…,;.:()'`]", cell)]
+    parts = [part.removeprefix("got ") for part in parts if len(part) > 30]  # else it may vary
+    assert len(parts) > 80
+    trees = [ast.parse(path.read_text("utf-8")) for path in (ROOT / "gact_graph").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    said = [part for node in nodes if isinstance(node, ast.expr) for part in _literals(node)]
+    missing = [part for part in parts if not any(part in text for text in said)]
+    assert not missing, "Expected gact_graph to say\n" + "\n".join(missing)
+
+
 def test_every_row_of_the_compatibility_page_names_a_test() -> None:
     text = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| ") and "| test |" not in line]

@@ -20,10 +20,12 @@ from pathlib import Path
 out = Path(sys.argv[sys.argv.index("--out") + 1])
 if "--fail" in sys.argv:
     raise SystemExit(1)
-out.mkdir()
+if out.suffix != ".json":
+    out.mkdir()
 for name in sys.argv[1].split(","):
     content = {"seen": sys.argv[2], "threads": int(os.environ["OMP_NUM_THREADS"]), "commit": "new"}
-    (out / f"{name}.json").write_text(json.dumps(content))
+    file = out if out.suffix == ".json" else out / f"{name}.json"
+    file.write_text(json.dumps(content))
 """
 
 
@@ -45,8 +47,10 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("kept", "kept DATA/cora.npz", new),
         ("wrong", "wrong --fail", old),
         ("gpu", "gpu --device cuda", old),
+        ("file", "file DATA/cora.npz", old),
     ]:
-        command = f"python -m experiments.memory {flags} --out DIR"
+        out = "FILE.json" if name == "file" else "DIR"
+        command = f"python -m experiments.memory {flags} --out {out}"
         content = {"command": command, "threads": 1, "commit": at}
         Path(f"results/memory/{name}.json").write_text(json.dumps(content))
     Path("bin/git").symlink_to(str(shutil.which("git")))  # and no nvidia-smi
@@ -68,7 +72,7 @@ def test_files_of_an_older_library_are_replaced() -> None:
     done = measure("/graphs", "memory", "studies")
     assert done.returncode == 1
     assert "results/memory/wrong.json: not replaced: exit code 1" in done.stderr
-    for name in ("gat", "gcn", "gin"):
+    for name in ("gat", "gcn", "gin", "file"):
         assert seen(name) == {"seen": "/graphs/cora.npz", "threads": 1, "commit": "new"}
     assert all("command" in seen(name) for name in ("kept", "wrong", "gpu"))
 

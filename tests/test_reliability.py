@@ -31,7 +31,7 @@ LEVELS = [("lossless", 32), ("L1", 4)]
 
 
 def sampled(step: int) -> tuple[Tensor, Tensor]:
-    """A batch as a neighbour sampler gives it: other nodes and other sizes at each step."""
+    """A batch as a neighbor sampler gives it: other nodes and other sizes at each step."""
     x, edges = graph(nodes=600, edges=9000)
     kept = torch.randperm(600, generator=seeded(step))[: 300 + 7 * step % 200]
     edges, _ = subgraph(kept, edges, relabel_nodes=True, num_nodes=600)

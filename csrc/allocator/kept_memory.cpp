@@ -220,7 +220,7 @@ class KeptMemory : public c10::Allocator {
     if (munmap(begin, bytes) != 0) madvise(begin, bytes, MADV_DONTNEED);
   }
 
-  // Adds a range to the kept ranges and merges it with its neighbours.
+  // Adds a range to the kept ranges and merges it with its neighbors.
   void keep(char* begin, size_t bytes) {
     kept_bytes_ += bytes;
     auto next = kept_.lower_bound(begin);

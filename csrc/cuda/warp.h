@@ -32,7 +32,7 @@ inline uint32_t transpose_bits(uint32_t x) {
   return x ^ moved ^ moved << 6;
 }
 
-// Of four neighbouring lanes, nibble p of lane j (in each half of its word) becomes nibble j of
+// Of four neighboring lanes, nibble p of lane j (in each half of its word) becomes nibble j of
 // lane p: its own inverse.
 inline uint32_t transpose_lanes(uint32_t x, int lane) {
   uint32_t other = __shfl_xor_sync(kAllLanes, x, 1);

@@ -22,7 +22,13 @@ from experiments.helpers.origin import origin
 from experiments.helpers.ranks import rank
 from experiments.helpers.summary import dataset_name
 from experiments.helpers.tables import Table
-from experiments.helpers.values import parse_bits, parse_count, parse_device, parse_path
+from experiments.helpers.values import (
+    parse_bits,
+    parse_count,
+    parse_device,
+    parse_json_file,
+    parse_path,
+)
 from gact_graph.support.memory.limits import is_out_of_memory
 
 _DOES_NOT_FIT = 3
@@ -103,11 +109,15 @@ DATA_ROOT = flag("--data-root", parse_path, "data", "where named data sets lie",
 DEVICE = flag("--device", parse_device, "auto", "cpu, cuda or cuda:N; auto prefers cuda")
 GRAPH = (DATASET, DATA_ROOT, DEVICE)
 BITS = flag("--bits", parse_bits, 4, "of the levels that quantize", metavar="B")
-SIZES = (number("--hidden", text="in place of the model's"), number("--layers", text="the same"))
-NO_TIMES = switch("--no-times", "leave times out: the machine does other work")
-OUT = flag("--out", parse_path, text="results; the same command goes on", metavar="DIR")
+SIZES = (
+    number("--hidden", text="channels, in place of the model's"),
+    number("--layers", text="layers, in place of the model's"),
+)
+NO_TIMES = switch("--no-times", "do not record times: the machine does other work")
+_RESULTS = "where results are written; the same command with the same path resumes"
+OUT = flag("--out", parse_path, text=_RESULTS, metavar="DIR")
 OUT_NEEDED = needed(OUT)
-OUT_FILE = flag("--out", parse_path, text="results; the same command goes on", metavar="FILE.json")
+OUT_FILE = flag("--out", parse_json_file, text=_RESULTS, metavar="FILE.json")
 
 
 class Args(argparse.Namespace):

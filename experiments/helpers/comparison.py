@@ -39,7 +39,8 @@ def ratio(
         if not row.get(name) or not other.get(name):
             return ""
         times = row[name] / other[name]
-        return f"{1 / times if inverse else times:.{digits}f}x"
+        shown = 1 / times if inverse else times
+        return f"{shown:.2g}x" if shown < 0.1 else f"{shown:.{digits}f}x"
 
     return head, text
 

@@ -42,13 +42,24 @@ def command(program: str, flags: Sequence[str]) -> str:
     'python -m experiments.memory --dataset DATA/cora.npz --out DIR'
     >>> command("plans", ["--datasets", "digits,/home/me/cora.npz"])
     'python -m experiments.plans --datasets digits,DATA/cora.npz'
+    >>> command("overhead", ["--out", "/tmp/times.json"])
+    'python -m experiments.overhead --out FILE.json'
     """
-    folders = {"--out": "DIR", "--data": "DATA", "--data-root": "DATA"}
-    named = []
-    for before, flag in zip(["", *flags], flags, strict=False):
-        files = (f"DATA/{PurePath(f).name}" if f.endswith(".npz") else f for f in flag.split(","))
-        named.append(folders.get(before) or (",".join(files) if flag.endswith(".npz") else flag))
+    named = map(_named, ["", *flags], flags)
     return " ".join([f"python -m experiments.{program}", *map(shlex.quote, named)])
+
+
+def _named(before: str, flag: str) -> str:
+    """Return a flag, or a name for its path, given the flag before it."""
+    if before == "--out":
+        return "FILE.json" if flag.endswith(".json") else "DIR"
+    if before in ("--data", "--data-root"):
+        return "DATA"
+    if not flag.endswith(".npz"):
+        return flag
+    return ",".join(
+        f"DATA/{PurePath(file).name}" if file.endswith(".npz") else file for file in flag.split(",")
+    )
 
 
 def commit() -> str | None:

@@ -23,7 +23,7 @@ def prepared(model: str, dataset: str, root: str) -> tuple[nn.Module, tuple[Any,
     seed_everything(0)
     made, inputs = KINDS[model].make(graph), KINDS[model].inputs(graph)
     with torch.no_grad():
-        made.eval()(*inputs)  # gives lazily initialised parameters their values
+        made.eval()(*inputs)  # gives lazily initialized parameters their values
     heap.trim()  # else training would reuse this freed memory, and seem to take less
     return made.train(), inputs, graph.y
 

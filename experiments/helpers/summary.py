@@ -155,7 +155,7 @@ def notes(config: Mapping[str, Any]) -> list[str]:
             "with published ones."
         )
     elif dataset == "digits":
-        lines.append("The digits graph is of our own making: no published scores exist for it.")
+        lines.append("The digits graph is not a published benchmark: no scores exist for it.")
     elif dataset.startswith("synthetic:"):
         lines.append("The graph is synthetic: memory and time are meaningful, scores are not.")
     if config["device"] == "cpu":

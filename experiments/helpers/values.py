@@ -98,6 +98,14 @@ def parse_path(text: str) -> Path:
     return Path(text)
 
 
+def parse_json_file(text: str) -> Path:
+    """Read the path of a JSON file: results are found by their suffix."""
+    path = parse_path(text)
+    if path.suffix != ".json":
+        raise argparse.ArgumentTypeError(f"Expected a path that ends in .json (got {text})")
+    return path
+
+
 def parse_device(name: str | None) -> torch.device:
     """Return a device; ``None`` and ``"auto"`` take CUDA where torch sees it, else the CPU.
 

@@ -19,7 +19,7 @@ class Stack(nn.Module):
     """Convolutions, each but the last followed by batch norm, ReLU and dropout.
 
     Shapes:
-        - **input**: x [N, F] float32; adjacency, a normalised sparse CSR [N, N] float32, or
+        - **input**: x [N, F] float32; adjacency, a normalized sparse CSR [N, N] float32, or
           ``edge_index`` [2, E] int64
         - **output**: logits [N, C] float32
     """

@@ -36,7 +36,7 @@ def molecules(
     return z, pos, torch.arange(count).repeat_interleave(atoms)
 
 
-def neighbours(pos: Tensor, r: float, batch: Tensor, loop: bool = False, **_: Any) -> Tensor:
+def neighbors(pos: Tensor, r: float, batch: Tensor, loop: bool = False, **_: Any) -> Tensor:
     """Return all pairs in a molecule that are near each other, in place of ``radius_graph``."""
     pairs = []
     start = 0
@@ -66,20 +66,20 @@ def triplets(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, ...]:
 
 
 @contextmanager
-def plain_neighbours() -> Iterator[None]:
+def plain_neighbors() -> Iterator[None]:
     """Let PyG's nets find neighbors and triplets with plain torch."""
     with (
-        mock.patch.object(visnet, "radius_graph", neighbours),
-        mock.patch.object(dimenet, "radius_graph", neighbours),
+        mock.patch.object(visnet, "radius_graph", neighbors),
+        mock.patch.object(dimenet, "radius_graph", neighbors),
         mock.patch.object(dimenet, "triplets", triplets),
     ):
         yield
 
 
 class Mace(nn.Module):
-    """A small net in the manner of MACE: many-body products of sums over neighbours.
+    """A small net in the manner of MACE: many-body products of sums over neighbors.
 
-    Scalars and vectors stand for its irreducible representations: the density of a neighbourhood
+    Scalars and vectors stand for its irreducible representations: the density of a neighborhood
     is projected on both, and invariants of up to three of them make the next scalars.
     """
 
@@ -97,7 +97,7 @@ class Mace(nn.Module):
 
     def forward(self, z: Tensor, pos: Tensor, batch: Tensor) -> Tensor:
         """Return the energy of each molecule [molecules, 1]."""
-        source, target = neighbours(pos, CUTOFF, batch)
+        source, target = neighbors(pos, CUTOFF, batch)
         vector = pos[source] - pos[target]
         distance = vector.norm(dim=-1, keepdim=True)
         smooth = 0.5 * (torch.cos(distance * torch.pi / CUTOFF) + 1.0)
@@ -136,7 +136,7 @@ class Potential(nn.Module):
 
 def _schnet(size: int) -> nn.Module:
     def graph(pos: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
-        edges = neighbours(pos, CUTOFF, batch)
+        edges = neighbors(pos, CUTOFF, batch)
         return edges, (pos[edges[0]] - pos[edges[1]]).norm(dim=-1)
 
     return SchNet(size, size, 2, num_gaussians=20, cutoff=CUTOFF, interaction_graph=graph)

@@ -97,7 +97,7 @@ class GraphGPS(nn.Module):
 
 
 class PNA(nn.Module):
-    """Mean, minimum, maximum and deviation of neighbours, scaled by degree."""
+    """Mean, minimum, maximum and deviation of neighbors, scaled by degree."""
 
     def __init__(self, degrees: Tensor, hidden: int = 64, layers: int = 4) -> None:
         super().__init__()

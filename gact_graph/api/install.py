@@ -137,7 +137,8 @@ def _why_wrapped(model: nn.Module) -> str | None:
 def _methods_of(model: nn.Module, names: Sequence[str]) -> Iterator[tuple[nn.Module, str, str]]:
     """Yield the methods to track: the module, its name in the model, and the method's name."""
     yield model, "", "forward"
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    is_sequence = isinstance(names, Sequence) and not isinstance(names, str)
+    if not is_sequence or not all(isinstance(name, str) for name in names):
         raise TypeError(f"Expected methods to be a sequence of names (got {names!r})")
     for name in dict.fromkeys(names):
         if not callable(getattr(type(model), name, None)):

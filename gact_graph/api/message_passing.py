@@ -66,6 +66,7 @@ def message_passing(
         TypeError: An argument has the wrong type.
         ValueError: An argument has the wrong shape, the number of destinations is unknown, or
             ``message`` does not return a row for each edge.
+        IndexError: ``edge_index`` names a node that ``x`` does not have.
         RuntimeError: Backward differentiates a gradient of a gradient; only ``blocks=False``
             supports this.
     """

@@ -136,7 +136,8 @@ def wrap(
             ``gact_graph.distributed.partition``. Layers exchange rows of nodes
             and their gradients with the other processes, which all call the
             model at the same time, in training and in evaluation.
-        halo_bits: Bits per element of exchanged rows; 32 for exact rows.
+        halo_bits: With ``partition``: bits per element of exchanged rows; 32
+            for exact rows.
 
     Returns:
         The same ``model``.
@@ -146,8 +147,11 @@ def wrap(
         ValueError: If an argument is out of range; if ``memory`` or ``plan`` is
             passed with an argument that it replaces; if the model has no
             parameters, is scripted or traced, or is, contains or belongs to a
-            wrapped model; or if it cannot run on a ``partition``. Layers of
-            unknown classes raise the latter in their first forward.
+            wrapped model; or if it cannot run on a ``partition``, or
+            ``partition`` is combined with ``memory``, ``plan`` or ``"CB2"``.
+            Layers of unknown classes raise the former in their first forward.
+        MemoryBudgetError: In the first training call, if no plan fits
+            ``memory``.
     """
     check_module(model)
     chosen = {"bits": bits, "level": level, "blocks": blocks}
@@ -166,6 +170,7 @@ def wrap(
             f"Expected {limit} in place of {', '.join(passed)} (got both); leave one of them out"
         )
     check_preference(prefer)
+    check_bits(halo_bits)
     budget = None if plan is None else plan.memory
     if memory is not None:
         budget = _budget_of(model, memory)
@@ -224,7 +229,6 @@ def _exchange(
             "Expected level 'L0', 'lossless', 'L1' or 'L2' with partition (got "
             f"{config.level!r}), for a layer that is computed again would fetch its rows again"
         )
-    check_bits(bits)
     check_supported(model)
     return Exchange(part, bits, config.seed)
 
@@ -293,9 +297,12 @@ def estimate(
         edges: The number of edges of all types, likewise.
 
     Raises:
-        TypeError: If ``model`` is not a module, or ``memory`` is neither a number nor a string.
-        ValueError: If no graph is found in ``inputs``, ``memory`` is malformed, or the model has no
-            parameters.
+        TypeError: If ``model`` is not a module, ``memory`` is neither a number nor a string, or
+            ``nodes`` or ``edges`` is not an int.
+        ValueError: If no graph is found in ``inputs``, ``memory`` is malformed, ``nodes`` or
+            ``edges`` is negative, or the model has no parameters, or sharded ones.
+        RuntimeError: On a CPU, if the system does not report the memory of a process, as only Linux
+            does.
     """
     check_module(model)
     check_parameters(model)
@@ -346,10 +353,14 @@ def plan(
         The plan: print it, ``save`` it, or pass it to :func:`wrap`.
 
     Raises:
-        TypeError: If ``model`` is not a module, or ``memory`` is neither a number nor a string.
-        ValueError: If no graph is found in ``inputs``, ``memory`` or ``prefer`` is malformed, or
-            the model has no parameters.
-        MemoryBudgetError: If no plan fits. The message names the least memory that does.
+        TypeError: If ``model`` is not a module, ``memory`` is neither a number nor a string, or
+            ``nodes`` or ``edges`` is not an int.
+        ValueError: If no graph is found in ``inputs``, ``memory`` or ``prefer`` is malformed,
+            ``nodes`` or ``edges`` is negative, or the model has no parameters, or sharded ones.
+        MemoryBudgetError: If no plan fits: the message names the least memory that does. Or if a
+            limit of the process is below the budget.
+        RuntimeError: On a CPU, if the system does not report the memory of a process, as only Linux
+            does.
     """
     check_module(model)
     check_parameters(model)
@@ -371,8 +382,7 @@ def _budget_of(model: nn.Module, memory: float | str) -> int:
     if parameter is not None and total is not None and budget > total:
         warn(
             f"The memory budget, {format_bytes(budget)}, is more than there is: "
-            f"{parameter.device} has {format_bytes(total)}. Take less, so that a plan keeps within "
-            "it."
+            f"{parameter.device} has {format_bytes(total)}. Pass at most that much."
         )
     return budget
 

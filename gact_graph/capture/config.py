@@ -30,7 +30,7 @@ class Level:
         quantize: Whether other tensors take ``bits`` bits an element.
         blocks: Whether edge work runs in blocks by default.
         recompute: Whether message passing layers save their inputs and run again in backward.
-        swap: Whether encoded tensors on a CUDA device wait for backward in host memory.
+        swap: Whether encoded tensors wait for backward in host memory, or for a CPU in files.
     """
 
     exact: bool

@@ -1,4 +1,4 @@
-"""An operator that computes otherwise within one operation of the model."""
+"""A replacement of one ATen operator within one operation of the model."""
 
 from __future__ import annotations
 

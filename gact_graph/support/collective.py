@@ -1,4 +1,4 @@
-"""Errors of collective calls of ``torch.distributed``, with the way out."""
+"""Errors of collective calls of ``torch.distributed``, with a remedy."""
 
 from __future__ import annotations
 

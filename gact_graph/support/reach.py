@@ -172,7 +172,7 @@ class Reach:
                 if not is_library(base.__module__):
                     self._refer_all(self._named(vars(base)), base.__name__)
         elif isinstance(value, types.FunctionType):
-            self._visit_function(value, name)
+            self._visit_function(value)
         elif isinstance(value, types.CellType):
             self._refer_all(cell_contents(value), name)
         elif isinstance(value, _CALLS):
@@ -216,7 +216,7 @@ class Reach:
         """Whether equal keys must imply the same behavior of the code."""
         return self._methods is not None
 
-    def _visit_function(self, function: types.FunctionType, name: str) -> None:
+    def _visit_function(self, function: types.FunctionType) -> None:
         variables = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for variable, cell in variables:
             self._refer(cell, variable)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import gact_graph
 from experiments.forces import physics
-from experiments.models.potentials import POTENTIALS, molecules, plain_neighbours
+from experiments.models.potentials import POTENTIALS, molecules, plain_neighbors
 
 LEVELS = {
     "L1, 2 bits": {"bits": 2, "blocks": False},
@@ -33,7 +33,7 @@ LEVELS = {
 
 @pytest.fixture(autouse=True)
 def encode_all() -> Iterator[None]:
-    with small_storages_count(), plain_neighbours():
+    with small_storages_count(), plain_neighbors():
         yield
 
 

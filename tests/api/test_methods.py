@@ -135,6 +135,7 @@ class TestNamed:
         [
             ("score", TypeError, r"a sequence of names \(got 'score'\)"),
             ((1,), TypeError, r"a sequence of names \(got \(1,\)\)"),
+            (5, TypeError, r"a sequence of names \(got 5\)"),
             (("encod",), ValueError, r"methods of Parts \(got 'encod'\)"),
         ],
     )

@@ -284,7 +284,7 @@ class TestAttentionAtFewBits:
     )
     @few_or_many_draws
     def test_has_no_bias(self, name, bits, draws, bound):
-        """Scores with noise, exponentiated against an exact normaliser, gave 1e8 times too much."""
+        """Scores with noise, exponentiated against an exact normalizer, gave 1e8 times too much."""
         [expected] = gradients(name)
         drawn = torch.stack([*gradients(name, draws, bits=bits)])
         along = (drawn.mean(0) * expected).sum() / expected.square().sum()
@@ -299,4 +299,4 @@ class TestAttentionAtFewBits:
         place = "scaled_dot_product_attention"
         assert (widths[f"{place}.query"], widths[f"{place}.key"]) == (16, 16)
         assert widths[f"{place}.value"] == 8
-        assert widths[f"{place}.logsumexp"] is None  # the normaliser
+        assert widths[f"{place}.logsumexp"] is None  # the normalizer

@@ -29,15 +29,15 @@ def test_edges_go_both_ways_once_and_never_to_themselves():
     assert source.bincount(minlength=graph.num_nodes).min() >= NUM_NEIGHBORS
 
 
-def test_neighbours_mostly_show_the_same_digit():
+def test_neighbors_mostly_show_the_same_digit():
     graph = load("digits")
     source, target = graph.edge_index
     assert (graph.y[source] == graph.y[target]).float().mean() > 0.95
 
 
-def test_neighbours_are_nearer_than_the_rest():
+def test_neighbors_are_nearer_than_the_rest():
     graph = load("digits")
     distance = torch.cdist(graph.x[:1], graph.x)[0]
     nearest = distance[1:].topk(NUM_NEIGHBORS, largest=False).indices + 1
-    neighbours = graph.edge_index[1][graph.edge_index[0] == 0]
-    assert torch.isin(nearest, neighbours).all()
+    neighbors = graph.edge_index[1][graph.edge_index[0] == 0]
+    assert torch.isin(nearest, neighbors).all()

@@ -1,4 +1,4 @@
-"""What cannot fit into memory is said before it is tried."""
+"""A graph that cannot fit into memory raises an error before it is loaded."""
 
 from __future__ import annotations
 

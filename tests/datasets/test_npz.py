@@ -116,7 +116,7 @@ def test_absent_split_is_the_seeded_one(write):
         ({"y": np.array([0, 1, -1, 0])}, "in y (got -1)"),
         ({"y": np.array([0, 1, 2**62, 0])}, "class ids in y that count the classes from 0 (got 46"),
         ({"y": np.array([0, 2**64 - 1], np.uint64)}, "Expected integers below 2^63 in y (got 184"),
-        ({"y": np.zeros((4, 0))}, "Expected y to tell at least one class (got [4, 0] float32)"),
+        ({"y": np.zeros((4, 0))}, "Expected y to have at least one class (got [4, 0] float32)"),
         ({"y": np.array(1)}, "Expected y to be [N] int64 class ids"),
         ({"x": np.array(1.0)}, "Expected x to be [N, F] float32 (got [] float32)"),
         ({**SPLIT, "val_idx": np.array([0, 3])}, "(got the same 2 nodes in both)"),

@@ -72,7 +72,7 @@ def test_seed_decides_and_global_state_stays():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_neighbours_tell_more_than_features_alone():
+def test_neighbors_tell_more_than_features_alone():
     graph = load("synthetic:ogbn-arxiv@0.05")
     source, target = graph.edge_index
     smooth = graph.x.clone().index_add_(0, target, graph.x[source])

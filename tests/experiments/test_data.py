@@ -23,7 +23,7 @@ def test_edges_go_both_ways_and_once() -> None:
     assert set(found) == expected
 
 
-def test_adjacency_is_normalised_with_self_loops() -> None:
+def test_adjacency_is_normalized_with_self_loops() -> None:
     graph = small_graph()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

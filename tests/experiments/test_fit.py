@@ -1,4 +1,4 @@
-"""What a training needs at the very least is said before it is tried."""
+"""A training that cannot fit into memory is refused before it starts."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ def test_build_passes_the_whole_recipe_on() -> None:
 
 
 @pytest.mark.parametrize("model", ["gcn", "gcnii"])
-def test_agreement_with_a_normalisation_in_every_layer(model: str) -> None:
-    """The adjacency that is normalised once is the one PyG makes in every layer."""
+def test_agreement_with_a_normalization_in_every_layer(model: str) -> None:
+    """The adjacency that is normalized once is the one PyG makes in every layer."""
     graph = small_graph()
     once = build(model, RECIPE, 3, 5)
     anew = build(model, RECIPE, 3, 5, normalize=True)

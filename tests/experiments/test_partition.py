@@ -33,7 +33,7 @@ def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in exact["ranks"]:
         # Up to rounding, which Adam's division magnifies.
         assert rank["loss"] == pytest.approx(one["loss"], rel=1e-3)
-        # Widths of 8 and of 10 classes, and one number of the normalisation in each layer.
+        # Widths of 8 and of 10 classes, and one number of the normalization in each layer.
         assert rank["forward_bytes"] == 4 * (8 + 10 + 2) * rank["sends"]
         assert rank["sent_bytes"] - rank["forward_bytes"] == 4 * (8 + 10) * rank["halo"]
         assert rank["exchanges"] == 2 * 3

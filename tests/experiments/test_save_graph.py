@@ -21,7 +21,7 @@ def test_the_file_holds_the_graph(tmp_path: Path, capsys: pytest.CaptureFixture[
     # What is there is not made again.
     changed = path.stat().st_mtime_ns
     assert main(["--dataset", spec, "--out", str(path)]) == 0
-    assert path.stat().st_mtime_ns == changed and "is there" in capsys.readouterr().out
+    assert path.stat().st_mtime_ns == changed and "exists already" in capsys.readouterr().out
 
 
 def test_a_place_that_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

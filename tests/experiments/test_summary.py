@@ -61,7 +61,7 @@ def test_files_with_features_of_another_origin() -> None:
 
 
 def test_graphs_without_published_scores() -> None:
-    assert "of our own making" in noted(dataset="digits")
+    assert "not a published benchmark" in noted(dataset="digits")
     assert "is synthetic" in noted(dataset="synthetic:reddit@0.1")
 
 

@@ -233,7 +233,7 @@ class TestKernels:
         assert kernels.main([*flags, "--nodes", "50", "--out", str(out)]) == 0
         assert torch.get_num_threads() == threads
         text = capsys.readouterr().out
-        assert "1 threads" in text and "10,000 float32, 3 rounds" in text
+        assert "1 thread, " in text and "10,000 float32, 3 rounds" in text
         assert "pack / copy" in text and "unpack / clone" in text and "GATv2's weights" in text
         content = json.loads(out.read_text())
         assert (content["elements"], content["bits"], content["threads"]) == (10_000, [1, 2, 8], 1)
@@ -260,6 +260,7 @@ class TestKernels:
             ("--dtype int8", 2, "invalid choice: 'int8'"),
             ("--device tpu", 2, "Expected --device cpu, cuda or cuda:N (got 'tpu')"),
             ("--elements 9 --bits 1 --out /dev/null/all.json", 1, "Expected to be able to write"),
+            ("--elements 9 --out all", 2, "Expected a path that ends in .json (got all)"),
         ],
     )
     def test_mistakes_end_in_one_line(self, line: str, code: int, words: str, capsys) -> None:

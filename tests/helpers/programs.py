@@ -89,7 +89,7 @@ EXPRESSIONS: dict[str, tuple[str, ...]] = {
         "F.alpha_dropout({n}, 0.3, self.training)",
         "F.feature_alpha_dropout({n}, 0.3, self.training)",
         "F.dropout1d({n}, 0.4, self.training)",
-        # what normalises
+        # what normalizes
         "{n}.softmax(1)",
         "{n}.softmax(0)",
         "{n}.log_softmax(1)",

@@ -245,9 +245,9 @@ LEFT_OUT = {
     "CuGraphRGCNConv": "needs pylibcugraphops and a GPU",
     "FusedGATConv": "needs dgNN and a GPU",
     "SplineConv": "needs torch-spline-conv or pyg-lib",
-    "DynamicEdgeConv": "needs torch-cluster or pyg-lib for its neighbours",
-    "XConv": "needs torch-cluster or pyg-lib for its neighbours",
-    "GravNetConv": "needs torch-cluster or pyg-lib for its neighbours",
+    "DynamicEdgeConv": "needs torch-cluster or pyg-lib for its neighbors",
+    "XConv": "needs torch-cluster or pyg-lib for its neighbors",
+    "GravNetConv": "needs torch-cluster or pyg-lib for its neighbors",
     "WLConv": "has neither parameters nor a gradient",
     "WLConvContinuous": "averages with no parameter of its own, as SimpleConv does",
 }
@@ -265,7 +265,7 @@ class _First(nn.Module):
 
 
 class _Dna(nn.Module):
-    """Dynamic neighbourhood aggregation reads the outputs of all layers before it."""
+    """Dynamic neighborhood aggregation reads the outputs of all layers before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -279,15 +279,15 @@ class _Dna(nn.Module):
 
 
 class _Mesh(nn.Module):
-    """Each edge of a mesh, here a node, has four neighbours in order."""
+    """Each edge of a mesh, here a node, has four neighbors in order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv = pyg.MeshCNNConv(W, W)
 
     def forward(self, x: Tensor, adjacency: Any) -> Tensor:
-        neighbours = torch.randint(NODES, (NODES * 4,), generator=_generator(9))
-        return self.conv(x, torch.stack([torch.arange(NODES).repeat_interleave(4), neighbours]))
+        neighbors = torch.randint(NODES, (NODES * 4,), generator=_generator(9))
+        return self.conv(x, torch.stack([torch.arange(NODES).repeat_interleave(4), neighbors]))
 
 
 class _Hetero(nn.Module):

@@ -227,7 +227,7 @@ CODECS = [
         ("ops/test_bernoulli.py",),
     ),
     Fault(
-        "the noise of a normalised context does not sum to zero",
+        "the noise of a normalized context does not sum to zero",
         "gact_graph/codecs/slices.py",
         "value=-1 / count",
         "value=1 / count",
@@ -297,7 +297,7 @@ CAPTURE = [
         "gact_graph/codecs/rebuild.py",
         "return self.readers == 1",
         "return True",
-        ("capture/test_in_place.py", "capture/test_recipes.py"),
+        ("capture/test_in_place.py", "capture/test_gather.py"),
     ),
     Fault(
         "a channel begins one run late",
@@ -360,7 +360,7 @@ CAPTURE = [
         "gact_graph/capture/recipes.py",
         "return record.recipe if record.recipe.is_current() else None",
         "return record.recipe",
-        ("capture/test_recipes.py",),
+        ("capture/test_gather.py",),
     ),
 ]
 
@@ -439,7 +439,7 @@ LAYERS = [
         "gact_graph/layers/blocks/order.py",
         "if entry is None or entry.content != content:",
         "if entry is None:",
-        ("layers/blocks/test_orders.py",),
+        ("layers/blocks/test_order_cache.py",),
     ),
     Fault(
         "the gradient of a product with a sparse matrix is not that of the transposed matrix",

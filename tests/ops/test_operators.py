@@ -366,5 +366,5 @@ def test_every_operator_is_called_here() -> None:
 
 @pytest.mark.parametrize("name", _calls())
 def test_opcheck(name: str) -> None:
-    """Its schema, its behaviour under autograd, and its fake implementation."""
+    """Its schema, its behavior under autograd, and its fake implementation."""
     torch.library.opcheck(_call(torch.ops.gact_graph, name).default, _copied(_calls()[name]))

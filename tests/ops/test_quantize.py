@@ -155,8 +155,8 @@ def test_errors_of_different_elements_and_seeds_are_uncorrelated(bits: int) -> N
     noisy = y[:, 2:].t()
     between = torch.corrcoef(noisy) - torch.eye(126, dtype=torch.float64)
     assert between.abs().max() < 6 / count**0.5
-    neighbours = torch.stack([noisy[:-1].ravel(), noisy[1:].ravel()])
-    assert abs(torch.corrcoef(neighbours)[0, 1]) < 6 / (125 * count) ** 0.5
+    neighbors = torch.stack([noisy[:-1].ravel(), noisy[1:].ravel()])
+    assert abs(torch.corrcoef(neighbors)[0, 1]) < 6 / (125 * count) ** 0.5
     seeds = torch.stack([noisy[:, :-1].ravel(), noisy[:, 1:].ravel()])
     assert abs(torch.corrcoef(seeds)[0, 1]) < 6 / (126 * count) ** 0.5
 

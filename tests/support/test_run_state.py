@@ -1,4 +1,4 @@
-"""Random states and autocast, had again."""
+"""Recording and restoring random states and autocast."""
 
 from __future__ import annotations
 

@@ -24,7 +24,10 @@ _FORMAT = 1
 
 
 class MemoryBudgetError(RuntimeError):
-    """No strategy fits the memory passed to ``gact_graph.wrap`` or ``gact_graph.plan``."""
+    """No strategy fits the memory passed to ``gact_graph.wrap`` or ``gact_graph.plan``.
+
+    Or a limit of the process, such as ``ulimit -v``, is below that memory.
+    """
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,8 @@ class Plan:
 
         Raises:
             TypeError: If ``values`` is no mapping.
-            ValueError: If a key is missing or unknown, or the format is that of another version.
+            ValueError: If a key is missing or unknown, an entry has another form, or the format is
+                that of another version.
         """
         names = [field.name for field in fields(cls)]
         check_keys("plan", values, ("format", *names), source="Plan.to_dict")
@@ -152,15 +156,22 @@ class Plan:
                 f"Expected a plan of format {_FORMAT} (got {values['format']!r}); make the plan "
                 "again with gact_graph.plan"
             )
-        own = {
-            "strategy": Strategy.from_dict(values["strategy"]),
-            "tensors": [PlannedTensor(**tensor) for tensor in values["tensors"]],
-            **{
-                name: [Peak(slot, released, Line(*line)) for slot, released, *line in values[name]]
-                for name in ("peaks", "stock_peaks")
-            },
-            "places": Places.from_dict(values["places"]),
-        }
+        try:
+            own = {
+                "strategy": Strategy.from_dict(values["strategy"]),
+                "tensors": [PlannedTensor(**tensor) for tensor in values["tensors"]],
+                **{
+                    name: [Peak(slot, released, Line(*line)) for slot, released, *line in peaks]
+                    for name in ("peaks", "stock_peaks")
+                    for peaks in [values[name]]
+                },
+                "places": Places.from_dict(values["places"]),
+            }
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"Expected the entries of a plan (got {type(error).__name__}: {error}); make the "
+                "plan again with gact_graph.plan"
+            ) from error
         return cls(**{name: values[name] for name in names} | own)
 
     def save(self, path: str | Path) -> None:
@@ -172,8 +183,11 @@ class Plan:
 
         Raises:
             ImportError: If matplotlib is not installed, for a picture.
+            FileNotFoundError: If the folder does not exist.
+            ValueError: If matplotlib does not know the suffix.
         """
         path = Path(path)
+        page.check_folder(path)
         if path.suffix.lower() == ".json":
             path.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
         elif path.suffix.lower() in page.ENDINGS:

@@ -100,9 +100,14 @@ def write(path: str | Path, text: str) -> None:
     Raises:
         FileNotFoundError: The folder does not exist.
     """
+    check_folder(path)
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def check_folder(path: str | Path) -> None:
+    """Raise FileNotFoundError unless the folder of a file exists."""
     folder = Path(path).parent
     if not folder.is_dir():
         raise FileNotFoundError(
             f"Expected a folder that exists (got {str(folder)!r}); create it first"
         )
-    Path(path).write_text(text, encoding="utf-8")

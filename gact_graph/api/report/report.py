@@ -166,9 +166,11 @@ class Report(Contexts):
 
         Raises:
             ImportError: matplotlib is not installed.
-            ValueError: No forward was compressed yet.
+            FileNotFoundError: The folder does not exist.
+            ValueError: No forward was compressed yet, or matplotlib does not know the suffix.
         """
         self._check_not_empty()
+        page.check_folder(path)
         figures.bar_chart(self, path)
 
     def __str__(self) -> str:
@@ -262,11 +264,12 @@ class Report(Contexts):
             yield f"L2 equals L1 here: no context takes {least} or more after encoding"
         blocks = [row.blocks for row in self.layers if row.blocks is not None]
         if blocks:
+            sorting = ""
+            if self.order_bytes:
+                size = format_bytes(self.order_bytes)
+                sorting = f"; sorting edges took {self.order_seconds:.2f} s so far, {size}"
             calls = counted(len(blocks), "call")
-            yield (
-                f"{calls} of message passing in {counted(sum(blocks), 'block')}; sorting edges "
-                f"took {self.order_seconds:.2f} s so far, {format_bytes(self.order_bytes)}"
-            )
+            yield f"{calls} of message passing in {counted(sum(blocks), 'block')}{sorting}"
         if self.sum_bytes:
             yield f"{format_bytes(self.sum_bytes)} of sums over neighbors kept for the next step"
         if self.not_counted:

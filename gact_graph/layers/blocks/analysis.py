@@ -103,7 +103,7 @@ def analyze(
         messages is not None,
         traced.differentiable,
         _never_read(traced, dependencies, again, inputs),
-        _baseline(traced, dependencies, inputs),
+        _baseline(traced, inputs),
         weighted_sum,
         attention,
     )
@@ -138,7 +138,7 @@ def _never_read(
     )
 
 
-def _baseline(traced: Trace, dependencies: Dependencies, arguments: Arguments) -> BaselineSaves:
+def _baseline(traced: Trace, arguments: Arguments) -> BaselineSaves:
     saved = {storage_id(tensor): tensor for tensor in traced.saved}
 
     def take(node: fx.Node) -> bool:

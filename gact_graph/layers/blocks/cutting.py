@@ -1,4 +1,4 @@
-"""What the calls of a model share: sorted edges, kept sums, and the size of blocks."""
+"""The sorted edges, the kept sums and the size of blocks that the calls of a model share."""
 
 from __future__ import annotations
 

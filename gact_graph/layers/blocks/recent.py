@@ -1,4 +1,4 @@
-"""A cache of what the last forwards used."""
+"""A cache that drops the entries that the last forwards did not use."""
 
 from __future__ import annotations
 

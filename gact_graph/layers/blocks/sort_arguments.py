@@ -80,7 +80,7 @@ def sort_arguments(
     num_destinations = num_sources if num_destinations is None else num_destinations
     num_sources = num_destinations if num_sources is None else num_sources
     if num_destinations is None or num_sources is None:
-        raise CannotBlock("does not tell how many nodes there are")
+        raise CannotBlock("does not define the number of nodes")
     for name in others:
         value, level = values.get(name, Parameter.empty), "whole"
         if isinstance(value, Tensor):
@@ -113,7 +113,7 @@ def _level(
     of_edges = on_edges and length == num_edges
     of_nodes = in_update and length == num_destinations
     if (of_edges and of_nodes) or (in_update and length == num_edges and not of_nodes):
-        raise CannotBlock(f"does not tell whether {parameter} is of nodes or of edges")
+        raise CannotBlock(f"has an argument {parameter} that may be of nodes or of edges")
     if of_nodes and on_edges:
         raise CannotBlock(f"uses the node tensor {parameter} both in message and in update")
     return "edge" if of_edges else "node" if of_nodes else "whole"

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import remove_self_loops, to_undirected
 
+from gact_graph.ops.quantize import check_int
+
 
 def partition(data: Data, parts: int, owner: Tensor | None = None) -> list[Data]:
     """Cut a graph into parts, one for each process.
@@ -34,8 +36,9 @@ def partition(data: Data, parts: int, owner: Tensor | None = None) -> list[Data]
 
     Raises:
         TypeError: ``data`` is no ``Data`` with one type of nodes, or has no ``edge_index``, or one
-            that is no tensor.
-        ValueError: There are fewer nodes than parts, or ``owner`` leaves a part without nodes.
+            that is no tensor; ``parts`` is no int, or ``owner`` no tensor.
+        ValueError: ``parts`` is not 1 to the number of nodes; or ``owner`` has another length,
+            names other parts, or leaves a part without nodes.
     """
     if not isinstance(data, Data):
         raise TypeError(
@@ -48,10 +51,13 @@ def partition(data: Data, parts: int, owner: Tensor | None = None) -> list[Data]
             "Expected data with an edge_index [2, E] as a tensor "
             f"(got {type(edge_index).__name__}); other forms of edges cannot be cut"
         )
+    check_int("parts", parts)
     if not 1 <= parts <= num_nodes:
         raise ValueError(f"Expected 1 to {num_nodes} parts with a node or more each (got {parts})")
     if owner is None:
         owner = owners(edge_index, num_nodes, parts)
+    elif not isinstance(owner, Tensor):
+        raise TypeError(f"Expected owner to be a tensor [N] (got {type(owner).__name__})")
     elif len(owner) != num_nodes or owner.unique().tolist() != list(range(parts)):
         raise ValueError(
             f"Expected owner to name parts 0 to {parts - 1} for {num_nodes} nodes, each part at "

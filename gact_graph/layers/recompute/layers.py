@@ -78,7 +78,7 @@ class RecomputedLayer(Patch):
         try:
             state = self._state_of(module, arguments.others)
         except (CannotRecompute, Unknowable) as reason:
-            self._tell("stock", str(reason))
+            self._add_row("stock", str(reason))
             return original(*args, **kwargs)
         session.count_unallocated(nbytes)
         coding = session.coding_of(self._name)
@@ -86,11 +86,11 @@ class RecomputedLayer(Patch):
         named = _named(original, args, kwargs)
         with session.trace.standing_for("forward", named), current.capture_disabled():
             result = call.run(tensors, session, named)
-        self._tell("recomputed", None)
+        self._add_row("recomputed", None)
         self._judge(module, state)
         return result
 
-    def _tell(self, way: str, reason: str | None) -> None:
+    def _add_row(self, way: str, reason: str | None) -> None:
         self._report[self._name] = LayerRow(
             self._name, way, None, reason, counted=way != "recomputed"
         )
@@ -109,7 +109,7 @@ class RecomputedLayer(Patch):
                 "runs inside other saved-tensor hooks, such as those of torch.utils.checkpoint"
             )
         if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
-            raise CannotRecompute("has parameters that its first forward initialises")
+            raise CannotRecompute("has parameters that its first forward initializes")
         for argument in arguments:
             if any(t.requires_grad for t in tensors_in(argument)):
                 raise CannotRecompute(
@@ -129,7 +129,7 @@ class RecomputedLayer(Patch):
             # The tensor holds this call, which holds the layer: never collected.
             self._reason = f"leaves a tensor that requires a gradient in its attribute {name}"
         if self._reason is not None:
-            self._tell("stock", self._reason)
+            self._add_row("stock", self._reason)
 
 
 def _attributes_with_graph(module: nn.Module) -> Iterator[str]:

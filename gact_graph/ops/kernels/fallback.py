@@ -27,7 +27,7 @@ def warn_of_compiler(failed: str, taken: str, error: Exception) -> None:
 def warn_of_prebuilt(error: OSError) -> None:
     """Warn once that a library of the wheel does not load, and that a build serves instead."""
     warn_user(
-        "gact_graph built its CPU kernels, since those of its wheel do not serve. Install a wheel "
+        "gact_graph built its CPU kernels, because those of its wheel do not load. Install a wheel "
         f"for this torch; `python -m gact_graph.info` lists what is there ({error})."
     )
 

@@ -275,6 +275,8 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     assert gact_graph.Plan.load(tmp_path / "plan.json") == plan
     plan.save(tmp_path / "plan.png")
     assert (tmp_path / "plan.png").stat().st_size > 10_000
+    with pytest.raises(FileNotFoundError, match="create it first"):
+        plan.save(tmp_path / "none" / "plan.png")
     plan.save(tmp_path / "plan.html")
     assert "convs.1" in (tmp_path / "plan.html").read_text(encoding="utf-8")
     text = str(plan)
@@ -287,6 +289,9 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     [
         ({"format": 0}, ValueError, "make the plan again"),
         ({"peaks": None}, ValueError, "the keys"),
+        ({"strategy": "L1"}, ValueError, "the entries of a plan"),
+        ({"tensors": [{"bits": 4}]}, ValueError, "the entries of a plan"),
+        ({"peaks": [3]}, ValueError, "the entries of a plan"),
     ],
 )
 def test_another_file_is_refused(

@@ -176,6 +176,4 @@ def test_a_batch_of_gradients_is_refused_with_the_way_out():
     x, e = inputs()
     out = gact_graph.message_passing(lambda x_i, x_j, e: x_i * x_j, x, EDGES, e, blocks=11)
     with pytest.raises(RuntimeError, match=r"got a batch of gradients.* blocks=False"):
-        torch.autograd.grad(
-            out.sum(0), x, torch.eye(WIDTH, dtype=out.dtype), is_grads_batched=True
-        )
+        torch.autograd.grad(out.sum(0), x, torch.eye(WIDTH, dtype=out.dtype), is_grads_batched=True)

@@ -1,4 +1,4 @@
-"""What runs as PyG has it beside blocks: layers that cannot, hooks and errors of the user."""
+"""Layers that run as in PyG beside blocks: unsupported ones, hooks of the user and errors."""
 
 from __future__ import annotations
 

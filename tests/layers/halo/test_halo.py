@@ -74,6 +74,10 @@ def test_what_cannot_be_cut():
         ValueError, match=r"Expected 1 to 40 parts with a node or more each \(got 0"
     ):
         partition(whole(), 0)
+    with pytest.raises(TypeError, match=r"Expected parts to be an int \(got str\)"):
+        partition(whole(), "2")
+    with pytest.raises(TypeError, match=r"Expected owner to be a tensor \[N\] \(got list\)"):
+        partition(whole(), 1, [0] * 40)
     with pytest.raises(TypeError, match=r"Expected data with an edge_index \[2, E\] as a tensor"):
         partition(Data(x=torch.ones(3, 1)), 1)
 

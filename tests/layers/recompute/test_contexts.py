@@ -1,4 +1,4 @@
-"""What a layer that is computed again saves for that long: codes where they will do."""
+"""Codes of the tensors that a layer saves while it is computed again in backward."""
 
 from __future__ import annotations
 

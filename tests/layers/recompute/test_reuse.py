@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 
 class Own(MessagePassing):
-    """Does to the sum of its neighbours what ``after`` says."""
+    """Does to the sum of its neighbors what ``after`` says."""
 
     def __init__(self, after):
         super().__init__()
