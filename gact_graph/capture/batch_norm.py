@@ -15,7 +15,7 @@ from torch import Tensor
 from gact_graph.capture.derivatives import Replacement
 from gact_graph.capture.trace import Call
 from gact_graph.ops.batch_norm import batch_norm_backward
-from gact_graph.support.current import is_transformed, saved_by, with_advice
+from gact_graph.support.current import is_transformed, may_write, saved_by, with_advice
 from gact_graph.support.storage import is_plain
 
 INPUT = "input"
@@ -79,7 +79,7 @@ class _BatchNorm(torch.autograd.Function):
             return (None,) * 7
         needed, packed = ctx.needs_input_grad[:3], saved_by(ctx)
         x, weight, mean, deviation = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if not may_write(gradient):
             results = torch.ops.aten.native_batch_norm_backward(
                 *(gradient, x, weight, None, None, mean, deviation, True, ctx._saved_eps),
                 [*needed],

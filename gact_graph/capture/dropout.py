@@ -13,6 +13,7 @@ from gact_graph.capture.nodes import saved_as
 from gact_graph.capture.trace import Call
 from gact_graph.codecs import Saved
 from gact_graph.ops.bernoulli import DropoutNoise, dropout_noise
+from gact_graph.support.current import may_write
 from gact_graph.support.storage import is_plain
 
 _LEAST = 1 << 12
@@ -75,7 +76,6 @@ class _Dropout(torch.autograd.Function):
         if gradient is None:
             return None, None
         (noise,) = ctx.saved_tensors
-        # In the memory of the noise, unless the product is differentiated again, or PyTorch's
-        # product would have other strides.
-        in_place = gradient.is_contiguous() and not torch.is_grad_enabled()
+        # In the memory of the noise, unless PyTorch's product would have other strides.
+        in_place = may_write(gradient) and gradient.is_contiguous()
         return noise.mul_(gradient) if in_place else gradient * noise, None

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from gact_graph.capture.trace import Call
 from gact_graph.codecs.mask import Joint
-from gact_graph.support.current import is_transformed, saved_by, with_advice
+from gact_graph.support.current import is_transformed, may_write, saved_by, with_advice
 from gact_graph.support.part import in_proportion, piece
 from gact_graph.support.storage import is_plain
-from gact_graph.support.torch_private import is_batched
 
 aten: Final = torch.ops.aten
 
@@ -53,14 +52,6 @@ def _fits(*tensors: Any) -> bool:
         and len({(t.dtype, t.device) for t in tensors}) == 1
         and not torch.is_autocast_enabled(tensors[0].device.type)
     )
-
-
-def _may_write(gradient: Tensor) -> bool:
-    """Return whether backward may write a gradient over a tensor.
-
-    A backward that is differentiated again may not, nor one of a batch of gradients.
-    """
-    return not torch.is_grad_enabled() and not is_batched(gradient)
 
 
 def _owns_first(packed: Sequence[Any] | None) -> bool:
@@ -97,13 +88,21 @@ class _Relu(torch.autograd.Function):
         if packed is not None and isinstance(packed[0].context.sample, Joint):
             return (gradient,)  # the dropout's backward has zeros wherever this one would
         (result,) = ctx.saved_tensors
-        if not _may_write(gradient) or not _owns_first(packed):
+        if not may_write(gradient) or not _owns_first(packed):
             return (aten.threshold_backward(gradient, result, 0),)
         result = result.detach()
         return (aten.threshold_backward.grad_input(gradient, result, 0, grad_input=result),)
 
 
-# Products of rows and a factor that all rows share.
+# Products of rows and a factor that all rows share, and matrix products.
+
+
+def _save(ctx: Any, x: Tensor, weight: Tensor, of_x: bool) -> None:
+    """Save the factors of a product for backward, as PyTorch's own nodes do.
+
+    Without a gradient of x, the weight is not saved, and may change before backward.
+    """
+    ctx.save_for_backward(x, weight if of_x else None)
 
 
 def _scaled(call: Call) -> Callable[[], Tensor] | None:
@@ -125,7 +124,8 @@ class _Scaled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, weight)
+        _save(ctx, x, weight, of_x=ctx.needs_input_grad[0])
+        ctx.shape = weight.shape
         return x * weight
 
     @staticmethod
@@ -136,21 +136,18 @@ class _Scaled(torch.autograd.Function):
         if gradient is None:
             return None, None
         x, weight = ctx.saved_tensors
-        if not _may_write(gradient):
+        if not may_write(gradient):
             of_x = gradient * weight if of_rows else None
-            return of_x, (gradient * x).sum_to_size(weight.shape) if of_factor else None
+            return of_x, (gradient * x).sum_to_size(ctx.shape) if of_factor else None
         of_weight = None
         if of_factor:
             rows = max(1, piece(_PART, x.device) // max(1, x[0].numel()))
             parts = zip(x.split(rows), gradient.split(rows), strict=True)
-            of_weight = torch.stack([(a * b).sum(0) for a, b in parts]).sum(0).view(weight.shape)
+            of_weight = torch.stack([(a * b).sum(0) for a, b in parts]).sum(0).view(ctx.shape)
         if not of_rows:
             return None, of_weight
         out = x if _owns_first(packed) else torch.empty_like(x)
         return torch.mul(gradient, weight, out=out), of_weight
-
-
-# Matrix products.
 
 
 def _linear(call: Call) -> Callable[[], Tensor] | None:
@@ -168,7 +165,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, weight)
+        _save(ctx, x, weight, of_x=ctx.needs_input_grad[0])
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -181,7 +178,8 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         of_bias = gradient.sum(0) if needed[2] else None
         of_weight = gradient.t() @ x if needed[1] else None
-        return _of_rows(gradient, weight, x, packed, needed[0]), of_weight, of_bias
+        of_x = _of_rows(gradient, weight, x, packed) if needed[0] else None
+        return of_x, of_weight, of_bias
 
 
 def _addmm(call: Call) -> Callable[[], Tensor] | None:
@@ -206,7 +204,7 @@ class _Addmm(torch.autograd.Function):
         ctx: Any, added: Tensor, x: Tensor, weight: Tensor, beta: float, alpha: float
     ) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, weight)
+        _save(ctx, x, weight, of_x=ctx.needs_input_grad[1])
         ctx.beta, ctx.alpha = beta, alpha
         return torch.addmm(added, x, weight, beta=beta, alpha=alpha)
 
@@ -219,7 +217,9 @@ class _Addmm(torch.autograd.Function):
             return (None,) * 5
         x, weight = ctx.saved_tensors
         of_weight = (x.t() @ gradient) * ctx.alpha if needed[2] else None
-        of_x = _of_rows(gradient, weight.t(), x, packed, needed[1], ctx.alpha)
+        of_x = None
+        if needed[1]:
+            of_x = _of_rows(gradient, weight.t(), x, packed, ctx.alpha)
         of_added = None
         if needed[0]:
             of_added = gradient if ctx.beta == 1 else gradient * ctx.beta
@@ -231,13 +231,10 @@ def _of_rows(
     weight: Tensor,
     x: Tensor,
     packed: Sequence[Any] | None,
-    needed: bool,
     factor: float = 1,
-) -> Tensor | None:
+) -> Tensor:
     """Return the gradient of the rows x of a product, ``factor * gradient @ weight``."""
-    if not needed:
-        return None
-    if not _may_write(gradient) or not _owns_first(packed):
+    if not may_write(gradient) or not _owns_first(packed):
         of_x = gradient @ weight
         return of_x if factor == 1 else of_x * factor
     of_x = torch.mm(gradient, weight, out=x.detach())

@@ -12,9 +12,13 @@ from torch import Tensor
 from gact_graph.codecs.base import Encoded, Movable
 from gact_graph.codecs.codec import Codec, Request
 from gact_graph.codecs.group_widths import widths_of_groups
-from gact_graph.codecs.reads import Values
+from gact_graph.codecs.reads import Slices, Values
 from gact_graph.ops.bitmask import pack_bits, unpack_bits
 from gact_graph.ops.quantize import DTYPES, Packed, pack
+
+
+_ROUNDED = 1 << 12
+"""The most deviations that a mean may take: float32 then rounds to 1/4096 of a deviation."""
 
 
 @dataclass(eq=False)
@@ -68,12 +72,31 @@ class Quantize(Codec):
         bits = max(request.bits, reads.least_bits)
         if bits >= min(32, 8 * x.element_size()):
             return None
+        if exceeds_float32(x, reads.slices):
+            return None
         packed, bits = packed_of(x, bits, request)
         if packed.groups is not None and packed.nbytes >= x.nbytes:
             return None  # the elements of groups with NaN or Inf take more memory than is saved
         if reads.sign:
             return QuantizedWithSign(packed, bits, pack_bits(x, "above"))
         return Quantized(packed, bits)
+
+
+def exceeds_float32(x: Tensor, slices: Slices | None) -> bool:
+    """Return whether float32, in which codes are made, rounds off the deviations of float64.
+
+    Backward may subtract the exact mean from such elements.
+
+    Args:
+        x: A floating-point tensor.
+        slices: The slices in which elements deviate from their mean; None for one of all elements.
+    """
+    if x.dtype != torch.float64 or not x.numel():
+        return False
+    shape, dims = ((x.numel(),), (0,)) if slices is None else slices
+    variance, mean = torch.var_mean(x.view(shape), dims, correction=0)
+    constant = (variance == 0) & (mean.float() != mean)
+    return bool(torch.any(constant | (mean.square() > variance * _ROUNDED**2) & (variance > 0)))
 
 
 def packed_of(x: Tensor, bits: float, request: Request) -> tuple[Packed, float]:

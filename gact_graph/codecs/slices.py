@@ -19,7 +19,7 @@ from torch import Tensor
 from gact_graph.codecs.base import Encoded
 from gact_graph.codecs.codec import Codec, Request
 from gact_graph.codecs.group_widths import widths_of_groups
-from gact_graph.codecs.quantize import Quantized
+from gact_graph.codecs.quantize import Quantized, exceeds_float32
 from gact_graph.codecs.reads import Values
 from gact_graph.ops.batch_norm import restore_columns
 from gact_graph.ops.quantize import DTYPES, Channels, decorrelated_weight, pack_channels
@@ -88,6 +88,8 @@ class QuantizeBySlice(Codec):
             return None
         shape, dims = reads.slices
         if x.numel() != math.prod(shape) or math.prod(shape[d] for d in dims) < FEW:
+            return None
+        if exceeds_float32(x, reads.slices):
             return None
         rows = x.view(shape)
         mean, deviation, channels = statistics_of(rows, dims)

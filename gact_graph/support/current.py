@@ -19,7 +19,12 @@ from torch.jit import is_tracing  # type: ignore[attr-defined]
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.messages import advising, warn
 from gact_graph.support.scopes import Scopes
-from gact_graph.support.torch_private import function_transform, in_forward_mode, saved_tensor_hooks
+from gact_graph.support.torch_private import (
+    function_transform,
+    in_forward_mode,
+    is_batched,
+    saved_tensor_hooks,
+)
 
 
 class Coding(NamedTuple):
@@ -217,6 +222,14 @@ def is_transformed() -> bool:
     and blocks have no forward-mode derivative.
     """
     return function_transform() is not None or in_forward_mode() or is_tracing()
+
+
+def may_write(gradient: Tensor) -> bool:
+    """Return whether backward may write a gradient over a decoded tensor.
+
+    A backward that is differentiated again may not, nor one of a batch of gradients.
+    """
+    return not torch.is_grad_enabled() and not is_batched(gradient)
 
 
 class Owner:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -102,30 +102,31 @@ def _may_hold(kind: type) -> bool:
 
 
 def _walk(value: Any, seen: set[int], into_objects: bool) -> Iterator[Tensor]:
-    if isinstance(value, _PLAIN) or id(value) in seen:
-        return
-    if isinstance(value, Tensor):
-        yield from parts_of(value)
-        if type(value) not in (Tensor, nn.Parameter):
-            # Subclasses such as EdgeIndex keep their memory in attributes.
-            seen.add(id(value))
-            yield from _walk(vars(value), seen, into_objects)
-        return
-    seen.add(id(value))
-    if isinstance(value, Mapping):
-        children: Any = value.values()
-    elif isinstance(value, (tuple, list, set, frozenset)):
-        children = value
-    elif isinstance(value, _NO_DATA) or inspect.isroutine(value):
-        return
-    elif into_objects or isinstance(value, SparseTensor):
-        children, into_objects = [*attributes(value).values()], True
-    else:
-        return
-    for child in children:
-        kind: Any = type(child)
-        if into_objects or _may_hold(kind):
-            yield from _walk(child, seen, into_objects)
+    # A stack of its own: a list of linked objects may be longer than Python's.
+    waiting = [(value, into_objects)]
+    while waiting:
+        value, into_objects = waiting.pop()
+        if isinstance(value, _PLAIN) or id(value) in seen:
+            continue
+        children: Collection[Any]
+        if isinstance(value, Tensor):
+            yield from parts_of(value)
+            if type(value) in (Tensor, nn.Parameter):
+                continue
+            children = [vars(value)]  # subclasses such as EdgeIndex keep their memory in attributes
+        elif isinstance(value, Mapping):
+            children = value.values()
+        elif isinstance(value, (tuple, list, set, frozenset)):
+            children = value
+        elif isinstance(value, _NO_DATA) or inspect.isroutine(value):
+            children = ()
+        elif into_objects or isinstance(value, SparseTensor):
+            children, into_objects = attributes(value).values(), True
+        else:
+            children = ()
+        seen.add(id(value))
+        holders = [child for child in children if into_objects or _may_hold(type(child))]
+        waiting += [(child, into_objects) for child in reversed(holders)]
 
 
 class Layout(NamedTuple):

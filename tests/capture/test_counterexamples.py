@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -102,3 +103,19 @@ def test_a_parameter_without_a_gradient_gets_none(name: str, level: str) -> None
     got, expected = gradients(model, x), gradients(stock, x)
     assert [g is None for g in got] == [g is None for g in expected]
     assert any(g is None for g in got) and any(g is not None for g in got)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
+def test_float64_far_from_zero_keeps_its_deviations(norm: type[nn.Module]) -> None:
+    """Codes are made in float32, which rounds a deviation of 1 from 1e8 to 8 or 0."""
+
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        return model.norm(model.first(x).flip(0) + 1e8)
+
+    model, x = net(forward).double(), X.double()
+    model.norm = norm(64).double()
+    ours = gact_graph.wrap(copy.deepcopy(model), bits=16, adaptive=False, min_bytes=0)
+    weights = torch.randn(ROWS, 64, generator=seeded(4), dtype=torch.float64)
+    for each in (model, ours):
+        (each(x) * weights).sum().backward()
+    torch.testing.assert_close(ours.norm.weight.grad, model.norm.weight.grad, rtol=1e-3, atol=0.1)

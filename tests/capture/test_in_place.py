@@ -78,18 +78,33 @@ def test_a_batch_of_gradients(name: str) -> None:
 
 
 def test_a_batch_of_gradients_of_a_model() -> None:
-    """Where one gradient would take the place of a decoded tensor."""
+    """Where one gradient would take the place of a decoded tensor, or of a dropout's noise."""
     torch.manual_seed(0)
-    model, x = Net(), torch.randn(ROWS, WIDTH, generator=seeded(3))
+    model, x = nn.Sequential(Net(), nn.Dropout(0.3)), torch.randn(ROWS, WIDTH, generator=seeded(3))
     ours = gact_graph.wrap(copy.deepcopy(model), level="lossless", min_bytes=0)
 
     def gradients(net: nn.Module) -> tuple[Tensor, ...]:
+        torch.manual_seed(1)
         parameters = [*net.parameters()]
         return torch.autograd.grad(
             net(x).sum(0), parameters, torch.eye(3), is_grads_batched=True, allow_unused=True
         )
 
     torch.testing.assert_close(gradients(ours), gradients(model))
+
+
+@pytest.mark.parametrize("name", ["scaled constant", "linear of a constant", "addmm"])
+def test_a_weight_may_change_where_rows_have_no_gradient(name: str) -> None:
+    function, args, kwargs = CALLS[name]
+    args = tuple(a.detach() for a in args)
+    weight = args[-1 if name == "addmm" else 1].requires_grad_()
+    found = backward_in_place(Call(function, args, kwargs), may_reorder=True)
+    assert found is not None
+    result = found()
+    expected = torch.autograd.grad(function(*args, **kwargs).sum(), weight)
+    with torch.no_grad():
+        weight.mul_(0.5)
+    torch.testing.assert_close(torch.autograd.grad(result.sum(), weight), expected)
 
 
 _X = random(9, 5)

@@ -202,6 +202,12 @@ class TestWalk:
         assert edges.as_tensor().data_ptr() in found(edges)
         assert len(found(edges)) > 1
 
+    def test_a_long_list_of_linked_objects(self):
+        tensors, last = [torch.ones(1) for _ in range(3000)], None
+        for tensor in tensors:
+            last = [tensor, last]
+        assert [id(t) for t in tensors_in(last)] == [id(t) for t in reversed(tensors)]
+
     def test_cycles_end(self):
         value = Holder(torch.ones(1))
         value.more = [value, {"again": value}]
