@@ -16,7 +16,6 @@ from gact_graph.codecs.reads import Slices, Values
 from gact_graph.ops.bitmask import pack_bits, unpack_bits
 from gact_graph.ops.quantize import DTYPES, Packed, pack
 
-
 _ROUNDED = 1 << 12
 """The most deviations that a mean may take: float32 then rounds to 1/4096 of a deviation."""
 

@@ -49,6 +49,17 @@ _PURE = frozenset(
 )
 """Modules of the standard library whose functions return the same result at every call."""
 
+_OF_VALUES = frozenset({"datetime", "decimal", "fractions", "pathlib", "re", "uuid"})
+"""Modules of the standard library whose objects do not change."""
+
+_NOT_BY_OPERATORS = frozenset(
+    {
+        *("__init__", "__new__", "__del__", "__repr__", "__str__", "__sizeof__", "__dir__"),
+        *("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__"),
+        *("__deepcopy__", "__init_subclass__", "__class_getitem__", "__set_name__"),
+    }
+)
+
 
 def attributes(value: Any) -> dict[str, Any]:
     """Return the contents of the ``__dict__`` and the ``__slots__`` of an object."""
@@ -123,6 +134,18 @@ def _methods_of(kind: Any) -> dict[str, frozenset[str]]:
 
 
 @functools.lru_cache(maxsize=1024)
+def special_methods_of(kind: Any) -> frozenset[str]:
+    """Return the methods of a user's class that operators and statements call without a name."""
+    return frozenset(
+        name
+        for base in kind.__mro__
+        if not is_library(base.__module__)
+        for name, value in vars(base).items()
+        if name.startswith("__") and name.endswith("__") and isinstance(value, types.FunctionType)
+    ).difference(_NOT_BY_OPERATORS)
+
+
+@functools.lru_cache(maxsize=1024)
 def is_library(module: str | None) -> bool:
     """Return whether a module is Python's own or installed, so that its code is not followed."""
     top = (module or "sys").partition(".")[0]
@@ -135,3 +158,9 @@ def is_impure(module: str) -> bool:
     """Return whether functions of a module of the standard library may vary between calls."""
     top = module.partition(".")[0]
     return top in sys.stdlib_module_names and top not in _PURE
+
+
+@functools.lru_cache(maxsize=1024)
+def is_stateful(module: str) -> bool:
+    """Return whether objects of a module of the standard library may change."""
+    return is_impure(module) and module.partition(".")[0] not in _OF_VALUES

@@ -11,7 +11,8 @@ import functools
 import io
 import random
 import types
-from collections import deque
+import weakref
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,11 +31,13 @@ from gact_graph.support.objects import (
     cell_contents,
     is_impure,
     is_library,
+    is_stateful,
     items,
     joined,
     module_attributes,
     names_of,
     names_of_methods,
+    special_methods_of,
 )
 from gact_graph.support.watch import Watch
 
@@ -44,16 +47,20 @@ _ALL_METHODS = _EDGE_METHODS | {"forward"}
 _IMPURE_BUILTINS = frozenset({"eval", "exec", "input", "open", "print"})
 _DYNAMIC = frozenset(
     {
-        *("__dict__", "eval", "exec", "getattr", "globals", "locals", "setattr", "vars"),
+        *("eval", "exec", "getattr", "globals", "locals", "setattr", "vars"),
+        *("__dict__", "__getattr__", "__getattribute__"),
         *("children", "named_children", "modules", "named_modules", "get_submodule"),
         *("get_parameter", "get_buffer", "_modules", "_parameters", "_buffers"),
     }
 )
 """Names in code that may read attributes by names that the code does not contain."""
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MODULE_CONTAINERS = (
     nn.ModuleList | nn.Sequential | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
 )
+_WRAPPERS = (UserDict, UserList, ChainMap)
+_CACHED = type(functools.lru_cache(len))
 _CALLS: Any = (
     types.MethodType
     | types.BuiltinMethodType
@@ -194,6 +201,7 @@ class Reach:
         elif isinstance(value, nn.Module):
             self._visit_module(value, name)
         elif isinstance(value, CONTAINERS):
+            self._names |= special_methods_of(kind)
             self._refer(kind, name)
             self._refer_all(self._named(getattr(value, "__dict__", {})), name)
             if len(value) <= MANY:
@@ -201,13 +209,22 @@ class Reach:
             elif self._strict:
                 raise Unknowable(f"reads {name}, which has more than {MANY} items")
         elif isinstance(value, NAMESPACES) or not is_library(kind.__module__):
-            if callable(value):
-                self._names |= {"__call__"}
+            self._names |= special_methods_of(kind)
             self._refer(kind, name)
             self._refer_all(self._named(attributes(value)), name)
+        elif isinstance(value, _WRAPPERS):
+            self._refer_all(attributes(value), name)
+        elif isinstance(value, weakref.ref):
+            self._refer(value(), name)
+        elif isinstance(value, _CACHED):
+            if self._strict and not is_library(value.__module__):
+                raise Unknowable(f"calls {name}, which caches results")
+            self._refer(value.__wrapped__, name)
         elif isinstance(value, torch.jit.ScriptFunction):
             if self._strict:
                 raise Unknowable(f"calls {name}, which lives in TorchScript")
+        elif self._strict and is_stateful(kind.__module__):
+            raise Unknowable(f"reads {name}, an object of the module {kind.__module__}")
         elif isinstance(value, Hashable):
             self._key.append(value)
 
@@ -240,7 +257,7 @@ class Reach:
             raise Unknowable(f"calls {impure[0]}")
 
     def _visit_module(self, module: nn.Module, name: str) -> None:
-        kind = type(module)
+        kind: Any = type(module)
         if isinstance(module, torch.jit.ScriptModule):
             if self._strict or any(True for _ in module.buffers()):
                 raise Unknowable(f"calls {name}, which lives in TorchScript")
@@ -248,9 +265,16 @@ class Reach:
         is_root = module is self._root and isinstance(module, MessagePassing)
         if self._strict:
             entries = frozenset() if is_root else frozenset({"forward"})
+            self._names |= special_methods_of(kind)
             self._names |= names_of_methods(kind, entries | self._names)
-        if not is_root:
+        if is_root:
+            for method in sorted(self._methods or ()):  # which may replace that of a library
+                self._refer(getattr(kind, method), method)
+        else:
             self._refer_hooks(module, name)
+            own = vars(module).get("forward")  # which replaces that of the class
+            if own is not None and not type(own).__module__.startswith("gact_graph."):
+                self._refer(own, joined(name, "forward"))
         self._refer(kind, name)
         self._refer_all(self._read(module_attributes(module)), name)
         for group in ("_parameters", "_buffers", "_modules"):
@@ -263,7 +287,7 @@ class Reach:
         return self._named(held) if self._strict else held
 
     def _refer_hooks(self, module: nn.Module, name: str) -> None:
-        for group in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"):
+        for group in _HOOKS:
             for hook in vars(module).get(group, {}).values():
                 if type(hook).__module__.startswith("gact_graph."):
                     continue

@@ -125,7 +125,9 @@ def _walk(value: Any, seen: set[int], into_objects: bool) -> Iterator[Tensor]:
         else:
             children = ()
         seen.add(id(value))
-        holders = [child for child in children if into_objects or _may_hold(type(child))]
+        kinds: Any = map(type, children)
+        pairs = zip(children, kinds, strict=True)
+        holders = [child for child, kind in pairs if into_objects or _may_hold(kind)]
         waiting += [(child, into_objects) for child in reversed(holders)]
 
 

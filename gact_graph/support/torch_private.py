@@ -19,6 +19,7 @@ from torch._dynamo import source
 from torch._subclasses import fake_tensor, functional_tensor
 from torch.autograd import Variable, forward_ad
 from torch.nn.modules import batchnorm
+from torch.nn.modules import module as modules
 from torch.utils import _python_dispatch, _pytree
 
 # Autograd.
@@ -59,6 +60,14 @@ neg_view: Callable[..., Any] = torch._neg_view
 def holders_of(tensor: Tensor) -> int:
     """Return the number of holders of a tensor's storage, among them this function."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+# Modules.
+
+
+def has_global_hooks() -> bool:
+    """Return whether hooks of all modules are registered."""
+    return bool(modules._has_any_global_hook())
 
 
 # Operators and modes.

@@ -117,6 +117,15 @@ def _() -> None:
     assert seen == [True, False]
 
 
+@check("has_global_hooks")
+def _() -> None:
+    assert not private.has_global_hooks()
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *arguments: None)
+    assert private.has_global_hooks()
+    handle.remove()
+    assert not private.has_global_hooks()
+
+
 @check("in_forward_mode")
 def _() -> None:
     assert not private.in_forward_mode()

@@ -116,6 +116,8 @@ def _never_read(
     arguments: Arguments,
 ) -> frozenset[int]:
     """Return the inputs of which no tensor depends that backward saves in its run of the graph."""
+    if traced.hooked:
+        return frozenset()
     runs = dependencies.closure(again)
     # Autograd itself copies a tensor that an operation saves and changes in place: no output
     # depends on such a copy.

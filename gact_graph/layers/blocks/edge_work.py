@@ -21,6 +21,7 @@ from gact_graph.ops.weighted_sum import makes_messages
 from gact_graph.support import current
 from gact_graph.support.reach import Reach, Unknowable
 from gact_graph.support.run_state import RunState
+from gact_graph.support.torch_private import has_global_hooks
 
 _CACHED_ANALYSES = 512
 
@@ -129,6 +130,8 @@ class EdgeWork:
         Raises:
             CannotBlock: The call cannot run in blocks.
         """
+        if has_global_hooks():  # a trace would run them once
+            raise CannotBlock("runs under a hook on all modules")
         try:
             reach = Reach([module, *arguments.others.values()], self.edge_function.methods)
         except Unknowable as reason:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,6 +72,30 @@ def changes_in_place(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
+_BATCH_NORMS = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in (
+        "native_batch_norm",
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit_no_training",
+        "cudnn_batch_norm",
+    )
+)
+
+
+def _unless_empty(norm: OpOverload) -> Callable[..., Any]:
+    """Return a batch norm with given statistics that does nothing to no rows.
+
+    The backward of the operators divides by the number of rows on a CPU, which ends the process;
+    ``F.batch_norm`` does not call them without rows.
+    """
+
+    def batch_norm(x: Tensor, *args: Any) -> Any:
+        return norm(x, *args) if len(x) else (x.clone(), x, x)
+
+    return batch_norm
+
+
 def _is_random(node: fx.Node) -> bool:
     seeded = torch.Tag.nondeterministic_seeded
     return isinstance(node.target, OpOverload) and seeded in node.target.tags
@@ -98,6 +122,8 @@ class EdgeGraph:
         for node in trace.graph.nodes:
             if node in needed or node.target is set_grad_enabled:
                 copies[node] = graph.node_copy(node, lambda n: copies[n])
+                if getattr(node.target, "overloadpacket", None) in _BATCH_NORMS:
+                    copies[node].target = _unless_empty(node.target)
         self.inputs: tuple[str, ...] = tuple(
             name for name, node in trace.placeholders.items() if node in copies
         )

@@ -300,6 +300,8 @@ def _indexes(call: _Call, result: Rows) -> bool:
             and (result == Rows(tables.kind, tables.axis))
         )
     if packet is aten.embedding:
+        if call.argument("scale_grad_by_freq", False) or call.argument("sparse", False):
+            return False  # a block has other frequencies; and its gradient is a dense one
         return call.rows_of("weight").kind == "shared" and not call.rows_of("indices").index
     table, index = call.rows_of("self"), call.rows_of("index")
     dim = call.argument("dim") % max(1, call.value_of("self").dim())

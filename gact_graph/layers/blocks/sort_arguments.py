@@ -8,7 +8,6 @@ whole argument of its name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from inspect import Parameter
 from typing import Any
 
 import torch
@@ -61,7 +60,10 @@ def sort_arguments(
         if name[-2:] not in ("_i", "_j"):
             others.append(name)
             continue
-        value, label = values.get(name[:-2], Parameter.empty), name[:-2]
+        label = name[:-2]
+        if label not in values:
+            raise CannotBlock(f"gets no argument {label}")
+        value = values[label]
         row = target if name.endswith("_i") else 1 - target
         if isinstance(value, (tuple, list)):
             if len(value) != 2:
@@ -81,8 +83,12 @@ def sort_arguments(
     num_sources = num_destinations if num_sources is None else num_sources
     if num_destinations is None or num_sources is None:
         raise CannotBlock("does not define the number of nodes")
+    if num_destinations < 2 or num_sources < 2:
+        raise CannotBlock("has no two nodes")  # code may treat one row in another way
     for name in others:
-        value, level = values.get(name, Parameter.empty), "whole"
+        if name not in values:
+            continue  # PyG takes the default
+        value, level = values[name], "whole"
         if isinstance(value, Tensor):
             on_edges = any(name in taken[method] for method in taken if method != "update")
             in_update = name in taken.get("update", ())

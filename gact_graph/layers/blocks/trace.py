@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch_geometric import typing
 
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, EdgeFunction, constant_name
-from gact_graph.support.current import capture_disabled
+from gact_graph.support.current import capture_disabled, packs_with
 from gact_graph.support.graph import nodes_of
 from gact_graph.support.objects import slots_of
 from gact_graph.support.progress import progress
@@ -72,6 +72,8 @@ class Trace:
         constants: For each constant its number in ``Reach.tensors``.
         kept: The attributes in which the layer leaves a tensor.
         saved: The tensors that stock autograd saves, as fake tensors.
+        hooked: Whether the function sets hooks of its own, as a checkpoint does: ``saved`` then
+            lacks some tensors.
         differentiable: Whether each output requires a gradient.
         guards: The conditions on the symbols of sizes under which the graph holds.
     """
@@ -81,6 +83,7 @@ class Trace:
     constants: tuple[int, ...]
     kept: tuple[str, ...]
     saved: tuple[Tensor, ...]
+    hooked: bool
     differentiable: tuple[bool, ...]
     guards: tuple[str, ...]
 
@@ -156,6 +159,7 @@ def _trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach
         constants,
         tuple(run.kept),
         tuple(run.saved),
+        run.hooked,
         run.differentiable,
         tuple(str(guard.expr) for guard in environment.guards),
     )
@@ -215,6 +219,7 @@ class _Run:
         self._module, self._others = module, arguments.others
         self.kept: list[str] = []
         self.saved: list[Tensor] = []
+        self.hooked = False
         self.differentiable: tuple[bool, ...] = ()
 
     def __call__(self, *values: Any) -> tuple[Tensor, ...]:
@@ -222,8 +227,10 @@ class _Run:
         del inputs["num_edges"]
         inputs |= {"edge_index_i": inputs["index"], "ptr": None, "size_i": inputs["dim_size"]}
         module = _shell_of(self._module) if isinstance(self._module, nn.Module) else self._module
-        with saved_tensors_hooks(self._pack, _same), _Operations(), _Functions():
+        operations = _Operations(self._pack)
+        with saved_tensors_hooks(self._pack, _same), operations, _Functions():
             out = self._edge_function.run(module, inputs)
+        self.hooked = operations.hooked
         if not isinstance(out, Tensor) or out.dim() == 0:
             raise CannotBlock(NO_ROWS)
         results = [out]
@@ -277,15 +284,22 @@ def _changes(module: nn.Module, shell: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 class _Operations(DispatchMode):
-    """Refuses operations whose result depends on values in a way that no graph represents."""
+    """Refuses operations whose result depends on values in a way that no graph represents.
 
-    def __init__(self) -> None:
+    Attributes:
+        hooked: Whether an operation ran under other hooks on saved tensors.
+    """
+
+    def __init__(self, pack: Callable[[Tensor], Any]) -> None:
         super().__init__()
+        self.hooked = False
+        self._pack = pack
         self._inference = torch.is_inference_mode_enabled()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.is_inference_mode_enabled() != self._inference:
             raise CannotBlock("changes the inference mode")
+        self.hooked = self.hooked or not packs_with(self._pack)
         if torch.Tag.data_dependent_output in func.tags:
             raise CannotBlock(_READS_VALUES)
         packet = func.overloadpacket

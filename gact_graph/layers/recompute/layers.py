@@ -85,7 +85,7 @@ class RecomputedLayer(Patch):
         call = Recomputation(self._name, module, original, arguments, state, coding)
         named = _named(original, args, kwargs)
         with session.trace.standing_for("forward", named), current.capture_disabled():
-            result = call.run(tensors, session, named)
+            result = call.run(args, kwargs, tensors, session, named)
         self._add_row("recomputed", None)
         self._judge(module, state)
         return result

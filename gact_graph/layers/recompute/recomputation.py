@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,10 +99,19 @@ class Recomputation:
         self._others: list[int] = []
         self._measured: dict[int, Saved] = {}
 
-    def run(self, tensors: Sequence[Tensor], session: Capture, named: dict[str, Tensor]) -> Any:
+    def run(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        tensors: Sequence[Tensor],
+        session: Capture,
+        named: dict[str, Tensor],
+    ) -> Any:
         """Run the layer in forward.
 
         Args:
+            args: The arguments by position: those of the caller, to whose lists a layer may add.
+            kwargs: The arguments by name.
             tensors: The tensors among the arguments.
             session: The session that compresses them.
             named: Their names in the report; results of edge work are added.
@@ -114,7 +123,6 @@ class Recomputation:
         self._inputs = [first.save(tensor) for tensor in tensors]
         self.advise: Advise | None = self._inputs[0].advise
         first.most = _SHARE * sum(t.nbytes for t in tensors if t.is_floating_point())
-        args, kwargs = self._arguments.filled(tensors)
         self._ends = first.ends
         try:
             with counting(first), saved_tensors_hooks(first.pack, unpack):

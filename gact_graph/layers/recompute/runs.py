@@ -23,7 +23,7 @@ from gact_graph.layers.recompute.contexts import Waiting, geometry, kept
 from gact_graph.support.current import Capture
 from gact_graph.support.run_state import RunState
 from gact_graph.support.scopes import Scopes
-from gact_graph.support.storage import is_plain, key_of, parts_of, plain_of
+from gact_graph.support.storage import is_plain, key_of, parts_of, plain_of, version_of
 
 _runs: Scopes[Run | None] = Scopes(None)
 
@@ -141,7 +141,7 @@ class FirstRun(Run):
         self.ends: list[End] = []
         self._results: dict[int, tuple[Tensor, int]] = {}
         self._stand_for, self._session, self._named = stand_for, session, named
-        self._owned = {key_of(part) for tensor in owned for part in parts_of(tensor)}
+        self._owned = {key_of(p): version_of(p) for tensor in owned for p in parts_of(tensor)}
         self._known: dict[Any, tuple[Saved, Any]] = {}
 
     @torch.no_grad()
@@ -162,7 +162,8 @@ class FirstRun(Run):
             saved, known = self._known.get(key, (None, None))
             if saved is not None and known == geometry(tensor):
                 return saved
-            if key in self._owned:
+            # A buffer that the layer has changed changes again when the layer runs in backward.
+            if key in self._owned and self._owned[key] == version_of(tensor):
                 return kept(tensor)
         return self._stand_for(number, tensor)
 

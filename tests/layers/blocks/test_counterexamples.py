@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+import functools
+from collections import ChainMap, UserDict
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from samples import seeded
 from torch import Tensor, nn
-from torch_geometric.nn import MessagePassing
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.checkpoint import checkpoint
+from torch_geometric.nn import GCNConv, MessagePassing
 
 import gact_graph
 
@@ -155,6 +160,53 @@ class Slopes(Layer):
         return x_j
 
 
+class DefaultOfMessage(Layer):
+    def message(self, x_j: Tensor, negate: bool = False) -> Tensor:
+        return -x_j.sin() if negate else x_j.sin()
+
+
+class DefaultOfUpdate(Layer):
+    def update(self, inputs: Tensor, act: bool = False) -> Tensor:
+        return inputs.relu() if act else inputs
+
+
+class NoArgument(Layer):
+    def message(self, x_j: Tensor, weight: Tensor | None = None) -> Tensor:
+        return x_j if weight is None else x_j * weight
+
+
+class WithModule(Layer):
+    """A module on messages, and a context around it."""
+
+    def __init__(self, module: nn.Module, context: Callable[[], Any] = nullcontext) -> None:
+        super().__init__()
+        self.module, self.context = module, context
+
+    def message(self, x_j: Tensor) -> Tensor:
+        with self.context():
+            return self.module(x_j)
+
+
+class Checkpointed(WithModule):
+    def message(self, x_j: Tensor) -> Tensor:
+        return checkpoint(self.module, x_j, use_reentrant=False)
+
+
+class Embedded(Layer):
+    def __init__(self, **options: bool) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.table = nn.Embedding(3, 4, **options).double()
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j * self.table((x_j[:, 0] > 0).long())
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+
+
 class Net(nn.Module):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -194,6 +246,14 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "windows of nodes": lambda: OwnSum(windows),
     "numbers of nodes in a flat tensor": lambda: OwnSum(flat_numbers),
     "one divisor": lambda: OwnSum(one_divisor),
+    "a default of message": DefaultOfMessage,
+    "a default of update": DefaultOfUpdate,
+    "an argument that is not passed": NoArgument,
+    "a checkpoint in message": lambda: Checkpointed(mlp()),
+    "hooks in message": lambda: WithModule(mlp(), torch.autograd.graph.save_on_cpu),
+    "a batch norm in evaluation": lambda: WithModule(nn.BatchNorm1d(4).double().eval()),
+    "an embedding whose gradient counts": lambda: Embedded(scale_grad_by_freq=True),
+    "an embedding with a sparse gradient": lambda: Embedded(sparse=True),
 }
 
 
@@ -246,3 +306,136 @@ def test_a_detached_result_needs_no_gradient() -> None:
 
     model = gact_graph.wrap(Net(Detached()), **OPTIONS)
     assert not model(X, EDGES).requires_grad
+
+
+class Rows(Layer):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, size=(NODES, 1))
+
+    def update(self, inputs: Tensor) -> Tensor:
+        return inputs * 10 if inputs.size(0) == 1 else inputs
+
+
+def test_one_destination() -> None:
+    stock, model = Net(Rows()), gact_graph.wrap(Net(Rows()), **OPTIONS)
+    edges = torch.stack([torch.arange(9), torch.zeros(9, dtype=torch.int64)])
+    for own, expected in zip(step(model, edges), step(stock, edges), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
+
+
+class Table:
+    """A factor behind a special method."""
+
+    def __init__(self) -> None:
+        self.values = [1.0]
+
+    def __getitem__(self, i: int) -> float:
+        return self.values[i]
+
+    def __float__(self) -> float:
+        return self.values[0]
+
+    def __enter__(self) -> float:
+        return self.values[0]
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> float:
+        return self.values[0]
+
+
+def entered(table: Table) -> float:
+    with table as factor:
+        return factor
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda t: t[0], float, entered, lambda t: t.any_name],
+    ids=["item", "float", "with", "name"],
+)
+def test_state_behind_special_methods(read: Callable[[Table], float]) -> None:
+    class Scaled(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = Table()
+
+        def message(self, x_j: Tensor) -> Tensor:
+            return x_j * read(self.table)
+
+    follow(Scaled, lambda layer: layer.table.values.__setitem__(0, 3.0))
+
+
+@pytest.mark.parametrize("holder", [UserDict, ChainMap, dict])
+def test_state_in_a_mapping(holder: Callable[[dict[str, float]], Any]) -> None:
+    class Scaled(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = holder({"factor": 1.0})
+
+        def message(self, x_j: Tensor) -> Tensor:
+            return x_j * self.table["factor"]
+
+    follow(Scaled, lambda layer: layer.table.__setitem__("factor", 3.0))
+
+
+def test_a_forward_that_is_replaced() -> None:
+    def replace(layer: Any) -> None:
+        layer.module[1].forward = torch.sigmoid
+
+    follow(lambda: WithModule(mlp()), replace)
+
+
+def test_a_message_that_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def message(self: Any, x_j: Tensor, edge_weight: Tensor | None) -> Tensor:
+        return x_j.sin()
+
+    def layer() -> nn.Module:
+        torch.manual_seed(1)
+        return GCNConv(4, 4).double()
+
+    follow(layer, lambda layer: monkeypatch.setattr(GCNConv, "message", message))
+
+
+def test_a_function_that_caches_results() -> None:
+    @functools.cache
+    def basis(size: int) -> Tensor:
+        return torch.linspace(0.5, 1, size, dtype=torch.float64)
+
+    class Scaled(Layer):
+        def message(self, x_j: Tensor) -> Tensor:
+            return x_j * basis(x_j.size(1))
+
+    follow(Scaled, lambda layer: None)
+    assert type(basis(4)) is Tensor
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_hooks_of_modules_run(everywhere: bool) -> None:
+    calls: list[Any] = []
+    model = gact_graph.wrap(Net(WithModule(nn.Tanh())), **OPTIONS)
+    if everywhere:
+        handle = register_module_forward_hook(lambda module, *values: calls.append(module))
+    else:
+        handle = model.layer.module.register_full_backward_pre_hook(
+            lambda module, *values: calls.append(module)
+        )
+    try:
+        step(model, EDGES)
+        step(model, EDGES)
+    finally:
+        handle.remove()
+    assert [type(module) for module in calls].count(nn.Tanh) == 2
+
+
+def follow(make: Callable[[], nn.Module], change: Callable[[Any], None]) -> None:
+    """Compare with stock before and after a change of the layer."""
+    stock, model = Net(make()), gact_graph.wrap(Net(make()), **OPTIONS)
+    for change_now in (False, True):
+        if change_now:
+            change(stock.layer)
+            change(model.layer)
+        for _ in range(2):
+            for own, expected in zip(step(model, EDGES), step(stock, EDGES), strict=True):
+                torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)

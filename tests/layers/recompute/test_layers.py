@@ -270,3 +270,53 @@ def test_a_layer_that_saves_other_tensors_in_backward():
     model = gact_graph.wrap(make(lambda: Around(Other())), **CB1)
     with pytest.raises(RuntimeError, match="Expected conv to save the same tensors"):
         train(model)
+
+
+class Notes(MessagePassing):
+    """Adds a loss to a list of the caller."""
+
+    def forward(self, x, edge_index, losses):
+        losses.append(x.square().mean())
+        return self.propagate(edge_index, x=x)
+
+
+class Running(MessagePassing):
+    """Reads a running statistic that its forward updates in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(32))
+
+    def forward(self, x, edge_index):
+        self.scale.mul_(0.9).add_(x.detach().abs().mean(0), alpha=0.1)
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j):
+        return (x_j * self.scale).tanh()
+
+
+@pytest.mark.parametrize("blocks", [False, 40])
+def test_a_list_of_the_caller_gets_what_the_layer_adds(blocks):
+    found = []
+    for wrapped in (False, True):
+        torch.manual_seed(0)
+        losses = []
+        model = Around(Notes(), lambda conv, x, edges, to=losses: conv(x, edges, to))
+        if wrapped:
+            gact_graph.wrap(model, **CB1 | {"blocks": blocks})
+        out = model(X, EDGES)
+        (out.sum() + 100 * sum(losses)).backward()
+        assert len(losses) == 1
+        found.append(gradients(model))
+    for own, stock in zip(*found, strict=True):
+        torch.testing.assert_close(own, stock)
+
+
+@pytest.mark.parametrize("blocks", [False, 40])
+def test_a_buffer_that_forward_updates(blocks):
+    torch.manual_seed(0)
+    stock = Around(Running())
+    torch.manual_seed(0)
+    model = gact_graph.wrap(Around(Running()), **CB1 | {"blocks": blocks})
+    for own, expected in zip(train(model), train(stock), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)
