@@ -163,4 +163,6 @@ def is_impure(module: str) -> bool:
 @functools.lru_cache(maxsize=1024)
 def is_stateful(module: str) -> bool:
     """Return whether objects of a module of the standard library may change."""
-    return is_impure(module) and module.partition(".")[0] not in _OF_VALUES
+    top = module.partition(".")[0]
+    # Parts in C have a module of their own, such as _collections.
+    return top in sys.stdlib_module_names and top.removeprefix("_") not in _PURE | _OF_VALUES

@@ -110,7 +110,9 @@ def test_numbers_agree_with_their_nouns():
     layers = [LayerRow("conv/propagate", "blocks", 1, None, True)]
     text = "\n".join(printed(Report(rows, layers=layers), 120))
     assert "1 smaller context " in text
-    assert "1 call of message passing in 1 block;" in text
+    assert "1 call of message passing in 1 block" in text and "sorting edges" not in text
+    timed = Report(rows, layers=layers, order_seconds=0.5, order_bytes=2**20)
+    assert "1 block; sorting edges took 0.50 s so far, 1.0 MiB" in "\n".join(printed(timed, 120))
 
 
 def test_a_row_a_layer_in_the_order_of_forward():
