@@ -293,6 +293,13 @@ CAPTURE = [
         ("capture/test_in_place.py",),
     ),
     Fault(
+        "float64 elements far from zero get codes of float32",
+        "gact_graph/codecs/quantize.py",
+        "if x.dtype != torch.float64 or not x.numel():",
+        "if True:",
+        ("capture/test_counterexamples.py",),
+    ),
+    Fault(
         "a decoded tensor that other operations will read counts as nobody's",
         "gact_graph/codecs/rebuild.py",
         "return self.readers == 1",
@@ -433,6 +440,27 @@ LAYERS = [
         "permutation = self.permutation.index_select(0, permutation)",
         "permutation = permutation.index_select(0, permutation)",
         ("layers/blocks/test_order.py",),
+    ),
+    Fault(
+        "tensors that hooks inside of messages hold count as never read",
+        "gact_graph/layers/blocks/trace.py",
+        "self.hooked = self.hooked or not packs_with(self._pack)",
+        "self.hooked = False",
+        ("layers/blocks/test_counterexamples.py",),
+    ),
+    Fault(
+        "a parameter that is not passed gets another value than its default",
+        "gact_graph/layers/blocks/sort_arguments.py",
+        "continue  # PyG takes the default",
+        "values = {**values, name: type}",
+        ("layers/blocks/test_counterexamples.py",),
+    ),
+    Fault(
+        "a buffer that a layer updates is read again after the next update",
+        "gact_graph/layers/recompute/runs.py",
+        "if key in self._owned and self._owned[key] == version_of(tensor):",
+        "if key in self._owned:",
+        ("layers/recompute/test_layers.py",),
     ),
     Fault(
         "an order is found again though its edges have changed",
