@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -88,11 +89,14 @@ def exceeds_float32(x: Tensor, slices: Slices | None) -> bool:
 
     Args:
         x: A floating-point tensor.
-        slices: The slices in which elements deviate from their mean; None for one of all elements.
+        slices: The slices in which elements deviate from their mean. All elements are one slice if
+            that is None, or of more elements: the others may be zero, and left out.
     """
     if x.dtype != torch.float64 or not x.numel():
         return False
-    shape, dims = ((x.numel(),), (0,)) if slices is None else slices
+    if slices is None or math.prod(slices[0]) != x.numel():
+        slices = (x.numel(),), (0,)
+    shape, dims = slices
     variance, mean = torch.var_mean(x.view(shape), dims, correction=0)
     constant = (variance == 0) & (mean.float() != mean)
     return bool(torch.any(constant | (mean.square() > variance * _ROUNDED**2) & (variance > 0)))

@@ -12,6 +12,7 @@ from samples import Lambda, seeded
 from torch import Tensor, nn
 
 import gact_graph
+from gact_graph.codecs.quantize import exceeds_float32
 
 ROWS = 1200
 
@@ -119,3 +120,26 @@ def test_float64_far_from_zero_keeps_its_deviations(norm: type[nn.Module]) -> No
     for each in (model, ours):
         (each(x) * weights).sum().backward()
     torch.testing.assert_close(ours.norm.weight.grad, model.norm.weight.grad, rtol=1e-3, atol=0.1)
+
+
+def test_float64_without_its_zeros() -> None:
+    """The slices of a norm are those of all elements, and the codes those of the others."""
+
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        h = model.first(x).relu() * 1e8
+        return model.norm(h.relu()) + h.relu().square()
+
+    model, x = net(forward).double(), X.double()
+    model.norm = nn.LayerNorm(64).double()
+    with torch.no_grad():
+        model.first.bias[0] = 1e6
+    ours = gact_graph.wrap(copy.deepcopy(model), bits=16, adaptive=False, min_bytes=0)
+    for each in (model, ours):
+        each(x).sum().backward()
+    expected = model.first.weight.grad
+    assert (ours.first.weight.grad - expected).norm() < 1e-2 * expected.norm()
+
+
+def test_slices_of_elements_that_were_left_out() -> None:
+    x = torch.rand(7, dtype=torch.float64) + 1e9
+    assert exceeds_float32(x, ((4, 5), (1,))) and not exceeds_float32(x - 1e9, ((4, 5), (1,)))
