@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from gact_graph.layers.blocks.locality import BATCH_NORMS
 from gact_graph.layers.blocks.trace import Trace
 from gact_graph.support.storage import storage_id
 from gact_graph.support.torch_private import OpOverload, set_grad_enabled, tree_leaves
@@ -72,17 +73,6 @@ def changes_in_place(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
-_BATCH_NORMS = frozenset(
-    getattr(torch.ops.aten, name)
-    for name in (
-        "native_batch_norm",
-        "_native_batch_norm_legit",
-        "_native_batch_norm_legit_no_training",
-        "cudnn_batch_norm",
-    )
-)
-
-
 def _unless_empty(norm: OpOverload) -> Callable[..., Any]:
     """Return a batch norm with given statistics that does nothing to no rows.
 
@@ -122,7 +112,7 @@ class EdgeGraph:
         for node in trace.graph.nodes:
             if node in needed or node.target is set_grad_enabled:
                 copies[node] = graph.node_copy(node, lambda n: copies[n])
-                if getattr(node.target, "overloadpacket", None) in _BATCH_NORMS:
+                if getattr(node.target, "overloadpacket", None) in BATCH_NORMS:
                     copies[node].target = _unless_empty(node.target)
         self.inputs: tuple[str, ...] = tuple(
             name for name, node in trace.placeholders.items() if node in copies

@@ -148,7 +148,7 @@ class _Proof:
             holds = _works_along(call)
         elif packet in _BATCHED:
             holds = call.rows[0].axis == 0 and all(r.kind == "shared" for r in call.rows[1:])
-            if packet in _NORMS and call.argument("training", call.argument("train", False)):
+            if packet in BATCH_NORMS and call.argument("training", call.argument("train", False)):
                 holds = False
         elif torch.Tag.pointwise in call.function.tags or packet in _POINTWISE:
             holds = _is_pointwise(call, results)
@@ -453,10 +453,12 @@ _ALONG = _NEEDS_DIM | _packets(
     "_fused_rms_norm repeat unfold select_scatter slice_scatter linalg_cross cross"
 )
 
-_NORMS = _packets("native_batch_norm _native_batch_norm_legit cudnn_batch_norm")
-_BATCHED = _NORMS | _packets(
-    "_native_batch_norm_legit_no_training convolution _adaptive_avg_pool2d avg_pool2d "
-    "max_pool2d_with_indices native_group_norm"
+BATCH_NORMS = _packets(
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training "
+    "cudnn_batch_norm"
+)
+_BATCHED = BATCH_NORMS | _packets(
+    "convolution _adaptive_avg_pool2d avg_pool2d max_pool2d_with_indices native_group_norm"
 )
 """Operations whose first dimension is a batch of independent entries."""
 
