@@ -5,7 +5,8 @@
 There are three calls of at most nine minutes each, the most important first. Each part runs in a
 process of its own, so that a kernel that breaks the device's context breaks only one part. A part
 that exceeds its time limit is interrupted and, some seconds later, killed. ``DIR/gpu_check.json``
-is written after each part; ``DIR/PART`` has the output of a part, and ``DIR/PART.log`` its lines.
+is written after each part; ``DIR/PART`` has the output of a part (``DIR/PART.json`` if it is one
+file), and ``DIR/PART.log`` its lines.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ _EDGES = "tests/ops/test_weighted_sum.py tests/ops/test_attention.py"
 CALLS: tuple[dict[str, Part], ...] = (
     {
         "kernels": Part(f"{_TESTS} {_WORKERS} tests/ops", 120),
-        "table": _run("kernels --device cuda --bits 1-8,16 --rounds 15 --out {out}", 90),
+        "table": _run("kernels --device cuda --bits 1-8,16 --rounds 15 --out {out}.json", 90),
         **_steps(_ARXIV, 110),
     },
     {
