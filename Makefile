@@ -100,7 +100,7 @@ docs-version: docs
 		"$$($(BIN)/python -c 'import gact_graph as g; print(g.__version__.rpartition(".")[0])')" latest
 	$(BIN)/mike set-default latest
 
-# Runs the commands beside all numbers again that an older library gave: many hours, on a quiet machine.
+# Repeats the measurements of results/ that an older library made: many hours, on a quiet machine.
 DATA ?= ../shared/data
 numbers: $(STAMP)
 	$(BIN)/python .ci/measure.py $(DATA) $(ARGS)

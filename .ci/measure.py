@@ -1,4 +1,4 @@
-"""Measures again what an older library gave: ``measure.py DATA [WORD ...]``.
+"""Repeats measurements of ``results/`` that an older library made: ``measure.py DATA [WORD ...]``.
 
 Each file in ``results/`` names the command that made it. The commands of files whose library
 differs from the present one run again, one after another, and replace their files if they end well.

@@ -24,7 +24,7 @@ struct NoiseKey {
 };
 
 // The counter of the hash has 32 bits; the bits above it go into the key, so that tensors of more
-// than 2^32 elements do not repeat their noise. The mix is SplitMix64's finaliser (Steele et al.,
+// than 2^32 elements do not repeat their noise. The mix is SplitMix64's finalizer (Steele et al.,
 // "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014).
 inline NoiseKey noise_key(uint64_t seed, uint64_t index) {
   const uint32_t shift = static_cast<uint32_t>(seed >> 48) * 0x10001u;

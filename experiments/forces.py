@@ -37,8 +37,8 @@ WAYS = {
     "L1-8": Level("L1", "auto", 8),
     "L1-4": Level("L1", "auto", 4),
     "L1-2": Level("L1", "auto", 2),
-    "CB1-4": Level("CB1", bits=4),
     "CB2-4": Level("CB2", "auto", 4),
+    "CB2-4-no-blocks": Level("CB2", bits=4),
 }
 
 _NAMES = {"schnet": "SchNet", "dimenet++": "DimeNet++", "visnet": "ViSNet", "mace": "MACE-like"}
@@ -74,11 +74,8 @@ def by_way(spec: tuple[Column, ...], measured: dict[str, dict[str, Any]]) -> Tab
     """Return :data:`COSTS` or :data:`PHYSICS`, one row for each potential and level."""
 
     def label(way: str) -> str:
-        if way == "dgl":
-            return LABELS["dgl-jemalloc"]
-        level, _, bits = way.partition("-")
-        shown = f"`{level}`" + (f" {bits} bit" if bits else "")
-        return LABELS["stock-jemalloc"] if level == "stock" else shown
+        level = WAYS[way]
+        return LABELS[f"{way}-jemalloc"] if level is None else level.label
 
     return table(
         spec,

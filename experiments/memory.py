@@ -21,7 +21,7 @@ from experiments.helpers.subjects import MODELS, SUBJECTS
 from experiments.helpers.summary import dataset_name
 from experiments.helpers.timeline import AtPeak
 
-_VARIANTS = "stock,checkpoint,lossless,L1,lossless+blocks,L1+blocks,CB1,CB2"
+_VARIANTS = "stock,checkpoint,lossless,L1,lossless+blocks,L1+blocks,CB2-no-blocks,CB2"
 
 _COLUMNS = (
     ("", "{strategy}"),

@@ -61,10 +61,10 @@ def complete(args: command.Args) -> command.Args:
             raise UsageError(f"Expected --partition or --{flag} (got both)")
     if args.halo_bits is not None and args.partition is None:
         raise UsageError(f"Expected --halo-bits with --partition (got {args.halo_bits} alone)")
-    if args.partition is not None and args.level in ("CB1", "CB2"):
+    if args.partition is not None and args.level == "CB2":
         raise UsageError(
-            "Expected --level L0, lossless, L1 or L2 with --partition (got "
-            f"{args.level}, which would fetch the rows of other processes again)"
+            "Expected --level L0, lossless, L1 or L2 with --partition (got CB2, which would fetch "
+            "the rows of other processes again)"
         )
     if args.heads is not None and args.model != "gat":
         raise UsageError(f"Expected --heads with --model gat only (got --model {args.model})")

@@ -79,7 +79,7 @@ def _cuda_kernels() -> str:
     try:
         return f"built for {architecture} at first use, by {nvrtc.compiler()}"
     except Exception as error:  # an installation may raise anything
-        return f"cannot be built: {type(error).__name__}: {error}"
+        return f"{_MISSING}: {type(error).__name__}: {error}"
 
 
 def _allocator() -> str:

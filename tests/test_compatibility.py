@@ -33,7 +33,7 @@ import gact_graph
 
 X, EDGES = graph()
 EXACT = {"level": "lossless", "min_bytes": 0}
-LEVELS = ["lossless", "L1", "CB1", "CB2"]
+LEVELS = ["lossless", "L1", "CB2"]
 ROOT = Path(__file__).parent.parent
 
 
@@ -216,8 +216,8 @@ class TestChangesAfterWrap:
         assert {row.way for row in report.layers} == ({"blocks"} if "blocks" in options else set())
         assert hooks_on(gact_graph.unwrap(model)) == 0
 
-    @pytest.mark.parametrize("level", ["CB1", "CB2"])
-    def test_a_layer_that_was_added(self, level):
+    @pytest.mark.parametrize("blocks", [False, "auto"])
+    def test_a_layer_that_was_added(self, blocks):
         class Growing(GraphNet):
             def forward(self, x, edge_index):
                 x = self.norm(self.convs[0](x, edge_index))
@@ -229,7 +229,7 @@ class TestChangesAfterWrap:
             model.convs.append(make(lambda: GCNConv(5, 5), seed=1))
             return model
 
-        model = gact_graph.wrap(make(Growing), level=level, bits=32, min_bytes=0)
+        model = gact_graph.wrap(make(Growing), level="CB2", blocks=blocks, bits=32, min_bytes=0)
         train_step(model, X, EDGES)
         got = train_step(grown(model), X, EDGES)
         assert distance(got, train_step(grown(make(Growing)), X, EDGES)) < 1e-6
@@ -478,7 +478,7 @@ import gact_graph
 torch.manual_seed(0)
 x, edges = torch.randn(300, 32), torch.randint(300, (2, 2000))
 for kind in ("GCN", "GAT"):
-    for level in ("L0", "lossless", "L1", "L2", "CB1", "CB2"):
+    for level in ("L0", "lossless", "L1", "L2", "CB2"):
         for min_bytes in (0, 16 << 20):
             model = getattr(torch_geometric.nn, kind)(32, 32, 2, 5)
             gact_graph.wrap(model, bits=4, level=level, min_bytes=min_bytes)

@@ -90,7 +90,7 @@ def _trace(model: Net, hooks: list[str]) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:The noise of compression dominates")
-@pytest.mark.parametrize("level", ["L1", "CB1"])
+@pytest.mark.parametrize("level", ["L1", "CB2"])
 def test_a_step_runs_forward_once(
     level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""A default device for new tensors is the user's matter: the library's own name theirs."""
+"""``torch.set_default_device``: tensors that the library creates name their own device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script that measures again what an older library gave."""
+"""The script that repeats the measurements of an older library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// A tile as plain loops, which the compiler may vectorise for what it targets: see lanes.h.
+// A tile as plain loops, which the compiler may vectorize for what it targets: see lanes.h.
 #pragma once
 
 #include <algorithm>

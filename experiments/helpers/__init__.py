@@ -6,7 +6,8 @@
   a command, and separate processes, with a cap or another allocator
 - ``sampling``, ``metis``, ``train``, ``fit``, ``meters``, ``timing``, ``steps``: steps of a
   training, under meters or in turn
-- ``subjects``, ``strategies``, ``runner``, ``examples``: models, ways to train them, trials
+- ``subjects``, ``peers``, ``strategies``, ``runner``, ``examples``: models, ways to train them,
+  trials
 - ``gradients``, ``noise``, ``codes``: the noise of compression in a gradient
 - ``timeline``, ``network_model``: the tensors alive at a peak, and the traffic of many processes
 - ``paper``, ``report``, ``plot``, ``job``: the main job's seeds and report, the paper's numbers

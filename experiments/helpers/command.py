@@ -56,9 +56,7 @@ def number(name: str, default: int | None = None, text: str = "") -> Flag:
     return flag(name, parse_count, default, text, metavar="N")
 
 
-def several(
-    name: str, parse: Callable[[str], Any], default: str | None = None, text: str = ""
-) -> Flag:
+def several(name: str, parse: Callable[[str], Any], default: str | None, text: str = "") -> Flag:
     """Describe a flag that takes values separated by commas; each counts once."""
 
     def values(typed: str) -> list[Any]:

@@ -91,7 +91,7 @@ PEERS: tuple[Column, ...] = (
 
 
 def trials(
-    args: Args, kept: Kept, cases: Mapping[Place, Case], rounds: int = 1
+    args: Args, kept: Kept, cases: Mapping[Place, Case], rounds: int
 ) -> dict[Place, dict[str, Any]]:
     """Measure each case once a round, and return the medians.
 

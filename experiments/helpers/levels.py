@@ -14,7 +14,7 @@ from gact_graph.capture.config import BlockSize, LevelName
 EXACT_LEVELS = ("L0", "lossless")
 """Levels that quantize nothing."""
 
-LEVELS = (*EXACT_LEVELS, "L1", "L2", "CB1", "CB2")
+LEVELS = (*EXACT_LEVELS, "L1", "L2", "CB2")
 
 
 def label(level: str, bits: int) -> str:
@@ -52,7 +52,9 @@ class Level:
         if self.memory is not None:
             return f'`memory="{self.memory}"`'
         bits = f" {self.bits} bit" if self.bits else ""
-        blocks = ", blocks" if self.blocks and self.level != "CB2" else ""
+        blocks = ", blocks" if self.blocks else ""
+        if self.level == "CB2":  # whose default are blocks
+            blocks = "" if self.blocks else ", no blocks"
         return f"`{self.level}`{bits}{blocks}" + ("" if self.prefetch else " without prefetch")
 
     def wrap(
@@ -88,8 +90,8 @@ LEVELS_BY_NAME = {
     "L1-2+blocks": Level("L1", "auto", 2),
     "L2": Level("L2"),
     "L2-no-prefetch": Level("L2", prefetch=False),
-    "CB1": Level("CB1"),
     "CB2": Level("CB2", "auto"),
+    "CB2-no-blocks": Level("CB2"),
 }
 """The library's levels, with blocks or without, by the names of
 :data:`experiments.helpers.strategies.STRATEGIES`."""

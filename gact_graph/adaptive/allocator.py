@@ -18,10 +18,10 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-WIDTHS = (*range(1, 9), 16, 32)
+SLOT_WIDTHS = (*range(1, 9), 16, 32)
 """The widths of slots. At 32 bits a slot is not quantized."""
 
-MEANS = (*(quarters / 4 for quarters in range(4, 32)), *WIDTHS[-3:])
+MEANS = (*(quarters / 4 for quarters in range(4, 32)), *SLOT_WIDTHS[-3:])
 """The mean widths of slots whose groups have widths of their own."""
 
 _FIXED = ((8, 2), (24, 1))
@@ -56,7 +56,7 @@ class _Ladder(NamedTuple):
         return cls(widths, rates, [-rate for rate in rates], [w - widths[0] for w in widths])
 
 
-_WHOLE = _Ladder.of(WIDTHS)
+_WHOLE = _Ladder.of(SLOT_WIDTHS)
 _DIVIDED = _Ladder.of(MEANS)
 
 
@@ -84,15 +84,15 @@ def allocate(
         divided: The indices of slots whose groups have widths of their own.
 
     Returns:
-        One of :data:`MEANS` for each of these slots, and of :data:`WIDTHS` for others; the least
-        for all if the budget allows no more.
+        One of :data:`MEANS` for each of these slots, and of :data:`SLOT_WIDTHS` for others; the
+        least for all if the budget allows no more.
     """
     ladders = [_DIVIDED if slot in divided else _WHOLE for slot in range(len(sizes))]
     whole = [slot for slot, ladder in enumerate(ladders) if ladder is _WHOLE]
     depth = next((fixed for slots, fixed in _FIXED if len(sizes) <= slots), 0)
     trials = [_greedy(sensitivities, sizes, budget, ladders, {})]
     for slots in itertools.combinations(whole, min(depth, len(whole))):
-        for steps in itertools.product(range(len(WIDTHS)), repeat=len(slots)):
+        for steps in itertools.product(range(len(SLOT_WIDTHS)), repeat=len(slots)):
             fixed = dict(zip(slots, steps, strict=True))
             if sum(sizes) + _cost(sizes, fixed) <= budget:
                 trials.append(_greedy(sensitivities, sizes, budget, ladders, fixed))

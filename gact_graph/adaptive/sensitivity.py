@@ -42,7 +42,7 @@ from torch.autograd.graph import Node
 from gact_graph.adaptive.allocator import noise
 from gact_graph.adaptive.row_weights import LEAST_ROWS
 from gact_graph.codecs import Saved
-from gact_graph.codecs.compared import Widths
+from gact_graph.codecs.compared import MeasuredWidths
 from gact_graph.support.current import unpack
 from gact_graph.support.graph import nodes_of, saved_by_node
 from gact_graph.support.part import in_proportion
@@ -114,7 +114,7 @@ class Measurement:
     """
 
     def __init__(self, done: Callable[[Outcome], None]) -> None:
-        self.widths: Final = Widths()
+        self.widths: Final = MeasuredWidths()
         self.row_squares: dict[str, Tensor] = {}
         self._done = done
         self._edges: list[list[Edge | None]] = []

@@ -22,7 +22,7 @@ from gact_graph.capture.moments import Moments
 from gact_graph.capture.noise import Noise
 from gact_graph.capture.session import Session, session_of
 from gact_graph.capture.uncompressed import Counted
-from gact_graph.codecs.compared import Widths
+from gact_graph.codecs.compared import MeasuredWidths
 from gact_graph.codecs.offload.files import Files
 from gact_graph.codecs.offload.streams import CudaStreams
 from gact_graph.codecs.offload.swap import Swap, Swapping
@@ -224,7 +224,7 @@ class Controller:
             measurement.watch(tensors_in(output), tensors_in(call.inputs))
         return output
 
-    def _run_captured(self, call: Call, widths: Widths | None) -> Any:
+    def _run_captured(self, call: Call, widths: MeasuredWidths | None) -> Any:
         """Run a call; again, without compression, if it differentiates compressed tensors."""
         point = RestorePoint(call.module, call.inputs) if self.config.quantize else None
         try:
@@ -249,7 +249,7 @@ class Controller:
     def _capturing(
         self,
         call: Call,
-        widths: Widths | None = None,
+        widths: MeasuredWidths | None = None,
         restore_point: RestorePoint | None = None,
         all_exact: bool = False,
     ) -> Iterator[Session]:

@@ -19,7 +19,7 @@ from gact_graph.support.patch import BoundPatch
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 
-def install(model: nn.Module, config: Config, methods: Sequence[str] = ()) -> CompressedForward:
+def install(model: nn.Module, config: Config, methods: Sequence[str]) -> CompressedForward:
     """Patch the forward of a model and its other tracked methods.
 
     Args:

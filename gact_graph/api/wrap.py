@@ -102,9 +102,9 @@ def wrap(
             are bit-identical. ``"L1"`` (default) also quantizes all other
             tensors. ``"L2"`` is ``"L1"`` with tensors of 1 MiB or more swapped
             from a CUDA device to host memory, or from a CPU to temporary files;
-            with ``bits=32`` they are exact. ``"CB2"`` (alias ``"CB1"``) is
-            ``"L1"`` with message passing layers that save their inputs only and
-            run again in backward, where tensors for blocks take 8 bits or more.
+            with ``bits=32`` they are exact. ``"CB2"`` is ``"L1"`` with
+            message passing layers that save their inputs only and run again in
+            backward, where tensors for blocks take 8 bits or more.
         blocks: Edges per block of a message passing layer, 1 to 2^40. Layers
             then run for one block of destination nodes after another, in
             forward (also in evaluation) and again in backward, so that no
@@ -149,7 +149,8 @@ def wrap(
             parameters, is scripted or traced, or is, contains or belongs to a
             wrapped model; or if it cannot run on a ``partition``, or
             ``partition`` is combined with ``memory``, ``plan`` or ``"CB2"``.
-            Layers of unknown classes raise the former in their first forward.
+            A layer of an unknown class raises this error in its first
+            forward.
         MemoryBudgetError: In the first training call, if no plan fits
             ``memory``.
     """
@@ -329,8 +330,7 @@ def plan(
     A copy of the model trains on parts of the graph, which gives the memory of each part of a step,
     the sensitivity of the gradient to each tensor, and the time of codes and of offloading. An
     integer program then chooses the forms that cost least in time and error of the gradient, and
-    that fit at every moment. The model, its
-    gradients, buffers and random states do not change.
+    that fit at every moment. The model, its gradients, buffers and random states do not change.
 
     ```python
     plan = gact_graph.plan(model, x, edge_index, memory="8 GB")

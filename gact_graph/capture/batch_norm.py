@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gact_graph.capture.derivatives import Replacement
+from gact_graph.capture.in_place import owns_first
 from gact_graph.capture.trace import Call
 from gact_graph.ops.batch_norm import batch_norm_backward
 from gact_graph.support.current import is_transformed, may_write, saved_by, with_advice
@@ -85,8 +86,7 @@ class _BatchNorm(torch.autograd.Function):
                 [*needed],
             )
         else:
-            owned = packed is not None and packed[0].context.sample.makes_memory
-            out = x if owned else torch.empty_like(x)
+            out = x if owns_first(packed) else torch.empty_like(x)
             results = _backward(gradient, x, weight, mean, deviation, out)
         return *(r if need else None for r, need in zip(results, needed, strict=True)), *[None] * 4
 

@@ -83,7 +83,7 @@ class Running:
     def __init__(self, config: Config, noise: Noise) -> None:
         self.group_size: int = config.group_size
         self._config = config
-        self._noise = noise
+        self.noise = noise
         self.rows: dict[str, Row] = {}
         self._exact: dict[fx.Graph, set[str]] = {}
 
@@ -128,10 +128,6 @@ class Running:
             found = {name for name, end in zip(ascending, ends, strict=True) if end <= total}
             self._exact[backward] = found
         return self._exact[backward]
-
-    def seed_of(self, slot: str) -> int:
-        """Return the seed of a slot's noise."""
-        return self._noise.seed_of(slot)
 
     def count(self, slot: str, codec: str, x: Tensor, stored: int, bits: int) -> None:
         """Count a tensor that is stored now."""
@@ -339,7 +335,7 @@ def _save_codes(
     the number of words, and the codes take the most that it may be.
     """
     x = x.contiguous()
-    seed = 0 if _running.value is None else _running.value.seed_of(slot)
+    seed = 0 if _running.value is None else _running.value.noise.seed_of(slot)
     channels, columns = None, x.new_empty((2, 0), dtype=torch.float32)
     if by_column:
         mean, deviation, channels = statistics_of(x, (0,))

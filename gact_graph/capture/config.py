@@ -17,7 +17,7 @@ little memory. The value does not depend on the device's memory: otherwise the s
 be compressed on one machine and not on another, and its gradients would differ."""
 
 
-LevelName = Literal["L0", "lossless", "L1", "L2", "CB1", "CB2"]
+LevelName = Literal["L0", "lossless", "L1", "L2", "CB2"]
 BlockSize = int | Literal["auto"]
 
 
@@ -47,7 +47,6 @@ LEVELS: dict[str, Level] = {
     "L2": Level(exact=True, quantize=True, blocks=True, swap=True),
     "CB2": Level(exact=True, quantize=True, blocks=True, recompute=True),
 }
-LEVELS["CB1"] = LEVELS["CB2"]
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def _fits(*tensors: Any) -> bool:
     )
 
 
-def _owns_first(packed: Sequence[Any] | None) -> bool:
+def owns_first(packed: Sequence[Any] | None) -> bool:
     """Return whether the first decoded tensor is memory that nothing else holds."""
     return packed is not None and packed[0].context.sample.makes_memory
 
@@ -88,7 +88,7 @@ class _Relu(torch.autograd.Function):
         if packed is not None and isinstance(packed[0].context.sample, Joint):
             return (gradient,)  # the dropout's backward has zeros wherever this one would
         (result,) = ctx.saved_tensors
-        if not may_write(gradient) or not _owns_first(packed):
+        if not may_write(gradient) or not owns_first(packed):
             return (aten.threshold_backward(gradient, result, 0),)
         result = result.detach()
         return (aten.threshold_backward.grad_input(gradient, result, 0, grad_input=result),)
@@ -146,7 +146,7 @@ class _Scaled(torch.autograd.Function):
             of_weight = torch.stack([(a * b).sum(0) for a, b in parts]).sum(0).view(ctx.shape)
         if not of_rows:
             return None, of_weight
-        out = x if _owns_first(packed) else torch.empty_like(x)
+        out = x if owns_first(packed) else torch.empty_like(x)
         return torch.mul(gradient, weight, out=out), of_weight
 
 
@@ -234,7 +234,7 @@ def _of_rows(
     factor: float = 1,
 ) -> Tensor:
     """Return the gradient of the rows x of a product, ``factor * gradient @ weight``."""
-    if not may_write(gradient) or not _owns_first(packed):
+    if not may_write(gradient) or not owns_first(packed):
         of_x = gradient @ weight
         return of_x if factor == 1 else of_x * factor
     of_x = torch.mm(gradient, weight, out=x.detach())

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from gact_graph.codecs import Saved
+from gact_graph.support.graph import raw_names
 
 _RAW = "_raw_saved_"
 
@@ -129,7 +130,7 @@ def _names(kind: Any, name: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]
     ``differentiates``: the operation that the function stands for, and its saved tensors.
     """
     native = re.fullmatch(r"(\w+)Backward\d+", name)
-    names = tuple(a.removeprefix(_RAW) for a in dir(kind) if a.startswith(_RAW))
+    names = tuple(a.removeprefix(_RAW) for a in raw_names(kind))
     operation, tensors = _stands_for(kind)
     return (_snake(native[1]) if native else operation, names, tensors)
 

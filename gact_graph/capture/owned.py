@@ -1,4 +1,4 @@
-"""Tensors that are kept by reference: owned by the model or its caller, or the first few bytes."""
+"""Tensors that are kept by reference: those of the model and its caller, and the first bytes."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from gact_graph.capture.trace import Call, Save, Trace
 from gact_graph.capture.variance import POSITION as VARIANCE_POSITION
 from gact_graph.capture.variance import Variance, variance_of
 from gact_graph.codecs import Context, Encoded, Kept, Request, Saved, encode, nonzero
-from gact_graph.codecs.compared import Widths, in_two_widths
+from gact_graph.codecs.compared import MeasuredWidths, in_two_widths
 from gact_graph.codecs.mask import Mask, Masked
 from gact_graph.codecs.offload.swap import Swap
 from gact_graph.codecs.reads import EXACT, VALUES, Side
@@ -142,7 +142,7 @@ class Session:
         *,
         swap: Swap | None,
         row_weights: RowWeights | None,
-        widths: Widths | None,
+        widths: MeasuredWidths | None,
         spare: int,
         exact_slots: ExactSlots,
         all_exact: bool,
@@ -356,8 +356,7 @@ class Session:
         full = f"{self.trace.module}/{name}" if self.trace.module else name
         self._calls[full] += 1
         slot = full if self._calls[full] == 1 else f"{full}#{self._calls[full]}"
-        if self._layers is not None:
-            self._layers[slot] = LayerRow(slot, way, blocks, reason, counted)
+        self._layers[slot] = LayerRow(slot, way, blocks, reason, counted)
 
     def coding_of(self, module: str) -> current.Coding | None:
         """Return the coding of node tensors for a layer that runs again in backward, if any."""
@@ -407,8 +406,7 @@ class Session:
         if product is None:
             self.settle(call)
         label = self.trace.label(call)
-        if self._layers is not None:
-            self._layers[label] = LayerRow(label, "blocks", 1, None)
+        self._layers[label] = LayerRow(label, "blocks", 1, None)
 
         def run() -> Tensor:
             with self.trace.paused():

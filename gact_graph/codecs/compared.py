@@ -21,7 +21,7 @@ the same noise, the first rounding would decide the second."""
 
 
 @dataclass
-class Widths:
+class MeasuredWidths:
     """The widths that a measuring step decodes.
 
     Attributes:
@@ -52,7 +52,7 @@ class Compared(Context):
         narrow: Encoded,
         fine: Encoded,
         encode: Callable[[Request], Encoded],
-        widths: Widths,
+        widths: MeasuredWidths,
     ) -> None:
         self._fine = fine
         self._form = narrow.form
@@ -101,7 +101,7 @@ def _keep_nothing(tensor: Tensor) -> Saved:
 
 
 def in_two_widths(
-    request: Request, narrow: Encoded, encode: Callable[[Request], Encoded], widths: Widths
+    request: Request, narrow: Encoded, encode: Callable[[Request], Encoded], widths: MeasuredWidths
 ) -> Context | None:
     """Return a context with both widths, or None if the tensor has no finer width.
 

@@ -1,8 +1,12 @@
 """Operators on tensors: the quantizer, bit masks, sums over edges and attention weights.
 
-Here: ``reference``, where a function in pure torch declares each operator; the typed front of each
-operator; the CPU and CUDA backends; ``allocator``, the optional library of memory on a CPU, and
-``allocations``, its counters; and ``kernels``, which loads, compiles and caches libraries.
+- ``reference``: a function in pure torch declares each operator; ``registration``, ``shapes`` and
+  ``checks``: its schema, and the checks of its arguments.
+- ``quantize``, ``bitmask``, ``bernoulli``, ``batch_norm``, ``weighted_sum``, ``attention``,
+  ``leaky_attention``, ``dot_attention``: the typed front of the operators.
+- ``cpu``: kernels for the CPU; ``cuda``, ``cuda_edges``, ``cuda_sums``, ``cuda_attention``: for
+  CUDA; ``kernels``: compiles, loads and caches both.
+- ``allocator``, ``allocations``: the optional library of memory on a CPU, and its counters.
 
 Not here: models, graph networks and autograd.
 

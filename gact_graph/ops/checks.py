@@ -36,6 +36,7 @@ def clamp_group_size(group_size: int, n: int) -> int:
 
 
 def check_coded(name: str, dtype: torch.dtype) -> None:
+    """Raise an error unless a dtype is one that the quantizer takes."""
     if dtype not in DTYPES:
         raise ValueError(
             f"Expected {name} of float16, bfloat16, float32 or float64 (got {name_of(dtype)})"
@@ -167,6 +168,7 @@ def checked_numel(shape: Sequence[int]) -> int:
 
 
 def check_rows(rows: Tensor, numel: int, width: int, device: torch.device) -> None:
+    """Raise an error unless the indices are those of rows of a tensor with numel elements."""
     if numel < 0:
         raise ValueError(f"Expected numel from 0 on (got {numel})")
     if width < 1:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gact_graph.ops import allocator
-from gact_graph.ops.kernels import fallback, library, prebuilt
+from gact_graph.ops.kernels import library, notices, prebuilt
 from gact_graph.ops.kernels.once import once
 
 NAMESPACE = "gact_graph"
@@ -94,8 +94,8 @@ def _builds_instead_of(missing: OSError) -> bool:
         build(VECTOR_FLAGS[variant()])
     except Exception as error:  # of any type that a toolchain raises: use the reference
         remedy = "a C++ compiler (g++ or clang++)"
-        fallback.warn("build its CPU kernels", remedy, error, str(missing))
+        notices.warn("build its CPU kernels", remedy, error, str(missing))
         return False
     if not isinstance(missing, FileNotFoundError):
-        fallback.warn_of_prebuilt(missing)
+        notices.warn_of_prebuilt(missing)
     return True

@@ -22,7 +22,7 @@ from gact_graph.ops.checks import (
     clamp_group_size,
     name_of,
 )
-from gact_graph.ops.kernels import fallback, nvrtc
+from gact_graph.ops.kernels import notices, nvrtc
 from gact_graph.ops.kernels.nvrtc import Kernel
 from gact_graph.ops.kernels.once import once
 from gact_graph.ops.reference import bitmask as bits_reference
@@ -233,7 +233,7 @@ def passes(trial: Callable[[], None], kernels: str) -> bool:
             trial()
     except Exception as error:  # of any type that a toolchain or driver raises: use the reference
         remedy = f"`{_package()}` and a driver that is no older than that CUDA"
-        fallback.warn(f"make {kernels}", remedy, error)
+        notices.warn(f"make {kernels}", remedy, error)
         return False
     return True
 

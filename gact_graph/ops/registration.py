@@ -8,7 +8,7 @@ every device for which there is no kernel:
 
 defines ``gact_graph::segment_sum(Tensor(a0!) out, Tensor x, Tensor places, Tensor starts) -> ()``.
 A kernel for the CPU is registered in C++ by ``STABLE_TORCH_LIBRARY_IMPL``, without a schema;
-kernels for CUDA are registered by :func:`implement`.
+kernels for CUDA are registered by :func:`implement_cuda`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def operator(*, mutates: tuple[str, ...] = (), shapes: str | None = None) -> Cal
     Args:
         mutates: The names of the tensors that the operator writes to.
         shapes: The shapes of the arguments, as for :class:`gact_graph.ops.shapes.Shapes`, which are
-            checked before this function or a kernel of :func:`implement` runs. None if the function
-            and the kernels check the arguments themselves.
+            checked before this function or a kernel of :func:`implement_cuda` runs. None if the
+            function and the kernels check the arguments themselves.
 
     Returns:
         A decorator that returns a function which runs the pure-torch code.

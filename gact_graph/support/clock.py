@@ -1,4 +1,4 @@
-"""The end of the work of a device, and its time."""
+"""Waits until a device has finished its work, and reads the time then."""
 
 from __future__ import annotations
 

@@ -30,12 +30,13 @@ def saved_by_node(node: Node) -> list[Any]:
     ``_raw_saved_NAME`` for each of its tensors, or for each of its lists of tensors.
     """
     packed: list[Any] = []
-    for name in _raw_names(type(node)):
+    for name in raw_names(type(node)):
         saved = getattr(node, name)
         packed += saved if isinstance(saved, (list, tuple)) else [saved]
     return packed
 
 
 @functools.lru_cache(maxsize=1024)
-def _raw_names(kind: type) -> tuple[str, ...]:
+def raw_names(kind: type) -> tuple[str, ...]:
+    """Return the names of the attributes in which a type of nodes has packed tensors."""
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))

@@ -1,4 +1,4 @@
-"""Sizes of pieces and thresholds, which shrink with a part of a graph that stands for the whole.
+"""Sizes of pieces and thresholds, scaled down while a trial runs on a part of the graph.
 
 A trial on a part of a graph is to work as training on the whole does: in as many pieces, and with
 the same treatment of each tensor. Only then is its memory a share of that of the whole.

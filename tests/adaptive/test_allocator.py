@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gact_graph.adaptive.allocator import (
     MEANS,
-    WIDTHS,
+    SLOT_WIDTHS,
     allocate,
     allocate_by_name,
     noise,
@@ -39,7 +39,7 @@ def test_is_within_one_per_cent_of_brute_force(program):
     sensitivities, sizes, budget = program
     best = min(
         variance(sensitivities, bits)
-        for bits in itertools.product(WIDTHS, repeat=len(sizes))
+        for bits in itertools.product(SLOT_WIDTHS, repeat=len(sizes))
         if taken(bits, sizes) <= budget
     )
     bits = allocate(sensitivities, sizes, budget)
@@ -51,7 +51,7 @@ def test_is_within_one_per_cent_of_brute_force(program):
 @given(programs(most=3), st.sets(st.integers(0, 2), min_size=1))
 def test_with_divided_slots_too(program, divided):
     sensitivities, sizes, budget = program
-    choices = [MEANS if slot in divided else WIDTHS for slot in range(len(sizes))]
+    choices = [MEANS if slot in divided else SLOT_WIDTHS for slot in range(len(sizes))]
     best = min(
         variance(sensitivities, bits)
         for bits in itertools.product(*choices)
@@ -70,8 +70,8 @@ def test_never_exceeds_the_budget_and_beats_uniform(program):
     sensitivities, sizes, budget = program
     bits = allocate(sensitivities, sizes, budget)
     assert taken(bits, sizes) <= budget
-    assert {*bits} <= {*WIDTHS}
-    uniform = max(width for width in WIDTHS if width * sum(sizes) <= budget)
+    assert {*bits} <= {*SLOT_WIDTHS}
+    uniform = max(width for width in SLOT_WIDTHS if width * sum(sizes) <= budget)
     bound = variance(sensitivities, [uniform] * len(sizes))
     assert variance(sensitivities, bits) <= bound * (1 + 1e-9)
 
@@ -103,7 +103,7 @@ def test_takes_the_steps_in_order_of_worth():
     steps = [
         (c * (noise(a) - noise(b)) / (b - a) / size, (b - a) * size, slot, b)
         for slot, (c, size) in enumerate(zip(sensitivities, sizes, strict=True))
-        for a, b in itertools.pairwise(WIDTHS)
+        for a, b in itertools.pairwise(SLOT_WIDTHS)
     ]
     for average in (1.2, 2, 4, 9, 31):
         left = (average - 1) * sum(sizes)
@@ -135,7 +135,7 @@ def test_divided_slots_share_the_budget_in_quarters():
 
 def test_noise():
     assert [noise(b) for b in (1, 2, 32)] == [1.0, 1 / 9, 0.0]
-    assert all(noise(a) > noise(b) for a, b in itertools.pairwise(WIDTHS))
+    assert all(noise(a) > noise(b) for a, b in itertools.pairwise(SLOT_WIDTHS))
 
 
 def test_by_name_no_slot_has_less_than_its_least():

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gact_graph.adaptive.allocator import WIDTHS
+from gact_graph.adaptive.allocator import SLOT_WIDTHS
 from gact_graph.adaptive.scheme import Scheme
 from gact_graph.support.rows import Row
 
@@ -105,7 +105,7 @@ def test_slots_with_widths_by_group_share_the_budget_in_quarters():
     for _ in range(3):  # until few bits are trusted
         scheme.measure({"a": 0.03, "b": 0.01, "small": 1e-4}, error=0.0, explained=0.0)
     assert [scheme.bits_of(slot) for slot in "ab"] == [2.25, 1.75]
-    assert scheme.bits_of("small") in WIDTHS
+    assert scheme.bits_of("small") in SLOT_WIDTHS
     state = json.loads(json.dumps(scheme.state_dict()))
     Scheme.check_state("state", state)
     other = Scheme(2, {}, 256)

@@ -70,7 +70,7 @@ def ratios(net, bits, *inputs, sweeps=8, **options):
         ("gat", {"blocks": 500}),
         pytest.param("sage", {}, marks=pytest.mark.long),
         pytest.param("gin", {}, marks=pytest.mark.long),
-        pytest.param("gat", {"level": "CB1"}, marks=pytest.mark.long),
+        pytest.param("gat", {"level": "CB2"}, marks=pytest.mark.long),
         ("gat", {"level": "CB2"}),
     ],
 )

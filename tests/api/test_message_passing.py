@@ -488,7 +488,7 @@ class Net(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("level", ["lossless", "CB1", "L0"])
+@pytest.mark.parametrize("level", ["lossless", "CB2", "L0"])
 def test_in_a_wrapped_model(level: str) -> None:
     torch.manual_seed(0)
     stock = Net(by_hand)

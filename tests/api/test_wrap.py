@@ -187,7 +187,7 @@ class TestBadInput:
             (
                 {"level": "L9"},
                 ValueError,
-                r"Expected level to be one of 'L0', 'lossless', 'L1', 'L2', 'CB2', 'CB1' "
+                r"Expected level to be one of 'L0', 'lossless', 'L1', 'L2', 'CB2' "
                 r"\(got 'L9'\)",
             ),
             ({"level": ["L1"]}, TypeError, r"Expected level to be a str \(got list\)"),

@@ -25,7 +25,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "L1": {"level": "L1", "blocks": False},
     "L1 in blocks": {"level": "L1", "blocks": 64},
     "L2": {"level": "L2"},
-    "CB1": {"level": "CB1", "blocks": False},
+    "CB2, no blocks": {"level": "CB2", "blocks": False},
     "CB2": {"level": "CB2", "blocks": 64},
 }
 

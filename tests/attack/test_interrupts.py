@@ -95,7 +95,7 @@ class Edges(Lines):
 
 @contextmanager
 def _tracing(lines: Lines) -> Iterator[None]:
-    """Without garbage collection: Python drops exceptions raised while an object is finalised."""
+    """Without garbage collection: Python drops exceptions raised while an object is finalized."""
     before = sys.gettrace()
     gc.disable()
     sys.settrace(lines)

@@ -1,4 +1,4 @@
-"""Relations between results, at every level that has them."""
+"""Relations between results: permuted nodes, joined graphs, split edges, scaled losses, bits."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_scaled_loss_to_the_bit(conv: str, level: str, power: int) -> None:
     assert all(torch.equal(a, b * 2.0**power) for a, b in zip(got, expected, strict=True))
 
 
-@pytest.mark.parametrize("level", ["L1", "CB1", "CB2"])
+@pytest.mark.parametrize("level", ["L1", "CB2"])
 @pytest.mark.parametrize("bits", [1, 4])
 @pytest.mark.filterwarnings("ignore:.*bits")
 def test_a_scaled_loss_where_tensors_are_coded(level: str, bits: int) -> None:
@@ -144,7 +144,7 @@ def test_a_scaled_loss_where_tensors_are_coded(level: str, bits: int) -> None:
     assert all(torch.equal(a, b * 4.0) for a, b in zip(got, expected, strict=True))
 
 
-@pytest.mark.parametrize("level", ["L1", "CB1", "CB2"])
+@pytest.mark.parametrize("level", ["L1", "CB2"])
 @pytest.mark.filterwarnings("ignore:.*bits")
 def test_more_bits_never_hold_less(level: str) -> None:
     def stored(bits: float) -> int:

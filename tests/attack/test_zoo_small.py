@@ -47,7 +47,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "L1 exact": {"level": "L1", "bits": 32, "blocks": False},
     "L1": {"level": "L1", "bits": 16, "blocks": False},
     "blocks": {"level": "lossless", "bits": 32, "blocks": 128},
-    "CB1": {"level": "CB1", "bits": 32, "blocks": False},
+    "CB2, no blocks": {"level": "CB2", "bits": 32, "blocks": False},
     "CB2": {"level": "CB2", "bits": 32, "blocks": 128},
     "CB2 coded": {"level": "CB2", "bits": 16, "blocks": 128},
 }

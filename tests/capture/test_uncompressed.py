@@ -23,7 +23,7 @@ from gact_graph.capture.config import MIN_BYTES
 
 X, EDGES = graph()
 STEP = 1 << 20  # more than a step of GraphNet on this graph saves
-LEVELS = ["lossless", "L1", "CB1", "CB2"]
+LEVELS = ["lossless", "L1", "CB2"]
 
 
 def codecs_of(model):

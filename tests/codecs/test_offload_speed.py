@@ -1,4 +1,4 @@
-"""The time to offload a byte, which plans count with."""
+"""The time to offload a byte, which plans use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Level L2: contexts leave a device and come back, on a simulated one and, where it is, on CUDA."""
+"""Level L2: contexts leave a device and come back, on a simulated one and on a GPU, if any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache, with downloads that are played by the classes' own `download` methods."""
+"""The cache, with downloads that are faked by the classes' own `download` methods."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""The parts for a lent GPU, and how they are run; none of them needs a GPU here."""
+"""The parts of the GPU check, and how they run; none needs a GPU here."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class TestStepTime:
         ("line", "words"),
         [
             ("--models gcn,gin", "gcnii, gcnii-edge_index (got 'gin')"),
-            ("--levels L1,L3", "Expected --levels of L0, lossless, L1, L2, CB1, CB2 (got 'L3')"),
+            ("--levels L1,L3", "Expected --levels of L0, lossless, L1, L2, CB2 (got 'L3')"),
             ("--rounds 0", "Expected a whole number from 1 to 10^9"),
         ],
     )

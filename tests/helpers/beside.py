@@ -85,10 +85,10 @@ def ways(blocks: int | str | None) -> list[Setting]:
         chosen += [
             Setting({"level": "L0", "blocks": blocks} | exact, "order"),
             Setting({"level": "lossless", "blocks": blocks} | exact, "order"),
-            Setting({"level": "CB1", "blocks": False} | exact, "order"),
+            Setting({"level": "CB2", "blocks": False} | exact, "order"),
             Setting({"level": "CB2", "blocks": blocks} | exact, "order"),
             Setting({"level": "L1", "blocks": blocks} | coded, "noise"),
-            Setting({"level": "CB1", "blocks": False} | coded, "noise"),
+            Setting({"level": "CB2", "blocks": False} | coded, "noise"),
             Setting({"level": "CB2", "blocks": blocks} | coded, "noise"),
             Setting({"level": "CB2", "blocks": blocks, "adaptive": False} | four, "finite"),
         ]
@@ -101,7 +101,7 @@ def second_ways(blocks: int | str | None) -> list[Setting]:
     chosen = [
         Setting({"level": "lossless"} | exact, "bits"),
         Setting({"level": "L1", "blocks": False} | exact, "bits"),
-        Setting({"level": "CB1", "blocks": False} | exact, "order"),
+        Setting({"level": "CB2", "blocks": False} | exact, "order"),
     ]
     if blocks is not None:
         chosen += [

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from queue import SimpleQueue
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
-
-import gact_graph
-from experiments.helpers.noise import Draws
 
 NODES, FEATURES, CLASSES = 300, 32, 5
 
@@ -126,66 +121,3 @@ def train_step(model: nn.Module, *inputs: object, seed: int = 7) -> list[Tensor]
     out = model(*inputs)
     F.cross_entropy(out, labels(len(out))).backward()
     return gradients(model)
-
-
-class Calls:
-    """Records calls of a layer's code.
-
-    In a queue, which the library does not look into: a layer whose code changes a list that it
-    reaches runs as PyG has it.
-    """
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[Any] = SimpleQueue()
-
-    def append(self, call: Any) -> None:
-        self._queue.put(call)
-
-    def clear(self) -> list[Any]:
-        """Return the calls recorded until now."""
-        return [self._queue.get() for _ in range(self._queue.qsize())]
-
-    def __iter__(self) -> Iterator[Any]:
-        calls = self.clear()
-        for call in calls:
-            self.append(call)
-        return iter(calls)
-
-    def __len__(self) -> int:
-        return self._queue.qsize()
-
-
-def equal(left: list[Tensor], right: list[Tensor]) -> bool:
-    return len(left) == len(right) and all(map(torch.equal, left, right))
-
-
-def distance(left: list[Tensor], right: list[Tensor]) -> float:
-    """Relative L2 distance of two lists of gradients."""
-    a, b = (torch.cat([t.flatten() for t in side]) for side in (left, right))
-    return ((a - b).norm() / b.norm()).item()
-
-
-def draws(model: nn.Module, *inputs: object, seed: int = 3) -> Draws:
-    """Gradients of one step of a model with fixed bits, under other draws of the noise."""
-
-    def loss() -> Tensor:
-        torch.manual_seed(seed)
-        out = model(*inputs)
-        return F.cross_entropy(out, labels(len(out)))
-
-    return Draws(model, loss)
-
-
-def controller_of(model: nn.Module) -> Any:
-    """The controller of a wrapped model."""
-    return vars(model)["forward"].controller
-
-
-def measurements(model: nn.Module) -> int:
-    """The number of measurements of a wrapped model's sensitivities."""
-    return gact_graph.report(model).measurements
-
-
-def widths(model: nn.Module) -> dict[str, int]:
-    """The bits of each coded slot of a wrapped model's last forward."""
-    return {row.slot: row.bits for row in gact_graph.report(model).contexts if row.bits is not None}

@@ -12,7 +12,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "lossless": {"level": "lossless"},
     "lossless in blocks": {"level": "lossless", "blocks": 16},
     "L1": {"level": "L1", "bits": 32, "blocks": False},
-    "CB1": {"level": "CB1", "bits": 32, "blocks": False},
+    "CB2, no blocks": {"level": "CB2", "bits": 32, "blocks": False},
     "CB2": {"level": "CB2", "bits": 32, "blocks": 16},
 }
 

@@ -1,4 +1,4 @@
-"""How the CPU kernels are built, kept between processes, and done without.
+"""The CPU kernels are built, cached between processes, and replaced without a compiler.
 
 A stand-in for the compiler keeps what the real one made, so that each test does not take as long as
 a build. Each session is a process: its folder, its compiler and its loaded libraries are its own.

@@ -1,4 +1,4 @@
-"""The compiled kernels against the oracle, and how they are built, cached and done without."""
+"""The compiled kernels against the oracle, and the flags and digests of a build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line of work that takes long: when, how often, where and by whom. No test waits."""
+"""The progress line of slow work: when, how often, where and on which rank. No test waits."""
 
 from __future__ import annotations
 

@@ -174,9 +174,10 @@ class Cost:
     saved: Line
     error: float | None = None
 
-    def peak_at(self, share: float) -> float:
-        """Return the peak of the step in bytes, for a share of the graph."""
-        return max(peak.line.at(share) for peak in self.peaks)
+    @property
+    def peak(self) -> float:
+        """The peak of the step in bytes."""
+        return max(peak.line.at(1.0) for peak in self.peaks)
 
 
 @dataclass(frozen=True)
@@ -255,21 +256,13 @@ class Estimate:
         taken, budget = format_bytes(round(peak)), format_bytes(self.budget_for(peak))
         return f"the smallest, {strategy.name}, takes {taken} and needs a budget of {budget}"
 
-    def peak_of(self, strategy: Strategy, share: float = 1.0) -> float:
-        """Return the peak of a strategy in bytes, for a share of the graph."""
-        return self.standing + self._costs[strategy].peak_at(share)
+    def peak_of(self, strategy: Strategy) -> float:
+        """Return the peak of a strategy in bytes."""
+        return self.standing + self._costs[strategy].peak
 
-    def fits(self, strategy: Strategy, size: GraphSize) -> bool:
-        """Return whether a strategy fits the budget; False if its cost is unknown.
-
-        Args:
-            strategy: The strategy.
-            size: The size of a graph with a similar number of edges per node.
-        """
-        nodes = size.nodes / max(1, self.size.nodes)
-        edges = size.edges / max(1, self.size.edges)
-        known = strategy in self._costs
-        return known and self._fits(self.peak_of(strategy, max(nodes, edges)))
+    def fits(self, strategy: Strategy) -> bool:
+        """Return whether a strategy fits the budget; False if its cost is unknown."""
+        return strategy in self._costs and self._fits(self.peak_of(strategy))
 
     @staticmethod
     def budget_for(peak: float) -> int:
@@ -335,9 +328,6 @@ class Estimate:
         page.write(path, page.render_sheet(self._sheet, "sheet.html"))
 
     def __str__(self) -> str:
-        console = Console(width=80, force_terminal=False, color_system=None)
-        with console.capture() as captured:
-            console.print(self)
-        return captured.get()
+        return self._sheet.as_text(80)
 
     __repr__ = __str__

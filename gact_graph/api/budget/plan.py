@@ -241,10 +241,7 @@ class Plan:
         return page.render_sheet(sheet_of(self))
 
     def __str__(self) -> str:
-        console = Console(width=100, force_terminal=False, color_system=None)
-        with console.capture() as captured:
-            console.print(self)
-        return captured.get()
+        return sheet_of(self).as_text(100)
 
     __repr__ = __str__
 

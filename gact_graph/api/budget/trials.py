@@ -245,7 +245,7 @@ class Search:
         """Return whether a strategy fits the budget; for one that quantizes, with some bits."""
         if strategy not in self._costs:
             self._find_cost(_tried_for(strategy))
-        return self.estimate().fits(strategy, self.size)
+        return self.estimate().fits(strategy)
 
     def estimate(self) -> Estimate:
         """Return the estimate by the costs known so far."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,9 +173,7 @@ class Report(Contexts):
         figures.bar_chart(self, path)
 
     def __str__(self) -> str:
-        text = io.StringIO()
-        Console(file=text, width=120).print(self)
-        return text.getvalue().rstrip("\n")
+        return sheet_of(self).as_text(120)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from sheet_of(self).render(options)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -87,6 +87,13 @@ class Sheet:
     def barred(self) -> list[str]:
         """The titles of columns with bars."""
         return [*dict.fromkeys(title for line in self.lines for title in line.bars)]
+
+    def as_text(self, width: int) -> str:
+        """Return the table as text without colors, for lines of a number of characters."""
+        console = Console(width=width, force_terminal=False, color_system=None)
+        with console.capture() as captured:
+            console.print(Group(*self.render(console.options)))
+        return captured.get().rstrip("\n")
 
     def render(self, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Yield the table, the curves and the notes."""

@@ -1,5 +1,7 @@
 """Level ``L2``: contexts wait for backward in host memory, those of a CPU in files.
 
-Here: the swap in both directions, its memory, and its streams. Not here: which tensors are
-encoded, and how.
+- ``swap``: the contexts on their way out and back. ``pinned``, ``files``: the memory in which they
+  wait. ``streams``: copies beside the work of a GPU. ``speed``: the time of a byte, for plans.
+
+Not here: which tensors are encoded, and how.
 """

@@ -163,6 +163,11 @@ class Arguments:
         )
 
     @property
+    def whole(self) -> set[int]:
+        """The indices of the tensors of which a block gets all."""
+        return {use.index for use in self.uses if use.level == "whole"}
+
+    @property
     def needs_graph(self) -> bool:
         """Whether the call has a gradient."""
         return torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors)

@@ -271,7 +271,7 @@ def _constant_sums(
 def _properties(arguments: Arguments) -> Hashable:
     """Return the properties of arguments on which the behavior of a layer depends."""
     device = arguments.tensors[0].device.type
-    whole = {use.index for use in arguments.uses if use.level == "whole"}
+    whole = arguments.whole
     return (
         (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)),
         (torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device()),

@@ -240,7 +240,7 @@ def of_graph(
         if any(id(tensor) not in positions for _, tensor in found):
             raise CannotBlock("reads a tensor that is neither a parameter nor a buffer")
         samples = samples.with_constants(found)
-        whole = {use.index for use in samples.uses if use.level == "whole"}
+        whole = samples.whole
         shapes = (t.shape if i in whole else t.shape[1:] for i, t in enumerate(samples.tensors))
         work = GraphWork(
             analysis,
@@ -261,7 +261,7 @@ def of_graph(
 
 def _described(arguments: Arguments) -> Iterator[tuple[tuple[int, ...], dict[str, Any]]]:
     """Yield the shape of one row of each tensor, or of the whole tensor, and its type."""
-    whole = {use.index for use in arguments.uses if use.level == "whole"}
+    whole = arguments.whole
     for i, t in enumerate(arguments.tensors):
         shape = tuple(map(int, t.shape if i in whole else (1, *t.shape[1:])))
         yield shape, {"dtype": t.dtype, "device": t.device, "requires_grad": t.requires_grad}

@@ -69,7 +69,7 @@ class Blocks(Cutting):
         owner: The model that the layers belong to.
         report: Gets an entry for each call, under its name.
         size: Edges of a block, or ``"auto"``.
-        quantized: Whether saved tensors are quantized, so that free memory is a large share.
+        quantized: Whether saved tensors are quantized; see :class:`Cutting`.
         min_bytes: A layer with fewer than a quarter of these bytes of messages runs as in PyG, if
             ``size`` is ``"auto"``.
         keep_sums: Whether sums of constant rows are kept from one forward to the next.
@@ -113,9 +113,7 @@ class Blocks(Cutting):
         # Only captured forwards are counted, and a layer's own backward follows a captured forward.
         return self.session is None and runs.current() is None
 
-    def attach(
-        self, model: nn.Module, only: Container[nn.Module] | None = None
-    ) -> Iterator[Blocked]:
+    def attach(self, model: nn.Module, only: Container[nn.Module] | None) -> Iterator[Blocked]:
         """Patch the edge work of the layers of a model, and yield the patches.
 
         Args:

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from gact_graph.ops.kernels import fallback
+from gact_graph.ops.kernels import notices
 
 BUILD = "build-"
 """The prefix of temporary files and folders of builds."""
@@ -79,7 +79,7 @@ def keep(name: str, content: bytes, *, quiet: bool = False) -> Path | None:
         return _write(root / _full_name(name, content), content)
     except OSError as error:
         if not quiet:
-            fallback.warn_of_no_cache(root, error)
+            notices.warn_of_no_cache(root, error)
         return None
 
 

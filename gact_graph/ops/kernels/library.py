@@ -1,4 +1,4 @@
-"""Builds of a folder of ``csrc`` at first use, and the libraries that earlier builds left."""
+"""Builds a folder of ``csrc`` at first use, and finds the libraries of earlier builds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from gact_graph.ops.kernels import cache, fallback
+from gact_graph.ops.kernels import cache, notices
 from gact_graph.ops.kernels.compiler import commands, compile_library, version
 from gact_graph.ops.kernels.sources import digest, files_of
 from gact_graph.support.progress import progress
@@ -40,7 +40,7 @@ def build(part: str, flags: Sequence[str], *, quiet: bool = False) -> None:
         if not others:
             raise
         if not quiet:
-            fallback.warn_of_compiler(shlex.join(first), shlex.join(others[0]), error)
+            notices.warn_of_compiler(shlex.join(first), shlex.join(others[0]), error)
         _build(part, others[0], flags, quiet)
 
 

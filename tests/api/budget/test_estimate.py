@@ -1,4 +1,4 @@
-"""What a step would take in each way."""
+"""Estimates: the memory of a step under each strategy."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The choices that cost least for each budget, beside all choices there are."""
+"""The ladder of choices, against an exhaustive search."""
 
 from __future__ import annotations
 

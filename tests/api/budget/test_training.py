@@ -1,4 +1,4 @@
-"""Budgets where people train: sampled batches, many graphs, types of nodes, methods, links."""
+"""Budgets in training loops: sampled batches, many graphs, node types, methods, links."""
 
 from __future__ import annotations
 

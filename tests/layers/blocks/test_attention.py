@@ -1,4 +1,4 @@
-"""Layers that compute attention: which take the operators, and these are right."""
+"""Attention layers: which of them the operators serve, and that results are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edge work in compiled graphs: results and gradients of stock, and what makes a graph anew."""
+"""Edge work in compiled graphs: results and gradients of stock, and causes of recompilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums of rows that do not change: their gradients, and that those kept are those of now."""
+"""Sums of constant rows: their gradients, and that kept sums are up to date."""
 
 from __future__ import annotations
 

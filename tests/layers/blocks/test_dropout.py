@@ -31,7 +31,7 @@ class Dropped(MessagePassing):
 
 
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
-@pytest.mark.parametrize("options", [{"blocks": 300}, {"level": "CB1"}, {"level": "CB2"}], ids=str)
+@pytest.mark.parametrize("options", [{"blocks": 300}, {"level": "CB2"}], ids=str)
 def test_backward_has_the_masks_of_forward(flow, options):
     model = Alone(Dropped(flow))
     gact_graph.wrap(model, **(EXACT | options))

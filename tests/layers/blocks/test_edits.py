@@ -21,7 +21,7 @@ EDGES = torch.randint(300, (2, 1000), generator=seeded(1))
 OTHERS = torch.randint(300, (2, 1000), generator=seeded(2))
 LEVELS = [
     {"blocks": 64},
-    {"level": "CB1", "blocks": False},
+    {"level": "CB2", "blocks": False},
     {"level": "CB2"},
     {"level": "CB2", "blocks": 64},
 ]

@@ -45,7 +45,7 @@ def test_others_are_told_apart_to_the_last_edge(
 
 
 def test_a_device_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many edges there are: GATConv has its edges recognised in each forward."""
+    """However many edges there are: GATConv has its edges recognized in each forward."""
     monkeypatch.setattr("gact_graph.support.content._CHUNK", 100)
     orders = Orders()
     first = orders.get(EDGES, 1, 300)

@@ -1,4 +1,4 @@
-"""Layers whose messages change something that is no attribute of theirs: as PyG has them."""
+"""Layers whose messages change something outside of their attributes run as in PyG."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_lossless_in_blocks(name: str) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_computed_again(name: str) -> None:
     stock, _ = _trained(name)
-    got, _ = _trained(name, level="CB1", bits=32, adaptive=False)
+    got, _ = _trained(name, level="CB2", bits=32, adaptive=False)
     assert all(torch.allclose(a, b, atol=1e-3, rtol=1e-4) for a, b in zip(got, stock, strict=True))
 
 

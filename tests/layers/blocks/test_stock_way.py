@@ -30,24 +30,13 @@ def test_in_training_a_batch_norm_over_messages_runs_as_stock():
 
 
 class Global(MessagePassing):
-    """Normalises by the largest message of all."""
+    """Normalizes by the largest message of all."""
 
     def forward(self, x, edge_index):
         return self.propagate(edge_index, x=x)
 
     def message(self, x_j):
         return x_j / x_j.max()
-
-
-class Closure(MessagePassing):
-    """Takes a tensor that propagate was not given."""
-
-    def forward(self, x, edge_index):
-        self.hidden = [x * 2]
-        return self.propagate(edge_index, x=x)
-
-    def message(self, x_j, edge_index_j):
-        return x_j + self.hidden[0][edge_index_j]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Layers that add up weighted rows: which are seen to, and that it makes no difference."""
+"""Layers that sum weighted rows: which are recognized, with the same results."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_as_stock(name: str, form: str) -> None:
         pytest.skip("torch-sparse is not installed")
     [expected, *stock], model = _step(name, form)
     layers = [m for m in model.modules() if isinstance(m, MessagePassing)]
-    for level, blocks in (("lossless", 128), ("CB1", False), ("CB2", 128)):
+    for level, blocks in (("lossless", 128), ("CB2", False), ("CB2", 128)):
         options = {"level": level, "blocks": blocks}
         [out, *got], model = _step(name, form, **options)
         assert distance([out], [expected]) < BOUND, options

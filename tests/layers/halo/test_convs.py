@@ -1,4 +1,4 @@
-"""Convs of the zoo on two parts: it gives what one process gives, or refuses."""
+"""Convs of the zoo on two parts: each gives the result of one process, or is refused."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_relations_are_read_in_the_same_way_by_all(monkeypatch):
 def test_what_does_not_go_with_it():
     model = Net(pyg.GATConv(2, 4))
     with pytest.raises(ValueError, match=r"Expected level 'L0', 'lossless', 'L1' or 'L2' with par"):
-        one_process(model, level="CB1")
+        one_process(model, level="CB2")
     with pytest.raises(ValueError, match=r"Expected bits rather than memory with partition"):
         one_process(model, memory="1 GB")
     with pytest.raises(ValueError, match=r"Expected one part for each of 1 processes \(got one of"):

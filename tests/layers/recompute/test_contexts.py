@@ -49,11 +49,10 @@ def packed(monkeypatch):
     return packed
 
 
-@pytest.mark.parametrize("level", ["CB1", "CB2"])
+@pytest.mark.parametrize("blocks", [False, "auto"])
 @pytest.mark.parametrize("kind", CONVS)
-def test_inputs_stay_in_their_codes_and_change_nothing(kind, level, packed, monkeypatch):
-    blocks = "auto" if level == "CB2" else False
-    options = {"level": level, "bits": 3, "adaptive": False, "blocks": blocks}
+def test_inputs_stay_in_their_codes_and_change_nothing(kind, blocks, packed, monkeypatch):
+    options = {"level": "CB2", "bits": 3, "adaptive": False, "blocks": blocks}
     net = make(lambda: Net(CONVS[kind]()))
     other = copy.deepcopy(net)
     in_codes = train_step(gact_graph.wrap(net, min_bytes=0, **options), X, EDGES)

@@ -13,7 +13,7 @@ from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGECo
 import gact_graph
 
 X, EDGES = graph()
-CB1 = {"level": "CB1", "bits": 32, "adaptive": False, "blocks": False, "min_bytes": 0}
+RECOMPUTED = {"level": "CB2", "bits": 32, "adaptive": False, "blocks": False, "min_bytes": 0}
 
 
 class Around(nn.Module):
@@ -87,7 +87,7 @@ def test_gradients_and_buffers_are_those_of_stock(name):
     build, call = CASES[name]
     nets = [make(lambda: Around(build(), *([call] if call else []))) for _ in "ab"]
     stock = train(nets[0])
-    got = train(gact_graph.wrap(nets[1], **CB1))
+    got = train(gact_graph.wrap(nets[1], **RECOMPUTED))
     assert equal(got, stock)
     [row] = gact_graph.report(nets[1]).layers
     assert row.way == "recomputed"
@@ -97,16 +97,16 @@ def test_gradients_and_buffers_are_those_of_stock(name):
 
 def test_only_the_inputs_are_saved():
     saved = {}
-    for level in ("L1", "CB1"):
+    for level in ("L1", "CB2"):
         conv = make(lambda: Around(GATConv(32, 64, heads=4)))
         model = gact_graph.wrap(conv, level=level, blocks=False, min_bytes=0)
         train(model, steps=1)
         saved[level] = sum(c.raw_bytes for c in gact_graph.report(model).contexts)
-    assert saved["CB1"] < saved["L1"] / 5
+    assert saved["CB2"] < saved["L1"] / 5
 
 
 def test_backward_leaves_random_numbers_and_buffers_alone():
-    model = gact_graph.wrap(make(lambda: Around(norm_inside())), **CB1)
+    model = gact_graph.wrap(make(lambda: Around(norm_inside())), **RECOMPUTED)
     out = model(X, EDGES)
     before = [b.clone() for b in model.buffers()]
     state = torch.get_rng_state()
@@ -116,7 +116,7 @@ def test_backward_leaves_random_numbers_and_buffers_alone():
 
 
 def test_backward_twice():
-    model = gact_graph.wrap(make(lambda: Around(GATConv(32, 16, dropout=0.5))), **CB1)
+    model = gact_graph.wrap(make(lambda: Around(GATConv(32, 16, dropout=0.5))), **RECOMPUTED)
     out = model(X, EDGES)
     out.sum().backward(retain_graph=True)
     once = gradients(model)
@@ -133,7 +133,7 @@ def test_a_layer_that_leaves_a_tensor_behind_runs_as_it_is():
         return Around(SuperGATConv(32, 32, is_undirected=True), attention)
 
     stock = train(make(build), steps=1)
-    model = gact_graph.wrap(make(build), **CB1)
+    model = gact_graph.wrap(make(build), **RECOMPUTED)
     assert equal(train(model, steps=1), stock)
     [row] = gact_graph.report(model).layers
     assert (
@@ -162,13 +162,13 @@ def test_tensors_that_learn_inside_an_object_are_not_lost():
         return conv(Data(x=x, edge_index=edges))
 
     stock = train(make(lambda: Around(OfData(), call)))
-    model = gact_graph.wrap(make(lambda: Around(OfData(), call)), **CB1)
+    model = gact_graph.wrap(make(lambda: Around(OfData(), call)), **RECOMPUTED)
     assert equal(train(model), stock)
     assert "inside a Data" in gact_graph.report(model).layers[0].reason
 
 
 def test_parameters_changed_before_backward_are_an_error():
-    model = gact_graph.wrap(make(lambda: Around(GATConv(32, 16))), **CB1)
+    model = gact_graph.wrap(make(lambda: Around(GATConv(32, 16))), **RECOMPUTED)
     out = model(X, EDGES)
     with torch.no_grad():
         model.conv.lin.weight.mul_(2)
@@ -191,11 +191,11 @@ def test_an_optimizer_may_step_during_backward():
     def make_model():
         return make(lambda: Around(GATConv(32, 16)))
 
-    assert equal(steps(gact_graph.wrap(make_model(), **CB1)), steps(make_model()))
+    assert equal(steps(gact_graph.wrap(make_model(), **RECOMPUTED)), steps(make_model()))
 
 
 def test_in_evaluation_nothing_happens():
-    model = gact_graph.wrap(make(lambda: Around(GATConv(32, 16, dropout=0.5))), **CB1)
+    model = gact_graph.wrap(make(lambda: Around(GATConv(32, 16, dropout=0.5))), **RECOMPUTED)
     expected = make(lambda: Around(GATConv(32, 16, dropout=0.5))).eval()(X, EDGES)
     assert torch.equal(model.eval()(X, EDGES), expected)
     assert gact_graph.report(model).layers == []
@@ -238,7 +238,7 @@ COUNTED = []
 def test_a_layer_that_differentiates_itself(blocks):
     stock = train(make(lambda: Around(Force())).double(), X.double())
     model = make(lambda: Around(Force())).double()
-    gact_graph.wrap(model, **CB1 | {"blocks": blocks})
+    gact_graph.wrap(model, **RECOMPUTED | {"blocks": blocks})
     for a, b in zip(train(model, X.double()), stock, strict=True):
         assert torch.allclose(a, b)
     assert {row.slot: row.way for row in gact_graph.report(model).layers}["conv"] == "recomputed"
@@ -247,7 +247,7 @@ def test_a_layer_that_differentiates_itself(blocks):
 def test_a_layer_that_counts():
     """The first call copies the large buffer; the next ones run as stock, for it changes."""
     found = []
-    for options in (None, CB1):
+    for options in (None, RECOMPUTED):
         COUNTED.clear()
         model = make(lambda: Around(Counter()))
         if options:
@@ -267,7 +267,7 @@ def test_a_layer_that_saves_other_tensors_in_backward():
             out = self.propagate(edge_index, x=self.lin(x).tanh())
             return out.sin() if torch._C._current_graph_task_id() == -1 else out
 
-    model = gact_graph.wrap(make(lambda: Around(Other())), **CB1)
+    model = gact_graph.wrap(make(lambda: Around(Other())), **RECOMPUTED)
     with pytest.raises(RuntimeError, match="Expected conv to save the same tensors"):
         train(model)
 
@@ -303,7 +303,7 @@ def test_a_list_of_the_caller_gets_what_the_layer_adds(blocks):
         losses = []
         model = Around(Notes(), lambda conv, x, edges, to=losses: conv(x, edges, to))
         if wrapped:
-            gact_graph.wrap(model, **CB1 | {"blocks": blocks})
+            gact_graph.wrap(model, **RECOMPUTED | {"blocks": blocks})
         out = model(X, EDGES)
         (out.sum() + 100 * sum(losses)).backward()
         assert len(losses) == 1
@@ -317,6 +317,6 @@ def test_a_buffer_that_forward_updates(blocks):
     torch.manual_seed(0)
     stock = Around(Running())
     torch.manual_seed(0)
-    model = gact_graph.wrap(Around(Running()), **CB1 | {"blocks": blocks})
+    model = gact_graph.wrap(Around(Running()), **RECOMPUTED | {"blocks": blocks})
     for own, expected in zip(train(model), train(stock), strict=True):
         torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)

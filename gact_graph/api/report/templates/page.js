@@ -1,3 +1,4 @@
+// The figures and the sorted table of page.html, from the JSON in the page.
 "use strict";
 
 const figures = JSON.parse(document.getElementById("figures").textContent);

@@ -8,7 +8,7 @@ from gact_graph.support.messages import warn as warn_user
 
 
 def warn(failed: str, remedy: str, error: Exception, *others: str) -> None:
-    """Warn once that kernels are missing, with the remedy, the cause and other causes."""
+    """Warn that kernels are missing, with the remedy, the cause and other causes."""
     causes = "; ".join([_cause(error), *others])
     warn_user(
         f"gact_graph could not {failed} and works with slower pure-torch code. "
@@ -17,7 +17,7 @@ def warn(failed: str, remedy: str, error: Exception, *others: str) -> None:
 
 
 def warn_of_compiler(failed: str, taken: str, error: Exception) -> None:
-    """Warn once that the compiler in ``CXX`` fails and another compiler is used."""
+    """Warn that the compiler in ``CXX`` fails and another compiler is used."""
     warn_user(
         f"gact_graph could not build its CPU kernels with CXX={failed!r} and takes {taken!r} "
         f"instead. Set CXX to a C++ compiler, or unset it ({_cause(error)})."
@@ -25,7 +25,7 @@ def warn_of_compiler(failed: str, taken: str, error: Exception) -> None:
 
 
 def warn_of_prebuilt(error: OSError) -> None:
-    """Warn once that a library of the wheel does not load, and that a build serves instead."""
+    """Warn that a library of the wheel does not load, and that a build serves instead."""
     warn_user(
         "gact_graph built its CPU kernels, because those of its wheel do not load. Install a wheel "
         f"for this torch; `python -m gact_graph.info` lists what is there ({error})."
@@ -38,7 +38,7 @@ def _cause(error: Exception) -> str:
 
 
 def warn_of_no_cache(place: Path | None, error: OSError) -> None:
-    """Warn once that kernels cannot be cached and are compiled in each process."""
+    """Warn that kernels cannot be cached and are compiled in each process."""
     warn_user(
         f"gact_graph cannot keep its compiled kernels in {place or '~/.cache/gact_graph'} and "
         "compiles them anew in each process. Set TORCH_EXTENSIONS_DIR to a folder that you alone "

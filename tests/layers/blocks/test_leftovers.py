@@ -1,4 +1,4 @@
-"""What blocks leave behind: nothing, after unwrap, an exception, a hundred graphs or a step."""
+"""Blocks leave nothing behind: after unwrap, an exception, a hundred graphs or a step."""
 
 from __future__ import annotations
 
