@@ -37,10 +37,8 @@ class Sizes:
             self._edges.add(int(edge_index.nnz()))  # torch_sparse.SparseTensor
         elif edge_index.layout == torch.strided:
             self._edges.add(int(edge_index.size(1)))
-        elif edge_index.layout == torch.sparse_coo:
-            self._edges.add(int(edge_index._nnz()))
         else:
-            self._edges.add(int(edge_index.values().size(0)))
+            self._edges.add(int(edge_index._nnz()))
 
     def role_of(self, shape: tuple[int, ...], of_edges: bool) -> str:
         """Return ``node``, ``edge`` or ``other``.
