@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
+
+import gact_graph
+from experiments.helpers.noise import Draws
 
 NODES, FEATURES, CLASSES = 300, 32, 5
 
@@ -121,3 +125,39 @@ def train_step(model: nn.Module, *inputs: object, seed: int = 7) -> list[Tensor]
     out = model(*inputs)
     F.cross_entropy(out, labels(len(out))).backward()
     return gradients(model)
+
+
+def equal(left: list[Tensor], right: list[Tensor]) -> bool:
+    return len(left) == len(right) and all(map(torch.equal, left, right))
+
+
+def distance(left: list[Tensor], right: list[Tensor]) -> float:
+    """Relative L2 distance of two lists of gradients."""
+    a, b = (torch.cat([t.flatten() for t in side]) for side in (left, right))
+    return ((a - b).norm() / b.norm()).item()
+
+
+def draws(model: nn.Module, *inputs: object, seed: int = 3) -> Draws:
+    """Gradients of one step of a model with fixed bits, under other draws of the noise."""
+
+    def loss() -> Tensor:
+        torch.manual_seed(seed)
+        out = model(*inputs)
+        return F.cross_entropy(out, labels(len(out)))
+
+    return Draws(model, loss)
+
+
+def controller_of(model: nn.Module) -> Any:
+    """The controller of a wrapped model."""
+    return vars(model)["forward"].controller
+
+
+def measurements(model: nn.Module) -> int:
+    """The number of measurements of a wrapped model's sensitivities."""
+    return gact_graph.report(model).measurements
+
+
+def widths(model: nn.Module) -> dict[str, int]:
+    """The bits of each coded slot of a wrapped model's last forward."""
+    return {row.slot: row.bits for row in gact_graph.report(model).contexts if row.bits is not None}
