@@ -80,10 +80,10 @@ _COMPARED: tuple[Column, ...] = (
 )
 
 
-def rows(results: Sequence[Row]) -> Table:
-    """Return one row per budget."""
+def rows(results: Sequence[Row], *more: Column) -> Table:
+    """Return one row per budget, with further columns at the end."""
     compared = any(row["uniform"] for row in results)
-    return table((*_COLUMNS, *(_COMPARED if compared else ())), results)
+    return table((*_COLUMNS, *(_COMPARED if compared else ()), *more), results)
 
 
 def verdict(results: Sequence[Row]) -> str:

@@ -125,7 +125,7 @@ def tables(results: Path) -> dict[str, Page]:
     add("forces", lambda content: by_way(COSTS, content["models"]), "forces.json")
     add("forces-physics", lambda content: by_way(PHYSICS, content["models"]), "forces.json")
     add("plans", _plans, "plans.json")
-    add("plan-peaks", _plans, "plan_peaks.json")
+    add("plan-peaks", _plan_peaks, "plan_peaks/*.json")
     add("scale", scale.needs, "scale/scale.json")
     add("scale-checks", scale.checks, "scale/checks.json")
     add("partition-grown", grown, "weak/*.json")
@@ -311,6 +311,13 @@ def _partition(content: Row) -> str:
 def _plans(content: Row) -> str:
     found = content["plans"]
     return f"{plans.rows(found).markdown()}\n\n{plans.verdict(found)}"
+
+
+def _plan_peaks(files: Files) -> str:
+    """Return the plans of all files, one file for each graph, with the commits if they differ."""
+    found = [row | {"commit": content["commit"]} for content in files for row in content["plans"]]
+    more = [_COMMITS] if len({row["commit"] for row in found}) > 1 else []
+    return f"{plans.rows(found, *more).markdown()}\n\n{plans.verdict(found)}"
 
 
 def _studies(files: Files) -> list[dict[str, Any]]:
