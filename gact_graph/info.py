@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import gact_graph
 from gact_graph.ops import allocator, cpu
@@ -99,7 +100,7 @@ def _kept_memory(of_allocator: str) -> str:
 def main() -> int:
     table = Table(show_header=False)
     for name, value in facts().items():
-        table.add_row(name, value)
+        table.add_row(name, Text(value))  # no markup: paths may contain brackets
     Console().print(table)
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,7 @@ class Compression(_Callback):
         self._options = {"bits": bits, **options}
         self._module: nn.Module | None = None
         self._state: dict[str, Any] = {}
+        self._owner: weakref.ref[nn.Module] | None = None  # whose state this is; None if loaded
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         # A module without parameters creates its layers in configure_model, which runs later.
@@ -96,26 +98,38 @@ class Compression(_Callback):
         pl_module.log_dict(known, on_step=True, on_epoch=False, batch_size=1)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        # Lightning skips this after an exception; the next fit finds a wrapped module.
-        if stage == "fit" and self._module is not None:
-            self.state_dict()  # for later checkpoints
-            gact_graph.unwrap(self._module)
-            self._module = None
+        if stage == "fit":
+            self._unwrap()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._unwrap()  # Lightning skips teardown
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for Lightning's checkpoint."""
         if self._module is not None:
             self._state = gact_graph.state_dict(self._module)
+            self._owner = weakref.ref(self._module)
         return self._state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load the state of Lightning's checkpoint, now or when the module is set up."""
-        self._state = dict(state_dict)
+        self._state, self._owner = dict(state_dict), None
         if self._module is not None and self._state:
             gact_graph.load_state_dict(self._module, self._state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_owner": None}
 
     def _wrap(self, module: nn.Module) -> None:
         if self._module is not module:
             self._module = gact_graph.wrap(module, **self._options)
+        if self._owner is not None and self._owner() is not module:
+            self._state, self._owner = {}, None  # of another module
         if self._state:
             gact_graph.load_state_dict(module, self._state)
+
+    def _unwrap(self) -> None:
+        if self._module is not None:
+            self.state_dict()  # for later checkpoints
+            gact_graph.unwrap(self._module)
+            self._module = None

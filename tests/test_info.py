@@ -38,6 +38,12 @@ def test_cxx_names_no_compiler(monkeypatch):
     assert "found none of: c++, g++, clang++" in info.facts()["CPU kernels"]
 
 
+def test_paths_with_brackets_are_shown(monkeypatch, capsys):
+    monkeypatch.setenv("CXX", "/opt/[/gcc]/g++")
+    assert info.main() == 0
+    assert "[/gcc]" in capsys.readouterr().out.replace("\n", "")
+
+
 def test_an_unknown_processor_takes_plain_loops(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "SVE4096")
     assert cpu.variant() == "DEFAULT"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 import warnings
@@ -176,10 +177,24 @@ def test_after_an_exception_the_next_fit_goes_on(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="of the user"):
         fit(model, [callback], tmp_path)
     del model.training_step
+    with pytest.raises(ValueError, match="Expected a wrapped model"):
+        gact_graph.report(model)
+    fit(model, [compression(bits=4)], tmp_path)
     fit(model, [callback], tmp_path)
     assert callback.report.rate > 2
     with pytest.raises(ValueError, match="Expected a wrapped model"):
         gact_graph.report(model)
+
+
+def test_another_module_has_bits_of_its_own(tmp_path: Path) -> None:
+    first, second, callback = make(), make(), compression(bits=4)
+    second.another = nn.Linear(2, 2)
+    forwards = []
+    for model in (first, second, second):
+        fit(model, [callback], tmp_path)
+        forwards.append(callback.state_dict()["forwards"])
+    assert forwards == [forwards[0], forwards[0], 2 * forwards[0]]
+    assert copy.deepcopy(callback).state_dict() == callback.state_dict()
 
 
 def test_validation_alone_wraps_nothing(tmp_path: Path) -> None:

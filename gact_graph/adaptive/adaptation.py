@@ -30,6 +30,9 @@ ALARM = 0.5
 """The share of the gradient's mean square above which the variance that compression adds causes a
 warning: it is then more than the gradient and all its other variance together."""
 
+_PATIENCE = 8
+"""Forwards after which a measured forward without a backward no longer delays the next one."""
+
 _EARLY = 32
 """A forward that is measured before the first interval ends, since sensitivities change fast at the
 beginning of training."""
@@ -41,12 +44,14 @@ class _Progress:
 
     Attributes:
         wait: The first forward that may be measured.
+        measured: Whether a step was measured; no slot has bits if all are exact or pinned.
         failures: The number of steps in a row that could not be measured.
         blanks: The number of measurements in a row whose gradient was zero or not finite.
         agreement: The agreement with other ranks, if there are any.
     """
 
     wait: int = 0
+    measured: bool = False
     failures: int = 0
     blanks: int = 0
     agreement: Agreement | None = None
@@ -75,6 +80,7 @@ class Adaptation:
         self._forwards = 0
         self._progress = _Progress()
         self._measuring: weakref.ref[Measurement] | None = None
+        self._began = 0  # the forward that is measured
         self._warned: set[str] = set()
         self._alarmed = False
         self._requires_grad: tuple[bool, ...] | None = None
@@ -145,8 +151,13 @@ class Adaptation:
 
         measurement = Measurement(done)
         row_squares = measurement.row_squares
-        self._measuring = measuring = weakref.ref(measurement)
+        self._measuring, self._began = (measuring := weakref.ref(measurement)), self._forwards
         return measurement
+
+    def cancel(self) -> None:
+        """Give up the measurement of a forward whose output has no graph."""
+        self._measuring = None
+        self._fail("forward returns no tensor with a gradient")
 
     def _record(self, measured: Measured | None, row_squares: Mapping[str, Tensor]) -> None:
         """Record a measurement; None if the gradient was zero or not finite."""
@@ -156,7 +167,7 @@ class Adaptation:
         if progress.agreement is not None:
             progress.agreement.publish(measured)
         if measured is not None:
-            progress.blanks = 0
+            progress.blanks, progress.measured = 0, True
             self.row_weights.add(row_squares)
             if progress.agreement is None:
                 self.scheme.measure(*measured)
@@ -174,11 +185,14 @@ class Adaptation:
     def _is_due(self) -> bool:
         progress = self._progress
         early = self._forwards == min(_EARLY, self._interval)
-        due = early or self._forwards % self._interval == 0 or not self.scheme.measured
+        known = self.scheme.measured or progress.measured
+        due = early or self._forwards % self._interval == 0 or not known
         blocked = self._forwards < progress.wait or progress.failures >= _ENOUGH
         blocked |= progress.agreement is not None and progress.agreement.waits
-        # A step without a backward is gone, with its graph.
-        return due and not blocked and (self._measuring is None or self._measuring() is None)
+        # A step without a backward is gone, with its graph, unless the caller keeps its output.
+        is_pending = self._measuring is not None and self._measuring() is not None
+        is_pending &= self._forwards - self._began < _PATIENCE
+        return due and not blocked and not is_pending
 
     def _update_requires_grad(self, model: nn.Module) -> None:
         """Switch to the bits of the parameters that require gradients now.

@@ -133,8 +133,8 @@ class Measurement:
         self._not_run: set[str] = set()
         self._seconds = 0.0  # so far, in all operations
 
-    def watch(self, outputs: Iterable[Tensor], inputs: Iterable[Tensor]) -> None:
-        """Add hooks to the graph of a forward that has ended.
+    def watch(self, outputs: Iterable[Tensor], inputs: Iterable[Tensor]) -> bool:
+        """Add hooks to the graph of a forward that has ended; return whether there is a graph.
 
         Args:
             outputs: The outputs of the forward.
@@ -162,6 +162,7 @@ class Measurement:
                 can_run_again = _can_run_again(node)
                 node.register_prehook(functools.partial(self._before, number, can_run_again))
                 node.register_hook(functools.partial(self._after, number, can_run_again))
+        return bool(nodes)
 
     def _before(self, number: int, can_run_again: bool, gradients: Gradients) -> None:
         """Propagate the errors of a node's incoming gradients, before its first run."""

@@ -97,11 +97,7 @@ class Controller:
         self.idle: bool = False
         self._report = Report(empty=True)
         self.swapping: Swapping | None = None
-        if config.swap:
-            on_cuda = any(parameter.is_cuda for parameter in model.parameters())
-            self.swapping = (
-                Swapping(CudaStreams()) if on_cuda else Swapping(Files(), prefetch=False)
-            )
+        self._choose_swapping(model)
         self._step = Step(config)
         self._compiled: CompiledForward | None = None
         size, layers = config.block_size, self._step.layers
@@ -113,17 +109,28 @@ class Controller:
             )
         )
 
-    def configure(self, config: Config | None, model: nn.Module) -> None:
+    def _choose_swapping(self, model: nn.Module) -> None:
+        """Swap to host memory or to files, by the device of a model, which may have moved."""
+        if not self.config.swap:
+            return
+        on_cuda = _is_on_cuda(model)
+        if self.swapping is None or isinstance(self.swapping.streams, CudaStreams) != on_cuda:
+            self.swapping = (
+                Swapping(CudaStreams()) if on_cuda else Swapping(Files(), prefetch=False)
+            )
+
+    def configure(self, config: Config, model: nn.Module, idle: bool = False) -> None:
         """Change the settings between two steps, and forget all measurements.
 
         Args:
-            config: The settings; None to run the model uncompressed.
+            config: The settings.
             model: The wrapped model.
+            idle: Whether the model runs uncompressed.
         """
         with self._lock:
             self.remove_hooks()
-            self._set_up(self.config if config is None else config, model)
-            self.idle = config is None
+            self._set_up(config, model)
+            self.idle = idle
             self.forget()
             if not self.idle:
                 self._attach_to(model)
@@ -220,8 +227,11 @@ class Controller:
             with self._lock:
                 measurement = tracked.adaptation.begin(call.module, self._lock)
         output = self._run_captured(call, None if measurement is None else measurement.widths)
-        if measurement is not None:
-            measurement.watch(tensors_in(output), tensors_in(call.inputs))
+        if measurement is not None and tracked.adaptation is not None:
+            watched = measurement.watch(tensors_in(output), tensors_in(call.inputs))
+            if not watched:
+                with self._lock:
+                    tracked.adaptation.cancel()
         return output
 
     def _run_captured(self, call: Call, widths: MeasuredWidths | None) -> Any:
@@ -262,6 +272,7 @@ class Controller:
                 added = module_hooks.without_hooks(self.owner, model)
                 if added:
                     self._attach(model, added)
+            self._choose_swapping(model)
             spare = 0 if tracked.is_large(self._min_bytes) else self._min_bytes
             repeated, adaptation = tracked.inputs.see(call.inputs), tracked.adaptation
             if adaptation is not None and not repeated:
@@ -373,6 +384,10 @@ def _seconds_since(start: float, model: nn.Module) -> float | None:
     used = torch.cuda.is_initialized()
     on_cuda = used and any(parameter.is_cuda for parameter in model.parameters())
     return None if on_cuda else monotonic() - start
+
+
+def _is_on_cuda(model: nn.Module) -> bool:
+    return any(parameter.is_cuda for parameter in model.parameters())
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch.jit import is_tracing  # type: ignore[attr-defined]
 from gact_graph.api.budget.estimate import Strategy
 from gact_graph.api.controller import Call, Controller
 from gact_graph.capture.compiled import is_compiled, is_running
+from gact_graph.capture.config import Config
 from gact_graph.layers.halo.layers import Handle
 from gact_graph.support import current
 from gact_graph.support.current import is_transformed
@@ -48,9 +49,11 @@ class Budget(Protocol):
 
     def state_dict(self) -> dict[str, Any] | None: ...
 
-    def load_state_dict(
-        self, state: Mapping[str, Any] | None, patch: CompressedForward
-    ) -> None: ...
+    def strategy_of(self, state: Mapping[str, Any] | None) -> Strategy | None: ...
+
+    def settings_of(self, strategy: Strategy | None) -> Config: ...
+
+    def restore(self, strategy: Strategy | None, patch: CompressedForward) -> None: ...
 
 
 Adviser = Callable[["CompressedForward", nn.Module, int, Any, Any], Advise]

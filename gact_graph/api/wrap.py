@@ -30,7 +30,7 @@ from gact_graph.api.install import (
 )
 from gact_graph.api.report import Report, format_bytes
 from gact_graph.api.report.names import parse_bytes
-from gact_graph.api.tracked import NEWER
+from gact_graph.api.tracked import NEWER, TrackedMethod
 from gact_graph.capture.config import MIN_BYTES, BlockSize, Config, LevelName
 from gact_graph.layers.halo.exchange import Exchange
 from gact_graph.layers.halo.layers import attach
@@ -171,7 +171,7 @@ def wrap(
             f"Expected {limit} in place of {', '.join(passed)} (got both); leave one of them out"
         )
     check_preference(prefer)
-    check_bits(halo_bits)
+    check_bits(halo_bits, "halo_bits")
     budget = None if plan is None else plan.memory
     if memory is not None:
         budget = _budget_of(model, memory)
@@ -191,6 +191,12 @@ def wrap(
         min_bytes=min_bytes,
         seed=seed,
     )
+    if config.quantize and config.bits < _FEW_BITS:  # before the model changes: it may be an error
+        warn(
+            f"With bits={config.bits:g} many elements have one bit, which rounds them to the least "
+            "or the largest of their group: that noise may keep the model from learning. Take "
+            "bits=2 or more."
+        )
     exchange = None
     if partition is not None:
         exchange = _exchange(model, partition, halo_bits, config, budget is not None)
@@ -201,13 +207,7 @@ def wrap(
         patch.halo = [*attach(model, exchange)]
     if budget is not None:
         patch.budget = Budget(budget, config, prefer, plan)
-        patch.controller.configure(None, model)
-    if config.quantize and config.bits < _FEW_BITS:
-        warn(
-            f"With bits={config.bits:g} many elements have one bit, which rounds them to the least "
-            "or the largest of their group: that noise may keep the model from learning. Take "
-            "bits=2 or more."
-        )
+        patch.controller.configure(config, model, idle=True)
     return model
 
 
@@ -427,22 +427,23 @@ def load_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
     optional = ["saved_bytes", "methods", *NEWER, *(() if patch.budget is None else ("strategy",))]
     check_keys("state", state, ("forwards", "scheme", "adaptation"), optional)
     state = {"saved_bytes": None, "methods": {}, **state}
-    if patch.budget is None:
-        _load(controller, state)
-        return
-    strategy = patch.budget.state_dict()
-    before = {method: tracked.state_dict() for method, tracked in controller.methods.items()}
-    patch.budget.load_state_dict(state.get("strategy"), patch)
-    try:
-        _load(controller, state)
-    except (TypeError, ValueError):
-        patch.budget.load_state_dict(strategy, patch)
-        for method, previous in before.items():
-            controller.methods[method].load_state_dict(previous)
-        raise
+    config, strategy = controller.config, None
+    if patch.budget is not None and "strategy" in state:
+        strategy = patch.budget.strategy_of(state["strategy"])
+        config = patch.budget.settings_of(strategy)
+    states = _checked(controller, config, state)
+    # Nothing below can fail.
+    if patch.budget is not None and "strategy" in state:
+        patch.budget.restore(strategy, patch)
+    controller.forwards = state["forwards"]
+    for method, own in states.items():
+        controller.methods[method].load_state_dict(own)
 
 
-def _load(controller: Controller, state: Mapping[str, Any]) -> None:
+def _checked(
+    controller: Controller, config: Config, state: Mapping[str, Any]
+) -> dict[str, Mapping[str, Any]]:
+    """Return the state of each method, which all fit these settings; raise otherwise."""
     check_count("state['forwards']", state["forwards"])
     others = {method for method in controller.methods if method != "forward"}
     check_keys("state['methods']", state["methods"], others)
@@ -452,12 +453,9 @@ def _load(controller: Controller, state: Mapping[str, Any]) -> None:
     keys = ("scheme", "adaptation", "saved_bytes", *NEWER)
     own = {key: state[key] for key in keys if key in state}
     states["forward"] = "state", own
-    for method, (path, entry) in states.items():
-        controller.methods[method].check_state(path, entry)
-    # Nothing below can fail.
-    controller.forwards = state["forwards"]
-    for method, (_, entry) in states.items():
-        controller.methods[method].load_state_dict(entry)
+    for path, entry in states.values():
+        TrackedMethod.under(config).check_state(path, entry)
+    return {method: entry for method, (_, entry) in states.items()}
 
 
 @contextmanager

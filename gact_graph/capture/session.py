@@ -534,8 +534,13 @@ class Session:
         noise = save.call.noise
         return self._save(save) if noise is None else self._save_noise(save, noise)
 
-    def _save(self, save: Save) -> Saved:
-        """Save a dense tensor with a name: in a cached context of its elements, or a new one."""
+    def _save(self, save: Save, exactly: bool = False) -> Saved:
+        """Save a dense tensor with a name: in a cached context of its elements, or a new one.
+
+        Args:
+            save: The tensor.
+            exactly: Whether to keep it exactly, whatever its slot.
+        """
         tensor = save.tensor
         if tensor in self._owned:
             return Saved(Context(Kept(tensor, save.slot)))
@@ -548,7 +553,7 @@ class Session:
         elements = elements_of(tensor, whole_storage=recipe is not None)
         if elements is None or _is_kept(tensor, save.call.name):
             return self._keep(save)
-        exactly = self._keeps_all_exact or save.slot in self._exact_slots.slots[self._has_leaf]
+        exactly |= self._keeps_all_exact or save.slot in self._exact_slots.slots[self._has_leaf]
         cached = self._cache.find(elements, save.reads)
         if cached is None or (exactly and _is_lossy(cached[0])):
             return self._encode(save, elements, recipe, exactly)
@@ -584,7 +589,7 @@ class Session:
             operation=save.call.name,
             reads=save.reads,
             recipe=recipe,
-            keep=self._sources_of(save),
+            keep=self._sources_of(save, exactly),
             bits=bits,
             group_size=config.group_size,
             seed=self._noise.seed_of(save.slot),
@@ -636,8 +641,14 @@ class Session:
         fits = weights is not None and tensor.is_contiguous() and tensor.shape[:1] == weights.shape
         return weights if fits else None
 
-    def _sources_of(self, save: Save) -> Callable[[Tensor], Saved]:
-        """Return a function that saves the sources and indices of a tensor that was gathered."""
+    def _sources_of(self, save: Save, exactly: bool) -> Callable[[Tensor], Saved]:
+        """Return a function that saves the sources and indices of a tensor that was gathered.
+
+        Args:
+            save: The tensor.
+            exactly: Whether the tensor, and so its sources, are kept exactly. The slots of sources
+                may be new: in an earlier call, the tensor itself may have been saved.
+        """
         numbers = Counter[str]()
 
         def keep(source: Tensor) -> Saved:
@@ -657,7 +668,8 @@ class Session:
                     save.of_edges,
                     reads_of_source(save.reads, source) if is_source else VALUES,
                     by_autograd=False,
-                )
+                ),
+                exactly,
             )
 
         return keep

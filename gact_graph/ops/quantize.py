@@ -254,11 +254,11 @@ def check_int(name: str, value: object) -> None:
         raise TypeError(f"Expected {name} to be an int (got {type(value).__name__})")
 
 
-def check_bits(bits: int) -> None:
+def check_bits(bits: int, name: str = "bits") -> None:
     """Raise TypeError or ValueError unless ``bits`` is one of :data:`WIDTHS`."""
-    check_int("bits", bits)
+    check_int(name, bits)
     if bits not in WIDTHS:
-        raise ValueError(f"Expected bits to be 1 to 16, or 32 for no quantization (got {bits})")
+        raise ValueError(f"Expected {name} to be 1 to 16, or 32 for no quantization (got {bits})")
 
 
 def check_group_size(group_size: int) -> None:

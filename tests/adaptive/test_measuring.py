@@ -183,7 +183,7 @@ class TestState:
         """The same with and without measuring, at 32 bits, so that bits change nothing."""
         states = []
         for adaptive in (False, True):
-            model = wrapped(make(Stateful), adaptive=adaptive, adapt_interval=2)
+            model = wrapped(make(Stateful), adaptive=adaptive, adapt_interval=1)
             model.forward.controller.methods["forward"].scheme.bits_of = lambda slot: 32
             steps(model, 6)
             states.append(
@@ -261,3 +261,32 @@ class TestWhatLearns:
         late.backward()
         assert measurements(model) == 0
         assert steps(model, 1) == [[]] and measurements(model) == 1
+
+
+def test_slots_without_a_width_are_measured_once():
+    model = wrapped(make(Mlp), bits=16)
+    steps(model, 12)
+    assert gact_graph.report(model).measurements == 1
+
+
+def test_an_output_that_is_kept_does_not_stop_measuring():
+    model = wrapped(make(Mlp))
+    kept = model(X)
+    steps(model, 12)
+    assert measured(model) and kept.grad_fn is not None
+
+
+def test_a_forward_without_outputs_is_not_measured():
+    class Silent(Mlp):
+        def forward(self, x):
+            self.loss = super().forward(x).square().mean()
+
+    model = wrapped(make(Silent))
+    with pytest.warns(RuntimeWarning, match="because forward returns no tensor with a gradient"):
+        model(X)
+    stored = []
+    for _ in range(5):
+        model.loss.backward()
+        model(X)
+        stored.append(gact_graph.report(model).stored_bytes)
+    assert not measured(model) and stored[-1] <= stored[0]

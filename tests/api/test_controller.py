@@ -14,7 +14,9 @@ from samples import (
 from torch import nn
 
 import gact_graph
+from gact_graph.api import controller
 from gact_graph.api.forward import should_compress
+from gact_graph.codecs.offload.files import Files
 from gact_graph.support.current import current
 
 X, _ = graph()
@@ -28,6 +30,21 @@ def test_counts_training_forwards_alone():
         model.train()(X)
     model(X)
     assert controller_of(model).forwards == 2
+
+
+def test_swapping_follows_a_model_to_another_device(monkeypatch):
+    model = gact_graph.wrap(make(Mlp), min_bytes=0, level="L2")
+    chosen = controller_of(model).swapping
+    model(X).sum().backward()
+    assert controller_of(model).swapping is chosen and isinstance(chosen.streams, Files)
+
+    class Streams(Files):
+        pass
+
+    monkeypatch.setattr(controller, "CudaStreams", Streams)
+    monkeypatch.setattr(controller, "_is_on_cuda", lambda model: True)
+    model(X).sum().backward()
+    assert isinstance(controller_of(model).swapping.streams, Streams)
 
 
 def test_no_session_is_current_outside():

@@ -14,6 +14,7 @@ from grids import grid
 from old_pyg import needs_dimenet
 from samples import Lambda
 from torch import Tensor, nn
+from torch_geometric.nn import GAT
 
 import gact_graph
 from experiments.forces import physics
@@ -242,3 +243,22 @@ class TestSurprises:
             assert torch.equal(energy, expected[0])
             assert torch.equal(forces, expected[1])
             forces.square().sum().backward()
+
+
+def test_gradients_stay_exact_where_a_tensor_is_gathered_from_the_second_step_on() -> None:
+    """At first, ``min_bytes`` leaves the divisor of attention in memory, with its own slot."""
+    nodes = 4000
+    x, edge_index = torch.randn(nodes, 32), torch.randint(nodes, (2, 4 * nodes))
+
+    def gradient(model: nn.Module) -> Tensor:
+        leaf = x.clone().requires_grad_()
+        energy = model(leaf, edge_index).square().mean()
+        [found] = torch.autograd.grad(energy, leaf, create_graph=True)
+        (energy + found.square().sum()).backward()
+        return found.detach()
+
+    stock = GAT(32, 64, num_layers=2, out_channels=7, act="tanh")
+    expected = gradient(stock)
+    model = gact_graph.wrap(copy.deepcopy(stock), min_bytes=4 << 20)
+    for _ in range(3):
+        assert torch.equal(gradient(model), expected)

@@ -164,6 +164,12 @@ class TestFewBits:
         assert [w.filename for w in warnings] == [__file__]
         train_step(model, graph()[0])  # and not again: a warning is an error here
 
+    def test_a_warning_that_is_an_error_leaves_the_model_unwrapped(self):
+        model = Mlp()
+        with pytest.raises(RuntimeWarning, match=self.WORDS.format(1)):
+            gact_graph.wrap(model, bits=1)
+        gact_graph.wrap(model, bits=2)
+
     @pytest.mark.parametrize(
         "options", [{"bits": 2}, {"bits": 1, "level": "lossless"}, {"memory": "1 GB"}], ids=str
     )

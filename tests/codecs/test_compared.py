@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gact_graph.codecs import Context, Encoded, Request, Saved, encode
-from gact_graph.codecs.compared import Widths, in_two_widths
+from gact_graph.codecs.compared import MeasuredWidths, in_two_widths
 from gact_graph.codecs.keep import Kept
 from gact_graph.codecs.reads import VALUES
 
@@ -26,13 +26,13 @@ def encoded(request: Request) -> Encoded:
     return encode(request, False, True)
 
 
-def make(x: Tensor, bits: int) -> tuple[Context, Widths, Encoded]:
+def make(x: Tensor, bits: int) -> tuple[Context, MeasuredWidths, Encoded]:
     """A context of both widths, the switch between them, and the tensor's form in training."""
 
     keep = functools.partial(keep_nothing, x)  # holds the tensor, as a session's does
     request = Request(x, SLOT, "linear", VALUES, None, keep, bits, 256, 7)
     narrow = encoded(request)
-    widths = Widths()
+    widths = MeasuredWidths()
     context = in_two_widths(request, narrow, encoded, widths)
     assert context is not None
     return context, widths, narrow
@@ -90,6 +90,6 @@ def test_exact_forms_have_one_width() -> None:
     x = torch.randn(4096)
 
     request = Request(x, SLOT, "linear", VALUES, None, keep_nothing, 32, 256, 7)
-    assert in_two_widths(request, encoded(request), encoded, Widths()) is None
+    assert in_two_widths(request, encoded(request), encoded, MeasuredWidths()) is None
     wide = dataclasses.replace(request, bits=16)
-    assert in_two_widths(wide, encoded(wide), encoded, Widths()) is None
+    assert in_two_widths(wide, encoded(wide), encoded, MeasuredWidths()) is None

@@ -624,8 +624,8 @@ PLANNING = [
     Fault(
         "a larger graph is planned as if the last step had kept to its plan",
         f"{_BUDGET}/budget.py",
-        "self._excess = max(self._excess, taken / self.planned_bytes)",
-        "self._excess = max(self._excess, 1.0)",
+        "return max(self._excess, self._peak.nbytes / max(planned, default=math.inf))",
+        "return max(self._excess, 1.0)",
         ("api/budget/test_budget.py",),
     ),
     Fault(

@@ -24,7 +24,7 @@ for _ in range(40):
     tensors.append(torch.ones(1 << 20, dtype=torch.uint8))
     between.append(torch.ones(2048, dtype=torch.uint8))  # keeps the gaps from being joined
 del tensors
-memory_policy.limit({budget})
+memory_policy.limit({budget}, memory_policy)
 before = resident_bytes()
 tensors = [torch.ones(1 << 20, dtype=torch.uint8) for _ in range(30)]
 full = resident_bytes()
@@ -53,6 +53,24 @@ class TestLimit:
         assert after - before > 25 << 20
 
 
+def test_a_limit_holds_after_others_and_until_its_owner_dies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    applied: list[int] = []
+    monkeypatch.setattr(heap, "return_from", applied.append)
+    monkeypatch.setattr(heap, "close_gaps", lambda least: None)
+    memory, owner, other = MemoryPolicy(), MemoryPolicy(), MemoryPolicy()
+    memory.limit(1 << 30, owner)
+    memory.limit(2 << 30, other)
+    with memory.limited():
+        assert applied.pop() < 1 << 20
+    assert applied.pop() == 1 << 20
+    del owner
+    assert applied.pop() == 2 << 20
+    del other
+    assert applied.pop() == heap.LARGEST_LIMIT
+
+
 def test_the_heap_is_trimmed_where_much_of_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     trims, free = [], 0
     monkeypatch.setattr(heap, "trim", lambda: trims.append(free))
@@ -79,7 +97,7 @@ def test_memory_of_other_devices_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
 
 def test_does_nothing_where_the_c_library_has_none_of_this(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heap, "_function", lambda name: None)
-    MemoryPolicy().limit(1 << 26)
+    MemoryPolicy().limit(1 << 26, heap)
     assert not heap.free_bytes()
 
 

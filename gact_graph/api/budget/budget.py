@@ -87,7 +87,7 @@ class Budget:
         try:
             size = Miniature(args, kwargs).size
             if is_over:
-                self._step_down(accepted, patch, module, (args, kwargs))
+                self._step_down(accepted, patch, module, (args, kwargs), size)
             if size.nodes > accepted.size.nodes or size.edges > accepted.size.edges:
                 self._accept(accepted, patch, module, (args, kwargs), size)
         except CannotShrink as reason:
@@ -126,16 +126,21 @@ class Budget:
         return None if plan is None or pace is None else pace * (plan.nodes + plan.edges)
 
     def _step_down(
-        self, accepted: _Accepted, patch: CompressedForward, module: nn.Module, inputs: Any
+        self,
+        accepted: _Accepted,
+        patch: CompressedForward,
+        module: nn.Module,
+        inputs: Any,
+        size: GraphSize,
     ) -> None:
         """Follow a smaller plan after a step that took more than the budget, if there is one."""
         assert self._peak is not None
-        taken = self._most = self._peak.nbytes
-        self._peak.nbytes = 0  # only a step that takes even more is measured again
-        self._excess = max(self._excess, taken / (self.planned_bytes or taken))
+        taken, before, self._excess = self._peak.nbytes, self._excess, self._measured_excess
+        self._forget_peak()  # only a step that takes even more is measured again
         try:
-            plan = accepted.plan = self._plan(patch, module, inputs, accepted.size)
+            plan = accepted.plan = self._plan(patch, module, inputs, accepted.size.joined(size))
         except MemoryBudgetError:
+            self._excess = before
             warn(
                 f"A training step took {format_bytes(taken)}, more than the budget of "
                 f"{format_bytes(self.memory)}, and no smaller plan fits. Training continues as "
@@ -150,6 +155,19 @@ class Budget:
             self._take(patch, plan.strategy)
             for method in patch.controller.methods.values():
                 method.places = copy.deepcopy(plan.places)
+        self._limit(patch)
+
+    @property
+    def _measured_excess(self) -> float:
+        """The measured over the planned peak of the present strategy, at least that of earlier."""
+        assert self._peak is not None
+        plans = [self._followed, *(method.plan for method in self._methods.values())]
+        planned = [p.peak_bytes for p in plans if p is not None and p.strategy == self.strategy]
+        return max(self._excess, self._peak.nbytes / max(planned, default=math.inf))
+
+    def _forget_peak(self) -> None:
+        assert self._peak is not None
+        self._most, self._peak.nbytes = self.measured_bytes or 0, 0
 
     def _accept(
         self,
@@ -159,21 +177,21 @@ class Budget:
         inputs: Any,
         size: GraphSize,
     ) -> None:
-        largest = GraphSize(
-            max(size.nodes, accepted.size.nodes), max(size.edges, accepted.size.edges)
-        )
+        largest = accepted.size.joined(size)
         if self._given is not None:
             self._check(self._given, size)
         # The plan for the first method serves the others as long as its strategy fits.
         plans = (accepted.plan, self._given, *(method.plan for method in self._methods.values()))
         plan = next(filter(None, plans), None)
-        if plan is None or not self._fits(plan, largest):
-            if self.planned_bytes is not None:
-                taken = self.measured_bytes or 0
-                self._excess = max(self._excess, taken / self.planned_bytes)
+        grown = None if plan is None else plan.grown_to(largest.nodes, largest.edges)
+        if grown is None or not self._fits(grown):
+            self._excess = self._measured_excess
             # A graph with more edges per node may need another plan.
-            plan = accepted.plan = self._plan(patch, module, inputs, largest)
-        self._follow(patch, plan)
+            grown = accepted.plan = self._plan(patch, module, inputs, largest)
+        elif grown is not plan:
+            for method in self._methods.values():
+                method.plan = grown if method.plan is plan else method.plan
+        self._follow(patch, grown)
         accepted.size = largest
 
     def _check(self, plan: Plan, size: GraphSize) -> None:
@@ -185,11 +203,10 @@ class Budget:
                 "this graph with gact_graph.plan, or pass memory="
             )
 
-    def _fits(self, plan: Plan, size: GraphSize) -> bool:
+    def _fits(self, plan: Plan) -> bool:
         if self._given is plan:
             return True
-        excess = max(self._excess, (self.measured_bytes or 0) / (self.planned_bytes or math.inf))
-        fits = plan.fits(size.nodes, size.edges, int(self._room * self._excess / excess))
+        fits = plan.fits(int(self._room * self._excess / self._measured_excess))
         return fits and self.strategy in (None, plan.strategy)
 
     @property
@@ -207,12 +224,20 @@ class Budget:
         pace, is_own = self._pace, self._followed is not self._given  # else by another machine
         if is_own and self.planned_seconds and self.measured_seconds:
             pace *= self.measured_seconds / self.planned_seconds
-        plan = plan_call(
-            *(module, patch.attribute, inputs, self._config),
-            *(self._room, self._prefer, size.nodes, size.edges),
-            first=first,
-            pace=pace,
-        ).under(patch.part)
+        try:
+            plan = plan_call(
+                *(module, patch.attribute, inputs, self._config),
+                *(self._room, self._prefer, size.nodes, size.edges),
+                first=first,
+                pace=pace,
+            ).under(patch.part)
+        except MemoryBudgetError as error:
+            if self._excess == 1:
+                raise
+            raise MemoryBudgetError(
+                f"{error}. Of the budget of {format_bytes(self.memory)}, a plan may take this part "
+                f"only: earlier steps took {self._excess:.2f} times their planned peak"
+            ) from error
         self._pace = pace  # unless nothing fits: then the last plan stands
         if before is not None and on_cpu:
             self._grown += max(0, (resident_bytes() or 0) - before)
@@ -224,27 +249,52 @@ class Budget:
         self.strategy = strategy
         if self._peak is not None:
             self._peak.pace = None
+            self._forget_peak()
+        patch.controller.configure(self.settings_of(strategy), model, idle=strategy == STOCK)
+
+    def _limit(self, patch: CompressedForward) -> None:
+        model = patch.first.module
+        assert model is not None
         if next(model.parameters()).device.type == "cpu":
-            memory_policy.limit(self.planned_bytes or self.memory)
-        config = None if strategy == STOCK else strategy.config(self._config)
-        patch.controller.configure(config, model)
+            memory_policy.limit(self.planned_bytes or self.memory, self)
+
+    def settings_of(self, strategy: Strategy | None) -> Config:
+        """Return the settings of a strategy; of None those before the first training call."""
+        return self._config if strategy in (None, STOCK) else strategy.config(self._config)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the strategy as plain values; None before the first training call."""
         return None if self.strategy is None else self.strategy.to_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any] | None, patch: CompressedForward) -> None:
-        """Restore the strategy of another run.
+    def strategy_of(self, state: Mapping[str, Any] | None) -> Strategy | None:
+        """Return the strategy of :meth:`state_dict`.
 
         Raises:
             ValueError: If there is no such strategy.
         """
         if state is None:
-            return
+            return None
         # Version 0.7.0 saved the first three.
         later = "widths", "measures", "keep_results", "offloaded"
         check_keys("state['strategy']", state, ("level", "bits", "blocks"), later)
-        strategy = Strategy.from_dict(state)
-        if not is_strategy(strategy):
+        try:
+            strategy = Strategy.from_dict(state)
+            known = is_strategy(strategy)
+            strategy.config(self._config)
+        except (AttributeError, TypeError, ValueError):
+            known = False
+        if not known:
             raise ValueError(f"Expected state['strategy'] to be a strategy (got {dict(state)})")
-        self._take(patch, strategy)
+        return strategy
+
+    def restore(self, strategy: Strategy | None, patch: CompressedForward) -> None:
+        """Take the strategy of another run; with None, as before the first training call."""
+        if strategy is not None:
+            self._take(patch, strategy)
+            self._limit(patch)
+            return
+        model = patch.first.module
+        assert model is not None
+        self.strategy = self._followed = None
+        self._methods.clear()
+        patch.controller.configure(self._config, model, idle=True)

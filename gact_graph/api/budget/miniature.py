@@ -34,6 +34,10 @@ class GraphSize:
     nodes: int
     edges: int
 
+    def joined(self, other: GraphSize) -> GraphSize:
+        """Return the size of a graph that is as large as both."""
+        return GraphSize(max(self.nodes, other.nodes), max(self.edges, other.edges))
+
 
 class Miniature:
     """Resize the inputs of a model to a part of their graph.

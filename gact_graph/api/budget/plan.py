@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from gact_graph.adaptive.state_checks import check_keys
+from gact_graph.adaptive.state_checks import check_count, check_keys
 from gact_graph.api.budget.estimate import Estimate, Line, Peak, Strategy
 from gact_graph.api.budget.plan_sheet import draw, sheet_of
 from gact_graph.api.budget.planned_tensor import PlannedTensor
@@ -114,17 +114,35 @@ class Plan:
         strategy, places = self.strategy.renamed(name), self.places.renamed(name)
         return replace(self, strategy=strategy, tensors=tensors, places=places)
 
-    def fits(self, nodes: int, edges: int, memory: int) -> bool:
-        """Return whether a graph with a similar number of edges per node fits a budget.
+    def grown_to(self, nodes: int, edges: int) -> Plan:
+        """Return the plan for a graph with a similar number of edges per node, if it is larger.
 
         Args:
             nodes: The number of nodes.
             edges: The number of edges.
-            memory: The budget in bytes.
         """
         share = max(nodes / max(1, self.nodes), edges / max(1, self.edges))
-        peak = self.standing + max(peak.line.at(share) for peak in self.peaks)
-        return Estimate.budget_for(peak) <= memory
+        if share <= 1:
+            return self
+
+        def grown(peaks: Sequence[Peak]) -> list[Peak]:
+            return [
+                peak._replace(line=Line(peak.line.fixed, peak.line.growing * share))
+                for peak in peaks
+            ]
+
+        return replace(
+            self,
+            nodes=max(nodes, self.nodes),
+            edges=max(edges, self.edges),
+            seconds=self.seconds * share,
+            peaks=grown(self.peaks),
+            stock_peaks=grown(self.stock_peaks),
+        )
+
+    def fits(self, memory: int) -> bool:
+        """Return whether the peak fits a budget in bytes, with a margin for its error."""
+        return Estimate.budget_for(self.peak_bytes) <= memory
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
@@ -145,7 +163,7 @@ class Plan:
         """Return the plan of :meth:`to_dict`.
 
         Raises:
-            TypeError: If ``values`` is no mapping.
+            TypeError: If ``values`` is no mapping, or has no ints for its sizes.
             ValueError: If a key is missing or unknown, an entry has another form, or the format is
                 that of another version.
         """
@@ -156,6 +174,8 @@ class Plan:
                 f"Expected a plan of format {_FORMAT} (got {values['format']!r}); make the plan "
                 "again with gact_graph.plan"
             )
+        for name in ("memory", "nodes", "edges", "standing"):
+            check_count(f"plan[{name!r}]", values[name])
         try:
             own = {
                 "strategy": Strategy.from_dict(values["strategy"]),

@@ -25,7 +25,7 @@ from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.part import part_of_graph
 from gact_graph.support.peak import PeakMeter, resident_bytes
 from gact_graph.support.run_state import RunState, random_states, set_random_states
-from gact_graph.support.storage import parts_of, tensors_in
+from gact_graph.support.storage import parts_of, tensors_held_by, tensors_in
 
 _LEAST_SHARE = 1 / 256
 """The least share of the usual sizes of blocks and pieces: smaller ones take too long."""
@@ -101,7 +101,7 @@ class TrainedCopy:
         self.settings: tuple[Strategy, Config] = strategy, config
         self._method = method
         states = random_states()  # PyG 2.6 draws weights for the copy of a Linear
-        self._model = model = copy.deepcopy(original).train()
+        self._model = model = _copied(original).train()
         set_random_states(states)
         self._device = next(model.parameters()).device
         patch = patch_of(model)
@@ -174,7 +174,10 @@ class TrainedCopy:
         outputs = tensors_in(getattr(self._model, self._method)(*args, **kwargs))
         forward_seconds = seconds_on(self._device) - start
         losses = [_loss(output) for output in outputs if output.requires_grad]
-        torch.stack(losses).sum().backward()
+        if losses:
+            torch.stack(losses).sum().backward()
+        elif self.parameter_bytes:
+            raise RuntimeError("no output of the model requires a gradient")
         return forward_seconds, seconds_on(self._device) - start
 
     def _forget(self) -> None:
@@ -183,6 +186,16 @@ class TrainedCopy:
             vars(module).clear()
             vars(module).update(attributes)
         self._controller.forget()
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """Return a copy of a model, with leaves for results that it holds, such as the mean of VGAE."""
+    leaves = {
+        id(tensor): tensor.detach().requires_grad_()
+        for tensor in tensors_held_by(model)
+        if tensor.grad_fn is not None
+    }
+    return copy.deepcopy(model, leaves)
 
 
 @contextmanager

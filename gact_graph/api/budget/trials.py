@@ -75,9 +75,6 @@ _WEIGHTS = {"time": 10.0, "accuracy": 1000.0}
 _CHEAP = 0.1
 """The time and the weighted error of a strategy, in steps, below which no other level is tried."""
 
-_NO_PART = (IndexError, RuntimeError, ValueError)
-"""The errors of a model that does not run on a part of its graph."""
-
 
 def estimate_call(
     model: nn.Module,
@@ -430,7 +427,7 @@ class Search:
         )
         try:
             trial = self._copy.train(inputs, share)
-        except _NO_PART as error:
+        except Exception as error:  # a model may check its inputs in any way
             if is_out_of_memory(error):
                 raise
             reason = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 import re
 
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
@@ -92,7 +91,7 @@ def parse_bytes(memory: object) -> int:
 
     Raises:
         TypeError: If ``memory`` is neither a number nor a text.
-        ValueError: If the number is not finite or below 1, or the text has another form.
+        ValueError: If the number is below 1 or beyond 2^63, or the text has another form.
     """
     if isinstance(memory, bool) or not isinstance(memory, (int, float, str)):
         raise TypeError(
@@ -101,10 +100,10 @@ def parse_bytes(memory: object) -> int:
         )
     count: float = 0
     if isinstance(memory, (int, float)):
-        count = memory if math.isfinite(memory) else 0
+        count = memory
     elif match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*", memory):
         count = float(match[1]) * _FACTORS.get(match[2].lower(), 0)
-    if count < 1:
+    if not 1 <= count < 1 << 63:
         raise ValueError(
             f"Expected memory as a number of bytes or a text such as '8 GB' (got {memory!r})"
         )

@@ -61,6 +61,7 @@ class MemoryPolicy:
         self._owners: set[weakref.ref[Any]] = set()
         self._last_step = float("inf")
         self._coded_bytes = 0
+        self._limits: dict[weakref.ref[Any], int] = {}  # sizes from which freed tensors return
 
     def use(self, library: Any) -> None:
         """Keep memory by ``library``, the compiled operators, once they are loaded."""
@@ -97,20 +98,30 @@ class MemoryPolicy:
             if heap.free_bytes() > _TRIM_FROM:
                 heap.trim()
 
-    def limit(self, peak: int) -> None:
-        """From now on, return freed tensors that matter for a peak in bytes immediately."""
+    def limit(self, peak: int, owner: object) -> None:
+        """Return freed tensors that matter for a peak in bytes immediately, until ``owner`` dies."""
         least = min(max(peak // _SHARE_RETURNED, _LEAST_RETURNED), _MOST_RETURNED)
-        heap.return_from(least)
+        self._limits[weakref.ref(owner, self._lift)] = least
+        self._apply_limits()
         heap.close_gaps(least)
 
     @contextmanager
     def limited(self) -> Iterator[None]:
         """Return all but the smallest freed tensors immediately, inside the context."""
-        self.limit(0)
+        heap.return_from(_LEAST_RETURNED)
+        heap.close_gaps(_LEAST_RETURNED)
         try:
             yield
         finally:
-            heap.return_from(heap.LARGEST_LIMIT)
+            self._apply_limits()
+
+    def _apply_limits(self) -> None:
+        heap.return_from(min(self._limits.values(), default=heap.LARGEST_LIMIT))
+
+    def _lift(self, owner: weakref.ref[Any]) -> None:
+        self._limits.pop(owner, None)
+        if not sys.is_finalizing():
+            self._apply_limits()
 
     def why_not(self) -> str | None:
         """Return the reason why no memory is kept in this process; None if memory is kept.

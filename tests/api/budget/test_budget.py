@@ -148,6 +148,92 @@ def test_a_larger_graph_is_expected_to_exceed_its_plan_as_the_smaller_did(planne
     assert chosen(model) == "L1, 8 bits"
 
 
+def test_batches_that_grow_are_not_measured_by_the_plan_of_the_first(planned):
+    model = gact_graph.wrap(Net(), memory="120 MB")
+    step(model, graph(30, 200))
+    step(model, graph())
+    assert planned == ["forward"] and gact_graph.report(model).planned_bytes == 100 * MB
+    model.forward.budget._peak.nbytes = 101 * MB
+    step(model, graph(420, 2000))
+    assert chosen(model) == "L1, 6 bits"
+    assert model.forward.budget._excess == pytest.approx(1.01)
+
+
+def test_peaks_of_an_earlier_strategy_do_not_count_beside_a_new_plan(planned):
+    model = gact_graph.wrap(Net(), memory="120 MB")
+    step(model, graph())
+    model.forward.budget._peak.nbytes = 100 * MB
+    step(model, graph(420, 2000))
+    planned_bytes = gact_graph.report(model).planned_bytes
+    assert chosen(model) == "L1, 6 bits" and planned_bytes < 100 * MB * 1.4
+    step(model, graph(430, 2000))
+    assert model.forward.budget._excess == 1
+    assert gact_graph.report(model).measured_bytes == 100 * MB
+
+
+def test_memory_of_others_does_not_count_after_a_step_for_which_nothing_fits(planned):
+    model = gact_graph.wrap(Net(), memory="120 MB")
+    step(model, graph())
+    model.forward.budget._peak.nbytes = 900 * MB
+    with pytest.warns(RuntimeWarning, match="more than the budget of .* no smaller plan fits"):
+        step(model, graph())
+    step(model, graph(420, 2000))
+    assert chosen(model) == "L1, 6 bits"
+
+
+def test_a_step_over_the_budget_before_the_first_call_of_another_method(planned):
+    model = gact_graph.wrap(Links(), memory="120 MB", methods=("encode",))
+    model.encode(*graph()).sum().backward()
+    model.forward.budget._peak.nbytes = 130 * MB
+    step(model, graph())
+    assert chosen(model) == "L1, 7 bits"
+
+
+def test_a_refusal_names_the_budget_and_the_measured_excess(planned):
+    model = gact_graph.wrap(Net(), memory="120 MB")
+    step(model, graph())
+    model.forward.budget._peak.nbytes = 110 * MB
+    expected = r"114\.4 MiB.*1\.10 times their planned"
+    with pytest.raises(gact_graph.MemoryBudgetError, match=expected):
+        step(model, graph(300 * 100))
+
+
+def test_the_state_before_the_first_call_loads_after_it():
+    model = gact_graph.wrap(Net(), memory="85 MB")
+    before = gact_graph.state_dict(model)
+    step(model, graph())
+    assert chosen(model) == "L1, 6 bits"
+    gact_graph.load_state_dict(model, before)
+    assert chosen(model) is None and gact_graph.state_dict(model) == before
+    step(model, graph())
+    assert chosen(model) == "L1, 6 bits"
+
+
+@pytest.mark.parametrize("strategy", [{"level": "L1", "bits": 4, "blocks": True}, None])
+def test_a_state_that_does_not_load_changes_nothing(strategy):
+    model, other = (gact_graph.wrap(Net(), memory="85 MB") for _ in "ab")
+    for each in (model, other):
+        step(each, graph())
+    state = gact_graph.state_dict(model) | {"strategy": strategy, "forwards": -1}
+    before = gact_graph.state_dict(other)
+    with pytest.raises(ValueError, match="forwards"):
+        gact_graph.load_state_dict(other, state)
+    assert gact_graph.state_dict(other) == before and not gact_graph.report(other).empty
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"widths": None}, {"widths": {"a": 4}, "bits": "4"}, {"offloaded": 1}], ids=str
+)
+def test_a_malformed_strategy_is_refused(wrong):
+    model = gact_graph.wrap(Net(), memory="85 MB")
+    step(model, graph())
+    state = gact_graph.state_dict(model)
+    wrong = state | {"strategy": state["strategy"] | wrong}
+    with pytest.raises(ValueError, match=r"Expected state\['strategy'\] to be a strategy"):
+        gact_graph.load_state_dict(model, wrong)
+    assert gact_graph.state_dict(model) == state
+
+
 @pytest.fixture
 def paces(monkeypatch):
     """The paces of real steps that plans took."""

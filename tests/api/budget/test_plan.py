@@ -349,6 +349,23 @@ def test_wrong_arguments(options: dict[str, Any], error: type[Exception], words:
         gact_graph.plan(net(), *graph(100, 500), **options)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"nodes": "many"}, TypeError),
+        ({"memory": "8 GB"}, TypeError),
+        ({"standing": None}, TypeError),
+        ({"edges": -1}, ValueError),
+        ({"tensors": [1]}, ValueError),
+    ],
+    ids=str,
+)
+def test_a_plan_with_a_wrong_entry(wrong: dict[str, Any], error: type[Exception]) -> None:
+    values = gact_graph.plan(net(), *graph(100, 500), memory="1 GB").to_dict() | wrong
+    with pytest.raises(error, match="Expected"):
+        gact_graph.Plan.from_dict(values)
+
+
 def test_wrap_takes_a_plan_or_a_budget() -> None:
     plan = gact_graph.plan(net(), *graph(), memory="1 GB")
     with pytest.raises(ValueError, match="Expected plan in place of memory='1 GB'"):

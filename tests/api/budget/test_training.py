@@ -17,6 +17,8 @@ from torch_geometric.nn import (
     GAT,
     GCN,
     GIN,
+    VGAE,
+    GCNConv,
     global_mean_pool,
     to_hetero,
 )
@@ -102,6 +104,55 @@ def links() -> Case:
     data = random_graph(4000, 60_000)
     model = GAE(GCN(CHANNELS, 64, 3))
     return Case(model, [(data.x, data.edge_index)] * 2, "30 MiB", "encode")  # 39
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.mean, self.deviation = (GCNConv(CHANNELS, CHANNELS) for _ in range(3))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.first(x, edge_index).relu()
+        return self.mean(hidden, edge_index), self.deviation(hidden, edge_index)
+
+
+def test_a_model_that_keeps_results_has_plans_for_larger_batches() -> None:
+    model = gact_graph.wrap(VGAE(Encoder()), memory="30 MB")
+    for nodes in (500, 20_000):
+        data = random_graph(nodes, 4 * nodes)
+        z = model.encode(data.x, data.edge_index)
+        (model.recon_loss(z, data.edge_index) + model.kl_loss() / nodes).backward()
+    assert gact_graph.report(model).strategy != "stock"
+
+
+def test_a_frozen_model_before_a_head_trains() -> None:
+    data = random_graph(4000, 16_000)
+    model = gact_graph.wrap(GCN(CHANNELS, 64, 3), memory="60 MB").requires_grad_(False)
+    head = nn.Linear(64, 3)
+    head(model(data.x, data.edge_index)).sum().backward()
+    assert head.weight.grad is not None
+
+
+class Checked(GCN):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        assert len(x) == 4000
+        return super().forward(x, edge_index)
+
+
+class Silent(GCN):
+    def forward(self, x: Tensor, edge_index: Tensor) -> None:
+        self.loss = super().forward(x, edge_index).sum()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(Checked, "AssertionError"), (Silent, "no output of the model requires a gradient")],
+)
+def test_a_model_that_runs_on_no_part_is_refused(kind: type[GCN], reason: str) -> None:
+    data = random_graph(4000, 16_000)
+    model = gact_graph.wrap(kind(CHANNELS, 64, 3), memory="60 MB")
+    with pytest.raises(ValueError, match=f"for memory= .*{reason}"):
+        model(data.x, data.edge_index)
 
 
 WITHOUT_METIS = pytest.mark.skipif(not metis.is_there(), reason="no METIS")
