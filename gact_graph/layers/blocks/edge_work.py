@@ -274,7 +274,8 @@ def _properties(arguments: Arguments) -> Hashable:
     whole = arguments.whole
     return (
         (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)),
-        (torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_default_device()),
+        (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        (torch.get_default_dtype(), torch.get_default_device()),
         torch.are_deterministic_algorithms_enabled(),
         arguments.uses,
         tuple(arguments.others),

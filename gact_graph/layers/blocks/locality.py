@@ -104,6 +104,10 @@ class _Proof:
             return
         if call.function._schema.is_mutable and packet is not aten.lift_fresh:
             target = call.tensors[0].meta["val"]
+            # Dependencies take the first argument for the changed one.
+            _, *others = call.function._schema.arguments
+            if any(o.alias_info is not None and o.alias_info.is_write for o in others):
+                raise CannotBlock(f"writes into another tensor than its first argument ({name})")
             if storage_id(target) in self._inputs:
                 raise CannotBlock(f"changes a tensor that it was given ({name})")
         rows = [self._by_shape(result) for result in _tensors_in(value)]
@@ -130,8 +134,8 @@ class _Proof:
 
     def _check(self, call: _Call, results: list[Rows]) -> None:
         """Apply the rule of an operation of which at least one argument has rows."""
-        packet = call.packet
-        if any(argument.index for argument in call.rows) and packet not in _REPEATS | _INDEXED:
+        packet, numbered = call.packet, any(argument.index for argument in call.rows)
+        if numbered and packet not in _INDEXED and not _repeats(call):
             raise CannotBlock(f"computes with the numbers of destinations ({call.name})")
         kinds = {argument.kind for argument in call.rows} - {"shared"}
         if packet in _SCATTERS:
@@ -260,6 +264,15 @@ def _is_pointwise(call: _Call, results: list[Rows]) -> bool:
     return len(places) == 1
 
 
+def _repeats(call: _Call) -> bool:
+    """Return whether the result repeats the numbers of destinations, which are integers."""
+    return (
+        call.packet in _REPEATS
+        and call.function is not aten.view.dtype  # reads their bytes as other numbers
+        and call.node.meta["val"].dtype in (torch.int32, torch.int64)
+    )
+
+
 def _scatters(call: _Call, result: Rows) -> bool:
     """Return whether rows of edges are reduced at destinations, or rows change along others."""
     into, index = call.rows_of("self"), call.rows_of("index")
@@ -268,8 +281,9 @@ def _scatters(call: _Call, result: Rows) -> bool:
     if dim != into.axis:
         if call.packet in _INDEX_ROWS or index.index:
             return False
-        others = [r for r in (source, index) if r.kind != "shared"]
-        return into.kind != "shared" and all(r == into for r in others)
+        # Fewer rows of the index, or of the source, would be those of the first edges.
+        is_number = not isinstance(call.argument("src"), fx.Node)
+        return into.kind != "shared" and index == into and (is_number or source == into)
     return (
         into.kind == "node"
         and into.each == index.each == 1
@@ -294,11 +308,7 @@ def _indexes(call: _Call, result: Rows) -> bool:
             index = kinds[0]
             return tables.kind == "node" and index.index and result == Rows("edge", dim)
         # Positions along other dimensions, the same for all rows.
-        return (
-            all(r.kind == "shared" for r in kinds)
-            and tables.axis < dim
-            and (result == Rows(tables.kind, tables.axis))
-        )
+        return all(r.kind == "shared" for r in kinds) and tables.axis < dim and result == tables
     if packet is aten.embedding:
         if call.argument("scale_grad_by_freq", False) or call.argument("sparse", False):
             return False  # a block has other frequencies; and its gradient is a dense one
@@ -346,7 +356,11 @@ def _views(call: _Call, result: Rows) -> bool:
         )
     if call.packet is aten.expand:
         return bool(value.dim() - result.axis == tensor.dim() - base.axis)
-    return call.function is not aten.squeeze.default
+    if call.packet is aten.squeeze:
+        # A block may have one row.
+        dims = call.dims(tensor.dim(), "dim")
+        return dims is not None and base.axis not in dims
+    return True
 
 
 def _product(sizes: Iterable[Any]) -> Any:

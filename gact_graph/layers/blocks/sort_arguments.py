@@ -54,6 +54,9 @@ def sort_arguments(
     if names & _WHOLE_GRAPH:
         raise CannotBlock(f"asks for {', '.join(sorted(names & _WHOLE_GRAPH))}")
     target, collector = target_of(module), Collector()
+    method = "edge_updater" if "edge_update" in taken else "propagate"
+    # PyG cannot fill in its template for a class without a source file.
+    has_template = getattr(type(module), method) is not getattr(MessagePassing, method)
     sizes: list[int | None] = list(size) if size is not None else [None, None]
     others: list[str] = []
     for name in sorted(names - MessagePassing.special_args):
@@ -71,11 +74,13 @@ def sort_arguments(
             for half_row, half in enumerate(value):
                 if isinstance(half, Tensor):
                     _check_size(module, sizes, half_row, half, label)
-            # PyG takes x_i from the second tensor of a pair for both directions of messages.
-            number = 1 if name.endswith("_i") else 0
+            # PyG's template takes x_i from the second tensor for both directions of messages.
+            number = int(name.endswith("_i")) if has_template else row
             value, label = value[number], f"{label}.{number}"
         if isinstance(value, Tensor):
             _check_size(module, sizes, row, value, label)
+        elif has_template:
+            value = None
         level: Level = "destination" if row == target else "source"
         _add(collector, name, level, value, label)
     num_destinations, num_sources = sizes[target], sizes[1 - target]

@@ -106,7 +106,7 @@ class Trace:
 
 
 def trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach: Reach) -> Trace:
-    """Trace an edge function.
+    """Trace an edge function in the modes of the caller, which its code may read.
 
     Args:
         edge_function: The function that runs for each block.
@@ -187,10 +187,10 @@ def _fakes(mode: FakeTensorMode, arguments: Arguments) -> Iterator[tuple[str, An
         tensor = arguments.tensors[use.index]
         length = lengths.get(use.level)
         if length is not None:
-            shape = length, *tensor.shape[1:]
-            tensor = torch.empty(shape, dtype=tensor.dtype, device=device).requires_grad_(
-                tensor.requires_grad
-            )
+            shape, gathered = (length, *tensor.shape[1:]), use.level in ("source", "destination")
+            # Rows that are gathered without gradients need none.
+            needed = tensor.requires_grad and (torch.is_grad_enabled() or not gathered)
+            tensor = torch.empty(shape, dtype=tensor.dtype, device=device).requires_grad_(needed)
         yield use.parameter, _fake(mode, tensor, use.parameter, length is not None)
     for name in ("index", "edge_index_j"):
         yield name, _fake(mode, torch.zeros(EDGES, dtype=torch.int64, device=device), name, True)
@@ -242,6 +242,8 @@ class _Run:
                 results.append(value)
         _check_functions(results)
         self.differentiable = tuple(result.requires_grad for result in results)
+        if any(self.differentiable) and not torch.is_grad_enabled():
+            raise CannotBlock("returns a tensor with a gradient where gradients are disabled")
         return tuple(results)
 
     def _pack(self, tensor: Tensor) -> Tensor:
@@ -421,7 +423,7 @@ def _isolated() -> Iterator[None]:
     torch.set_autocast_cache_enabled(False)
     typing.WITH_TORCH_SCATTER = False
     try:
-        with capture_disabled(), torch.enable_grad(), without_modes(), outside_of_compilers():
+        with capture_disabled(), without_modes(), outside_of_compilers():
             yield
     finally:
         torch.set_autocast_cache_enabled(cached)

@@ -13,10 +13,8 @@ from gact_graph.layers.halo.gcn_norm import NormalizedForward, calls_gcn_norm
 from gact_graph.layers.halo.locality import LocalityCheck
 from gact_graph.layers.halo.norm import NORMS, WholeBatchNorm
 from gact_graph.layers.halo.parts import check_edges
-from gact_graph.layers.halo.supported import LOCAL
+from gact_graph.layers.halo.supported import EDGE_METHODS, LOCAL
 from gact_graph.support.patch import Patch
-
-_FUNCTIONS = {"propagate": ("message", "aggregate", "update"), "edge_updater": ("edge_update",)}
 
 
 class Handle(Protocol):
@@ -30,7 +28,7 @@ def attach(model: nn.Module, exchange: Exchange) -> Iterator[Handle]:
     yield model.register_forward_pre_hook(exchange.start_forward)
     for name, module in model.named_modules():
         if isinstance(module, MessagePassing):
-            for method in _FUNCTIONS:
+            for method in EDGE_METHODS:
                 yield _EdgeWork(module, method, exchange)
             if calls_gcn_norm(module):
                 yield NormalizedForward(module, exchange)
@@ -47,7 +45,7 @@ class _EdgeWork(Patch):
     def __init__(self, module: Any, method: str, exchange: Exchange) -> None:
         super().__init__(module, method)
         get_names = module.inspector.get_param_names
-        parameters = {name for function in _FUNCTIONS[method] for name in get_names(function)}
+        parameters = {name for function in EDGE_METHODS[method] for name in get_names(function)}
         self._source_names = sorted({name[:-2] for name in parameters if name.endswith("_j")})
         self._exchange = exchange
 

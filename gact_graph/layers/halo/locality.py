@@ -80,7 +80,11 @@ class LocalityCheck:
         [edge_index] = edges.values()
         sample = _sample(edge_index, exchange)
         if sample is None:
-            return None
+            return (
+                f"{kind} cannot be tried on a part with {exchange.num_nodes} nodes and "
+                f"{edge_index.size(1)} edges: a trial takes another number of edges than of nodes, "
+                "and edges to two nodes"
+            )
         try:
             with exchange.replaying(len(sample.nodes), sample.halo, record):
                 result = _run(module, tree_map(sample.select, inputs))

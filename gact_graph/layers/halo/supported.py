@@ -60,6 +60,9 @@ _ROW_BY_ROW = (pyg.BatchNorm, pyg.MessageNorm, pyg.DiffGroupNorm)
 _OVER_NODES = ("norm", "pool", "unpool", "aggr", "attention", "dense")
 """Packages of ``torch_geometric.nn`` whose modules may read all nodes."""
 
+EDGE_METHODS = {"propagate": ("message", "aggregate", "update"), "edge_updater": ("edge_update",)}
+"""The methods that get the arguments of ``propagate`` and of ``edge_updater``."""
+
 
 def check_supported(model: nn.Module) -> None:
     """Check that all modules can run on a part.
@@ -118,6 +121,14 @@ def _why_not(module: nn.Module, inside: bool) -> str | None:
 def _why_not_layer(layer: MessagePassing) -> str | None:
     if layer.flow != "source_to_target":
         return "its messages flow from target to source"
+    for methods in EDGE_METHODS.values():
+        taken = {name for method in methods for name in layer.inspector.get_param_names(method)}
+        for name in sorted(taken - layer.special_args):
+            if f"{name}_j" in taken:
+                return (
+                    f"it takes {name} beside {name}_j, for which {name} gets rows of other parts; "
+                    "pass the tensor to propagate under a second name"
+                )
     if getattr(layer, "cached", False):
         return "cached=True keeps the normalization of one process"
     if (

@@ -149,6 +149,25 @@ def one_divisor(inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
     return added(inputs, index, dim_size) / inputs.new_full((1, 1), 3.0)
 
 
+def two_nodes(inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+    return added(inputs, index.bool().long(), dim_size)
+
+
+def numbers_as_bytes(inputs: Tensor, index: Tensor, dim_size: int) -> Tensor:
+    return added(inputs, index.view(torch.float64).long(), dim_size)
+
+
+class Code(Layer):
+    """Writes into views of a tensor."""
+
+    def message(self, x_j: Tensor) -> Tensor:
+        length = x_j.detach().norm(dim=-1, keepdim=True)
+        code = x_j.new_zeros(x_j.size(0), 4)
+        torch.sin(length, out=code[:, 0:1])
+        torch.cos(length, out=code[:, 1:2])
+        return x_j * code
+
+
 class Slopes(Layer):
     def __init__(self) -> None:
         super().__init__()
@@ -245,6 +264,9 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "sums of fewer columns": lambda: OwnSum(fewer_columns),
     "windows of nodes": lambda: OwnSum(windows),
     "numbers of nodes in a flat tensor": lambda: OwnSum(flat_numbers),
+    "numbers of nodes as booleans": lambda: OwnSum(two_nodes),
+    "numbers of nodes as bytes": lambda: OwnSum(numbers_as_bytes),
+    "results in views of another tensor": Code,
     "one divisor": lambda: OwnSum(one_divisor),
     "a default of message": DefaultOfMessage,
     "a default of update": DefaultOfUpdate,
@@ -272,6 +294,106 @@ def test_a_single_edge() -> None:
     for edges in (EDGES, EDGES[:, :1]):
         for own, expected in zip(step(model, edges), step(stock, edges), strict=True):
             torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
+
+
+class Squeezed(Layer):
+    def message(self, x_j: Tensor, x_i: Tensor) -> Tensor:
+        return (x_j.squeeze(0).unsqueeze(1) * x_i.unsqueeze(1)).sum(1)
+
+
+def test_a_block_of_one_edge() -> None:
+    edges = torch.stack([torch.arange(10), torch.arange(10).flip(0)])
+    stock, model = Net(Squeezed()), gact_graph.wrap(Net(Squeezed()), **{**OPTIONS, "blocks": 1})
+    for own, expected in zip(step(model, edges), step(stock, edges), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
+
+
+MODES: dict[str, Callable[[Tensor], bool]] = {
+    "gradients": lambda x: torch.is_grad_enabled(),
+    "inference": lambda x: torch.is_inference_mode_enabled(),
+    "a gradient of its argument": lambda x: x.requires_grad,
+}
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_a_mode_that_messages_read(name: str) -> None:
+    class ByMode(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.x = nn.Parameter(X)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=self.x)
+
+        def message(self, x_j: Tensor) -> Tensor:
+            return x_j * 3 if MODES[name](x_j) else x_j
+
+    stock, model = ByMode(), gact_graph.wrap(ByMode(), **OPTIONS)
+    for mode in (nullcontext, torch.no_grad, torch.inference_mode, torch.no_grad, nullcontext):
+        with mode():
+            own, expected = model(X, EDGES), stock(X, EDGES)
+        torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_gradient_that_the_layer_enables() -> None:
+    class Enabled(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, dtype=torch.float64))
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.edge_updater(edge_index, x=x)
+
+        @torch.enable_grad()
+        def edge_update(self, x_j: Tensor) -> Tensor:
+            return x_j * self.weight
+
+    model = gact_graph.wrap(Net(Enabled()), **OPTIONS)
+    with torch.no_grad():
+        out = model(X, EDGES)
+    out.sum().backward()
+    torch.testing.assert_close(model.layer.weight.grad, model.lin(X)[EDGES[0]].sum(0))
+
+
+WITHOUT_A_FILE = """
+class Pair(MessagePassing):
+    def forward(self, x, edge_index):
+        pair = x, x.sin()
+        return self.propagate(edge_index, x=pair, a=self.edge_updater(edge_index, x=pair))
+
+    def edge_update(self, x_i, x_j):
+        return (x_i - 2 * x_j).sigmoid()
+
+    def message(self, x_i, x_j, a):
+        return x_i * a + 3 * x_j
+"""
+
+
+def test_a_number_in_place_of_rows() -> None:
+    """PyG's template passes None."""
+
+    class Factored(Layer):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x, factor=(3.0, None))
+
+        def message(self, x_j: Tensor, factor_j: Any) -> Tensor:
+            return x_j if factor_j is None else x_j * factor_j
+
+    stock, model = Net(Factored()), gact_graph.wrap(Net(Factored()), **OPTIONS)
+    for own, expected in zip(step(model, EDGES), step(stock, EDGES), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+def test_a_pair_in_a_class_without_a_file(flow: str) -> None:
+    names: dict[str, Any] = {"MessagePassing": MessagePassing}
+    exec(WITHOUT_A_FILE, names)
+    stock, model = Net(names["Pair"](flow=flow)), Net(names["Pair"](flow=flow))
+    assert type(stock.layer).propagate is MessagePassing.propagate
+    gact_graph.wrap(model, **OPTIONS)
+    for own, expected in zip(step(model, EDGES), step(stock, EDGES), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
+    assert all(row.way == "blocks" for row in gact_graph.report(model).layers)
 
 
 def test_a_setting_of_a_module_that_is_reached_by_children() -> None:

@@ -101,6 +101,26 @@ NOT_LOCAL: dict[str, tuple[Callable[..., Tensor], str]] = {
     "between edges": (lambda m, x, w, i, j, n, s: (x @ x.t()).softmax(-1) @ x, ""),
     "numbers of destinations": (lambda m, x, w, i, j, n, s: x * i.view(-1, 1), "numbers of dest"),
     "self-loops": (lambda m, x, w, i, j, n, s: x * (i != j).view(-1, 1), "numbers of dest"),
+    "numbers of destinations by position": (
+        lambda m, x, w, i, j, n, s: x * i.unsqueeze(1)[:, [0]],
+        "rows of other nodes than the destination of an edge (index)",
+    ),
+    "a scatter into the first edge": (
+        lambda m, x, w, i, j, n, s: x.scatter(1, torch.zeros(1, 1, dtype=torch.long), 7.0),
+        "rows of other nodes than the destination of an edge (scatter)",
+    ),
+    "squeezed": (
+        lambda m, x, w, i, j, n, s: x * w.squeeze(0),
+        "mixes rows of edges and nodes (squeeze)",
+    ),
+    "squeezed along several": (
+        lambda m, x, w, i, j, n, s: x * w.squeeze((0, 1)).unsqueeze(1),
+        "mixes rows of edges and nodes (squeeze)",
+    ),
+    "out=": (
+        lambda m, x, w, i, j, n, s: x * _written(x.detach()),
+        "writes into another tensor than its first argument (exp)",
+    ),
     "other edges": (lambda m, x, w, i, j, n, s: x[j % len(x)], ""),
     "values": (lambda m, x, w, i, j, n, s: x * 2 if bool((x > 3).any()) else x, "values"),
     "permutation": (lambda m, x, w, i, j, n, s: x[torch.randperm(x.size(0))] * 0 + x, "position"),
@@ -121,6 +141,8 @@ LOCAL: dict[str, Callable[..., Tensor]] = {
     "matrices of edges": lambda m, x, w, i, j, n, s: (
         torch.bmm(x.view(-1, 2, 4), x.view(-1, 4, 2)).flatten(1).repeat(1, 2)
     ),
+    "columns without others of one": lambda m, x, w, i, j, n, s: x * w.unsqueeze(2).squeeze(2),
+    "a scatter over channels": lambda m, x, w, i, j, n, s: x.scatter(1, (w > 0).long(), 7.0),
     "columns put in": lambda m, x, w, i, j, n, s: _put_in(x, w),
     "a column of the product put in": lambda m, x, w, i, j, n, s: _overwrite(x * w, w),
     "numbers of sources": lambda m, x, w, i, j, n, s: x * (j % 3).view(-1, 1),
@@ -133,6 +155,12 @@ LOCAL: dict[str, Callable[..., Tensor]] = {
 def _overwrite(product: Tensor, w: Tensor) -> Tensor:
     product[:, :1] = w
     return product
+
+
+def _written(x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    torch.exp(x * 0.1, out=out)
+    return out
 
 
 def _put_in(x: Tensor, w: Tensor) -> Tensor:

@@ -185,7 +185,7 @@ def test_what_does_not_go_with_it():
         one_process(model, memory="1 GB")
     with pytest.raises(ValueError, match=r"Expected one part for each of 1 processes \(got one of"):
         gact_graph.wrap(model, partition=partition(whole(), 2)[0])
-    with pytest.raises(ValueError, match=r"Expected bits to be 1 to 16, or 32"):
+    with pytest.raises(ValueError, match=r"Expected halo_bits to be 1 to 16, or 32"):
         one_process(model, halo_bits=0)
     with pytest.raises(TypeError, match=r"Expected partition to be one of the parts"):
         gact_graph.wrap(model, partition=2)

@@ -76,8 +76,21 @@ class TwoGraphs(Sums):
         return super().forward(x, edge_index[0]) + super().forward(x, edge_index[1])
 
 
-def on_one_part(layer, **options):
-    [part] = gact_graph.distributed.partition(Data(x=X, edge_index=EDGES), 1)
+class Residual(Sums):
+    def update(self, inputs, x):
+        return inputs + x
+
+
+class OwnRows(Sums):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x, own=x)
+
+    def update(self, inputs, own):
+        return inputs + own
+
+
+def on_one_part(layer, edges=EDGES, **options):
+    [part] = gact_graph.distributed.partition(Data(x=X, edge_index=edges), 1)
     return gact_graph.wrap(layer, partition=part, min_bytes=0, **options)
 
 
@@ -111,6 +124,25 @@ def test_what_reads_more_refuses(layer, words):
     for _ in range(2):  # not the first time alone
         with pytest.raises(ValueError, match=f"Expected a model that can run on a part.*{words}"):
             layer(X, EDGES)
+
+
+RING = torch.stack([torch.arange(NODES), torch.arange(NODES).roll(1)])
+STAR = torch.stack([torch.arange(1, NODES), torch.zeros(NODES - 1, dtype=torch.int64)])
+
+
+@pytest.mark.parametrize("edges", [RING, STAR], ids=["ring", "star"])
+def test_a_part_that_cannot_decide_refuses(edges):
+    layer = on_one_part(Centered(), edges)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Centered cannot be tried on a part with 60 nodes"):
+            layer(X, edges)
+
+
+def test_rows_of_the_halo_under_a_name_of_own_rows():
+    with pytest.raises(ValueError, match="it takes x beside x_j"):
+        on_one_part(Residual())
+    layer = on_one_part(OwnRows(), level="L0", bits=32)
+    torch.testing.assert_close(layer(X, EDGES), OwnRows()(X, EDGES))
 
 
 def test_edges_must_be_known():
