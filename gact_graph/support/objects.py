@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dis
 import enum
 import functools
 import sys
 import types
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +54,23 @@ _PURE = frozenset(
 _OF_VALUES = frozenset({"datetime", "decimal", "fractions", "pathlib", "re", "uuid"})
 """Modules of the standard library whose objects do not change."""
 
+DYNAMIC = frozenset(
+    {
+        *("eval", "exec", "getattr", "globals", "hasattr", "locals", "setattr", "vars"),
+        *("__dict__", "__getattr__", "__getattribute__"),
+        *("children", "named_children", "modules", "named_modules", "get_submodule"),
+        *("parameters", "named_parameters", "buffers", "named_buffers", "state_dict"),
+        *("get_parameter", "get_buffer", "_modules", "_parameters", "_buffers"),
+    }
+)
+"""Names in code that may read or write attributes by names that the code does not contain."""
+
+CONSTRUCTORS = ("__new__", "__init__")
+TEXTS = ("__repr__", "__str__")
+
 _NOT_BY_OPERATORS = frozenset(
     {
-        *("__init__", "__new__", "__del__", "__repr__", "__str__", "__sizeof__", "__dir__"),
+        *(*CONSTRUCTORS, *TEXTS, "__del__", "__sizeof__", "__dir__"),
         *("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__"),
         *("__deepcopy__", "__init_subclass__", "__class_getitem__", "__set_name__"),
     }
@@ -84,6 +100,17 @@ def module_attributes(module: nn.Module) -> dict[str, Any]:
     return {k: v for k, v in attributes(module).items() if k not in MODULE_INTERNALS}
 
 
+def named(held: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    """Return the entries that code with these names may read or write."""
+    if names.isdisjoint(DYNAMIC):
+        return {name: held[name] for name in held if name in names}
+    return {
+        name: value
+        for name, value in held.items()
+        if name in names or not (name.startswith("__") and name.endswith("__"))
+    }
+
+
 def cell_contents(cell: types.CellType) -> State:
     """Return the variable of an enclosing function; nothing before it is assigned."""
     try:
@@ -108,11 +135,14 @@ def joined(name: str, key: Any) -> str:
 def names_of(code: types.CodeType) -> frozenset[str]:
     """Return the names in a function's code and in nested functions; strings too, for getattr."""
     names = {*code.co_names}
+    if any(operation.opname.startswith("FORMAT_") for operation in dis.get_instructions(code)):
+        names.add("format")  # f-strings
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= names_of(constant)
-        elif isinstance(constant, str) and constant.isidentifier():
-            names.add(constant)
+        elif isinstance(constant, str):
+            parts = constant.split(".")  # for attrgetter
+            names |= {*parts} if all(map(str.isidentifier, parts)) else set()
     return frozenset(names)
 
 
@@ -153,16 +183,26 @@ def is_library(module: str | None) -> bool:
     return top in _LIBRARIES or (file is not None and not _INSTALLED.isdisjoint(Path(file).parts))
 
 
+def home_of(function: types.FunctionType) -> str | None:
+    """Return the module of a function's code, also if ``functools.wraps`` names another one."""
+    return function.__globals__.get("__name__")
+
+
+@functools.lru_cache(maxsize=1024)
+def is_standard(module: str) -> bool:
+    """Return whether a module belongs to the standard library."""
+    return module.partition(".")[0] in sys.stdlib_module_names
+
+
 @functools.lru_cache(maxsize=1024)
 def is_impure(module: str) -> bool:
     """Return whether functions of a module of the standard library may vary between calls."""
-    top = module.partition(".")[0]
-    return top in sys.stdlib_module_names and top not in _PURE
+    return is_standard(module) and module.partition(".")[0] not in _PURE
 
 
 @functools.lru_cache(maxsize=1024)
 def is_stateful(module: str) -> bool:
     """Return whether objects of a module of the standard library may change."""
-    top = module.partition(".")[0]
     # Parts in C have a module of their own, such as _collections.
-    return top in sys.stdlib_module_names and top.removeprefix("_") not in _PURE | _OF_VALUES
+    top = module.partition(".")[0].removeprefix("_")
+    return is_standard(module) and top not in _PURE | _OF_VALUES

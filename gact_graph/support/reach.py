@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import functools
 import io
+import logging
+import operator
 import random
+import threading
 import types
 import weakref
 from collections import ChainMap, UserDict, UserList, deque
@@ -19,22 +22,31 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from torch_geometric.data.data import BaseData
+from torch_geometric.data.storage import BaseStorage
 from torch_geometric.nn import MessagePassing
+from torch_geometric.typing import SparseTensor
 
 from gact_graph.support.objects import (
+    CONSTRUCTORS,
     CONTAINERS,
     COPIED_BYTES,
+    DYNAMIC,
     MANY,
     NAMESPACES,
     PLAIN,
+    TEXTS,
     attributes,
     cell_contents,
+    home_of,
     is_impure,
     is_library,
+    is_standard,
     is_stateful,
     items,
     joined,
     module_attributes,
+    named,
     names_of,
     names_of_methods,
     special_methods_of,
@@ -45,21 +57,19 @@ _EDGE_METHODS = frozenset({"message", "aggregate", "update", "edge_update"})
 _ALL_METHODS = _EDGE_METHODS | {"forward"}
 
 _IMPURE_BUILTINS = frozenset({"eval", "exec", "input", "open", "print"})
-_DYNAMIC = frozenset(
-    {
-        *("eval", "exec", "getattr", "globals", "locals", "setattr", "vars"),
-        *("__dict__", "__getattr__", "__getattribute__"),
-        *("children", "named_children", "modules", "named_modules", "get_submodule"),
-        *("get_parameter", "get_buffer", "_modules", "_parameters", "_buffers"),
-    }
-)
-"""Names in code that may read attributes by names that the code does not contain."""
+_MAKE_TEXT = frozenset({"ascii", "format", "repr", "str"})
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MODULE_CONTAINERS = (
     nn.ModuleList | nn.Sequential | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
 )
-_WRAPPERS = (UserDict, UserList, ChainMap)
+_WRAPPERS = UserDict | UserList | ChainMap | BaseData | BaseStorage
+"""Objects whose attributes hold what the code reads by other names."""
+_GETTERS: Any = operator.attrgetter | operator.methodcaller
+_WRITE_ONLY = (logging.Logger, type(threading.Lock()), type(threading.RLock()))
+"""Objects of the standard library that change without effect on the code that uses them."""
+_VALUES = (numpy.generic, numpy.dtype, numpy.ufunc, SparseTensor)
+"""Objects of installed packages that do not change."""
 _CACHED = type(functools.lru_cache(len))
 _CALLS: Any = (
     types.MethodType
@@ -85,15 +95,17 @@ class Reach:
         roots: Modules, functions and other values.
         methods: The methods of the first root that run; those of other modules are ``forward``.
             If None, modules are reached with all of their attributes, random number generators are
-            allowed, and :attr:`key` does not determine the behavior of the code.
+            allowed, and :attr:`key` does not determine the behavior of the code; the search is
+            for objects whose state a :class:`Watch` records.
 
     Attributes:
         tensors: Each tensor that is reached, once, with the path that leads to it.
 
     Raises:
-        Unknowable: If the code reaches an iterator, an open file or, if ``methods`` is not None, a
-            source of randomness outside of torch, or a function of the standard library with
-            results that may differ between calls.
+        Unknowable: If the code reaches an iterator, an open file, other objects of the standard
+            library that may change, or too many objects, items or numbers; if ``methods`` is not
+            None, also a source of randomness outside of torch, or a function of the standard
+            library with results that may differ between calls; else a root whose state is unknown.
     """
 
     def __init__(self, roots: Sequence[Any], methods: frozenset[str] | None = None) -> None:
@@ -120,10 +132,9 @@ class Reach:
         for root in roots:
             self._refer(root, "")
         while self._next:
-            if len(self._numbers) > MANY:
-                if self._methods is None:
-                    break
-                raise Unknowable(f"reaches more than {MANY} objects")
+            most = MANY if self._strict else 10 * MANY  # submodules with all of their attributes
+            if len(self._numbers) > most:
+                raise Unknowable(f"reaches more than {most} objects")
             value, name = self._next.popleft()
             self._objects.append((value, name))
             self._visit(value, name)
@@ -141,8 +152,14 @@ class Reach:
         """
         return Watch(self._objects, self._names, not self._strict, copied_bytes)
 
-    def _refer(self, value: Any, name: str) -> None:
-        """Add a value to the key: plain values themselves, others as numbers of objects."""
+    def _refer(self, value: Any, name: str, by_name: bool = True) -> None:
+        """Add a value to the key: plain values themselves, others as numbers of objects.
+
+        Args:
+            value: The value.
+            name: The path to it.
+            by_name: Whether code reaches it, and may call it, rather than an instance of it.
+        """
         if isinstance(value, PLAIN):
             plain: Any = value
             if isinstance(value, slice):
@@ -155,18 +172,42 @@ class Reach:
             self._held.append(value)
             self._next.append((value, name))
         self._key.append(number)
+        if by_name and isinstance(value, type) and not issubclass(value, nn.Module):
+            kind: Any = value
+            self._names |= special_methods_of(kind)
+            self._refer_methods(kind, CONSTRUCTORS)
+
+    def _refer_methods(self, kind: type, names: Sequence[str]) -> None:
+        """Refer to those methods of a user's class that run though the code does not name them."""
+        for base in kind.__mro__:
+            if not is_library(base.__module__):
+                methods = {name: vars(base)[name] for name in names if name in vars(base)}
+                self._refer_all(methods, base.__name__)
 
     def _refer_all(self, values: Mapping[Any, Any], name: str) -> None:
         for key, value in values.items():
-            self._key.append(key if isinstance(key, PLAIN) else type(key))
+            if type(key) in (str, int):
+                self._key.append(key)
+            else:
+                self._refer(key, name)
             self._refer(value, joined(name, key))
+
+    def _refer_kind(self, value: Any, name: str) -> None:
+        """Refer to the class of an object, whose methods run."""
+        kind: Any = type(value)
+        self._names |= special_methods_of(kind)
+        self._refer(kind, name, by_name=False)
+        if not self._names.isdisjoint(_MAKE_TEXT):
+            self._refer_methods(kind, TEXTS)
 
     def _visit(self, value: Any, name: str) -> None:
         kind: Any = type(value)
+        shown = name or "an argument"
         self._key.append(kind)
         if isinstance(value, Tensor):
             self.tensors.append((name, value))
             self._key.append(_described(value))
+            self._refer_all(self._named(vars(value), of_object=True), name)
         elif isinstance(value, types.ModuleType):
             self._key.append(value.__name__)
             if not is_library(value.__name__):
@@ -181,7 +222,8 @@ class Reach:
         elif isinstance(value, types.FunctionType):
             self._visit_function(value)
         elif isinstance(value, types.CellType):
-            self._refer_all(cell_contents(value), name)
+            for content in cell_contents(value).values():
+                self._refer(content, name, by_name=name != "__class__")  # which super() reads
         elif isinstance(value, _CALLS):
             self._key.append(getattr(value, "__name__", None))
             if isinstance(value, types.MethodType):
@@ -189,42 +231,49 @@ class Reach:
             for part in _PARTS:
                 self._refer(getattr(value, part, None), name)
         elif isinstance(value, numpy.ndarray):
+            if value.nbytes > COPIED_BYTES:
+                raise Unknowable(f"reads {shown}, an array that is too large to be compared")
             if self._strict:
-                if value.nbytes > COPIED_BYTES:
-                    raise Unknowable(f"reads {name}, an array that is too large to be compared")
                 self._key.append((value.dtype.str, value.shape, value.tobytes()))
         elif isinstance(value, random.Random | torch.Generator) or hasattr(value, "_bit_generator"):
             if self._strict:
-                raise Unknowable(f"reads {name}, a generator of random numbers")
+                raise Unknowable(f"reads {shown}, a generator of random numbers")
         elif isinstance(value, Iterator | io.IOBase) and is_library(kind.__module__):
-            raise Unknowable(f"reads {name}, an iterator or an open file")
+            raise Unknowable(f"reads {shown}, an iterator or an open file")
         elif isinstance(value, nn.Module):
             self._visit_module(value, name)
         elif isinstance(value, CONTAINERS):
-            self._names |= special_methods_of(kind)
-            self._refer(kind, name)
-            self._refer_all(self._named(getattr(value, "__dict__", {})), name)
-            if len(value) <= MANY:
-                self._refer_all(items(value), name)
-            elif self._strict:
-                raise Unknowable(f"reads {name}, which has more than {MANY} items")
-        elif isinstance(value, NAMESPACES) or not is_library(kind.__module__):
-            self._names |= special_methods_of(kind)
-            self._refer(kind, name)
-            self._refer_all(self._named(attributes(value)), name)
-        elif isinstance(value, _WRAPPERS):
-            self._refer_all(attributes(value), name)
+            self._refer_kind(value, name)
+            held = getattr(value, "__dict__", {})
+            self._refer_all(self._named(held, of_object=True), name)
+            if len(value) > MANY:
+                raise Unknowable(f"reads {shown}, which has more than {MANY} items")
+            self._refer_all(items(value), name)
+        elif isinstance(value, NAMESPACES | _WRAPPERS) or not is_library(kind.__module__):
+            self._refer_kind(value, name)
+            held = attributes(value)
+            whole = isinstance(value, _WRAPPERS)
+            self._refer_all(held if whole else self._named(held, of_object=True), name)
         elif isinstance(value, weakref.ref):
             self._refer(value(), name)
         elif isinstance(value, _CACHED):
             if self._strict and not is_library(value.__module__):
-                raise Unknowable(f"calls {name}, which caches results")
+                raise Unknowable(f"calls {shown}, which caches results")
             self._refer(value.__wrapped__, name)
         elif isinstance(value, torch.jit.ScriptFunction):
             if self._strict:
-                raise Unknowable(f"calls {name}, which lives in TorchScript")
-        elif self._strict and is_stateful(kind.__module__):
-            raise Unknowable(f"reads {name}, an object of the module {kind.__module__}")
+                raise Unknowable(f"calls {shown}, which lives in TorchScript")
+        elif isinstance(value, _GETTERS):
+            parts: Any = value.__reduce__()
+            maker, arguments = parts
+            for text in (*getattr(maker, "args", ()), *arguments):
+                self._names |= {*text.split(".")} if isinstance(text, str) else set()
+            self._refer(parts, name)
+        elif isinstance(value, bytearray | memoryview) or is_stateful(kind.__module__):
+            if self._strict or not isinstance(value, _WRITE_ONLY):
+                raise Unknowable(f"reads {shown}, an object of the module {kind.__module__}")
+        elif not (name or self._strict or _is_value(value)):
+            raise Unknowable(f"gets a {kind.__name__}, whose state cannot be restored")
         elif isinstance(value, Hashable):
             self._key.append(value)
 
@@ -239,10 +288,13 @@ class Reach:
             self._refer(cell, variable)
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._refer(default, function.__name__)
-        if is_library(function.__module__):
+        home = home_of(function)
+        if is_library(home):
             self._key.append(function.__qualname__)
             if function.__name__ == "<lambda>":
                 self._key.append(function.__code__)
+            if self._strict and is_impure(home or "builtins"):
+                raise Unknowable(f"calls functions of the module {home}")
             return
         self._key.append(function.__code__)
         names = names_of(function.__code__)
@@ -275,7 +327,7 @@ class Reach:
             own = vars(module).get("forward")  # which replaces that of the class
             if own is not None and not type(own).__module__.startswith("gact_graph."):
                 self._refer(own, joined(name, "forward"))
-        self._refer(kind, name)
+        self._refer(kind, name, by_name=False)
         self._refer_all(self._read(module_attributes(module)), name)
         for group in ("_parameters", "_buffers", "_modules"):
             inside = vars(module).get(group, {})
@@ -295,11 +347,16 @@ class Reach:
                     raise Unknowable(f"has a hook on its module {name}")
                 self._refer(hook, name)
 
-    def _named(self, held: Mapping[str, Any]) -> dict[str, Any]:
+    def _named(self, held: Mapping[str, Any], of_object: bool = False) -> dict[str, Any]:
         """Return the entries that the code may read."""
-        if self._strict and not self._names.isdisjoint(_DYNAMIC):
-            return {k: v for k, v in held.items() if not (k.startswith("__") and k.endswith("__"))}
-        return {name: held[name] for name in held if name in self._names}
+        # What a class or a Python module holds is mostly code, which may reach the whole program.
+        wide = self._strict or of_object
+        return named(held, self._names if wide else self._names - DYNAMIC)
+
+
+def _is_value(value: Any) -> bool:
+    """Return whether an object of a library that is not followed does not change."""
+    return isinstance(value, _VALUES) or is_standard(type(value).__module__)
 
 
 _known_names: dict[Any, frozenset[str]] = {}

@@ -16,16 +16,18 @@ from torch import Tensor, nn
 from gact_graph.support.objects import (
     CONTAINERS,
     COPIED_BYTES,
-    MANY,
+    DYNAMIC,
     NAMESPACES,
     PLAIN,
     State,
     attributes,
     cell_contents,
+    home_of,
     is_library,
     items,
     joined,
     module_attributes,
+    named,
 )
 from gact_graph.support.storage import is_plain, version_of
 
@@ -80,13 +82,17 @@ class Watch:
         whole_modules: bool,
         copied_bytes: float,
     ) -> None:
-        self.objects = objects
+        self._objects = objects
         self._names, self._whole_modules = names, whole_modules
-        self.copied_bytes = copied_bytes
+        self._copied_bytes = copied_bytes
         self._records: list[_Record] = []
         self._tensors: list[_TensorRecord] = []
         for value, name in objects:
             self._add(value, name)
+
+    def again(self) -> Watch:
+        """Record the present state of the same objects."""
+        return Watch(self._objects, self._names, self._whole_modules, self._copied_bytes)
 
     def undo(self) -> str | None:
         """Undo all changes; return the name of a changed object, or None without changes."""
@@ -124,22 +130,24 @@ class Watch:
     def _add(self, value: Any, name: str) -> None:
         if isinstance(value, types.ModuleType):
             if not is_library(value.__name__):
-                self._add_names(value, lambda: vars(value), name)
+                self._add_names(value, lambda: vars(value), name, self._names)
         elif isinstance(value, type):
             for kind in value.__mro__:
                 if not is_library(kind.__module__):
-                    self._add_names(kind, functools.partial(vars, kind), kind.__name__)
+                    self._add_names(kind, functools.partial(vars, kind), kind.__name__, self._names)
         elif isinstance(value, types.FunctionType):
-            if not is_library(value.__module__):
-                self._add_names(value, lambda: vars(value), value.__name__)
-                self._add_names(value.__globals__, lambda: value.__globals__, "")
+            if not is_library(home_of(value)):
+                self._add_names(value, lambda: vars(value), value.__name__, self._names)
+                names = self._names if "globals" in self._names else self._names - DYNAMIC
+                self._add_names(value.__globals__, lambda: value.__globals__, "", names)
         elif isinstance(value, types.CellType):
             self._record(name, lambda: cell_contents(value), lambda old: _fill(value, old))
         elif isinstance(value, Tensor):
-            small = _is_small(value, self.copied_bytes)
+            small = _is_small(value, self._copied_bytes)
             copy = value.detach().clone() if small else None
             state = version_of(value), value.requires_grad
             self._tensors.append(_TensorRecord(name, value, *state, copy))
+            self._add_names(value, lambda: vars(value), name, self._names)
         elif (numbers := _numbers(value)) is not None:
             self._record(name, *numbers)
         elif isinstance(value, nn.Module | CONTAINERS | NAMESPACES) or not is_library(
@@ -149,25 +157,28 @@ class Watch:
 
     def _add_object(self, value: Any, name: str) -> None:
         if not isinstance(value, nn.Module):
-            self._add_names(value, lambda: attributes(value), name)
+            self._add_names(value, lambda: attributes(value), name, self._names)
         else:
-            everything = self._whole_modules
-            self._add_names(value, lambda: module_attributes(value), name, everything)
+            names = None if self._whole_modules else self._names
+            self._add_names(value, lambda: module_attributes(value), name, names)
             for group in ("_parameters", "_buffers", "_modules"):
                 held = vars(value).get(group, {})
-                self._add_names(held, functools.partial(dict, held), name, everything)
+                self._add_names(held, functools.partial(dict, held), name, names)
         fixed = isinstance(value, tuple | frozenset)
-        if isinstance(value, CONTAINERS) and len(value) <= MANY and not fixed:
+        if isinstance(value, CONTAINERS) and not fixed:
             self._record(name, lambda: items(value), lambda old: _refill(value, old))
 
     def _add_names(
-        self, owner: Any, read: Callable[[], Mapping[str, Any]], name: str, all_names: bool = False
+        self,
+        owner: Any,
+        read: Callable[[], Mapping[str, Any]],
+        name: str,
+        names: frozenset[str] | None,
     ) -> None:
-        """Record the objects that names stand for in a mapping."""
+        """Record what code with these names may change in a mapping; None stands for all of it."""
 
         def state() -> State:
-            held = read()
-            return {key: held[key] for key in (held if all_names else self._names) if key in held}
+            return dict(read()) if names is None else named(read(), names)
 
         self._record(name, state, lambda old: _restore(owner, state(), old))
 

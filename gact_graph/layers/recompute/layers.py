@@ -15,7 +15,7 @@ from torch_geometric.nn import MessagePassing
 
 from gact_graph.layers.recompute.recomputation import Recomputation
 from gact_graph.layers.recompute.saved_bytes import most_saved
-from gact_graph.layers.recompute.structure import taken_apart
+from gact_graph.layers.recompute.structure import Structure, taken_apart
 from gact_graph.support import current
 from gact_graph.support.objects import CONTAINERS, COPIED_BYTES, module_attributes
 from gact_graph.support.patch import Patch
@@ -76,7 +76,7 @@ class RecomputedLayer(Patch):
             return original(*args, **kwargs)
         tensors, arguments = taken_apart((args, kwargs))
         try:
-            state = self._state_of(module, arguments.others)
+            state = self._state_of(module, arguments)
         except (CannotRecompute, Unknowable) as reason:
             self._add_row("stock", str(reason))
             return original(*args, **kwargs)
@@ -95,12 +95,12 @@ class RecomputedLayer(Patch):
             self._name, way, None, reason, counted=way != "recomputed"
         )
 
-    def _state_of(self, module: nn.Module, arguments: list[Any]) -> Watch:
-        """Return the state of the layer before a call.
+    def _state_of(self, module: nn.Module, arguments: Structure) -> Watch:
+        """Return the state of the layer and of its arguments before a call.
 
         Raises:
             CannotRecompute: The layer cannot run again in backward.
-            Unknowable: The layer's state cannot be restored.
+            Unknowable: The state cannot be restored.
         """
         if self._reason is not None:
             raise CannotRecompute(self._reason)
@@ -110,13 +110,16 @@ class RecomputedLayer(Patch):
             )
         if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
             raise CannotRecompute("has parameters that its first forward initializes")
-        for argument in arguments:
+        for argument in arguments.others:
             if any(t.requires_grad for t in tensors_in(argument)):
                 raise CannotRecompute(
                     f"gets tensors that require gradients inside a {type(argument).__name__}"
                 )
+        if not arguments.num_tensors:
+            raise CannotRecompute("gets no tensor")
+        reach = Reach([module, *arguments.others])
         # In the first call, which shows whether the layer changes large tensors, all are copied.
-        return Reach([module]).watch(COPIED_BYTES if self._has_run else math.inf)
+        return reach.watch(COPIED_BYTES if self._has_run else math.inf)
 
     def _judge(self, module: nn.Module, state: Watch) -> None:
         """Decide after a call whether the next one can be computed again."""

@@ -26,7 +26,6 @@ from gact_graph.layers.recompute.structure import Structure
 from gact_graph.support.current import Capture, Coding, forward_runs, unpack
 from gact_graph.support.edits import glimpse_of
 from gact_graph.support.messages import Advise
-from gact_graph.support.reach import Reach
 from gact_graph.support.run_state import RunState
 from gact_graph.support.storage import Layout, tensors_held_by
 from gact_graph.support.torch_private import at_end_of_backward, graph_task_id
@@ -76,7 +75,7 @@ class Recomputation:
         module: The layer.
         forward: The layer's own forward.
         arguments: The arguments without their tensors.
-        state: The state of the layer before the call.
+        state: The state of the layer and of its arguments before the call.
         coding: How node tensors are quantized that wait for blocks while the layer's backward runs;
             None leaves them exact.
     """
@@ -199,7 +198,7 @@ class Recomputation:
         token = torch.zeros((), device="cpu", requires_grad=True)
         with (
             self._run_state.restored(),
-            _restored(self._module, self._state),
+            _restored(self._state),
             counting(again),
             saved_tensors_hooks(again.pack, unpack),
         ):
@@ -245,10 +244,9 @@ class _Input(torch.autograd.Function):
 
 
 @contextmanager
-def _restored(module: nn.Module, state: Watch) -> Iterator[None]:
+def _restored(state: Watch) -> Iterator[None]:
     """Restore the state of a layer inside, and its present state afterwards."""
-    objects = [value for value, _ in state.objects]
-    now = Reach([module, *objects]).watch(state.copied_bytes)
+    now = state.again()  # from the earlier state, code does not reach other objects
     try:
         state.undo()
         yield

@@ -99,7 +99,7 @@ class MemoryPolicy:
                 heap.trim()
 
     def limit(self, peak: int, owner: object) -> None:
-        """Return freed tensors that matter for a peak in bytes immediately, until ``owner`` dies."""
+        """Return freed tensors that matter for a peak in bytes at once, until ``owner`` dies."""
         least = min(max(peak // _SHARE_RETURNED, _LEAST_RETURNED), _MOST_RETURNED)
         self._limits[weakref.ref(owner, self._lift)] = least
         self._apply_limits()

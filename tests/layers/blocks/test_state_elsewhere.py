@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import functools
 import itertools
 import random
@@ -84,6 +85,18 @@ class InATensorOfAnObject(Conv):
     def count(self) -> float:
         self.state.calls += 1
         return self.state.calls.item()
+
+
+class UnderANameThatIsMade(Conv):
+    def count(self) -> float:
+        setattr(self.state, f"of_{1}", getattr(self.state, f"of_{1}", 0) + 1)
+        return getattr(self.state, f"of_{1}")
+
+
+class OnATensor(Conv):
+    def count(self) -> float:
+        self.state.calls += 1
+        return self.state.calls
 
 
 class InAnArray(Conv):
@@ -185,6 +198,12 @@ class Submodule(nn.Module):
         return x * self.counter.calls
 
 
+def counting_tensor() -> Tensor:
+    made = torch.zeros(3)
+    made.calls = 0  # type: ignore[attr-defined]
+    return made
+
+
 def slotted() -> Slotted:
     made = Slotted()
     made.calls = 0
@@ -213,7 +232,11 @@ LAYERS = {
     "a list of an object": lambda: InAListOfAnObject(holding([])),
     "nested containers": lambda: InNestedContainers({"a": {"b": {"c": [0]}}}),
     "a tensor of an object": lambda: InATensorOfAnObject(holding(torch.zeros(()))),
+    "a name that is made": lambda: UnderANameThatIsMade(Counter()),
+    "an attribute of a tensor": lambda: OnATensor(counting_tensor()),
     "an array": lambda: InAnArray(np.zeros(1)),
+    "bytes": lambda: InAnArray(bytearray(1)),
+    "an array of Python's": lambda: InAnArray(array.array("d", [0])),
     "a class": InAClass,
     "another class": InAnotherClass,
     "a global": InAGlobal,
@@ -388,3 +411,28 @@ def test_a_list_that_changes_before_backward() -> None:
         return x.grad
 
     assert torch.allclose(run(64), run(False), atol=1e-5)
+
+
+class Keeps(Conv):
+    """Leaves its messages behind."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(Counter())
+        self.where, self.weight = where, nn.Parameter(torch.ones(32))
+
+    def message(self, x_j: Tensor) -> Tensor:
+        if self.where == "an object":
+            setattr(self.state, f"last_{self.where}", x_j.detach())
+        else:
+            self.weight.last = x_j.detach()  # type: ignore[attr-defined]
+        return x_j.tanh()
+
+
+@pytest.mark.parametrize("where", ["an object", "a tensor"])
+def test_no_tensor_of_a_trace_is_left_behind(where: str) -> None:
+    model = gact_graph.wrap(scaled(Keeps(where)), **EXACT)
+    for _ in range(2):
+        model(X, EDGES)
+    [layer] = [m for m in model.modules() if isinstance(m, Keeps)]
+    [left] = vars(layer.state if where == "an object" else layer.weight).values()
+    assert type(left) is Tensor

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import queue
+
+import numpy as np
 import pytest
 import torch
 from samples import equal, gradients, graph, make, one_thread  # noqa: F401
 from torch import nn
 from torch_geometric import seed_everything
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
+from torch_geometric.inspector import Inspector
 from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGEConv, SuperGATConv
 
 import gact_graph
@@ -320,3 +325,195 @@ def test_a_buffer_that_forward_updates(blocks):
     model = gact_graph.wrap(Around(Running()), **RECOMPUTED | {"blocks": blocks})
     for own, expected in zip(train(model), train(stock), strict=True):
         torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)
+
+
+class Scaled(MessagePassing):
+    """Counts its calls in an argument, and reads a factor that the model changes between calls."""
+
+    def forward(self, x, edge_index, state):
+        state.calls += 1
+        return self.propagate(edge_index, x=x.tanh() * (state.factor + state.calls)).sin()
+
+
+class Changed:
+    def __init__(self):
+        self.calls, self.factor = 0, 1.0
+
+
+class UsersData(Data):
+    pass
+
+
+class Values:
+    """An object around an array."""
+
+    def __init__(self, size):
+        self.held = np.ones(size)
+
+    @property
+    def calls(self):
+        return self.held[0]
+
+    @calls.setter
+    def calls(self, value):
+        self.held[0] = value
+
+    @property
+    def factor(self):
+        return float(self.held[1])
+
+    @factor.setter
+    def factor(self, value):
+        self.held[1] = value
+
+
+def thrice(make_state, seen):
+    def call(conv, x, edges):
+        state = make_state()
+        seen.append(state)
+        for _ in range(3):
+            x = conv(x, edges, state)
+            state.factor *= 2
+        return x
+
+    return call
+
+
+STATES = {
+    "an object": (Changed, None),
+    "data": (lambda: Data(calls=0, factor=1.0, also=torch.ones(3)), None),
+    "the user's data": (lambda: UsersData(calls=0, factor=1.0), None),
+    "an array": (lambda: Values(2), None),
+    "a large array": (lambda: Values(1 << 16), "an array that is too large to be compared"),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_state_of_an_argument(name):
+    make_state, reason = STATES[name]
+    found = []
+    for wrapped in (False, True):
+        seen = []
+        model = make(lambda seen=seen: Around(Scaled(), thrice(make_state, seen)))
+        if wrapped:
+            gact_graph.wrap(model, **RECOMPUTED)
+        found.append([*train(model), *(torch.tensor([s.calls, s.factor]) for s in seen)])
+    assert equal(*found)
+    [row] = gact_graph.report(model).layers
+    assert (reason or "") in (row.reason or "")
+    assert row.way == ("recomputed" if reason is None else "stock")
+
+
+class Given(MessagePassing):
+    def forward(self, x, edge_index, given):
+        return self.propagate(edge_index, x=x.tanh())
+
+
+GIVEN = {
+    "a batch": (lambda: Batch.from_data_list([Data(x=torch.ones(2, 2))] * 2), None),
+    "a number": (lambda: np.float32(1), None),
+    "a function": (lambda: torch.relu, None),
+    "a logger": (lambda: logging.getLogger("given"), None),
+    "a queue": (queue.SimpleQueue, "reads an argument, an object of the module _queue"),
+    "an iterator": (lambda: iter([1]), "reads an argument, an iterator or an open file"),
+    "of a library": (lambda: Inspector(Given), "gets a Inspector, whose state cannot be restored"),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_arguments_whose_state_is_unknown(name):
+    make_given, reason = GIVEN[name]
+    model = Around(Given(), lambda conv, x, edges: conv(x, edges, make_given()))
+    train(gact_graph.wrap(model, **RECOMPUTED))
+    [row] = gact_graph.report(model).layers
+    assert (row.way, row.reason) == ("recomputed" if reason is None else "stock", reason)
+
+
+def test_a_layer_that_gets_no_tensor():
+    def call(conv, x, edges):
+        return x + conv(Data(x=X, edge_index=edges))
+
+    stock = train(make(lambda: Around(OfData(), call)))
+    model = gact_graph.wrap(make(lambda: Around(OfData(), call)), **RECOMPUTED)
+    assert equal(train(model), stock)
+    assert gact_graph.report(model).layers[0].reason == "gets no tensor"
+
+
+class Grows(MessagePassing):
+    """Appends to a list at each call."""
+
+    def __init__(self, length):
+        super().__init__()
+        self.log = [0] * length
+
+    def forward(self, x, edge_index):
+        self.log.append(0)
+        return self.propagate(edge_index, x=x.tanh() * (len(self.log) / 1000))
+
+
+@pytest.mark.parametrize(("length", "ways"), [(999, ["recomputed"] * 2 + ["stock"]), (1001, None)])
+def test_a_list_that_grows(length, ways):
+    """The list is still restored if it grows above the bound after it has been recorded."""
+    stock = make(lambda: Around(Grows(length)))
+    model = gact_graph.wrap(make(lambda: Around(Grows(length))), **RECOMPUTED)
+    for way in ways or ["stock"] * 3:
+        assert equal(train(model, steps=1), train(stock, steps=1))
+        [row] = gact_graph.report(model).layers
+        assert row.way == way, row.reason
+    assert len(model.conv.log) == length + 3
+    assert row.reason == "reads log, which has more than 1000 items"
+
+
+class Deep(MessagePassing):
+    """Counts its calls after many submodules."""
+
+    def __init__(self):
+        super().__init__()
+        self.lins = nn.ModuleList(nn.Linear(2, 2) for _ in range(400))
+        self.lins.append(Counts())
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lins[-1](x))
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.state = Changed()
+
+    def forward(self, x):
+        self.state.calls += 1
+        return x.tanh() * self.state.calls
+
+
+def test_a_layer_of_many_modules():
+    stock = make(lambda: Around(Deep()))
+    model = gact_graph.wrap(make(lambda: Around(Deep())), **RECOMPUTED)
+    assert equal(train(model), train(stock))
+    assert gact_graph.report(model).layers[0].way == "recomputed"
+    assert model.conv.lins[-1].state.calls == 2
+
+
+class Made(MessagePassing):
+    """Reads an attribute by a name that it makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.state = Changed()
+
+    def forward(self, x, edge_index):
+        factor = getattr(self.state, "".join(["fac", "tor"]))
+        return self.propagate(edge_index, x=x.tanh() * factor).sin()
+
+
+def test_attributes_by_names_that_are_made():
+    def call(conv, x, edges):
+        conv.state.factor = 1.0
+        x = conv(x, edges)
+        conv.state.factor = 2.0
+        return x
+
+    stock = make(lambda: Around(Made(), call))
+    model = gact_graph.wrap(make(lambda: Around(Made(), call)), **RECOMPUTED)
+    assert equal(train(model), train(stock))
+    assert model.conv.state.factor == 2.0
