@@ -126,7 +126,10 @@ class CompressedForward(Patch):
         controller = self.controller
         if self.removed:
             return forward(*args, **kwargs)
-        if not should_compress(module):
+        parameter = next(module.parameters(), None)
+        on_meta = parameter is not None and parameter.is_meta
+        if on_meta or not should_compress(module):
+            controller.owner.tracked |= on_meta
             controller.next_forward()
             return forward(*args, **kwargs)
         session = controller.session

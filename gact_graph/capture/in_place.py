@@ -86,7 +86,8 @@ class _Relu(torch.autograd.Function):
         if gradient is None:
             return (None,)
         if packed is not None and isinstance(packed[0].context.sample, Joint):
-            return (gradient,)  # the dropout's backward has zeros wherever this one would
+            # The dropout's backward has zeros wherever this one would. Strides are PyTorch's.
+            return (gradient.contiguous(),)
         (result,) = ctx.saved_tensors
         if not may_write(gradient) or not owns_first(packed):
             return (aten.threshold_backward(gradient, result, 0),)
@@ -155,6 +156,8 @@ def _linear(call: Call) -> Callable[[], Tensor] | None:
     bias = call.argument(2, "bias")
     given = (x, weight) if bias is None else (x, weight, bias)
     if not _fits(*given) or x.dim() != 2 or weight.dim() != 2 or not weight.requires_grad:
+        return None
+    if bias is not None and bias.dim() > 1:
         return None
     return lambda: _Linear.apply(x, weight, bias)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+import torch
 from torch import Tensor
 
 from gact_graph.codecs.base import Encoded
@@ -42,7 +43,8 @@ class Kept(Encoded):
         return self.tensor
 
     def fingerprint(self) -> Hashable:
-        if not is_plain(self.tensor):
+        x = self.tensor
+        if not is_plain(x) or x.is_meta or x.dtype == torch.complex32:  # which have no comparison
             return None
         kind = self.codec, self.tensor.dtype, self.tensor.shape, self.tensor.device
         return *kind, *mark_of(self.tensor).tolist()

@@ -17,6 +17,7 @@ from gact_graph.codecs.base import Encoded, Movable, Saved
 from gact_graph.codecs.codec import Codec, Request
 from gact_graph.codecs.reads import Side, Sign
 from gact_graph.ops.bitmask import pack_bits, pack_pair, unpack_bits
+from gact_graph.ops.quantize import DTYPES
 from gact_graph.support.content import spread_of
 
 
@@ -94,6 +95,8 @@ class Mask(Codec):
 
 def _of_two_values(request: Request) -> Masked | None:
     x = request.tensor
+    if x.is_complex() or (x.is_floating_point() and x.dtype not in DTYPES):
+        return None  # PyTorch cannot compare float8
     # A few elements suffice to rule out nearly all tensors. On a GPU, reading them waits for the
     # device, which only dropout is worth.
     on_cpu = x.device.type == "cpu"

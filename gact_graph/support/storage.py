@@ -32,8 +32,12 @@ _NO_DATA = (nn.Module, weakref.ref, ModuleType)
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is strided, and of no subclass except ``Parameter``."""
-    return type(tensor) in _TENSORS and tensor.layout is _STRIDED and not tensor.is_nested
+    """Return whether a tensor has numbers in strides, and is of no subclass but ``Parameter``."""
+    return (
+        type(tensor) in _TENSORS
+        and tensor.layout is _STRIDED
+        and not (tensor.is_nested or tensor.is_quantized)
+    )
 
 
 def plain_of(tensor: Tensor) -> Tensor:
@@ -115,7 +119,7 @@ def _walk(value: Any, seen: set[int], into_objects: bool) -> Iterator[Tensor]:
                 continue
             children = [vars(value)]  # subclasses such as EdgeIndex keep their memory in attributes
         elif isinstance(value, Mapping):
-            children = value.values()
+            children = [*value.values()]  # those of a weak dictionary can be read once
         elif isinstance(value, (tuple, list, set, frozenset)):
             children = value
         elif isinstance(value, _NO_DATA) or inspect.isroutine(value):

@@ -280,3 +280,28 @@ def test_a_decoded_tensor_that_two_operations_read_is_not_overwritten(
 
     for own, stock in zip(gradients(0), gradients(1 << 40), strict=True):
         torch.testing.assert_close(own, stock, rtol=1e-3, atol=1e-3 * float(stock.abs().max()))
+
+
+def test_a_bias_of_two_dimensions_is_left_to_pytorch() -> None:
+    args = random(9, 5), random(7, 5, seed=1), random(1, 7, seed=2)
+    assert backward_in_place(Call(F.linear, args, {}), may_reorder=True) is None
+
+
+def test_a_strided_gradient_of_relu_and_dropout_has_the_bits_of_pytorch() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(128, 128)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = F.dropout(F.relu(self.lin(x)), 0.5)
+            return h.t().contiguous().view(-1, 64).softmax(-1)
+
+    x, weights = (random(*shape).detach().float() for shape in ((1024, 128), (2048, 64)))
+    stock = Net()
+    own = gact_graph.wrap(copy.deepcopy(stock), level="lossless", min_bytes=0)
+    for net in (stock, own):
+        torch.manual_seed(1)
+        (net(x) * weights).sum().backward()
+    assert torch.equal(own.lin.bias.grad, stock.lin.bias.grad)
+    assert torch.equal(own.lin.weight.grad, stock.lin.weight.grad)

@@ -616,3 +616,58 @@ class TestNothingLeaks:
         model(X)
         fields = [v for row in gact_graph.report(model).contexts for v in vars(row).values()]
         assert not any(isinstance(v, torch.Tensor) for v in fields)
+
+
+class TestTensorsThatCannotBeCompared:
+    """Quantized, meta, float8 and complex32 tensors of a custom function are kept by reference."""
+
+    KINDS = {  # noqa: RUF012
+        "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+        "by channel": lambda x: torch.quantize_per_channel(
+            x, torch.full((x.size(1),), 0.1), torch.zeros(x.size(1)), 1, torch.qint8
+        ),
+        "meta": lambda x: x.to("meta"),
+        "float8": lambda x: (x * 0).to(torch.float8_e4m3fn),
+        "complex32": lambda x: x.to(torch.complex32),
+    }
+
+    @pytest.mark.filterwarnings("ignore:ComplexHalf", "ignore:.*quantized tensor creation")
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("level", ["lossless", "L1"])
+    def test_forward_and_backward_run(self, kind, level):
+        convert = self.KINDS[kind]
+
+        class Doubled(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(convert(x), convert(x))
+                return 2 * x
+
+            @staticmethod
+            def backward(ctx, gradient):
+                assert [t.shape for t in ctx.saved_tensors] == [gradient.shape] * 2
+                return 2 * gradient
+
+        model = gact_graph.wrap(make(lambda: Lambda(lambda _, x: Doubled.apply(x))), level=level, min_bytes=0)
+        x = torch.randn(300, 64, generator=seeded(0)).requires_grad_()
+        model(x).sum().backward()
+        assert torch.equal(x.grad, torch.full_like(x, 2.0))
+
+
+def test_a_model_on_the_meta_device_runs_as_stock():
+    with torch.device("meta"):
+        model, x = Mlp(), torch.empty(300, FEATURES)
+    out = gact_graph.wrap(model, min_bytes=0)(x)
+    out.sum().backward()
+    assert out.is_meta and all(p.grad is not None for p in model.parameters())
+
+
+def test_weak_dictionaries_of_a_model_are_looked_into():
+    class Key:
+        pass
+
+    key, model = Key(), make(Mlp)
+    model.cache = weakref.WeakKeyDictionary({key: torch.ones(3)})
+    model.views = weakref.WeakValueDictionary({"key": key})
+    train_step(gact_graph.wrap(model, min_bytes=0), X)
+    assert not gact_graph.report(model).empty
