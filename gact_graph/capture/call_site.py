@@ -22,10 +22,6 @@ _PUBLIC = frozenset(torch_geometric.utils.__all__)
 _BETWEEN = ("torch.", "torch_geometric.experimental")
 
 
-# Frames between a layer and an operation that it calls through its own submodules.
-_OWN = ("gact_graph.", "torch.", "torch_geometric.nn.dense")
-
-
 def call_site(entry: CodeType) -> tuple[str, str, bool]:
     """Return the call site of the operation that runs.
 
@@ -52,17 +48,6 @@ def call_site(entry: CodeType) -> tuple[str, str, bool]:
             break
     helper = helper_of(functions) if functions else ""
     return helper, module, _is_of_loss(frame)
-
-
-def called_from(package: str) -> bool:
-    """Return whether code of this package calls the operation that runs, through code of torch."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__", ""))
-        if not module.startswith(_OWN):
-            return module.startswith(package)
-        frame = frame.f_back
-    return False
 
 
 @functools.lru_cache(maxsize=4096)  # libraries may create modules at run time

@@ -35,7 +35,7 @@ class LeaveModule(Hook):
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         session = session_of(self.owner)
         if session is not None:
-            session.trace.leave(self.name)
+            session.leave(self.name, module)
         elif not self.owner.tracked and module.training and torch.is_grad_enabled():
             # is_busy: another wrapped model calls this module.
             if is_busy() or torch.compiler.is_compiling() or is_transformed():

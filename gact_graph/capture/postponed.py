@@ -8,6 +8,10 @@ sums at a time by the weight (:mod:`gact_graph.layers.blocks.call`).
 The next operation of the model, whichever it is, first finds out whether the tensor still exists.
 If so, the tensor gets its values before that operation runs, and no later product of the same place
 is postponed. A product is postponed in the first call too, so that all calls round alike.
+
+Scripted functions, extensions and hooks read memory without an operation that the library sees, and
+end the process if there is none. So only layers are tried whose code is known to pass the product
+to ``propagate`` alone, and the product has its values at the latest when the layer ends.
 """
 
 from __future__ import annotations
@@ -19,11 +23,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import torch_geometric.nn.conv
 from torch import Tensor
+from torch_geometric.nn import GCNConv, PDNConv
 
-from gact_graph.capture.call_site import called_from
-from gact_graph.capture.places import Places
+from gact_graph.capture.places import Places, RunningModules
 from gact_graph.capture.replaced import replaced
 from gact_graph.capture.trace import Call
 from gact_graph.support.current import Product, capture_disabled
@@ -49,19 +52,25 @@ class PostponedProducts:
 
     Args:
         places: The operations of the model for which this works; None to postpone nothing.
+        running: The submodules that run.
         computed: A callback for an operation whose result gets its values late.
     """
 
-    def __init__(self, places: Places | None, computed: Callable[[Call, Tensor], None]) -> None:
+    def __init__(
+        self,
+        places: Places | None,
+        running: RunningModules,
+        computed: Callable[[Call, Tensor], None],
+    ) -> None:
         self._is_active, self._places = places is not None, places or Places()
-        self._computed = computed
+        self._running, self._computed = running, computed
         self._postponed: list[_Postponed] = []
 
     def settle(self, call: Call | None = None, *, may_wait: bool = False) -> None:
-        """Compute the values that an operation may read, or code after the forward.
+        """Compute the values that an operation may read, or code after a layer or the forward.
 
         Args:
-            call: The operation; None after the forward.
+            call: The operation; None after a layer or the forward.
             may_wait: Whether a product waits that is no argument of the operation: a layer has the
                 product in a variable while it adds the bias.
         """
@@ -79,7 +88,8 @@ class PostponedProducts:
             call: The operation.
             label: A function that returns the name of an operation in slots.
         """
-        if self._is_active and call.func is F.linear and _can_wait(call):
+        is_linear = self._is_active and call.func is F.linear
+        if is_linear and _can_wait(call) and self._running.layer_of_linear() in _LAYERS:
             name = label(call)
             if name not in self._places.refuted:
                 return lambda: self._postpone(call)
@@ -132,12 +142,12 @@ def _can_wait(call: Call) -> bool:
         return False
     if x.dtype != weight.dtype or torch.is_autocast_enabled(x.device.type):
         return False
-    return weight.size(1) <= weight.size(0) and x.is_contiguous() and called_from(_LAYERS)
+    return weight.size(1) <= weight.size(0) and x.is_contiguous()
 
 
-_LAYERS = torch_geometric.nn.conv.__name__
-"""Layers of PyG run no code of the user between the product and the sum, which could read memory
-without an operation of PyTorch."""
+_LAYERS: frozenset[type | None] = frozenset({GCNConv, PDNConv})
+"""Layers that sum the products of their linear module, with no other code in between. Not
+subclasses, whose ``propagate`` may read memory without an operation of PyTorch."""
 
 
 def _without_memory(x: Tensor, weight: Tensor) -> Tensor:

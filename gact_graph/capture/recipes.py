@@ -20,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from gact_graph.capture.derivatives import BOUNDED, UNBOUNDED
 from gact_graph.capture.dropout import noise_of
 from gact_graph.capture.nodes import saved_as
-from gact_graph.capture.trace import Call
+from gact_graph.capture.trace import Call, has_other_modes
 from gact_graph.codecs.base import Saved
 from gact_graph.codecs.mask import Joint
 from gact_graph.codecs.recipe import Constant, Leaf, Operand, Recipe, Source, View
@@ -116,6 +116,8 @@ class Recipes:
             return
         if result.nbytes <= SMALL and call.name not in GATHERING:
             return  # as an operand it is copied
+        if has_other_modes():
+            return
         recipe = write(self, call, result)
         if recipe is None or recipe.operations > _OPERATIONS:
             return

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch_geometric.nn import MessagePassing
 
 from gact_graph.capture import recipes
 from gact_graph.capture.batch_norm import INPUT, batch_norm
@@ -28,12 +29,12 @@ from gact_graph.capture.nodes import Attribute, attributes_of
 from gact_graph.capture.noise import Noise
 from gact_graph.capture.operations import reads_of, reads_of_source
 from gact_graph.capture.owned import Allowance, ExternallyOwned, owned_storages, storages_in
-from gact_graph.capture.places import Places
+from gact_graph.capture.places import Places, RunningModules
 from gact_graph.capture.postponed import PostponedProducts
 from gact_graph.capture.recipes import EXPOSING, WRITERS, Recipes
 from gact_graph.capture.shared_sums import SharedSums
 from gact_graph.capture.sides import find_tests
-from gact_graph.capture.trace import Call, Save, Trace
+from gact_graph.capture.trace import Call, Save, Trace, has_outer_mode
 from gact_graph.capture.variance import POSITION as VARIANCE_POSITION
 from gact_graph.capture.variance import Variance, variance_of
 from gact_graph.codecs import Context, Encoded, Kept, Request, Saved, encode, nonzero
@@ -180,8 +181,9 @@ class Session:
             products=not config.keep_results,
         )
         self._joint_masks = JointMasks()
-        self._products = PostponedProducts(places, self._recipes.see)
-        self._sums = SharedSums(places)
+        self._running = RunningModules(owner)
+        self._products = PostponedProducts(places, self._running, self._recipes.see)
+        self._sums = SharedSums(places, self._running)
         self._sparse_products = sparse_products
         # The variance that the submodule that started last computes, if any, and its name.
         self._variance: Variance | None = None
@@ -229,6 +231,7 @@ class Session:
     def close(self) -> None:
         """Release everything except the tensors that autograd holds."""
         self.settle()
+        self._running.clear()
         self._model = self._inputs = self._output = self._restore_point = None
         self._owned.clear()
         self._pending.clear()
@@ -263,7 +266,16 @@ class Session:
             self.add_inputs((args, kwargs))
         self._joint_masks.settle()  # before the module makes nodes that the session does not see
         self.trace.enter(name)
+        self._running.enter(module)
         self._variance, self._variance_module = variance_of(module, args, kwargs), name
+
+    def leave(self, name: str, module: nn.Module) -> None:
+        """Leave a submodule. What a layer returns has values: all code may read it."""
+        self.trace.leave(name)
+        self._running.leave(module)
+        if isinstance(module, MessagePassing):
+            self._sums.settle()
+            self._products.settle()
 
     def add_sizes(self, edge_index: Any, size: Any) -> None:
         """Record the numbers of nodes and edges of a message passing layer."""
@@ -370,15 +382,19 @@ class Session:
 
     def _instead(self, call: Call) -> Callable[[], Any] | None:
         if current.is_transformed():
+            # An argument may be a tensor around one that has no memory.
+            self._sums.settle()
+            self._products.settle(call)
             return None
-        sums = self._sums_of_rows(call)
+        followed = has_outer_mode()  # which would not see an operation in place of this one
+        sums = None if followed else self._sums_of_rows(call)
         if sums is not None:
             return sums
         self.settle(call)
         self._look_for_leaf(call.args)
         if self._restore_point is not None and self._model is not None and call.name == "backward":
             self._restore_point.add_gradients(self._model)
-        if not current.packs_with(self.pack):
+        if followed or not current.packs_with(self.pack):
             return None  # in a checkpoint, which runs the same operations again without a session
         replacement = self._replacement(call) if self._quantize else None
         if replacement is not None or not self._config.exact:

@@ -5,6 +5,9 @@ but the addition reads the first. The next operation of the model, whichever it 
 whether the sum still exists. If so, the sum gets its values again, in memory of its own, and no
 later call of the same place shares memory. Memory is only shared where an earlier call has shown
 that the sum is gone by then.
+
+Scripted functions, extensions and hooks read a sum without an operation that the library sees. So
+only sums in the forward of PyG's own layers are followed, and only to the end of the layer.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch_geometric.nn.conv
 from torch import Tensor
 
-from gact_graph.capture.places import Places
+from gact_graph.capture.places import Places, RunningModules
 from gact_graph.capture.replaced import replaced
 from gact_graph.capture.trace import Call
 from gact_graph.support.current import capture_disabled
@@ -25,6 +29,9 @@ from gact_graph.support.storage import is_plain
 
 _ADDS = frozenset({torch.add, Tensor.add, Tensor.__add__})
 _VIEWS = frozenset({Tensor.view, Tensor.flatten, torch.flatten, Tensor.reshape, torch.reshape})
+
+_LAYERS = torch_geometric.nn.conv.__name__
+"""Layers of PyG call no other code with a sum once its bias is added."""
 
 
 @dataclass
@@ -51,10 +58,12 @@ class SharedSums:
 
     Args:
         places: The operations of the model for which this works; None to share nothing.
+        running: The submodules that run.
     """
 
-    def __init__(self, places: Places | None) -> None:
+    def __init__(self, places: Places | None, running: RunningModules) -> None:
         self._is_active, self._places = places is not None, places or Places()
+        self._running = running
         self._sum: _Sum | None = None
 
     @property
@@ -63,7 +72,7 @@ class SharedSums:
         return self._sum is not None
 
     def settle(self, call: Call | None = None) -> None:
-        """Give a sum its memory back that an operation may read, or code after the forward."""
+        """Give a sum its memory back that an operation may read, or code after a layer."""
         if self._sum is not None and (call is None or not _reads(call, self._sum)):
             self._check(self._sum)
             self._sum = None  # and with it the arguments of the edge work
@@ -77,7 +86,9 @@ class SharedSums:
             again: A function that computes the same again.
         """
         if self._is_active and is_plain(result) and result.requires_grad:
-            self._sum = _Sum(label, [weakref.ref(result)], again)
+            layer = self._running.layer()
+            if layer is not None and layer.__module__.startswith(_LAYERS):
+                self._sum = _Sum(label, [weakref.ref(result)], again)
 
     def instead(self, call: Call) -> Callable[[], Any] | None:
         """Return a function to run in place of an operation; None for the operation itself."""

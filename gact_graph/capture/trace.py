@@ -31,7 +31,9 @@ from gact_graph.codecs.reads import EXACT, Reads
 from gact_graph.ops.bernoulli import DropoutNoise
 from gact_graph.support.storage import is_plain, storage_id
 from gact_graph.support.torch_private import (
+    dispatch_modes,
     function_mode,
+    function_modes,
     next_sequence_number,
     pop_function_mode,
     push_function_mode,
@@ -74,14 +76,40 @@ def _is_own(func: Callable[..., Any]) -> bool:
     if func not in _POINTERS:
         return False
     caller = sys._getframe(2)  # of the function mode
-    return str(caller.f_globals["__name__"]).startswith(__name__.partition(".")[0])
+    # Code that runs through `exec` may have no name.
+    return str(caller.f_globals.get("__name__")).startswith(__name__.partition(".")[0])
+
+
+def has_other_modes() -> bool:
+    """Return whether modes of others follow the operation that runs, and may change its result.
+
+    Inside of a trace, its functions are those that modes within it called: only modes around it,
+    and those below autograd, see the operation after the trace. They are not active in backward.
+    Those of torch, as of a default device and of counters, change no result.
+    """
+    return has_outer_mode() or any(map(_is_of_others, dispatch_modes()))
+
+
+def has_outer_mode() -> bool:
+    """Return whether function modes of others around the trace see the operation that runs."""
+    return any(map(_is_of_others, function_modes()))
+
+
+def _is_of_others(mode: object) -> bool:
+    return not type(mode).__module__.startswith(_OBSERVING)
+
+
+_OBSERVING = ("torch.", f"{__name__.partition('.')[0]}.")
+"""The prefixes of modules whose modes change no result."""
 
 
 class Call:
     """One call of an operation.
 
     Attributes:
-        name: The name of its function, without underscores at the ends: ``mul``.
+        name: The name of its function, without underscores at the ends: ``mul``. That of a function
+            that is neither torch's nor PyG's names its origin, too, so that no table has it:
+            ``mylib.mul``.
         label: The path of the module that runs it, and its name; empty until it saves a tensor.
         running: Whether it runs now, followed by the function mode, which will see its result.
         of_layer: Whether it stands for a layer that runs again in backward.
@@ -346,7 +374,7 @@ class Trace(TorchFunctionMode):
     def label(self, call: Call) -> str:
         """Return the name of an operation, with which the slots of its saved tensors begin."""
         if not call.label:
-            name = call.name
+            name = _bare_name_of(call.func)
             if call.func is not _unseen:
                 entry = Trace.__torch_function__.__code__
                 helper, call.caller, call.of_loss = call_site(entry)
@@ -358,8 +386,30 @@ class Trace(TorchFunctionMode):
         return call.label
 
 
+_OPERATORS = "torch._ops."
+"""The prefix of the modules of operators, which the namespace follows."""
+
+_NAMESPACES = frozenset({"aten", "prim", "prims", "torch_sparse", "torch_scatter", "pyg"})
+"""The namespaces of the operators of torch and PyG, which tables name."""
+
+
 @functools.lru_cache(maxsize=4096)  # libraries may create functions at run time
 def _name_of(func: Callable[..., Any]) -> str:
+    """Return the name of a function, with its origin before it if that is a library of others."""
+    name = _bare_name_of(func)
+    if isinstance(func, FunctionType):
+        home = str(func.__globals__.get("__name__"))  # a wrapper has another `__module__`
+    else:
+        home = getattr(func, "__module__", None) or ""  # methods of tensors have none
+    if home.startswith(_OPERATORS):
+        namespace = home.removeprefix(_OPERATORS)
+        return name if namespace in _NAMESPACES else f"{namespace}.{name}"
+    package = home.partition(".")[0]
+    return name if package in ("", "torch", "gact_graph") else f"{package}.{name}"
+
+
+@functools.lru_cache(maxsize=4096)  # as above
+def _bare_name_of(func: Callable[..., Any]) -> str:
     name: str = getattr(func, "__name__", type(func).__name__)
     return name.strip("_")
 
@@ -377,9 +427,11 @@ def _function(name: str) -> Callable[[], None]:
 _unseen = _function("function")  # the function of a call that no function mode saw
 
 
-@functools.cache
-def _without_dispatch(func: FunctionType) -> FunctionType:
-    """Return a Python function of torch without its check for a function mode."""
+def _without_dispatch(func: Any) -> FunctionType:
+    """Return a Python function of torch without its check for a function mode.
+
+    It is made for one call: functions that it calls may be patched at any time.
+    """
     names = {name for name in func.__code__.co_names if name.startswith("has_torch_function")}
     namespace = func.__globals__ | dict.fromkeys(names, lambda *args: False)
     arguments = func.__code__, namespace, func.__name__, func.__defaults__, func.__closure__

@@ -75,6 +75,9 @@ def has_global_hooks() -> bool:
 function_mode: Callable[..., Any] = overrides._get_current_function_mode
 """Return the innermost mode of functions, or None."""
 
+function_modes: Callable[..., Any] = overrides._get_current_function_mode_stack
+"""Return the modes of functions of this thread, without those whose function runs."""
+
 pop_function_mode: Callable[..., Any] = overrides._pop_mode
 """Remove the innermost mode of functions, while capture pauses."""
 
@@ -95,6 +98,9 @@ set_grad_enabled: Callable[..., Any] = torch._C._set_grad_enabled
 
 DispatchMode = _python_dispatch.TorchDispatchMode
 """A mode that sees each operation below autograd."""
+
+dispatch_modes: Callable[..., Any] = _python_dispatch._get_current_dispatch_mode_stack
+"""Return the modes of this thread that see operations below autograd."""
 
 without_modes: Callable[..., Any] = _python_dispatch._disable_current_modes
 """Disable all modes of this thread: a trace inside a trace must not be seen."""

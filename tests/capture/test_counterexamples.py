@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from fresh import run
 from samples import Lambda, seeded
 from torch import Tensor, nn
+from torch_geometric.nn import MessagePassing
 
 import gact_graph
 from gact_graph.codecs.quantize import exceeds_float32
@@ -143,3 +146,124 @@ def test_float64_without_its_zeros() -> None:
 def test_slices_of_elements_that_were_left_out() -> None:
     x = torch.rand(7, dtype=torch.float64) + 1e9
     assert exceeds_float32(x, ((4, 5), (1,))) and not exceeds_float32(x - 1e9, ((4, 5), (1,)))
+
+
+# Code that no function mode sees reads what a layer returns.
+
+UNSEEN = """
+import sys, torch, gact_graph
+from torch import nn
+from torch_geometric.nn import GCNConv, GINConv, SAGEConv, SGConv
+
+@torch.jit.script
+def swish(h):
+    return h * torch.sigmoid(h)
+
+LAYERS = {
+    "GIN": lambda: GINConv(nn.Linear(64, 64, bias=False)),
+    "GIN of two": lambda: GINConv(nn.Sequential(nn.Linear(64, 64, bias=False), swish_module)),
+    "SAGE": lambda: SAGEConv(64, 64, bias=False, root_weight=False),
+    "SG": lambda: SGConv(64, 64, bias=False),
+    "GCN": lambda: GCNConv(64, 64),
+}
+READERS = {
+    "script": swish,
+    "vmap": torch.func.vmap(lambda row: row * row.sigmoid()),
+    "jvp": lambda h: torch.func.jvp(torch.tanh, (h,), (h,))[0],
+    "trace": torch.jit.trace(lambda h: h * h.sigmoid(), torch.randn(8, 64)),
+}
+
+class Swish(nn.Module):
+    def forward(self, h):
+        return h * h.sigmoid()
+
+swish_module = torch.jit.script(Swish())
+
+class Net(nn.Module):
+    def __init__(self, layer, reader):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.reader = LAYERS[layer](), reader
+        if reader == "hook":
+            self.conv.lin.register_forward_hook(lambda module, args, out: swish(out))
+        if reader == "backward hook":
+            self.conv.lin.register_full_backward_hook(lambda *args: None)
+
+    def forward(self, x, edge_index):
+        h = self.conv(x, edge_index)
+        return READERS[self.reader](h) if self.reader in READERS else h
+
+torch.manual_seed(1)
+data = torch.randn(1000, 64), torch.randint(1000, (2, 5000))
+pairs = [("GIN", reader) for reader in READERS]
+pairs += [(layer, "script") for layer in ("GIN of two", "SAGE", "SG")]
+pairs += [("GCN", reader) for reader in ("script", "hook", "backward hook")]
+for layer, reader in pairs:
+    print(layer, reader, file=sys.stderr)
+    exact = Net(layer, reader)(*data)
+    for options in ({}, {"level": "lossless", "blocks": "auto"}):
+        model = gact_graph.wrap(Net(layer, reader), min_bytes=0, **options)
+        for _ in range(3):
+            out = model(*data)
+            torch.testing.assert_close(out, exact, rtol=1e-4, atol=1e-5)
+            out.sum().backward()
+"""
+
+
+def test_code_outside_of_function_modes_reads_results_of_layers(tmp_path: Path) -> None:
+    """In a process of its own, which ends if it reads a tensor without memory."""
+    script = tmp_path / "script.py"  # a scripted function needs a file
+    script.write_text(UNSEEN)
+    run("import runpy, sys; runpy.run_path(sys.argv[1])", str(script))
+
+
+@torch.jit.script
+def mean_of(h: Tensor) -> Tensor:
+    return h.abs().mean()
+
+
+class AddsBias(MessagePassing):
+    """Adds a large bias to the sums of neighbors, which scripted code reads from the third call."""
+
+    def __init__(self, by_function: bool) -> None:
+        super().__init__()
+        self.lin = nn.Linear(64, 64)
+        self.bias = nn.Parameter(torch.full((64,), 100.0))
+        self.by_function, self.calls = by_function, 0
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Tensor | None]:
+        self.calls += 1
+        x = self.lin(x)
+        if self.by_function:
+            out = gact_graph.message_passing(lambda x_i, x_j, e: x_j, x, edge_index)
+        else:
+            out = self.propagate(edge_index, x=x)
+        if self.calls > 2:
+            total = out + self.bias
+            return total, mean_of(out)
+        out = out + self.bias
+        return out, None
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j
+
+
+@pytest.mark.parametrize("by_function", [True, False])
+@pytest.mark.parametrize("options", [{}, {"level": "lossless", "blocks": "auto"}])
+def test_a_sum_of_neighbors_that_scripted_code_reads(
+    by_function: bool, options: dict[str, str]
+) -> None:
+    x, edges = torch.randn(2000, 64, generator=seeded(1)), torch.arange(9000).remainder(2000)
+    edge_index = torch.stack([edges, edges.flip(0)])
+    seen = []
+    for is_wrapped in (False, True):
+        torch.manual_seed(1)
+        model = Lambda(lambda m, x, edge_index: m.conv(x, edge_index))
+        model.conv = AddsBias(by_function)
+        if is_wrapped:
+            gact_graph.wrap(model, min_bytes=0, **options)
+        for _ in range(3):
+            total, mean = model(x, edge_index)
+            total.sum().backward()
+        seen.append(mean)
+    torch.testing.assert_close(seen[1], seen[0])

@@ -254,3 +254,33 @@ def test_outputs_without_gradient_pass_none_on():
     net = gact_graph.wrap(Net(), bits=4, adaptive=False, min_bytes=0)
     net(torch.randn(300, 32)).sum().backward()
     assert model["first"].weight.grad is None and model["last"].weight.grad is not None
+
+
+@torch.library.custom_op("gact_graph_test_derivatives::silu", mutates_args=())
+def _silu(x: Tensor) -> Tensor:
+    return F.silu(x)
+
+
+@_silu.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+_silu.register_autograd(
+    lambda ctx, gradient: (gradient * ctx.saved_tensors[0].clamp(-0.1, 0.1),),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+def test_an_operator_of_others_keeps_its_own_backward() -> None:
+    def gradient(wrapped: bool) -> Tensor:
+        model = Lambda(
+            lambda module, x: torch.ops.gact_graph_test_derivatives.silu(x @ module.weight)
+        )
+        if wrapped:
+            gact_graph.wrap(model, bits=2, adaptive=False, min_bytes=0)
+        model(torch.randn(*SHAPE, generator=seeded(0))).square().sum().backward()
+        assert model.weight.grad is not None
+        return model.weight.grad
+
+    assert torch.equal(gradient(wrapped=True), gradient(wrapped=False))

@@ -14,6 +14,10 @@ from zoo import csr
 
 import gact_graph
 from gact_graph.capture.nodes import attributes_of
+from gact_graph.capture.operations import reads_of
+from gact_graph.capture.sides import find_tests
+from gact_graph.capture.trace import Call
+from gact_graph.codecs.reads import EXACT, Side
 
 SIZE = 4096
 SPECIAL = (0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 6.0, math.inf, -math.inf, 0.1, -0.1, 20.0)
@@ -255,3 +259,17 @@ class TestPrelu:
             return model.weight.grad
 
         assert torch.equal(backward_of(bits=2), backward_of())
+
+
+@torch.library.custom_op("gact_graph_test_operations::leaky_relu", mutates_args=())
+def _leaky_relu(x: torch.Tensor) -> torch.Tensor:
+    return F.softplus(x)
+
+
+def test_tables_are_those_of_torch_where_no_node_shows_the_tensor():
+    """As the nodes of operators that are written in C++."""
+    x = torch.randn(300, 32)
+    stock, other = torch.ops.aten.leaky_relu, torch.ops.gact_graph_test_operations.leaky_relu
+    find_tests()
+    assert isinstance(reads_of(Call(stock, (x,), {}), "saved", x, None), Side)
+    assert reads_of(Call(other, (x,), {}), "saved", x, None) is EXACT

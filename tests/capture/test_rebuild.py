@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -23,7 +24,9 @@ from samples import (  # noqa: F401
     train_step,
 )
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 from torch_geometric.nn import (
     DeepGCNLayer,
     GATConv,
@@ -403,6 +406,99 @@ def test_under_autocast_tensors_are_stored() -> None:
     stock = make(lambda: Net(nn.BatchNorm1d(64), F.relu))
     model = gact_graph.wrap(copy.deepcopy(stock), **LOSSLESS)
     assert equal(run(model), run(stock))
+
+
+class _FewBits(TorchFunctionMode):
+    """Rounds the results of linear layers, with a gradient as if it did not."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is not F.linear and func is not Tensor.index_select:
+            return result
+        return result + (_rounded(result.detach()) - result).detach()
+
+
+class _FewBitsBelow(TorchDispatchMode):
+    """Rounds the results of linear layers and gathers below autograd."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        aten = torch.ops.aten
+        changed = func in (aten.addmm.default, aten.index_select.default)
+        return _rounded(result) if changed else result
+
+
+def _rounded(x: Tensor) -> Tensor:
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp((mantissa * 8).round() / 8, exponent)
+
+
+class TestModesOfOthers:
+    """Backward computes nothing again that a mode of the user may have changed."""
+
+    class Net(nn.Module):
+        def __init__(self, mode: Callable[[], Any] = contextlib.nullcontext) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(FEATURES, FEATURES) for _ in range(3))
+            self.scale = nn.Parameter(torch.ones(FEATURES))
+            self.mode = mode
+
+        def forward(self, x: Tensor) -> Tensor:
+            first, second, third = self.layers
+            with self.mode():
+                h = second(first(x))
+                return third(h.index_select(0, torch.arange(len(h)).flip(0)) * self.scale)
+
+    @pytest.mark.parametrize("mode", [_FewBits, _FewBitsBelow])
+    @pytest.mark.parametrize("inside", [False, True], ids=["around forward", "inside forward"])
+    @pytest.mark.parametrize("with_backward", [False, True])
+    def test_gradients_are_those_of_stock(
+        self, mode: Callable[[], Any], inside: bool, with_backward: bool
+    ) -> None:
+        def run(wrapped: bool) -> list[Tensor]:
+            model = make(lambda: self.Net(mode) if inside else self.Net())
+            if wrapped:
+                gact_graph.wrap(model, **LOSSLESS)
+            with contextlib.nullcontext() if inside else mode():
+                loss = model(X.repeat(4, 1)).square().sum()
+                if with_backward:
+                    loss.backward()
+            if not with_backward:
+                loss.backward()
+            return gradients(model)
+
+        assert equal(run(wrapped=True), run(wrapped=False))
+
+    @pytest.mark.parametrize(
+        "mode", [lambda: torch.device("cpu"), lambda: FlopCounterMode(display=False)]
+    )
+    def test_those_of_torch_change_no_result(self, mode: Callable[[], Any]) -> None:
+        model = gact_graph.wrap(make(lambda: Net(nn.BatchNorm1d(64), F.relu)), **LOSSLESS)
+        with mode():
+            train_step(model, X)
+        assert codec_of_input(model) == "rebuild"
+
+
+@torch.library.custom_op("gact_graph_test_rebuild::add", mutates_args=())
+def _noisy(x: Tensor, scale: float) -> Tensor:
+    return x + scale * torch.randn(x.shape)
+
+
+_noisy.register_autograd(lambda ctx, gradient: (gradient, None))
+
+
+def test_an_operator_of_others_runs_once_whatever_its_name() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.ops.gact_graph_test_rebuild.add(x, 0.5)
+
+    stock = nn.Sequential(nn.Linear(FEATURES, FEATURES), Noisy(), nn.Linear(FEATURES, 5))
+    model = gact_graph.wrap(copy.deepcopy(stock), **LOSSLESS)
+    gradients, following = [], []
+    for net in stock, model:
+        gradients.append(train_step(net, X.repeat(4, 1)))
+        following.append(torch.rand(1))
+    assert equal(*gradients) and equal([following[0]], [following[1]])
 
 
 class TestJointMasks:

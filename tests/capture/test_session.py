@@ -648,7 +648,9 @@ class TestTensorsThatCannotBeCompared:
                 assert [t.shape for t in ctx.saved_tensors] == [gradient.shape] * 2
                 return 2 * gradient
 
-        model = gact_graph.wrap(make(lambda: Lambda(lambda _, x: Doubled.apply(x))), level=level, min_bytes=0)
+        model = gact_graph.wrap(
+            make(lambda: Lambda(lambda _, x: Doubled.apply(x))), level=level, min_bytes=0
+        )
         x = torch.randn(300, 64, generator=seeded(0)).requires_grad_()
         model(x).sum().backward()
         assert torch.equal(x.grad, torch.full_like(x, 2.0))

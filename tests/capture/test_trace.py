@@ -1,6 +1,7 @@
 """The names of contexts."""
 
 import contextlib
+import functools
 
 import pytest
 import torch
@@ -297,6 +298,11 @@ class TestNodes:
         assert len(runs) == 1
 
 
+@torch.library.custom_op("gact_graph_test_trace::relu", mutates_args=())
+def _relu(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
 class TestCall:
     def test_names_of_special_methods(self):
         assert Call(torch.Tensor.__matmul__, (), {}).name == "matmul"
@@ -307,7 +313,49 @@ class TestCall:
             def __call__(self, x):
                 return x
 
-        assert Call(Op(), (), {}).name == "Op"
+        assert Call(Op(), (), {}).name == f"{__name__.partition('.')[0]}.Op"
+
+    @pytest.mark.parametrize(
+        ("function", "name"),
+        [
+            (torch.add, "add"),
+            (torch.Tensor.__radd__, "radd"),
+            (torch.Tensor.add_, "add"),
+            (torch.ops.aten.relu, "relu"),
+            (torch.ops.aten.relu.default, "relu.default"),
+            (torch.ops.prims.sin, "sin"),
+            (torch.ops.gact_graph_test_trace.relu, "gact_graph_test_trace.relu"),
+            (torch.ops.gact_graph_test_trace.relu.default, "gact_graph_test_trace.relu.default"),
+        ],
+    )
+    def test_operators_of_others_name_their_origin(self, function, name):
+        assert Call(function, (), {}).name == name
+
+    def test_functions_of_others_name_their_origin(self):
+        def relu(x):
+            return overrides.handle_torch_function(relu, (x,), x)
+
+        @functools.wraps(F.relu)
+        def wrapper(x):
+            return relu(x)
+
+        nameless = {}
+        exec("def relu(x): return x", nameless)
+        expected = f"{__name__.partition('.')[0]}.relu"
+        assert [Call(f, (), {}).name for f in (relu, wrapper)] == [expected, expected]
+        assert Call(nameless["relu"], (), {}).name == "None.relu"
+
+    def test_functions_of_torch_have_their_own_names(self):
+        functions = [f for f in overrides.get_testing_overrides() if callable(f)]
+        names = {Call(function, (), {}).name for function in functions}
+        assert {"add", "relu", "linear", "gelu", "special_erf", "einsum"} <= names
+        # PyG puts methods of its own in their place, which call them.
+        assert not [n for n in names if "." in n and not n.startswith("torch_geometric.")]
+
+    @pytest.mark.parametrize("namespace", ["torch_sparse", "pyg"])
+    def test_operators_of_pyg_have_the_names_of_tables(self, namespace):
+        attributes = {"__name__": "spmm_sum", "__module__": f"torch._ops.{namespace}"}
+        assert Call(type("Operator", (), attributes)(), (), {}).name == "spmm_sum"
 
     def test_tensors_of_its_own(self):
         a = torch.randn(6, 3)
@@ -417,3 +465,44 @@ class TestPaused:
             torch.ones(2).sin()
         assert own == ["ones", "sin"] and not followed
         assert torch._C._len_torch_function_stack() == 0
+
+
+def test_code_without_a_name_asks_for_the_place_of_memory():
+    names = {}
+    exec("def place(x): return x.data_ptr(), x.untyped_storage().nbytes()", names)
+
+    def forward(module, x):
+        h = x @ module.weight
+        assert names["place"](h) == (h.data_ptr(), h.nbytes)
+        return h
+
+    assert after(gact_graph.wrap(Lambda(forward), **AS_PYG), X) == []
+
+
+def test_attention_calls_the_functions_that_torch_has_now(monkeypatch):
+    """A module of torch that is written in Python, and a patch between two of its calls."""
+    calls, stock = [], F.scaled_dot_product_attention
+
+    def patched(query, *args, **kwargs):
+        calls.append(query.shape)
+        return 2 * stock(query, *args, **kwargs)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(FEATURES, 2, batch_first=True)
+
+        def forward(self, x):
+            return self.attention(x, x, x, need_weights=False)[0]
+
+    net, wrapped = make(Net), gact_graph.wrap(make(Net), bits=32, **AS_PYG)
+    x = X[None, :100]
+    before = net(x)
+    assert torch.equal(wrapped(x), before) and not calls
+    monkeypatch.setattr(F, "scaled_dot_product_attention", patched)
+    expected = net(x)
+    assert len(calls) == 1 and not torch.equal(expected, before)
+    assert torch.equal(wrapped(x), expected)
+    assert len(calls) == 2
+    monkeypatch.undo()
+    assert torch.equal(wrapped(x), before) and len(calls) == 2

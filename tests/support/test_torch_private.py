@@ -187,6 +187,25 @@ def _() -> None:
         assert private.function_mode() is mode
 
 
+@check("function_modes")
+def _() -> None:
+    inside: list[Any] = []
+
+    class Watched(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            inside.extend(private.function_modes())
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(3)
+    assert private.function_modes() == []
+    with TorchFunctionMode() as outer, Watched() as mode:
+        assert private.function_modes() == [outer, mode]
+    with torch.device("cpu"), Watched():
+        x.exp()
+    [of_device] = inside
+    assert type(of_device).__module__.startswith("torch.")
+
+
 @check("without_functions")
 def _() -> None:
     seen: list[Any] = []
@@ -199,7 +218,7 @@ def _() -> None:
     assert seen == [torch.exp]
 
 
-@check("DispatchMode", "without_modes")
+@check("DispatchMode", "without_modes", "dispatch_modes")
 def _() -> None:
     seen = []
 
@@ -209,10 +228,13 @@ def _() -> None:
             return func(*args, **(kwargs or {}))
 
     x = torch.ones(3)
-    with Watched():
+    assert private.dispatch_modes() == []
+    with Watched() as mode:
+        assert private.dispatch_modes() == [mode]
         x.exp()
         with private.without_modes():
             x.sin()
+            assert private.dispatch_modes() == []
     assert seen == [torch.ops.aten.exp.default]
 
 
