@@ -498,7 +498,7 @@ def test_python_with_warnings_as_errors_trains():
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["True"] * 24
+    assert done.stdout.split() == ["True"] * 20
 
 
 def test_each_row_of_the_documentation_names_its_test():
