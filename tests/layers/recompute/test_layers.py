@@ -469,11 +469,11 @@ class Deep(MessagePassing):
 
     def __init__(self):
         super().__init__()
-        self.lins = nn.ModuleList(nn.Linear(2, 2) for _ in range(400))
-        self.lins.append(Counts())
+        self.linears = nn.ModuleList(nn.Linear(2, 2) for _ in range(400))
+        self.linears.append(Counts())
 
     def forward(self, x, edge_index):
-        return self.propagate(edge_index, x=self.lins[-1](x))
+        return self.propagate(edge_index, x=self.linears[-1](x))
 
 
 class Counts(nn.Module):
@@ -491,7 +491,7 @@ def test_a_layer_of_many_modules():
     model = gact_graph.wrap(make(lambda: Around(Deep())), **RECOMPUTED)
     assert equal(train(model), train(stock))
     assert gact_graph.report(model).layers[0].way == "recomputed"
-    assert model.conv.lins[-1].state.calls == 2
+    assert model.conv.linears[-1].state.calls == 2
 
 
 class Made(MessagePassing):
