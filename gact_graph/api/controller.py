@@ -381,8 +381,7 @@ class Controller:
 
 def _seconds_since(start: float, model: nn.Module) -> float | None:
     """Return the duration of a forward; None on CUDA, where kernels outlast the call."""
-    used = torch.cuda.is_initialized()
-    on_cuda = used and any(parameter.is_cuda for parameter in model.parameters())
+    on_cuda = torch.cuda.is_initialized() and _is_on_cuda(model)
     return None if on_cuda else monotonic() - start
 
 

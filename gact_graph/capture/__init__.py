@@ -18,8 +18,8 @@ Operations with a forward or backward of the library, which need less memory or 
 
 - ``in_place``, ``batch_norm``, ``dropout``, ``variance``: a backward in decoded memory, noise as
   bits, deviations from the mean.
-- ``places``, ``postponed``, ``shared_sums``, ``replaced``: results that need no memory of their
-  own.
+- ``places``, ``running``, ``postponed``, ``shared_sums``, ``replaced``: results that need no memory
+  of their own.
 
 Compiled models: ``compiled``, ``backward_graph``, ``partition``: codes inside of compiled graphs.
 

@@ -26,8 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn import GCNConv, PDNConv
 
-from gact_graph.capture.places import Places, RunningModules
+from gact_graph.capture.places import Places
 from gact_graph.capture.replaced import replaced
+from gact_graph.capture.running import RunningModules
 from gact_graph.capture.trace import Call
 from gact_graph.support.current import Product, capture_disabled
 from gact_graph.support.storage import is_plain

@@ -29,9 +29,10 @@ from gact_graph.capture.nodes import Attribute, attributes_of
 from gact_graph.capture.noise import Noise
 from gact_graph.capture.operations import reads_of, reads_of_source
 from gact_graph.capture.owned import Allowance, ExternallyOwned, owned_storages, storages_in
-from gact_graph.capture.places import Places, RunningModules
+from gact_graph.capture.places import Places
 from gact_graph.capture.postponed import PostponedProducts
 from gact_graph.capture.recipes import EXPOSING, WRITERS, Recipes
+from gact_graph.capture.running import RunningModules
 from gact_graph.capture.shared_sums import SharedSums
 from gact_graph.capture.sides import find_tests
 from gact_graph.capture.trace import Call, Save, Trace, has_outer_mode

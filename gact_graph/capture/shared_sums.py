@@ -21,8 +21,9 @@ import torch
 import torch_geometric.nn.conv
 from torch import Tensor
 
-from gact_graph.capture.places import Places, RunningModules
+from gact_graph.capture.places import Places
 from gact_graph.capture.replaced import replaced
+from gact_graph.capture.running import RunningModules
 from gact_graph.capture.trace import Call
 from gact_graph.support.current import capture_disabled
 from gact_graph.support.storage import is_plain

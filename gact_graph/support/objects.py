@@ -65,6 +65,9 @@ DYNAMIC = frozenset(
 )
 """Names in code that may read or write attributes by names that the code does not contain."""
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""The attributes in which a module holds hooks on its calls."""
+
 CONSTRUCTORS = ("__new__", "__init__")
 TEXTS = ("__repr__", "__str__")
 

@@ -32,6 +32,7 @@ from gact_graph.support.objects import (
     CONTAINERS,
     COPIED_BYTES,
     DYNAMIC,
+    HOOKS,
     MANY,
     NAMESPACES,
     PLAIN,
@@ -59,7 +60,6 @@ _ALL_METHODS = _EDGE_METHODS | {"forward"}
 _IMPURE_BUILTINS = frozenset({"eval", "exec", "input", "open", "print"})
 _MAKE_TEXT = frozenset({"ascii", "format", "repr", "str"})
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MODULE_CONTAINERS = (
     nn.ModuleList | nn.Sequential | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
 )
@@ -339,7 +339,7 @@ class Reach:
         return self._named(held) if self._strict else held
 
     def _refer_hooks(self, module: nn.Module, name: str) -> None:
-        for group in _HOOKS:
+        for group in HOOKS:
             for hook in vars(module).get(group, {}).values():
                 if type(hook).__module__.startswith("gact_graph."):
                     continue
