@@ -2,9 +2,11 @@
 
 Each file in ``results/`` names the command that made it. The commands of files whose library
 differs from the present one run again, one after another, and replace their files if they end well.
-With words, only files whose paths contain one of them. ``GACT_GRAPH_PYTHON`` is another Python for
-commands that need one, such as ``experiments.peers`` with DGL. Without a driver of NVIDIA, commands
-for CUDA devices are left out. Stop at any time: files that are done are not measured again.
+A file of several studies is replaced if the library of any of them differs. With words, only
+files whose paths contain one of them. ``GACT_GRAPH_PYTHON`` is another Python for commands that
+need one, such as ``experiments.peers`` with DGL. Without a driver of NVIDIA, commands for CUDA
+devices are left out; other commands see no GPU. Stop at any time: files that are done are not
+measured again.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from release import is_outdated
 
@@ -27,10 +30,30 @@ RESULTS = Path("results")
 
 @dataclass(frozen=True)
 class Run:
-    """A command and the number of threads, as the files that it made name them."""
+    """A command and its environment, as the files that it made name them."""
 
     command: str
     threads: int
+    wait_policy: str | None
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Run:
+        """Return the run that made a file, or one study of a file."""
+        threads = {"threads": 2, **content.get("config", {}), **content}["threads"]
+        return cls(content["command"], threads, content.get("wait_policy"))
+
+    @property
+    def is_on_cuda(self) -> bool:
+        """Return whether the command needs a CUDA device."""
+        return "--device cuda" in self.command
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables of the process."""
+        changed = {"OMP_NUM_THREADS": str(self.threads), "OMP_WAIT_POLICY": self.wait_policy}
+        if not self.is_on_cuda:
+            changed["CUDA_VISIBLE_DEVICES"] = ""  # ``--device auto`` would take a GPU
+        variables = (os.environ | changed).items()
+        return {name: value for name, value in variables if value is not None}
 
     def words(self, data: str, out: Path) -> list[str]:
         """Return the command with the paths of this machine; ``out`` has no suffix."""
@@ -44,18 +67,21 @@ def outdated(words: Sequence[str]) -> dict[Run, list[Path]]:
     """Return the files that one command made with another library, by that command."""
     found: dict[Run, list[Path]] = {}
     for path in sorted(RESULTS.rglob("*.json")):
+        if words and not any(word in str(path) for word in words):
+            continue
         content = json.loads(path.read_text())
-        wanted = not words or any(word in str(path) for word in words)
-        if wanted and "command" in content and is_outdated(content["commit"].partition("+")[0]):
-            run = Run(content["command"], content.get("threads", 2))
-            if "--device cuda" not in run.command or shutil.which("nvidia-smi"):
+        studies = [content] if "command" in content else [*content.values()]
+        if any(is_outdated(study["commit"].partition("+")[0]) for study in studies):
+            run = Run.of(studies[0])
+            if not run.is_on_cuda or shutil.which("nvidia-smi"):
                 found.setdefault(run, []).append(path)
     return found
 
 
 def made_in(folder: Path, like: Path) -> Path | None:
     """Return the result in a folder: the only file, or that with the name of the one before."""
-    files = sorted(folder.rglob("*.json"))
+    # Deeper folders have parts of a result, such as each search of ``paper table3``.
+    files = sorted([*folder.glob("*.json"), *folder.glob("out/*.json")])
     same = [file for file in files if file.name == like.name]
     return files[0] if len(files) == 1 else same[0] if len(same) == 1 else None
 
@@ -64,8 +90,7 @@ def measure(run: Run, paths: Sequence[Path], data: str) -> Iterator[tuple[Path, 
     """Replace files by what their command gives now; yield those that are not, and the reason."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
-        environment = os.environ | {"OMP_NUM_THREADS": str(run.threads)}
-        code = subprocess.run(run.words(data, out), env=environment).returncode
+        code = subprocess.run(run.words(data, out), env=run.environment()).returncode
         for path in paths:
             made = made_in(Path(folder), path)
             if code or made is None:

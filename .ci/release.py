@@ -62,8 +62,9 @@ def pages() -> list[Path]:
 def is_outdated(commit: str) -> bool:
     """Return whether a commit since then changes the library, or the commit is unknown.
 
-    Comments and docstrings may differ. A commit that changes no number, such as a better message or
-    what happens after Ctrl-C, ends its message with the line ``Numbers: unchanged``.
+    Comments and docstrings of Python may differ; comments in ``csrc`` may not. A commit that
+    changes no number, such as a better message or what happens after Ctrl-C, ends its message with
+    the line ``Numbers: unchanged``.
     """
     known = ("--invert-grep", f"--grep=^{_UNCHANGED}$")
     try:

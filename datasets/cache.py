@@ -64,8 +64,9 @@ def load_cached(
 
 
 def _read_staged(home: Path, download: bool, read: Callable[[Path], Graph]) -> Graph:
-    # On the disk of `home`, so that each move is a rename; not inside `home`, which may not exist.
-    anchor = next(folder for folder in home.parents if folder.is_dir())
+    # On the disk of `home`, which may be a link, so that each move is a rename; not inside `home`,
+    # which may not exist.
+    anchor = next(folder for folder in home.resolve().parents if folder.is_dir())
     with TemporaryDirectory(prefix=f".partial-{home.name}-", dir=anchor) as stage:
         staged_home = Path(stage) / home.name
         if not download:

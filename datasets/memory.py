@@ -16,7 +16,11 @@ _LIMITS = (
 
 
 def available_bytes() -> int | None:
-    """Return the bytes of main memory and swap that a new tensor could take; None if unknown."""
+    """Return an upper bound on the free bytes of main memory and swap; None if unknown.
+
+    The limit of a container counts whole, also what its processes have taken of it. On systems
+    other than Linux, the installed memory counts.
+    """
     found = [_of_machine(), *map(_number_in, _LIMITS)]
     return min((number for number in found if number is not None), default=None)
 

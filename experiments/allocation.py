@@ -125,7 +125,7 @@ def _compare(
     command.several("--bits", parse_bits, "4,2"),
     command.number("--epochs", 40),
     command.number("--points", 4, "to compare at"),
-    command.number("--draws", 20, "of the noise"),
+    command.draws(20),
     command.OUT_NEEDED,
 )
 def main(args: command.Args) -> None:

@@ -35,9 +35,10 @@ def by_example(content: Mapping[str, Any]) -> Table:
 def _row(name: str, runs: Mapping[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {"example": name}
     for way, measured in runs.items():
-        if "reason" in measured[0]:
-            return row | {"reason": measured[0]["reason"]}
-        row |= {size: measured[0][size] for size in ("nodes", "edges")}
+        first = measured[0] if measured else {"reason": "failed"}  # failures are not kept
+        if "reason" in first:
+            return row | {"reason": first["reason"]}
+        row |= {size: first[size] for size in ("nodes", "edges")}
         for number in ("peak_bytes", "step_seconds"):
             row.setdefault(number, {})[way] = statistics.median(m[number] for m in measured)
     return row

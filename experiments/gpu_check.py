@@ -5,8 +5,8 @@
 There are three calls of at most nine minutes each, the most important first. Each part runs in a
 process of its own, so that a kernel that breaks the device's context breaks only one part. A part
 that exceeds its time limit is interrupted and, some seconds later, killed. ``DIR/gpu_check.json``
-is written after each part; ``DIR/PART`` has the output of a part (``DIR/PART.json`` if it is one
-file), and ``DIR/PART.log`` its lines.
+is written after each part, and keeps the parts of other calls; ``DIR/PART`` has the output of a
+part (``DIR/PART.json`` if it is one file), and ``DIR/PART.log`` its lines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 from experiments.helpers import command
 from experiments.helpers.display import make_console, say
 from experiments.helpers.errors import ExperimentError, UsageError
-from experiments.helpers.kept import write_json
+from experiments.helpers.kept import Kept
 from experiments.helpers.origin import current_versions, gpus
 from experiments.helpers.values import parse_path
 
@@ -132,28 +132,32 @@ PARTS = {name: part for call in CALLS for name, part in call.items()}
 
 
 def run_parts(parts: Mapping[str, Part], out: Path, data: Path) -> dict[str, Any]:
-    """Run each part, write :data:`FILE_NAME` after each, and return its content by part.
+    """Run each part, write :data:`FILE_NAME` after each, and return what became of these parts.
 
-    Each part has its ``state`` (``done``, ``failed``, ``out of time``, or ``not there`` if its
-    program is missing), ``seconds``, and, if it is not done, ``error``, the last line of standard
-    error.
+    The file keeps the parts of earlier calls. Each part has its ``state`` (``done``, ``failed``,
+    ``out of time``, or ``not there`` if its program is missing), ``seconds``, and, if it is not
+    done, ``error``, the last line of standard error.
 
     Args:
         parts: The parts by name.
         out: The folder of the results.
         data: The folder of generated graphs, which several calls share.
+
+    Raises:
+        ResultsError: If the file is of another machine or of other versions.
     """
     about = {"gpus": gpus(), "cuda": torch.version.cuda, "versions": current_versions()}
-    outcomes: dict[str, Any] = {}
+    kept = Kept(out / FILE_NAME, about)
+    outcomes = kept.content.setdefault("parts", {})
     console = make_console()
     out.mkdir(parents=True, exist_ok=True)
     for name, part in parts.items():
         line = part.command(out / name, data)
         say(console, f"{name}: {' '.join(line)}")
         outcomes[name] = _outcome(line, part, out / f"{name}.log")
-        write_json(out / FILE_NAME, about | {"parts": outcomes})
+        kept.write()
         say(console, f"  {outcomes[name]['state']} {outcomes[name].get('error', '')}")
-    return outcomes
+    return {name: outcomes[name] for name in parts}
 
 
 def _outcome(line: list[str], part: Part, log: Path) -> dict[str, Any]:
@@ -175,6 +179,9 @@ def _outcome(line: list[str], part: Part, log: Path) -> dict[str, Any]:
             state = "failed" if process.returncode else "done"
         except subprocess.TimeoutExpired:
             state, errors = "out of time", _end(process)
+        except BaseException:  # Ctrl-C does not reach the group of the part
+            _end(process)
+            raise
     outcome: dict[str, Any] = {"state": state, "seconds": round(time.perf_counter() - start, 1)}
     if state != "done":
         lines = errors.strip().splitlines()
@@ -184,8 +191,8 @@ def _outcome(line: list[str], part: Part, log: Path) -> dict[str, Any]:
 
 def _end(process: subprocess.Popen[str]) -> str:
     """Interrupt a group of processes, kill the rest of it, and return the errors of the first."""
-    os.killpg(process.pid, signal.SIGINT)
-    with suppress(subprocess.TimeoutExpired):
+    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        os.killpg(process.pid, signal.SIGINT)
         process.wait(_GRACE_SECONDS)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

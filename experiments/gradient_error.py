@@ -101,7 +101,6 @@ def measure(
         first += errors(model, small)
         training = _train(model, small, steps, seed)
         last += errors(model, small)
-    report = gact_graph.report(model).to_dict()
     return {
         "model": name,
         "bits": bits,
@@ -110,12 +109,7 @@ def measure(
         "first_standard_error": _standard_error(first),
         "last": statistics.fmean(last),
         "last_standard_error": _standard_error(last),
-        "last_errors": last,
         **training,
-        "passes": report["measurements"],
-        "average_bits": report["average_bits"],
-        "rate": report["rate"],
-        "reported": report.get("gradient_error"),
     }
 
 

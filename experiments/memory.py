@@ -15,8 +15,9 @@ import torch
 from datasets import Graph, load
 from experiments.helpers import command, tables
 from experiments.helpers.comparison import ratio, strategies, table
+from experiments.helpers.errors import UsageError
 from experiments.helpers.meters import train
-from experiments.helpers.strategies import STRATEGIES, Case
+from experiments.helpers.strategies import STRATEGIES, Case, registry_restored
 from experiments.helpers.subjects import MODELS, SUBJECTS
 from experiments.helpers.summary import dataset_name
 from experiments.helpers.timeline import AtPeak
@@ -53,9 +54,10 @@ def alive(variants: dict[str, Any]) -> tables.Table:
 
 
 def _at_peak(case: Case, graph: Graph, steps: int) -> dict[str, Any]:
-    trainee = STRATEGIES[case.strategy].start(case, graph, torch.device(case.device))
-    at_peak = AtPeak(trainee.model)
-    train(trainee, steps, MODELS[case.model].lr, [lambda: at_peak])
+    with registry_restored():
+        trainee = STRATEGIES[case.strategy].start(case, graph, torch.device(case.device))
+        at_peak = AtPeak(trainee.model)
+        train(trainee, steps, MODELS[case.model].lr, [lambda: at_peak])
     rows = at_peak.rows()
     return {"peak_bytes": sum(row["bytes"] for row in rows), "rows": rows}
 
@@ -73,6 +75,9 @@ def _at_peak(case: Case, graph: Graph, steps: int) -> dict[str, Any]:
 def main(args: command.Args) -> None:
     settings = ("model", "bits", "steps", "adaptive")
     if args.timeline:
+        for name in args.variants:
+            if reason := STRATEGIES[name].missing(args.device):
+                raise UsageError(f"Expected --variants that run here (got {name}: {reason})")
         graph, kept = load(args.dataset, args.data_root), args.keep("timeline.json", *settings)
         for name in args.variants:
             case = Case.of(args, strategy=name)

@@ -116,12 +116,14 @@ def time_steps(args: command.Args, name: str, graphs: Sequence[NodeTask]) -> dic
 )
 def main(args: command.Args) -> None:
     torch._dynamo.config.recompile_limit = 64  # several models of one class
-    kept = args.keep(None, "levels", "bits", "degree", "hidden", "small", "compile", "rounds")
+    settings = ("levels", "bits", "degree", "hidden", "small", "compile", "rounds")
+    largest = max(args.nodes)  # the graph of the mini-batches
+    kept = args.keep(None, *settings, largest=largest)
     for nodes in sorted(args.nodes):
         size = Size(nodes, args.degree * nodes, _FEATURES, _CLASSES)
         task = prepare(block_model(size), "edge_index", device=args.device)
         graphs = {f"full batch, {nodes:,} nodes": [task]}
-        if nodes == max(args.nodes):
+        if nodes == largest:
             batch = min(args.batch, nodes)
             graphs[f"mini-batches of {batch:,} nodes"] = batches_of(task, batch, args.rounds)
         for name, row in itertools.product(args.models, graphs):

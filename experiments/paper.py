@@ -164,8 +164,11 @@ def _call(other: Callable[[list[str]], int], *flags: Any) -> None:
 
     Raises:
         ExperimentError: If it fails; it has printed the reason.
+        KeyboardInterrupt: If Ctrl-C ended it.
     """
     code = other([str(flag) for flag in flags])
+    if code == command.INTERRUPTED:
+        raise KeyboardInterrupt
     if code:
         raise ExperimentError(f"stopped: {' '.join(map(str, flags))} ended with {code}")
 
@@ -192,7 +195,7 @@ _TABLES: dict[str, tuple[Callable[[command.Args], None], str]] = {
     command.flag("--seeds", parse_seeds, "0-9", "of table2"),
     command.number("--epochs", text="in place of the recipe's"),
     *command.SIZES,
-    command.number("--draws", text="of figure3"),
+    command.draws(text="of figure3"),
     command.flag("--memory", default="1GB,2GB,4GB", text="of table3"),
     command.names("--variants", _SCALED),
     command.DEVICE,

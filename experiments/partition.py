@@ -18,7 +18,7 @@ from experiments.helpers import command
 from experiments.helpers.data import prepare
 from experiments.helpers.errors import ExperimentError, UsageError
 from experiments.helpers.network_model import modelled
-from experiments.helpers.runner import run_parts
+from experiments.helpers.runner import reason_of, run_parts
 from experiments.helpers.sampling import PARTITIONS, cut
 from experiments.helpers.strategies import Case
 from experiments.helpers.subjects import ON_EDGES
@@ -131,9 +131,8 @@ def _alone(content: Row, way: str) -> Any:
 def _train(args: command.Args, parts: int, way: str, bits: int) -> dict[str, Any]:
     case = Case.of(args, model=MODELS[args.model], strategy=way, parts=parts, halo_bits=bits)
     ranks = run_parts(case)
-    for rank in ranks:
-        if "reason" in rank:
-            raise ExperimentError(f"{way} in {parts} processes: {rank['reason']}")
+    if reason := reason_of(ranks):
+        raise ExperimentError(f"{way} in {parts} processes: {reason}")
     dropped = _BY_CLOCK if args.no_times else ()
     return {"ranks": [{k: v for k, v in rank.items() if k not in dropped} for rank in ranks]}
 

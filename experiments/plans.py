@@ -257,7 +257,7 @@ def _compare(
         }
         found |= {"uniform": ""} | dict.fromkeys(_COSTS)
         if times:
-            way = (_apart("uniform", task, memory) or {})["way"]
+            way = _apart("uniform", task, memory)["way"]
             found["uniform"] = REFUSED if way is None else way["strategy"]
             if found["plan"] != REFUSED:
                 found |= _apart("costs_of", task, memory, way) or {}
@@ -273,13 +273,14 @@ def _compare(
 
 
 def _apart(function: str, task: tuple[str, ...], *more: Any) -> Any:
-    """Return a result from a fresh process; None where the memory did not suffice."""
+    """Return a result from a fresh process; None where the memory did not suffice for training."""
     allocator = "jemalloc-tuned" if more and more[-1] in PEERS else "kept"
     variables = environment(allocator)
     if function == "peak_of":  # under a cap
         variables = CAPPED | variables
     name, calls = f"experiments.plans:{function}", [(*task, *more)]
-    return checked(call_together(name, calls, variables)[0], f"{function} of {task[0]}")
+    needed = function in ("stock", "uniform")
+    return checked(call_together(name, calls, variables)[0], f"{function} of {task[0]}", needed)
 
 
 def _shares(text: str) -> list[float]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from experiments.helpers.errors import ExperimentError, UsageError
 from experiments.helpers.kept import Kept
 from experiments.helpers.process import CAPPED, call_together, checked, environment, set_cap
 from experiments.helpers.recipes import Recipe
-from experiments.helpers.runner import run_parts
+from experiments.helpers.runner import reason_of, run_parts
 from experiments.helpers.steps import train
 from experiments.helpers.strategies import Case
 from experiments.helpers.subjects import ON_EDGES
@@ -309,37 +309,37 @@ def sent(network: Sequence[Any], dataset: str, parts: int) -> dict[str, Any]:
         threads=1,
     )
     ranks = run_parts(case)
-    for rank in ranks:
-        if "reason" in rank:
-            raise ExperimentError(f"{parts} processes on {dataset}: {rank['reason']}")
+    if reason := reason_of(ranks):
+        raise ExperimentError(f"{parts} processes on {dataset}: {reason}")
     measured = max(rank["sent_bytes"] for rank in ranks)
     predicted = max(part.sent_bytes(own, size.classes) for part in cuts)
     return {"predicted": predicted, "measured": measured}
 
 
 def _apart(function: str, *arguments: Any) -> dict[str, Any]:
-    """Return a result from a fresh process; empty where the memory did not suffice."""
+    """Return a result from a fresh process; empty where the memory did not suffice for training."""
     variables, name = environment("kept"), f"experiments.scale:{function}"
     variables = CAPPED | variables
-    return checked(call_together(name, [arguments], variables)[0], function) or {}
+    needed = function == "stock"
+    return checked(call_together(name, [arguments], variables)[0], function, needed) or {}
 
 
 def _compare(kept: Kept, network: Network, dataset: str) -> None:
     """Compare the formulas with measurements on a graph."""
 
-    def step(predicted: int | None, memory: float | None = None) -> dict[str, Any]:
-        found = _apart("trained", [*network], dataset, memory)
-        return {"predicted": predicted, "measured": None} | found
+    def keep(formula: str, predicted: int | None, function: str, *arguments: Any) -> None:
+        def find() -> dict[str, Any]:
+            found = _apart(function, [*network], dataset, *arguments)
+            return {"predicted": predicted, "measured": None} | found
 
-    def keep(formula: str, find: Callable[..., Any], *arguments: Any) -> None:
         place = {"formula": f"{network.model}: {formula}", "graph": dataset}
-        kept.once(("rows", place), find, *arguments)
+        kept.once(("rows", place), find)
 
     of_stock = _apart("stock", [*network], dataset)["peak"]
-    keep("stock PyG", step, of_stock)
+    keep("stock PyG", of_stock, "trained")
     for share in _BUDGETS:
-        keep(f"plan for {share:.0%} of stock PyG", step, None, share * of_stock)
-    keep("bytes sent by 2 processes", _apart, "sent", [*network], dataset, 2)
+        keep(f"plan for {share:.0%} of stock PyG", None, "trained", share * of_stock)
+    keep("bytes sent by 2 processes", None, "sent", 2)
 
 
 def _counted(path: Path | None) -> list[Row]:

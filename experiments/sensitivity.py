@@ -21,6 +21,7 @@ import gact_graph
 from datasets import load
 from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
+from experiments.helpers.errors import UsageError
 from experiments.helpers.levels import LEVELS_BY_NAME
 from experiments.helpers.noise import Probe, moments, plain
 from experiments.helpers.plot import plot_evolution, plot_sensitivities, require_matplotlib
@@ -111,10 +112,14 @@ def _variances(model: nn.Module, task: NodeTask, bits: int, draws: int) -> list[
     command.BITS,
     command.number("--epochs", 60),
     command.number("--points", 6, "sweeps; the last is at the end"),
-    command.number("--draws", 20, "of the noise"),
+    command.draws(20),
     command.OUT_NEEDED,
 )
 def main(args: command.Args) -> None:
+    if args.bits not in (*range(1, 9), 16):
+        raise UsageError(
+            f"Expected --bits whose double is a width too, 1 to 8 or 16 (got {args.bits})"
+        )
     require_matplotlib()
     layout = SUBJECTS[args.model].layout
     task = prepare(load(args.dataset, args.data_root), layout, device=args.device)

@@ -25,7 +25,7 @@ from datasets import load
 from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.meters import load_kernels
-from experiments.helpers.process import call_together, environment
+from experiments.helpers.process import OUT_OF_MEMORY, call_together, environment
 from experiments.helpers.sampling import BATCHES, CLUSTERS, make_sampler
 from experiments.helpers.strategies import STRATEGIES
 from experiments.helpers.subjects import LAYERS, ON_EDGES, SUBJECTS
@@ -96,9 +96,10 @@ def run(training: Training) -> dict[str, Any]:
     for size in sizes:
         if size is not None:
             [tried] = _apart("tried", training, size, way)
-            if "reason" in tried:
-                return dict(tried)
-            if tried["peak_bytes"] > training.memory:
+            reason = tried.get("reason")
+            if reason not in (None, OUT_OF_MEMORY):
+                return {"reason": reason}
+            if reason or tried["peak_bytes"] > training.memory:
                 continue
         [result] = _apart("trained", training, size, way)
         return {"batch": size, **result}

@@ -159,7 +159,7 @@ def _cases(args: command.Args) -> Iterator[tuple[dict[str, Any], Case]]:
     command.several("--bits", parse_bits, "4", "of an element"),
     command.names("--variants", STRATEGIES, "L1"),
     command.number("--epochs", text="of exact training before"),
-    command.number("--draws", 2000, "of the noise"),
+    command.draws(2000),
     command.switch("--total", "measure no slot alone: much faster"),
     command.switch("--adaptive", "with --total: bits by sensitivity, and training with them"),
     command.number("--averaged", text="steps of a training whose averaged gradients are compared"),

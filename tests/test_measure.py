@@ -21,9 +21,11 @@ out = Path(sys.argv[sys.argv.index("--out") + 1])
 if "--fail" in sys.argv:
     raise SystemExit(1)
 if out.suffix != ".json":
-    out.mkdir()
+    (out / "part").mkdir(parents=True)
+    (out / "part" / "scaling.json").write_text("{}")
+names = "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES"
 for name in sys.argv[1].split(","):
-    content = {"seen": sys.argv[2], "threads": int(os.environ["OMP_NUM_THREADS"]), "commit": "new"}
+    content = {"seen": sys.argv[2], "commit": "new"} | {n: os.environ.get(n) for n in names}
     file = out if out.suffix == ".json" else out / f"{name}.json"
     file.write_text(json.dumps(content))
 """
@@ -35,13 +37,15 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     git("init", "--initial-branch", "main")
     for folder in ("gact_graph", "csrc", "experiments", "results/memory", "bin"):
         Path(folder).mkdir(parents=True)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     Path("gact_graph/code.py").write_text("a = 1")
     Path("experiments/memory.py").write_text(EXPERIMENT)
     old = commit()
     Path("gact_graph/code.py").write_text("a = 2")
     new = commit()
     for name, flags, at in [
-        ("gat", "gat DATA/cora.npz", old),
+        ("gat", "another_name DATA/cora.npz", old),
         ("gcn", "gcn,gin DATA/cora.npz", f"{old}+changes"),
         ("gin", "gcn,gin DATA/cora.npz", old),
         ("kept", "kept DATA/cora.npz", new),
@@ -54,7 +58,10 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         content = {"command": command, "threads": 1, "commit": at}
         Path(f"results/memory/{name}.json").write_text(json.dumps(content))
     Path("bin/git").symlink_to(str(shutil.which("git")))  # and no nvidia-smi
-    Path("results/studies.json").write_text(json.dumps({"a": {"command": "python", "commit": old}}))
+    command = "python -m experiments.memory studies DATA/cora.npz --out DIR"
+    study = {"command": command, "config": {"threads": 3}}
+    studies = {"a": study | {"commit": new}, "b": study | {"commit": old}}
+    Path("results/memory/studies.json").write_text(json.dumps(studies))
 
 
 def measure(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -69,12 +76,25 @@ def seen(name: str) -> dict[str, object]:
 
 
 def test_files_of_an_older_library_are_replaced() -> None:
-    done = measure("/graphs", "memory", "studies")
+    done = measure("/graphs", "memory")
     assert done.returncode == 1
     assert "results/memory/wrong.json: not replaced: exit code 1" in done.stderr
-    for name in ("gat", "gcn", "gin", "file"):
-        assert seen(name) == {"seen": "/graphs/cora.npz", "threads": 1, "commit": "new"}
+    for name, threads in {"gat": "1", "gcn": "1", "gin": "1", "file": "1", "studies": "3"}.items():
+        found = seen(name)
+        assert (found["seen"], found["commit"]) == ("/graphs/cora.npz", "new")
+        assert found["OMP_NUM_THREADS"] == threads and found["OMP_WAIT_POLICY"] is None
     assert all("command" in seen(name) for name in ("kept", "wrong", "gpu"))
+
+
+def test_a_command_runs_in_the_environment_of_its_file() -> None:
+    path, tool = Path("results/memory/file.json"), Path("bin/nvidia-smi")
+    path.write_text(json.dumps(seen("file") | {"wait_policy": "passive"}))
+    tool.write_text("#!/bin/sh")
+    tool.chmod(0o755)
+    assert measure("/graphs", "file", "gpu").returncode == 0
+    for name, policy, gpus in (("file", "passive", ""), ("gpu", None, "0")):
+        found = seen(name)
+        assert (found["OMP_WAIT_POLICY"], found["CUDA_VISIBLE_DEVICES"]) == (policy, gpus)
 
 
 def test_words_choose_files() -> None:

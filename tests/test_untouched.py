@@ -381,8 +381,28 @@ class TestCopies:
         other.scale = 2.0
         assert close([other(X, EDGES)], [2 * expected])
         assert close([model(X, EDGES)], [expected])
+        third = copy.copy(other)
+        third.scale = 3.0
+        assert close([third(X, EDGES)], [3 * expected])
         del model
         gc.collect()
+        assert close([other(X, EDGES)], [2 * expected])
+
+    def test_a_copy_that_a_hook_stops_leaves_the_original_alone(self):
+        model = gact_graph.wrap(make(Scaled), min_bytes=0, **COPIES["L1"])
+        expected = model(X, EDGES).detach()
+        other = copy.copy(model)
+        other.scale = 2.0
+
+        def stop(module, args):
+            if module is other:
+                raise KeyError("no")
+
+        hook = other.register_forward_pre_hook(stop)  # of both: copies share their hooks
+        with pytest.raises(KeyError, match="no"):
+            other(X, EDGES)
+        assert close([model(X, EDGES)], [expected])
+        hook.remove()
         assert close([other(X, EDGES)], [2 * expected])
 
     @pytest.mark.parametrize("options", COPIES.values(), ids=COPIES)

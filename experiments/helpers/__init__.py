@@ -1,4 +1,4 @@
-"""The shared parts of the commands, in the order in which they import each other.
+"""The shared parts of the commands; each group imports mostly from itself and those above it.
 
 - ``values``, ``errors``, ``tables``, ``recipes``, ``summary``, ``data``, ``levels``, ``display``:
   settings, graphs, texts

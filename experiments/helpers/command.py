@@ -26,13 +26,14 @@ from experiments.helpers.values import (
     parse_bits,
     parse_count,
     parse_device,
+    parse_draws,
     parse_json_file,
     parse_path,
 )
 from gact_graph.support.memory.limits import is_out_of_memory
 
 _DOES_NOT_FIT = 3
-_INTERRUPTED = 130  # as shells report a process that Ctrl-C ended
+INTERRUPTED = 130  # as shells report a process that Ctrl-C ended
 
 Flag = tuple[str, dict[str, Any]]
 
@@ -77,6 +78,11 @@ def names(name: str, known: Iterable[str], default: str | None = None) -> Flag:
     return flag(name, functools.partial(choose, name, known=known), usual, f"of {', '.join(known)}")
 
 
+def draws(default: int | None = None, text: str = "of the noise") -> Flag:
+    """Describe the flag that takes a number of draws."""
+    return flag("--draws", parse_draws, default, text, metavar="N")
+
+
 def switch(name: str, text: str) -> Flag:
     """Describe a flag without a value."""
     return name, {"action": "store_true", "help": text}
@@ -112,7 +118,7 @@ SIZES = (
     number("--layers", text="layers, in place of the model's"),
 )
 NO_TIMES = switch("--no-times", "do not record times: the machine does other work")
-_RESULTS = "where results are written; the same command with the same path resumes"
+_RESULTS = "where results are written; most commands resume if the path is the same"
 OUT = flag("--out", parse_path, text=_RESULTS, metavar="DIR")
 OUT_NEEDED = needed(OUT)
 OUT_FILE = flag("--out", parse_json_file, text=_RESULTS, metavar="FILE.json")
@@ -226,7 +232,7 @@ def exit_code(
         if out() is not None:
             kept = f"finished results are in {out()}, and the same command goes on from there"
         print(f"Interrupted: {kept}.", file=sys.stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
     except (ExperimentError, DatasetError, gact_graph.MemoryBudgetError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         if isinstance(error, gact_graph.MemoryBudgetError):

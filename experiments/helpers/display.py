@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from rich import box, progress
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from datasets.memory import format_bytes
@@ -28,18 +29,20 @@ def say(console: Console, text: str) -> None:
 
 
 def show(console: Console, title: str, table: Table) -> None:
-    """Print a table whose first column is text and the others numbers."""
-    shown = RichTable(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    """Print a table whose first column is text and the others numbers, without markup."""
+    shown = RichTable(
+        title=escape(title), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False
+    )
     # If the table is too wide, names break between words, and never within a word.
     words = [word for row in table.rows for word in row[0].split()]
     narrowest = max(map(len, words), default=0)
-    for number, name in enumerate(table.head):
+    for number, name in enumerate(map(escape, table.head)):
         if number:
             shown.add_column(name, justify="right")
         else:
             shown.add_column(name, min_width=min(narrowest, _LONGEST_WORD))
     for row in table.rows:
-        shown.add_row(*row)
+        shown.add_row(*map(escape, row))
     console.print(shown)
 
 

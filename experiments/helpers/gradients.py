@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,10 +14,9 @@ from torch import Tensor
 from datasets import Graph
 from experiments.helpers.meters import Trainee, train
 from experiments.helpers.noise import Draws, moments, plain
-from experiments.helpers.strategies import STRATEGIES, Case
+from experiments.helpers.strategies import STRATEGIES, Case, registry_restored
 from experiments.helpers.subjects import MODELS
 from experiments.helpers.train import gradient_of, seed_everything
-from gact_graph.codecs import registered, unregister
 
 State = Mapping[str, Tensor]
 """The weights and buffers of a model."""
@@ -33,7 +31,7 @@ def trained(case: Case, graph: Graph, epochs: int) -> tuple[State, Tensor]:
 
 def total(case: Case, graph: Graph, state: State, exact: Tensor, draws: int) -> dict[str, float]:
     """Return the saved bytes, and the moments of all noise together, relative to ``exact``."""
-    with _registry_restored():
+    with registry_restored():
         trainee = _start(case, graph)
         trainee.model.load_state_dict(state)
         found = moments(_gradients(trainee), draws, exact)
@@ -45,7 +43,7 @@ def adapted(case: Case, graph: Graph, epochs: int, draws: int) -> dict[str, floa
 
     The bits and the weights of rows are those of the last measurement in these epochs.
     """
-    with _registry_restored():
+    with registry_restored():
         trainee = _start(dataclasses.replace(case, adaptive=True), graph)
         train(trainee, epochs, MODELS[case.model].lr)
         stock = _start(dataclasses.replace(case, strategy="stock"), graph)
@@ -58,17 +56,6 @@ def adapted(case: Case, graph: Graph, epochs: int, draws: int) -> dict[str, floa
 
         found = moments(draw, draws, _gradients(stock)(0))
         return {"saved_bytes": trainee.saved_bytes(), **found}
-
-
-@contextmanager
-def _registry_restored() -> Iterator[None]:
-    """Unregister the codecs of a peer on exit."""
-    before = registered()
-    try:
-        yield
-    finally:
-        for codec in {*registered()} - {*before}:
-            unregister(codec)
 
 
 def _start(case: Case, graph: Graph) -> Trainee:

@@ -65,7 +65,8 @@ def _named(before: str, flag: str) -> str:
 def commit() -> str | None:
     """Return the commit of the library that is measured, or ``None`` outside of a checkout.
 
-    ``+changes`` follows where files of the library or of the experiments differ from the commit.
+    ``+changes`` follows where files of the library or of the experiments differ from the commit,
+    new ones included.
     """
     root = Path(gact_graph.__file__).parent.parent
 
@@ -76,7 +77,7 @@ def commit() -> str | None:
         # A virtual environment may lie in a checkout of another project.
         if git("ls-files", "--error-unmatch", "gact_graph/__init__.py").returncode:
             return None
-        changed = git("diff", "--quiet", "HEAD", "--", *_MEASURED).returncode
+        changed = git("status", "--porcelain", "--", *_MEASURED).stdout
         return git("rev-parse", "--short", "HEAD").stdout.strip() + ("+changes" if changed else "")
     except FileNotFoundError:
         return None

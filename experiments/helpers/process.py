@@ -94,15 +94,15 @@ def _result(process: subprocess.Popen[str], limit: float | None) -> Any:
     return {"reason": f"failed: {last[:300]}"}
 
 
-def checked(result: Any, subject: str) -> Any:
-    """Return a result of :func:`call`; None if the memory did not suffice.
+def checked(result: Any, subject: str, needed: bool = False) -> Any:
+    """Return a result of :func:`call`; None if the memory did not suffice and it is not ``needed``.
 
     Raises:
-        ExperimentError: If the call has no result for another reason.
+        ExperimentError: If the call has no result otherwise.
     """
     if "reason" not in result:
         return result
-    if result["reason"] == OUT_OF_MEMORY:
+    if result["reason"] == OUT_OF_MEMORY and not needed:
         return None
     raise ExperimentError(f"{subject}: {result['reason']}")
 
@@ -113,7 +113,9 @@ def environment(allocator: str) -> dict[str, str]:
     Raises:
         ExperimentError: If jemalloc is not installed.
     """
-    variables = {key: value for key, value in os.environ.items() if key != SWITCH}
+    # Those of the caller may choose another allocator.
+    chosen = (SWITCH, "LD_PRELOAD", "MALLOC_CONF")
+    variables = {key: value for key, value in os.environ.items() if key not in chosen}
     if allocator == "kept":
         return variables
     variables[SWITCH] = "0"

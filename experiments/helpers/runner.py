@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from datasets import load
 from experiments.helpers.errors import ExperimentError
 from experiments.helpers.meters import halo_of, load_kernels, memory_of, train
-from experiments.helpers.process import CAPPED, call_together, environment
+from experiments.helpers.process import CAPPED, OUT_OF_MEMORY, call_together, environment
 from experiments.helpers.ranks import process_group
 from experiments.helpers.strategies import STRATEGIES, Case
 from experiments.helpers.subjects import SUBJECTS
@@ -49,6 +50,15 @@ def run_parts(case: Case) -> list[dict[str, Any]]:
             for rank in range(max(1, case.parts))
         ]
         return call_together("experiments.helpers.runner:measure_apart", calls, variables)
+
+
+def reason_of(results: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the reason why processes that work together failed; None if all have a result.
+
+    If one runs out of memory, the others fail because they lose the connection to it.
+    """
+    reasons = [result["reason"] for result in results if "reason" in result]
+    return OUT_OF_MEMORY if OUT_OF_MEMORY in reasons else next(iter(reasons), None)
 
 
 def measure_apart(case: dict[str, Any], store: str) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import importlib.util
 import shutil
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -31,7 +31,7 @@ from experiments.helpers.peers.exact import SHARE, Exact
 from experiments.helpers.sampling import share_of
 from experiments.helpers.subjects import MODELS, make
 from experiments.helpers.train import training_loss
-from gact_graph.codecs import Drop, register
+from gact_graph.codecs import Drop, register, registered, unregister
 from gact_graph.ops import allocator
 from gact_graph.support.storage import tensors_in
 
@@ -248,6 +248,17 @@ def _wrapped(
     trainee = _trainee(model, task)
     trainee.wrapped, trainee.saved_bytes = True, lambda: gact_graph.report(model).stored_bytes
     return trainee
+
+
+@contextmanager
+def registry_restored() -> Iterator[None]:
+    """Unregister the codecs of a peer on exit."""
+    before = registered()
+    try:
+        yield
+    finally:
+        for codec in {*registered()} - {*before}:
+            unregister(codec)
 
 
 def _needs_cuda(device: torch.device) -> str | None:

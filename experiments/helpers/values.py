@@ -58,6 +58,14 @@ def parse_count(text: str) -> int:
     return count
 
 
+def parse_draws(text: str) -> int:
+    """Read a number of draws, of which :func:`experiments.helpers.noise.moments` needs 3."""
+    draws = parse_count(text)
+    if draws < 3:
+        raise _expected("at least 3 draws", text)
+    return draws
+
+
 def parse_blocks(text: str) -> int | str:
     """Read ``auto``, ``off`` as False, or a whole number from 1 to 10^9."""
     if text == "off":

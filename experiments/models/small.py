@@ -69,7 +69,7 @@ class DeepGCNII(nn.Module):
         self.convs = nn.ModuleList(GCN2Conv(hidden, 0.1, 0.5, i + 1) for i in range(layers))
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        x = first = F.dropout(x, 0.5, self.training)
+        x = F.dropout(x, 0.5, self.training)
         x = first = self.lin_in(x).relu()
         for conv in self.convs:
             x = conv(F.dropout(x, 0.5, self.training), first, edge_index).relu()

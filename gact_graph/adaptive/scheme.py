@@ -82,7 +82,10 @@ class Scheme:
 
     @property
     def measured(self) -> bool:
-        """Whether all slots were measured, and so bits allocated."""
+        """Whether bits have been allocated.
+
+        Slots that appeared since may still lack a measurement.
+        """
         return bool(self._bits)
 
     def see(self, rows: Iterable[Row]) -> None:
@@ -158,12 +161,12 @@ class Scheme:
         cautious = max(min(2, least), least - 1)
         free = allocate_by_name(
             self._sensitivities,
-            {slot: size for slot, size in self._sizes.items() if fixed[slot] is None},
+            {s: n for s, n in self._sizes.items() if fixed[s] is None and s in self._sensitivities},
             average,
             {s: cautious for s in self._sizes if self._times.get(s, 0) < _TRUSTED},
             {s for s, size in self._sizes.items() if is_divided(size, self._group_size)},
         )
-        return {slot: bits or free[slot] for slot, bits in fixed.items()}
+        return {slot: bits or free[slot] for slot, bits in fixed.items() if bits or slot in free}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the measurements and bits, as plain numbers by slot."""
@@ -195,7 +198,8 @@ class Scheme:
         check_measured(f"{path}['excess']", state.get("excess", 1.0))
         if state.get("gradient_error") is not None:
             check_measured(f"{path}['gradient_error']", state["gradient_error"])
-        for key in keys[1:]:
+        # `least` keeps the slots of layers that were frozen since.
+        for key in ("sensitivities", "bits"):
             for slot in state[key]:
                 if slot not in state["sizes"]:
                     raise ValueError(

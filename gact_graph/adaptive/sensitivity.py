@@ -148,7 +148,8 @@ class Measurement:
             if node is None:
                 return None
             number = numbers[node]
-            variable = getattr(node, "variable", None)
+            # Only nodes of leaves are last. A function of the user's may have any attribute.
+            variable = None if node.next_functions else getattr(node, "variable", None)
             if variable is None:
                 tensor = node._input_metadata[index]
                 return Edge(number, index, torch.Size(tensor.shape), tensor.dtype, False)

@@ -51,7 +51,8 @@ class Advice:
         device = next(module.parameters()).device
         room = torch.cuda.get_device_properties(device).total_memory - self._before
         config = patch.controller.config
-        estimate = estimate_call(module, patch.attribute, inputs, config, max(1, room))
+        shared = patch.first.settings
+        estimate = estimate_call(module, patch.attribute, inputs, shared, max(1, room))
         failed = round(estimate.peak_of(_strategy_of(config, estimate)))
         # Absolute numbers may be wrong, but their order is reliable: no advice is above the failed.
         memory = min(room, failed)

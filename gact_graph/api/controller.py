@@ -12,8 +12,9 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
+from gact_graph.adaptive.sensitivity import Measurement
 from gact_graph.api.report import Report
-from gact_graph.api.step import Step
+from gact_graph.api.step import Ended, Step
 from gact_graph.api.tracked import TrackedMethod
 from gact_graph.capture import module_hooks
 from gact_graph.capture.compiled import CompiledForward
@@ -226,24 +227,30 @@ class Controller:
         if tracked.adaptation is not None and tracked.is_large(self._min_bytes):
             with self._lock:
                 measurement = tracked.adaptation.begin(call.module, self._lock)
-        output = self._run_captured(call, None if measurement is None else measurement.widths)
-        if measurement is not None and tracked.adaptation is not None:
-            watched = measurement.watch(tensors_in(output), tensors_in(call.inputs))
-            if not watched:
-                with self._lock:
-                    tracked.adaptation.cancel()
-        return output
+        return self._run_captured(call, measurement)
 
-    def _run_captured(self, call: Call, widths: MeasuredWidths | None) -> Any:
+    def _run_captured(self, call: Call, measurement: Measurement | None) -> Any:
         """Run a call; again, without compression, if it differentiates compressed tensors."""
         point = RestorePoint(call.module, call.inputs) if self.config.quantize else None
+        widths = None if measurement is None else measurement.widths
+        adaptation = self.methods[call.method].adaptation
         try:
             with self._capturing(call, widths, point) as session:
-                return session.run(call.forward, *call.inputs)
+                output = session.run(call.forward, *call.inputs)
         except ReadInForwardError:
             if point is None:
                 raise
+        else:
+            if measurement is not None and adaptation is not None:
+                watched = measurement.watch(tensors_in(output), tensors_in(call.inputs))
+                if not watched:
+                    with self._lock:
+                        adaptation.cancel()
+            return output
         point.restore()
+        if adaptation is not None:
+            with self._lock:
+                adaptation.drop()
         self.methods[call.method].exact_slots.warn_of_rerun()
         with _not_recoverable(), self._capturing(call, all_exact=True) as session:
             return session.run(call.forward, *call.inputs)
@@ -364,9 +371,8 @@ class Controller:
         self, method: str, rows: list[Row], saved: int, seconds: float | None, is_small: bool
     ) -> None:
         self.methods[method].saved_bytes = saved
-        self._step.end(method, rows, seconds)
-        spared_below = self._min_bytes if is_small else None
-        self._report = self._step.report(self.blocks, self.swapping, spared_below)
+        self._step.end(method, Ended(rows, seconds, self._min_bytes if is_small else None))
+        self._report = self._step.report(self.blocks, self.swapping)
 
     def next_forward(self) -> None:
         """Notify the layers of the start of an uncompressed forward."""

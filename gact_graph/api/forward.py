@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.jit import is_tracing  # type: ignore[attr-defined]
 
-from gact_graph.api.budget.estimate import Strategy
 from gact_graph.api.controller import Call, Controller
 from gact_graph.capture.compiled import is_compiled, is_running
 from gact_graph.capture.config import Config
@@ -23,38 +22,8 @@ from gact_graph.support.messages import Advise, advising
 from gact_graph.support.patch import Patch
 from gact_graph.support.torch_private import is_exporting, not_compiled, set_compiler
 
-
-class Budget(Protocol):
-    """The interface of :class:`gact_graph.api.budget.budget.Budget`, which imports this module."""
-
-    strategy: Strategy | None
-
-    @property
-    def planned_bytes(self) -> int | None: ...
-
-    @property
-    def planned_seconds(self) -> float | None: ...
-
-    @property
-    def measured_bytes(self) -> int | None: ...
-
-    @property
-    def measured_seconds(self) -> float | None: ...
-
-    def prepare(
-        self, patch: CompressedForward, module: nn.Module, args: Any, kwargs: Any
-    ) -> None: ...
-
-    def watch(self, output: Any) -> None: ...
-
-    def state_dict(self) -> dict[str, Any] | None: ...
-
-    def strategy_of(self, state: Mapping[str, Any] | None) -> Strategy | None: ...
-
-    def settings_of(self, strategy: Strategy | None) -> Config: ...
-
-    def restore(self, strategy: Strategy | None, patch: CompressedForward) -> None: ...
-
+if TYPE_CHECKING:
+    from gact_graph.api.budget.budget import Budget
 
 Adviser = Callable[["CompressedForward", nn.Module, int, Any, Any], Advise]
 """Creates the advice for a call from its patch, module, bytes in use before, and arguments."""
@@ -74,6 +43,7 @@ class CompressedForward(Patch):
         method: The name of the method.
 
     Attributes:
+        full_name: The name of the method in the model, with that of the part.
         first: The patch of the model's own forward, which has the attributes below.
         others: The patches of the other methods.
         budget: The memory budget; None without a budget.
@@ -89,15 +59,20 @@ class CompressedForward(Patch):
         self.halo: list[Handle] = []
         self.first = self
         self.others: list[CompressedForward] = []
-        self._method = f"{part}.{method}" if part else method
-        if self._method not in controller.methods:
-            controller.track(self._method)
+        self.full_name = f"{part}.{method}" if part else method
+        if self.full_name not in controller.methods:
+            controller.track(self.full_name)
         super().__init__(module, method)
         _living.add(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         _living.add(self)
+
+    @property
+    def settings(self) -> Config:
+        """The settings without those that the strategy of a budget adds."""
+        return self.controller.config if self.budget is None else self.budget.settings_of(None)
 
     @staticmethod
     def living() -> list[CompressedForward]:
@@ -170,7 +145,7 @@ class CompressedForward(Patch):
         adviser = self.first.adviser
         advise = None if adviser is None else adviser(self, module, before, args, kwargs)
         with advising(advise):
-            call = Call(self._method, module, (args, kwargs), plain, advise)
+            call = Call(self.full_name, module, (args, kwargs), plain, advise)
             is_wrapped_later = is_compiled(module)
             if is_wrapped_later or forward is not plain:
                 if self.controller.config.exact and self.first.budget is None:

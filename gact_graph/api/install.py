@@ -158,7 +158,7 @@ def _methods_of(model: nn.Module, names: Sequence[str]) -> Iterator[tuple[nn.Mod
 
 def _parts(module: nn.Module, prefix: str) -> Iterator[tuple[nn.Module, str, str]]:
     for name, child in module.named_children():
-        if next(child.parameters(), None) is None:
+        if isinstance(child, torch.jit.ScriptModule) or next(child.parameters(), None) is None:
             continue
         if isinstance(child, _CONTAINERS):
             yield from _parts(child, f"{prefix}{name}.")

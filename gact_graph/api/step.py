@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from gact_graph.api.report import Report
 from gact_graph.api.tracked import TrackedMethod
@@ -14,6 +15,23 @@ from gact_graph.codecs.offload.swap import Swapping
 from gact_graph.layers.blocks.layers import Blocks
 from gact_graph.support.messages import warn
 from gact_graph.support.rows import LayerRow, Row
+
+_N = TypeVar("_N", int, float)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A call of a tracked method that has ended.
+
+    Attributes:
+        rows: The contexts that it saved.
+        seconds: The duration, if known.
+        spared_below: The ``min_bytes`` because of which nothing was compressed, if so.
+    """
+
+    rows: list[Row]
+    seconds: float | None
+    spared_below: int | None
 
 
 class Step:
@@ -30,48 +48,38 @@ class Step:
 
     def __init__(self, config: Config) -> None:
         self.layers: dict[str, LayerRow] = {}
-        self._rows: dict[str, list[Row]] = {}
-        self._seconds: dict[str, float | None] = {}
+        self._calls: dict[str, Ended] = {}
         self._unmatched = set(config.pin) if config.quantize else set()
 
     def start(self, method: str) -> None:
         """Start a call of a method."""
-        if method in self._rows:
-            self._rows.clear()
-            self._seconds.clear()
+        if method in self._calls:
+            self._calls.clear()
             self.layers.clear()
 
-    def end(self, method: str, rows: list[Row], seconds: float | None) -> None:
-        """End a call of a method.
+    def end(self, method: str, call: Ended) -> None:
+        """End a call of a method, which has this full name."""
+        self._calls[method] = call
 
-        Args:
-            method: The full name of the method.
-            rows: The contexts that it saved.
-            seconds: The duration, if known.
-        """
-        self._rows[method] = rows
-        self._seconds[method] = seconds
-
-    def report(
-        self, blocks: Blocks | None, swapping: Swapping | None, spared_below: int | None
-    ) -> Report:
+    def report(self, blocks: Blocks | None, swapping: Swapping | None) -> Report:
         """Return the report of the step so far; see :class:`gact_graph.Report`."""
-        seconds = [value for value in self._seconds.values() if value is not None]
+        calls = self._calls.values()
+        seconds = [call.seconds for call in calls if call.seconds is not None]
         return Report(
-            [row for rows in self._rows.values() for row in rows],
+            [row for call in calls for row in call.rows],
             layers=[*self.layers.values()],
             order_bytes=0 if blocks is None else blocks.orders.nbytes,
             order_seconds=0.0 if blocks is None else blocks.orders.seconds,
             sum_bytes=0 if blocks is None else blocks.sums.nbytes,
             swaps_from=None if swapping is None else swapping.least,
-            spared_below=spared_below,
-            forward_seconds=sum(seconds) if len(seconds) == len(self._seconds) else None,
+            spared_below=_largest(call.spared_below for call in calls),
+            forward_seconds=sum(seconds) if len(seconds) == len(calls) else None,
         )
 
     def with_measured(self, report: Report, methods: Mapping[str, TrackedMethod]) -> Report:
         """Return the report with the latest sensitivities and errors of the gradient."""
-        for method, rows in self._rows.items():
-            for row in rows:
+        for method, call in self._calls.items():
+            for row in call.rows:
                 row.sensitivity = methods[method].scheme.sensitivity_of(row.slot)
         schemes = [method.scheme for method in methods.values()]
         adaptations = [method.adaptation for method in methods.values()]
@@ -102,5 +110,5 @@ class Step:
             )
 
 
-def _largest(values: Iterable[float | None]) -> float | None:
+def _largest(values: Iterable[_N | None]) -> _N | None:
     return max((value for value in values if value is not None), default=None)

@@ -309,10 +309,10 @@ def estimate(
     check_parameters(model)
     budget = None if memory is None else parse_bytes(memory)
     _check_size(nodes, edges)
-    patch = patch_of(model)
-    config = Config() if patch is None else patch.controller.config
     try:
-        return estimate_call(model, "forward", (inputs, {}), config, budget, nodes, edges)
+        return estimate_call(
+            model, "forward", (inputs, {}), _settings_of(model), budget, nodes, edges
+        )
     except CannotShrink as reason:
         raise ValueError(_NO_GRAPH.format(reason)) from reason
 
@@ -367,12 +367,17 @@ def plan(
     budget = _budget_of(model, memory)
     check_preference(prefer)
     _check_size(nodes, edges)
-    patch = patch_of(model)
-    config = Config() if patch is None else patch.controller.config
+    config = _settings_of(model)
     try:
         return plan_call(model, "forward", (inputs, {}), config, budget, prefer, nodes, edges)
     except CannotShrink as reason:
         raise ValueError(_NO_GRAPH.format(reason)) from reason
+
+
+def _settings_of(model: nn.Module) -> Config:
+    """Return the settings that all strategies for a model share."""
+    patch = patch_of(model)
+    return Config() if patch is None else patch.first.settings
 
 
 def _budget_of(model: nn.Module, memory: float | str) -> int:

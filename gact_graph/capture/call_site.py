@@ -17,6 +17,8 @@ from torch import nn
 _HELPERS = "torch_geometric.utils"
 _PUBLIC = frozenset(torch_geometric.utils.__all__)
 
+_SESSION = "gact_graph.capture.session"  # whose function `run` calls the captured forward
+
 # Frames between a helper and its operation, or between a layer and its helper: those of torch, and
 # of PyG's decorators.
 _BETWEEN = ("torch.", "torch_geometric.experimental")
@@ -46,8 +48,7 @@ def call_site(entry: CodeType) -> tuple[str, str, bool]:
             functions.append(frame.f_code.co_name)
         elif kind != "between":
             break
-    helper = helper_of(functions) if functions else ""
-    return helper, module, _is_of_loss(frame)
+    return helper_of(functions), module, _is_of_loss(frame)
 
 
 @functools.lru_cache(maxsize=4096)  # libraries may create modules at run time
@@ -71,10 +72,13 @@ def helper_of(functions: list[str]) -> str:
 def _is_of_loss(frame: FrameType | None) -> bool:
     """Return whether a function such as ``loss`` or ``recon_loss`` is nearer than modules.
 
-    Only modules with parameters count: the ``loss`` of a model may run the whole model.
+    Only modules with parameters count: the ``loss`` of a model may run the whole model. Functions
+    that call the captured forward do not count.
     """
     while frame is not None:
         name = frame.f_code.co_name
+        if name == "run" and frame.f_globals.get("__name__") == _SESSION:
+            return False
         if name == "loss" or name.endswith("_loss"):
             return True
         if name == "_call_impl":

@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -86,6 +87,16 @@ class Running:
         self.noise = noise
         self.rows: dict[str, Row] = {}
         self._exact: dict[fx.Graph, set[str]] = {}
+        self._times: Counter[str] = Counter()
+
+    def name_of(self, slot: str) -> str:
+        """Return the name of a slot that is stored now.
+
+        Several graphs may have the same slot, as those around a graph break: each time after the
+        first, the name gets a number.
+        """
+        self._times[slot] += 1
+        return slot if self._times[slot] == 1 else f"{slot}#{self._times[slot]}"
 
     def bits_of(self, x: Tensor, graph: fx.Graph, name: str) -> int:
         """Return the bits for an element of a saved tensor; 32 if it is kept.
@@ -298,7 +309,7 @@ def _operator(schema: str) -> Callable[[Callable[..., Any]], Any]:
 @_operator("save_bits(Tensor x, str slot) -> Tensor")
 def _save_bits(x: Tensor, slot: str) -> Tensor:
     words = pack_bits(x)
-    _count(slot, "mask", x, 1, words)
+    _count(_named(slot), "mask", x, 1, words)
     return words
 
 
@@ -310,7 +321,7 @@ def _(x: Tensor, slot: str) -> Tensor:
 @_operator("save_index(Tensor x, str slot) -> Tensor")
 def _save_index(x: Tensor, slot: str) -> Tensor:
     index = x.to(torch.int32)
-    _count(slot, "index", x, 32, index)
+    _count(_named(slot), "index", x, 32, index)
     return index
 
 
@@ -334,7 +345,7 @@ def _save_codes(
     Groups with NaN or Inf decode to NaN: the number of such groups is unknown to a compiler. So is
     the number of words, and the codes take the most that it may be.
     """
-    x = x.contiguous()
+    x, slot = x.contiguous(), _named(slot)
     seed = 0 if _running.value is None else _running.value.noise.seed_of(slot)
     channels, columns = None, x.new_empty((2, 0), dtype=torch.float32)
     if by_column:
@@ -427,6 +438,11 @@ def _(
     dtype: torch.dtype,
 ) -> Tensor:
     return codes.new_empty(shape, dtype=dtype)
+
+
+def _named(slot: str) -> str:
+    """Return the name of a slot in the forward that runs, if one does."""
+    return slot if _running.value is None else _running.value.name_of(slot)
 
 
 def _count(slot: str, codec: str, x: Tensor, bits: int, *stored: Tensor) -> None:

@@ -18,7 +18,7 @@ from gact_graph.capture.nodes import saved_as
 from gact_graph.capture.trace import Call
 from gact_graph.codecs import Saved
 from gact_graph.codecs.mask import Joint, Masked
-from gact_graph.support.storage import key_of
+from gact_graph.support.storage import is_plain, key_of
 from gact_graph.support.torch_private import next_sequence_number
 
 
@@ -27,7 +27,7 @@ class _Pair(NamedTuple):
 
     Attributes:
         between: The tensor's storage.
-        nodes: The number of autograd nodes that the thread had made after the dropout.
+        nodes: The sequence number of the thread's next autograd node, right after the dropout.
         side: The saved result of the activation.
         noise: The saved noise of the dropout.
     """
@@ -57,17 +57,31 @@ class JointMasks:
         if second._sequence_nr() == first._sequence_nr() + 1:
             self._pair = _Pair(key_of(x), next_sequence_number(), side, noise)
 
-    def settle(self) -> None:
-        """Join the masks of the recorded pair if no node reads the tensor between, nor ever can."""
+    def settle(self, call: Call | None = None) -> None:
+        """Join the masks of the recorded pair if no node reads the tensor between, nor ever can.
+
+        Args:
+            call: The operation that runs next. If it adds a hook to the tensor, the masks stay
+                apart: the hook may return any gradient.
+        """
         pair = self._pair
         if pair is None:
             return
-        # A node that reads it would have counted, and once its memory is gone there can be none.
-        if next_sequence_number() != pair.nodes:
+        # An operation that read the tensor would have made a node and advanced the number; once its
+        # memory is freed, none can read it.
+        if next_sequence_number() != pair.nodes or _adds_hook(call, pair.between):
             self._pair = None
         elif pair.between.expired():
             self._pair = None
             _join(pair.side, pair.noise)
+
+
+def _adds_hook(call: Call | None, storage: StorageWeakRef) -> bool:
+    """Return whether an operation adds a hook to the gradient of a tensor with this storage."""
+    if call is None or call.name != "register_hook":
+        return False
+    x = call.argument(0, "self")
+    return is_plain(x) and bool(key_of(x) == storage)
 
 
 def _join(side: Saved, noise: Saved) -> None:

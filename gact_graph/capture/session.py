@@ -268,12 +268,15 @@ class Session:
         self._joint_masks.settle()  # before the module makes nodes that the session does not see
         self.trace.enter(name)
         self._running.enter(module)
-        self._variance, self._variance_module = variance_of(module, args, kwargs), name
+        self._variance = variance_of(module, args, kwargs) if self._quantize else None
+        self._variance_module = name
 
     def leave(self, name: str, module: nn.Module) -> None:
         """Leave a submodule. What a layer returns has values: all code may read it."""
         self.trace.leave(name)
         self._running.leave(module)
+        if name == self._variance_module:
+            self._variance = None
         if isinstance(module, MessagePassing):
             self._sums.settle()
             self._products.settle()
@@ -330,7 +333,7 @@ class Session:
         """
         self._sums.settle(call)
         self._products.settle(call, may_wait=self._sums.is_open)
-        self._joint_masks.settle()
+        self._joint_masks.settle(call)
 
     def product_of(self, tensor: Tensor) -> current.Product | None:
         """Return the product that a tensor without memory stands for; None for another tensor."""

@@ -1,4 +1,4 @@
-"""Sums over neighbors whose memory the sum with the bias takes.
+"""Adding a bias to a sum over neighbors in the memory of that sum.
 
 A graph convolution sums rows of neighbors and adds a bias: two tensors of nodes, of which nothing
 but the addition reads the first. The next operation of the model, whichever it is, first finds out

@@ -111,7 +111,8 @@ class Call:
             that is neither torch's nor PyG's names its origin, too, so that no table has it:
             ``mylib.mul``.
         label: The path of the module that runs it, and its name; empty until it saves a tensor.
-        running: Whether it runs now, followed by the function mode, which will see its result.
+        running: Whether it is running now under the function mode, so that the session is notified
+            when it returns.
         of_layer: Whether it stands for a layer that runs again in backward.
         caller: The Python module that called it; known once it has a label.
         of_loss: Whether it was called to compute a loss; known once it has a label.

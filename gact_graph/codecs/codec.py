@@ -56,8 +56,9 @@ class Codec(ABC):
     """The base class of codecs. A codec is stateless: one instance serves all models.
 
     Attributes:
-        lossless: Whether gradients stay bit-identical. The level ``lossless`` asks only lossless
-            codecs; the levels from ``L1`` on ask all codecs.
+        lossless: Whether gradients stay bit-identical. ``L0`` asks no codec, and ``lossless`` only
+            lossless ones. From ``L1`` on, all codecs are asked about slots with fewer than 32 bits,
+            and lossless ones about the others.
     """
 
     lossless: ClassVar[bool] = False

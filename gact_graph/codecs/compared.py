@@ -111,11 +111,10 @@ def in_two_widths(
         encode: A function that encodes a request.
         widths: Selects the width; the slot is added to it.
     """
-    if narrow.bits is None:
+    if narrow.bits is None or narrow.bits >= 16:
         return None
     fine = encode(dataclasses.replace(request, bits=min(16, narrow.bits + FINER)))
-    # The operation may require that many bits in both.
-    if fine.bits is not None and fine.bits <= narrow.bits:
+    if fine.bits is not None and fine.bits <= narrow.bits:  # of a codec with one width
         return None
     widths.slots[request.slot] = narrow.bits
     return Compared(request, narrow, fine, encode, widths)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def load_soon() -> None:
     if _is_there():
         load()
     elif not has_limit():  # under which freed memory is not kept, and a thread may not start
-        threading.Thread(target=load, name="gact_graph allocator").start()
+        with suppress(RuntimeError):  # no more threads: no memory is kept
+            threading.Thread(target=load, name="gact_graph allocator").start()
 
 
 def _is_there() -> bool:

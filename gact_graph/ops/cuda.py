@@ -226,11 +226,14 @@ def passes(trial: Callable[[], None], kernels: str) -> bool:
 
     Raises:
         RuntimeError: If a CUDA graph is being captured.
+        torch.OutOfMemoryError: If the trial raises it. A later trial may pass.
     """
     nvrtc.check_not_capturing()
     try:
         with progress("compiling kernels for CUDA"):
             trial()
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # of any type that a toolchain or driver raises: use the reference
         remedy = f"`{_package()}` and a driver that is no older than that CUDA"
         notices.warn(f"make {kernels}", remedy, error)

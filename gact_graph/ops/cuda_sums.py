@@ -89,7 +89,8 @@ class SumKernels(Launcher):
     ) -> None:
         segments, heads = Segments(starts, places.numel()), weight.size(1)
         spans = spans_of_lane(heads, gradient, weight, x, of_x)
-        if not of_x.numel():  # and so no edges
+        if not of_x.numel():  # no rows, or rows without columns
+            self._dots(of_weight, weight_places, x, gradient, places, segments)
             return
         if spans is not None and holds_heads(x, heads, spans):
             sums = of_x, gradient, places, weight, weight_places, segments
@@ -250,6 +251,8 @@ def columns_of_lane(each: int, heads: int, *tensors: Tensor) -> int:
 
 
 def _idle(units: int) -> float:
-    """Return the share of lanes without a unit."""
+    """Return the share of lanes without a unit; 0 if there are no units."""
+    if not units:
+        return 0.0
     beside = min(LANES, 1 << (units - 1).bit_length())
     return 1 - units / (-(-units // beside) * beside)

@@ -187,7 +187,7 @@ def with_advice(backward: Backward) -> Backward:
     @functools.wraps(backward)
     def run(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = saved_by(ctx)
-        with advising(saved[0].advise if saved else None):
+        with advising(next((s.advise for s in saved or () if s is not None), None)):
             return backward(ctx, *gradients)
 
     return run
@@ -196,10 +196,12 @@ def with_advice(backward: Backward) -> Backward:
 def saved_by(ctx: Any) -> list[Any] | None:
     """Return the packed forms of ``ctx.saved_tensors``; None if other hooks hold some of them.
 
-    Other hooks are not called: those of ``torch.utils.checkpoint`` would run a forward.
+    An entry is None where the function saved None, which no hook packs. Other hooks are not called:
+    those of ``torch.utils.checkpoint`` would run a forward.
     """
     raw = ctx._raw_saved_tensors
-    return [t.data for t in raw] if all(t.unpack_hook is unpack for t in raw) else None
+    ours = all(t.unpack_hook is unpack or (t.unpack_hook is None and t.data is None) for t in raw)
+    return [t.data for t in raw] if ours else None
 
 
 def are_innermost() -> bool:

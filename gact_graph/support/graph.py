@@ -12,7 +12,8 @@ from torch.autograd.graph import Node
 
 def nodes_of(results: Iterable[Tensor]) -> Iterator[Node]:
     """Yield the nodes from results back to the leaves, each once."""
-    waiting = [tensor.grad_fn for tensor in results if tensor.grad_fn is not None]
+    nodes = (tensor.grad_fn for tensor in results if tensor.grad_fn is not None)
+    waiting = [*dict.fromkeys(nodes)]  # a node may have several results
     seen = set(waiting)
     while waiting:
         node = waiting.pop()

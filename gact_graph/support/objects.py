@@ -94,7 +94,10 @@ def slots_of(kind: Any) -> tuple[str, ...]:
     names: list[str] = []
     for base in kind.__mro__:
         slots = vars(base).get("__slots__", ())
-        names += (slots,) if isinstance(slots, str) else slots
+        owner = base.__name__.lstrip("_")
+        for name in (slots,) if isinstance(slots, str) else slots:
+            private = owner and name.startswith("__") and not name.endswith("__")
+            names.append(f"_{owner}{name}" if private else name)  # as Python mangles it
     return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 

@@ -36,6 +36,16 @@ class _Replacement:
         """The patch that runs in place of the method."""
         raise NotImplementedError
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        through = getattr(_local, "through", {}).pop(id(self), None)
+        module = self.module if through is None else through()
+        if module is None:
+            raise RuntimeError(
+                f"Expected {self.patch.attribute} of an existing module (got the method of a "
+                "deleted module, through a shallow copy); call the copy itself"
+            )
+        return self.patch.run(module, *args, **kwargs)
+
     def bound_to(self, module: nn.Module) -> BoundPatch:
         """Return a replacement for a copy of the module, which shares the state of the patch."""
         return BoundPatch(self.patch, module)
@@ -80,16 +90,6 @@ class Patch(_Replacement):
     @property
     def patch(self) -> Patch:
         return self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        through = getattr(_local, "through", {}).pop(id(self), None)
-        module = self.module if through is None else through()
-        if module is None:
-            raise RuntimeError(
-                f"Expected {self.attribute} of an existing module (got the method of a deleted "
-                "module, through a shallow copy); call the copy itself"
-            )
-        return self.run(module, *args, **kwargs)
 
     def run(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Run in place of the method of ``module``."""
@@ -138,11 +138,6 @@ class BoundPatch(_Replacement):
     def patch(self) -> Patch:
         return self._patch
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module = self.module
-        assert module is not None  # the caller holds the module
-        return self._patch.run(module, *args, **kwargs)
-
 
 class _Rebind:
     """Hook before a module's forward, which copies of the module share."""
@@ -160,3 +155,6 @@ class _Rebind:
                 if not hasattr(_local, "through"):
                     _local.through = {}
                 _local.through[id(method)] = weakref.ref(module)
+        elif isinstance(method, _Replacement):
+            # Of a copy's call that raised before forward.
+            getattr(_local, "through", {}).pop(id(method), None)

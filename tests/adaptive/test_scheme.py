@@ -140,3 +140,4 @@ def test_a_slot_that_could_not_be_measured_yet_does_not_stop_the_others():
     scheme.see([row("b"), row("c")])
     scheme.measure({"b": 1.0}, error=0.0, explained=0.0)
     assert scheme.variance_ratio > 0
+    assert scheme.average_for(scheme.variance_ratio / 2) is not None

@@ -200,7 +200,7 @@ def test_a_slot_that_reaches_no_parameter_counts_nothing():
             return h
 
     sensitivities, _ = measured(Aside, 4, X)
-    assert min(sensitivities.values()) >= 0
+    assert sensitivities.pop("mul.other", 0) == 0 < min(sensitivities.values())
 
 
 class Twice(torch.autograd.Function):
@@ -211,6 +211,7 @@ class Twice(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x)
+        ctx.variable = 3  # nodes of leaves have an attribute of this name
         return x * x
 
     @staticmethod

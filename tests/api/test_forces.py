@@ -157,6 +157,16 @@ class TestSurprises:
         assert len(caught) == 1
         assert all(map(torch.equal, got, self.run(self.net())))
 
+    @pytest.mark.filterwarnings("ignore:.*ran once more:RuntimeWarning")
+    def test_a_forward_that_runs_again_is_not_measured(self) -> None:
+        model = wrapped(self.net(), bits=2, adaptive=True)
+        self.run(model, count=1)
+        assert gact_graph.report(model).measurements == 0
+        self.run(model, count=1)
+        report = gact_graph.report(model)
+        assert report.measurements == 1
+        assert report.gradient_error is not None and report.gradient_error > 0
+
     def test_gradients_of_a_backward_inside(self) -> None:
         """A backward that forward itself runs adds to each gradient once."""
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import gact_graph
 from gact_graph.capture.batch_norm import _BatchNorm
+from gact_graph.codecs import Saved
 from gact_graph.ops.allocations import watching_allocations
 
 ROWS, COLUMNS = 9000, 64
@@ -102,6 +103,28 @@ def test_backward_allocates_one_tensor_beside_the_gradient() -> None:
             peak = watch.peak()
     # The input, decoded.
     assert peak < 1.5 * x.nbytes
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_the_gradient_takes_the_place_of_the_decoded_input(
+    affine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+    places: list[int] = []
+    plain = Saved.tensor
+
+    def tensor(saved: Saved) -> Tensor:
+        result = plain(saved)
+        decoded.append(result.data_ptr())
+        return result
+
+    layers = nn.Linear(8, COLUMNS), nn.Softmax(1), nn.BatchNorm1d(COLUMNS, affine=affine)
+    model = gact_graph.wrap(nn.Sequential(*layers), bits=4, adaptive=False, min_bytes=0)
+    out = model(torch.randn(ROWS, 8, generator=seeded(3)))
+    out.grad_fn.register_hook(lambda results, _: places.append(results[0].data_ptr()))
+    monkeypatch.setattr(Saved, "tensor", tensor)
+    out.sum().backward()
+    assert places == decoded[:1]
 
 
 def test_in_blocks_an_exact_input_costs_one_tensor_less() -> None:

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch_geometric.nn import GAT, GCN
 
 import gact_graph
-from gact_graph.capture.compiled import Running
+from gact_graph.capture.compiled import Running, _running
 from gact_graph.capture.config import Config
 from gact_graph.capture.noise import Noise
 
@@ -302,6 +302,16 @@ def test_a_model_that_breaks_into_graphs(backend: Any) -> None:
     model = gact_graph.wrap(torch.compile(made, backend=backend), min_bytes=0)
     expected = gradient(stock, *inputs())
     assert (gradient(model, *inputs()) - expected).norm() < 0.2 * expected.norm()
+
+
+def test_equal_slots_of_two_graphs_have_rows_and_noise_of_their_own() -> None:
+    noise = Noise(0, 0, False)
+    running, x = Running(Config(bits=4), noise), torch.randn(30, 20)
+    names = ["tanh", "tanh#2"]
+    with _running.entered(running):
+        codes = [torch.ops.gact_graph_compiled.save_codes(x, 4, 256, False, "tanh") for _ in names]
+    assert [*running.rows] == names
+    assert [int(seed) for _, _, _, seed, *_ in codes] == [*map(noise.seed_of, names)]
 
 
 def test_short_rows_get_sixteen_bits() -> None:

@@ -94,6 +94,24 @@ def test_equals_stock(name: str, before: Callable[[Tensor], Tensor]) -> None:
     assert drawn == (name in _SAME and draws_as_torch())
 
 
+def _dropout_before_a_hook(x: Tensor) -> Tensor:
+    result = F.dropout(x, 0.5)
+    x.register_hook(lambda gradient: gradient + 1)
+    return result
+
+
+@pytest.mark.parametrize("options", [{"level": "lossless"}, {"bits": 8, "adaptive": False}])
+def test_a_hook_between_relu_and_dropout(options: dict[str, Any]) -> None:
+    """What it adds to the gradient passes ReLU where dropout passes nothing."""
+    torch.manual_seed(0)
+    net = _Net(_dropout_before_a_hook, torch.relu)
+    x = torch.randn(200, 32, generator=seeded(1))
+    expected = _step(net, x)
+    gact_graph.wrap(net, min_bytes=0, **options)
+    # The last layer's gradient has noise at 8 bits.
+    assert all(map(torch.equal, _step(net, x)[:4], expected[:4]))
+
+
 def test_mask_is_one_bit_for_each_element() -> None:
     net = _Net(nn.Dropout(0.5), torch.tanh)
     gact_graph.wrap(net, bits=4, min_bytes=0)

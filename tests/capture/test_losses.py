@@ -81,6 +81,31 @@ def test_a_loss_that_runs_the_model_compresses_the_model():
     assert widths["softmax.result"] is None
 
 
+class Encodes(nn.Module):
+    """Its method has an operation of its own, outside of submodules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 64)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return torch.sin(torch.cumsum(self.first(x), 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encode(x)
+
+
+def test_a_method_that_a_loss_calls_is_compressed():
+    model = gact_graph.wrap(Encodes(), methods=("encode",), bits=4, adaptive=False, min_bytes=0)
+
+    def compute_loss() -> Tensor:
+        return model.encode(data()[0]).square().mean()
+
+    compute_loss().backward()
+    widths = {row.slot: row.bits for row in gact_graph.report(model).contexts}
+    assert widths["sin.derivative"] == 4
+
+
 LOSSES = {
     "kl_div": lambda h: F.kl_div(h, torch.rand_like(h), reduction="batchmean"),
     "huber_loss": lambda h: F.huber_loss(h, torch.zeros_like(h)),

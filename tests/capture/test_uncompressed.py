@@ -82,6 +82,20 @@ def test_the_size_of_the_call_before_counts():
         assert (gact_graph.report(model).spared_below is not None) == spared
 
 
+def test_a_step_reports_the_small_method_whichever_ran_last():
+    class Two(GraphNet):
+        def score(self, x, edge_index):
+            return torch.tanh(self.convs[0](x, edge_index))
+
+    model = gact_graph.wrap(make(Two), bits=4, methods=("score",), min_bytes=STEP)
+    large = graph(nodes=4000, edges=20000)
+    for _ in range(3):
+        model.score(X, EDGES).sum().backward()
+        train_step(model, *large)
+    assert codecs_of(model) > {"keep"}
+    assert gact_graph.report(model).spared_below == STEP
+
+
 def test_only_compressed_calls_are_measured():
     model = gact_graph.wrap(make(GraphNet), bits=4, min_bytes=STEP)
     for _ in range(3):

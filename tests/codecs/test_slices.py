@@ -20,6 +20,7 @@ from gact_graph.codecs.offload.swap import Swap, Swapping
 from gact_graph.codecs.quantize import Quantized
 from gact_graph.codecs.reads import Values
 from gact_graph.codecs.slices import _statistics
+from gact_graph.support import current
 
 
 def by_channel(x: Tensor, channels: tuple[int, int], bits: int = 4):
@@ -419,6 +420,19 @@ class TestVariance:
             return module
 
         assert error_of(net, x, bits=8) < 0.02
+
+    def test_messages_are_released_with_the_aggregation(self):
+        index, held = torch.arange(4096) % 64, []
+
+        def forward(module, x):
+            out = module.aggregate(x @ module.weight, index)
+            held.append(current.current()._variance)
+            return out
+
+        module = Lambda(forward)
+        module.aggregate = VarAggregation()
+        gact_graph.wrap(module, bits=4, min_bytes=0)(torch.randn(4096, FEATURES))
+        assert held == [None]
 
     def test_a_second_backward_is_refused(self):
         index = torch.arange(4096) % 64

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import pickle
 import random
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -230,6 +232,55 @@ class TestOrder:
         streams.log.clear()
         swap.close()
         assert [entry[0] for entry in streams.log] == ["lend"] * 4
+        streams.finish()
+
+
+class Short(Simulated):
+    """Has memory for a number of copies; one that is let go makes room for another."""
+
+    room = math.inf
+
+    def empty_like(self, host, device):
+        if not self.room:
+            raise torch.OutOfMemoryError("no room")
+        self.room -= 1
+        tensor = super().empty_like(host, device)
+        weakref.finalize(tensor, self._make_room).atexit = False
+        return tensor
+
+    def _make_room(self):
+        self.room += 1
+
+
+class TestOutOfMemory:
+    @pytest.mark.parametrize("more", [0, 1, 2])
+    def test_what_finds_no_room_ahead_is_fetched_when_it_is_read(self, more):
+        streams = Short()
+        contexts, expected = filled(streams, 4)
+        for place in reversed(range(4)):
+            streams.room = 2 + more  # two tensors are read, and a part of others may come
+            assert torch.equal(contexts[place].decode(), expected[place])
+        streams.finish()
+
+    def test_those_on_their_way_make_room_for_the_one_that_is_read(self):
+        streams = Short()
+        contexts, expected = filled(streams, 5)
+        contexts[4].decode()  # 3, 2 and 1 are on their way
+        streams.room = 0
+        assert torch.equal(contexts[0].decode(), expected[0])
+        streams.room = math.inf
+        for place in (3, 2, 1):
+            assert torch.equal(contexts[place].decode(), expected[place])
+        streams.finish()
+
+    def test_without_any_on_their_way_it_is_an_error(self):
+        streams = Short()
+        [context], [expected] = filled(streams, 1)
+        streams.room = 1
+        with pytest.raises(torch.OutOfMemoryError, match="no room"):
+            context.decode()
+        streams.room = math.inf
+        assert torch.equal(context.decode(), expected)
         streams.finish()
 
 

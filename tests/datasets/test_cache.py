@@ -83,6 +83,22 @@ def test_download_never_overwrites(tmp_path, monkeypatch):
     assert (home / "raw/role.json").read_bytes() == (source / "raw/role.json").read_bytes()
 
 
+def test_files_of_a_linked_folder_are_made_on_its_disk(tmp_path):
+    disk, home = tmp_path / "disk", tmp_path / "home"
+    (disk / "folder").mkdir(parents=True)
+    home.symlink_to(disk / "folder")
+    stages = []
+
+    def read(staged_home):
+        stages.append(staged_home.parent.parent)
+        staged_home.mkdir()
+        (staged_home / "raw").touch()
+
+    load_cached("name", home, ["raw"], "processed", read)
+    assert stages == [disk.resolve()]
+    assert files_below(home) == files_below(disk / "folder") != {}
+
+
 def test_only_the_missing_files_are_named(tmp_path, monkeypatch):
     cut_network(monkeypatch)
     write_saint(tmp_path / "Flickr", multi_label=False)

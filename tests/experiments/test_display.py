@@ -6,7 +6,8 @@ import io
 
 from rich.console import Console
 
-from experiments.helpers.display import SeedProgress, say
+from experiments.helpers.display import SeedProgress, say, show
+from experiments.helpers.tables import Table
 
 
 def console() -> Console:
@@ -33,6 +34,12 @@ def test_progress_without_a_known_peak() -> None:
         progress.follow(7)(1, 1.0, 0.5, None)
     assert "val 50.00 %" in printed(target)
     assert "memory" not in printed(target)
+
+
+def test_a_table_is_shown_as_it_is() -> None:
+    target = console()
+    show(target, "[title]", Table(("[head]", "n"), [("[cell]", "[/]")]))
+    assert {"[title]", "[head]", "[cell]", "[/]"} <= {*printed(target).split()}
 
 
 def test_said_lines_are_left_as_they_are() -> None:

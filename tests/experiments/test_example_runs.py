@@ -28,6 +28,8 @@ def test_a_row_without_numbers_shows_the_reason() -> None:
     runs = {"stock PyG": [{"reason": "PyG needs a sampler"}], "gact_graph": [measured(1, 1)]}
     [row] = by_example({"examples": {"shadow": runs}}).rows
     assert row[:2] == ("`shadow.py`", "PyG needs a sampler")
+    [row] = by_example({"examples": {"shadow": {"stock PyG": []}}}).rows  # every run failed
+    assert row[:2] == ("`shadow.py`", "failed")
 
 
 def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

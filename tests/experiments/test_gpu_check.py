@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -122,6 +123,36 @@ def test_each_part_runs_and_its_output_is_kept(tmp_path: Path, capsys) -> None:
     assert (out / "bad").is_file() and (out / "good").is_dir()
     assert (out / "good.log").read_text() == "yes\n"
     assert "failed ValueError: half way" in capsys.readouterr().out
+
+
+def test_parts_of_other_calls_are_kept(tmp_path: Path) -> None:
+    def run(name: str, text: str) -> dict[str, Any]:
+        (tmp_path / "it.py").write_text(text)
+        return run_parts({name: Part("{python} {data}/it.py")}, tmp_path, tmp_path)
+
+    assert [*run("first", "raise SystemExit(1)")] == ["first"]
+    assert [*run("second", "")] == ["second"]
+    run("first", "")
+    parts = json.loads((tmp_path / gpu_check.FILE_NAME).read_text())["parts"]
+    states = {name: part["state"] for name, part in parts.items()}
+    assert states == {"first": "done", "second": "done"}
+
+
+def test_ctrl_c_ends_the_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    communicate, started = subprocess.Popen.communicate, []
+
+    def interrupt(process: subprocess.Popen[str], *arguments: Any, **options: Any) -> Any:
+        if process in started:
+            return communicate(process, *arguments, **options)
+        started.append(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupt)
+    monkeypatch.setattr(gpu_check, "_GRACE_SECONDS", 1)
+    with pytest.raises(KeyboardInterrupt):
+        gpu_check._outcome(["sleep", "600"], Part("", 60), tmp_path / "log")
+    [process] = started
+    assert process.returncode  # not None: it has ended
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from experiments_samples import small_graph
 
 from experiments.helpers.job import Job
 from experiments.node_cls import main
+from experiments.save_graph import save
 
 pytestmark = pytest.mark.long
 
@@ -54,10 +54,8 @@ BARE = ("--compare", "--fixed", "--nosuch", "digits", "--", "-h=1", "--bits")
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A graph of 60 nodes: blocks of one edge are slow on any other."""
-    graph = small_graph()
     path = tmp_path_factory.mktemp("data") / "small.npz"
-    keys = ("x", "edge_index", "y", "train_idx", "val_idx", "test_idx")
-    np.savez(path, **{key: getattr(graph, key).numpy() for key in keys})
+    save(small_graph(), path)
     return str(path)
 
 

@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from beside import amount
 from experiments_samples import small_graph
+
+from experiments.save_graph import save
 
 pytestmark = pytest.mark.long
 
@@ -71,10 +72,8 @@ class Jobs:
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory):
-    graph = small_graph()
     path = tmp_path_factory.mktemp("data") / "small.npz"
-    keys = ("x", "edge_index", "y", "train_idx", "val_idx", "test_idx")
-    np.savez(path, **{key: getattr(graph, key).numpy() for key in keys})
+    save(small_graph(), path)
     with subprocess.Popen(
         [sys.executable, "-c", SERVER],
         cwd=ROOT,

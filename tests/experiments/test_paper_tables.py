@@ -159,3 +159,5 @@ def test_a_part_that_fails_ends_the_command(
     monkeypatch.setattr(paper.sensitivity, "main", lambda argv: 1)
     assert paper.main(["figure3", "--data", str(tmp_path), "--out", str(tmp_path)]) == 1
     assert "ended with 1" in capsys.readouterr().err
+    monkeypatch.setattr(paper.sensitivity, "main", lambda argv: 130)  # after Ctrl-C
+    assert paper.main(["figure3", "--data", str(tmp_path), "--out", str(tmp_path)]) == 130

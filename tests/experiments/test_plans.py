@@ -87,6 +87,23 @@ def test_the_page_has_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "Budgets kept" in pages["plans"]()
 
 
+@pytest.mark.parametrize("function", ["stock", "uniform"])
+def test_an_estimate_without_memory_ends_in_one_line(
+    function: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def apart(name: str, calls: Sequence[Sequence[Any]], _: Any) -> list[dict[str, Any]]:
+        if name.endswith(f":{function}"):
+            return [{"reason": "out of memory"}]
+        return [Processes().run(name, *calls[0])]
+
+    monkeypatch.setattr(plans, "call_together", apart)
+    assert plans.main(["--models", "gcn", "--shares", "50", "--out", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"plans: {function} of gcn: out of memory\n"
+
+
 @pytest.mark.parametrize(
     ("fitting", "expected"),
     [

@@ -22,7 +22,7 @@ from experiments.helpers.process import (
     environment,
     set_cap,
 )
-from experiments.helpers.runner import run
+from experiments.helpers.runner import reason_of, run
 from experiments.helpers.strategies import Case
 from experiments.scaling import expected_size, largest
 from gact_graph.support.memory.policy import SWITCH
@@ -51,6 +51,12 @@ class TestProcess:
         with pytest.raises(ExperimentError, match="it: failed: x"):
             checked({"reason": "failed: x"}, "it")
         assert checked({"reason": "out of memory"}, "it") is None
+
+    def test_a_want_of_memory_comes_before_its_consequences(self) -> None:
+        lost, full, good = {"reason": "failed: lost"}, {"reason": "out of memory"}, {"loss": 1}
+        assert reason_of([good, lost, full]) == "out of memory"
+        assert reason_of([good, lost]) == "failed: lost"
+        assert reason_of([good]) is None
 
     @pytest.mark.long
     def test_the_cap_is_enforced(self) -> None:
@@ -111,8 +117,10 @@ class TestAllocators:
     @pytest.mark.parametrize("name", [name for name in ALLOCATORS if name != "kept"])
     def test_others_keep_nothing(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("ctypes.util.find_library", "lib{}.so".format)
+        for variable in ("LD_PRELOAD", "MALLOC_CONF"):  # of a caller under jemalloc
+            monkeypatch.setenv(variable, "caller")
         found = environment(name)
-        assert found[SWITCH] == "0"
+        assert found[SWITCH] == "0" and "caller" not in found.values()
         assert ("LD_PRELOAD" in found) == name.startswith("jemalloc")
         assert ("MALLOC_CONF" in found) == (name == "jemalloc-tuned")
 

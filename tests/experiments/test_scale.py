@@ -50,6 +50,23 @@ def test_a_plan_for_a_larger_graph_is_kept() -> None:
     assert scale._apart("trained", network, dataset, 1e6) == {}
 
 
+def test_checks_without_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def apart(name: str, calls: Any, _: Any) -> list[dict[str, Any]]:
+        return [{"peak": 5} if name in enough else {"reason": "out of memory"}]
+
+    monkeypatch.setattr(scale, "call_together", apart)
+    flags = ["--check", "--models", "gcn", "--out", str(tmp_path)]
+    enough: list[str] = []
+    assert scale.main(flags) == 1
+    assert capsys.readouterr().err == "scale: stock: out of memory\n"
+    enough.append("experiments.scale:stock")
+    assert scale.main(flags) == 0
+    rows = json.loads((tmp_path / "checks.json").read_text())["rows"]
+    assert {row["measured"] for row in rows} == {None} and rows[0]["predicted"] == 5
+
+
 @pytest.mark.long
 def test_more_memory_never_takes_more_processes() -> None:
     network = Network("gat", 2, 16, 2)

@@ -61,3 +61,18 @@ def test_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("sensitivities", "evolution"):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
     assert "The noise of compression" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--bits", "9"], "Expected --bits whose double is a width too, 1 to 8 or 16"),
+        (["--bits", "32"], "Expected --bits whose double is a width too, 1 to 8 or 16"),
+        (["--draws", "1"], "--draws: Expected at least 3 draws (got '1')"),
+    ],
+)
+def test_flags_that_cannot_be_used(
+    flags: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*flags, "--out", str(tmp_path)]) == 2
+    assert words in capsys.readouterr().err

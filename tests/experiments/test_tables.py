@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from repository import commit, git
 
 import gact_graph
 from experiments import tables
@@ -107,23 +107,21 @@ class TestOrigin:
     def test_names_the_commit_and_changes_of_the_library(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def git(*words: str) -> str:
-            command = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(tmp_path)]
-            done = subprocess.run([*command, *words], capture_output=True, text=True, check=True)
-            return done.stdout.strip()
-
+        monkeypatch.chdir(tmp_path)
         source = tmp_path / "gact_graph" / "__init__.py"
         source.parent.mkdir()
         source.write_text("")
         monkeypatch.setattr(gact_graph, "__file__", str(source))
         assert origin.commit() is None
         git("init")
-        git("add", ".")
-        git("commit", "-m", "first")
-        head = git("rev-parse", "--short", "HEAD")
+        head = commit()
         assert origin.commit() == head
         (tmp_path / "notes.md").write_text("new")
         assert origin.commit() == head
+        new = source.with_name("new.py")
+        new.write_text("")
+        assert origin.commit() == f"{head}+changes"
+        new.unlink()
         source.write_text("changed = 1\n")
         assert origin.commit() == f"{head}+changes"
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from experiments import memory
 from experiments.helpers.meters import Trainee, train
 from experiments.helpers.timeline import AtPeak
+from gact_graph.codecs import registered
 
 N = 1 << 19  # two mebibytes of float32
 
@@ -49,3 +50,19 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert memory.main([*flags, "--timeline", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "Alive at the peak" in shown and "stock PyG" in shown and "aten." in shown
+
+
+def test_codecs_of_a_peer_are_unregistered(tmp_path: Path) -> None:
+    before = registered()
+    flags = ["--dataset", "digits", "--model", "gcn", "--variants", "mesa,gact", "--steps", "1"]
+    assert memory.main([*flags, "--timeline", "--out", str(tmp_path)]) == 0
+    assert registered() == before
+
+
+def test_a_variant_that_cannot_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--variants", "stock,save_on_cpu", "--device", "cpu", "--timeline"]
+    assert memory.main([*flags, "--out", str(tmp_path)]) == 2
+    expected = "Expected --variants that run here (got save_on_cpu: needs CUDA)"
+    assert expected in capsys.readouterr().err

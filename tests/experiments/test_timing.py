@@ -38,7 +38,10 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_small")
 class TestStepTime:
-    def test_every_model_at_every_level(self, tmp_path: Path, capsys) -> None:
+    def test_every_model_at_every_level(
+        self, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
         out = tmp_path / "times.json"
         flags = ["--models", "gcn,gat,gcnii-edge_index", "--rounds", "3", "--bits", "2"]
         flags += ["--levels", "lossless,L1", "--out", str(out)]
@@ -58,6 +61,9 @@ class TestStepTime:
         changed = out.stat().st_mtime_ns
         assert step_time.main(flags) == 0
         assert out.stat().st_mtime_ns == changed
+        monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+        assert step_time.main(flags) == 1
+        assert "wait_policy None instead of 'passive'" in capsys.readouterr().err
 
     def test_slowdown_beside_busy_processes(self, tmp_path: Path, capsys) -> None:
         out = tmp_path / "times.json"
@@ -177,6 +183,10 @@ class TestOverhead:
             assert found["ratio"]["L1"] == medians["L1"] / medians["fp32"]
         assert rows[whole[1]]["nodes"] == 300
         assert 0 < rows["mini-batches of 120 nodes"]["edges"] < rows[whole[1]]["edges"]
+        # Mini-batches of another graph would have the same name.
+        flags[flags.index("300,100")] = "400,100"
+        assert overhead.main([*flags, "--rounds", "1", "--hidden", "5", "--out", str(out)]) == 1
+        assert "largest 300 instead of 400" in capsys.readouterr().err
 
     @pytest.mark.long
     def test_compiled_models_of_small_graphs(self, tmp_path: Path, capsys) -> None:

@@ -40,6 +40,7 @@ def test_bad_seeds(text: str) -> None:
         (values.parse_count, "9" * 5000, r"from 1 to 10\^9 \(got '9{40}\.\.\.9{10}'\)"),
         (values.parse_count, "1000000001", r"from 1 to 10\^9 \(got '1000000001'\)"),
         (values.parse_bits, "9" * 5000, r"1 to 16, or 32 \(got '9{40}\.\.\.9{10}'\)"),
+        (values.parse_draws, "2", r"Expected at least 3 draws \(got '2'\)"),
         (values.parse_path, "", r"Expected a path \(got ''\)"),
     ],
 )

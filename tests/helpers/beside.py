@@ -317,7 +317,7 @@ def amount(few: int, many: int) -> int:
     return many if EXAMPLES else few
 
 
-def how_many(few: int, shrink: bool = True) -> Callable[[Any], Any]:
+def how_many(few: int) -> Callable[[Any], Any]:
     """Hypothesis' settings: ``few`` programs, the same at each run, or those of a longer attack."""
     return settings(
         max_examples=EXAMPLES or few,
@@ -326,6 +326,6 @@ def how_many(few: int, shrink: bool = True) -> Callable[[Any], Any]:
         deadline=None,
         print_blob=False,
         report_multiple_bugs=False,
-        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
+        phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )

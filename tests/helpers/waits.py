@@ -7,8 +7,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from seen import SeenFunctions, SeenOperations
 
 _aten = torch.ops.aten
 _WAITING = frozenset(
@@ -18,19 +17,24 @@ _WAITING = frozenset(
 
 
 class Waits:
-    """Within, such operations are noted.
-
-    Attributes:
-        seen: Their names.
-    """
+    """Within, such operations are noted."""
 
     def __init__(self) -> None:
-        self.seen: list[str] = []
+        self._operations: list[Any] = []
+        self._functions: list[Any] = []
         self._stack = ExitStack()
 
+    @property
+    def seen(self) -> list[str]:
+        """Their names, those of operations first."""
+        packets = [operation.overloadpacket for operation in self._operations]
+        waiting = [packet.__name__ for packet in packets if packet in _WAITING]
+        # Of lists of numbers: on the CPU no operation makes them.
+        return waiting + ["tolist"] * self._functions.count(torch.Tensor.tolist)
+
     def __enter__(self) -> Waits:
-        self._stack.enter_context(_Operations(self.seen))
-        self._stack.enter_context(_Lists(self.seen))
+        self._stack.enter_context(SeenOperations(self._operations))
+        self._stack.enter_context(SeenFunctions(self._functions))
         return self
 
     def __exit__(
@@ -40,27 +44,3 @@ class Waits:
         at: TracebackType | None,
     ) -> None:
         self._stack.close()
-
-
-class _Operations(TorchDispatchMode):
-    def __init__(self, seen: list[str]) -> None:
-        super().__init__()
-        self._seen = seen
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket in _WAITING:
-            self._seen.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
-class _Lists(TorchFunctionMode):
-    """Lists of numbers: on the CPU no operation makes them."""
-
-    def __init__(self, seen: list[str]) -> None:
-        super().__init__()
-        self._seen = seen
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.tolist:
-            self._seen.append("tolist")
-        return func(*args, **(kwargs or {}))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
+from samples import seeded
 from torch import Tensor, nn
 from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
@@ -21,20 +22,15 @@ NODES, EDGES, WIDTH, EDGE_WIDTH, RELATIONS = 300, 2000, 32, 4, 3
 # is a product of, and the nets here chain several.
 BOUND = 0.03
 
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-X = torch.randn(NODES, WIDTH, generator=_generator(0))
-X0 = torch.randn(NODES, WIDTH, generator=_generator(1))
-POSITION = torch.randn(NODES, 3, generator=_generator(2))
-NORMAL = nn.functional.normalize(torch.randn(NODES, 3, generator=_generator(3)), dim=-1)
-EDGES = torch.randint(NODES, (2, EDGES), generator=_generator(4)).unique(dim=1).contiguous()
-WEIGHT = torch.rand(EDGES.size(1), generator=_generator(5)) + 0.1
-ATTR = torch.rand(EDGES.size(1), EDGE_WIDTH, generator=_generator(6))
-TYPE = torch.randint(RELATIONS, (EDGES.size(1),), generator=_generator(7))
-NODE_TYPE = torch.randint(2, (NODES,), generator=_generator(8))
+X = torch.randn(NODES, WIDTH, generator=seeded(0))
+X0 = torch.randn(NODES, WIDTH, generator=seeded(1))
+POSITION = torch.randn(NODES, 3, generator=seeded(2))
+NORMAL = nn.functional.normalize(torch.randn(NODES, 3, generator=seeded(3)), dim=-1)
+EDGES = torch.randint(NODES, (2, EDGES), generator=seeded(4)).unique(dim=1).contiguous()
+WEIGHT = torch.rand(EDGES.size(1), generator=seeded(5)) + 0.1
+ATTR = torch.rand(EDGES.size(1), EDGE_WIDTH, generator=seeded(6))
+TYPE = torch.randint(RELATIONS, (EDGES.size(1),), generator=seeded(7))
+NODE_TYPE = torch.randint(2, (NODES,), generator=seeded(8))
 BATCH = torch.arange(NODES) // 60
 DEGREES = torch.bincount(torch.bincount(EDGES[1], minlength=NODES))
 
@@ -286,7 +282,7 @@ class _Mesh(nn.Module):
         self.conv = pyg.MeshCNNConv(W, W)
 
     def forward(self, x: Tensor, adjacency: Any) -> Tensor:
-        neighbors = torch.randint(NODES, (NODES * 4,), generator=_generator(9))
+        neighbors = torch.randint(NODES, (NODES * 4,), generator=seeded(9))
         return self.conv(x, torch.stack([torch.arange(NODES).repeat_interleave(4), neighbors]))
 
 

@@ -31,6 +31,16 @@ def test_nobody_waits_for_a_build_but_who_needs_it(monkeypatch: pytest.MonkeyPat
     assert threads == ["gact_graph allocator"]
 
 
+def test_without_another_thread_there_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(allocator, "_is_there", lambda: False)
+    monkeypatch.setattr(allocator, "has_limit", lambda: False)
+    allocator.load_soon()
+
+
 def test_a_library_of_the_wheel_serves_one_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     major, minor, *_ = torch.__version__.split(".")
     assert allocator.prebuilt_name() == f"allocator-torch{major}.{minor}"

@@ -167,6 +167,18 @@ def test_kernels_that_do_not_start_or_give_other_bytes_are_not_used(fake_cuda: F
             assert cuda.load(device) is None
 
 
+def test_memory_that_is_full_once_leaves_the_kernels_in_use(fake_cuda: FakeCuda) -> None:
+    def fill(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    fake_cuda.run, loads = fill, (cuda.load, cuda_edges.load)
+    for load in loads:
+        with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+            load(torch.device("cpu"))
+    fake_cuda.run = simt.launch
+    assert all(load(torch.device("cpu")) is not None for load in loads)
+
+
 @pytest.mark.parametrize("run", [_refuse, _skip])
 def test_kernels_for_edges_that_fail_leave_the_quantizers_in_use(
     run: Callable[..., None], fake_cuda: FakeCuda

@@ -6,6 +6,7 @@ What they compute is tested with the other backends, in test_weighted_sum.py and
 from __future__ import annotations
 
 import functools
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,6 +102,14 @@ def test_a_graph_without_nodes_launches_nothing(width: int) -> None:
     graph.run(EdgeKernels(launch))
 
 
+def test_the_gradient_of_weights_is_zero_where_rows_have_no_columns() -> None:
+    graph = Graph(0, 3, 300)
+    of_x, of_weight = torch.empty_like(graph.gradient), torch.full_like(graph.weight, math.nan)
+    rows = graph.x, graph.gradient, graph.places, graph.weight, graph.weight_places, graph.starts
+    EdgeKernels(_refuse).weighted_sum_backward(of_x, of_weight, *rows)
+    assert not of_weight.any()
+
+
 @pytest.mark.parametrize("most", [1, 2, 7])
 def test_a_large_graph_has_longer_segments(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = Graph(24, 3)
@@ -152,6 +161,7 @@ def test_rows_that_begin_anywhere(offset: int) -> None:
         (6, 2, torch.float32, 2),
         (64, 4, torch.float64, 2),
         (1, 1, torch.float32, 1),
+        (0, 3, torch.float32, 4),
     ],
 )
 def test_columns_of_a_lane(each: int, heads: int, dtype: torch.dtype, columns: int) -> None:

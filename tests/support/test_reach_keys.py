@@ -53,6 +53,16 @@ class Held:
         return f"{self.factor}"
 
 
+class HeldInPrivate:
+    __slots__ = ("__factor",)
+
+    def __init__(self, factor: float) -> None:
+        self.__factor = factor
+
+    def get(self) -> float:
+        return self.__factor
+
+
 class Basis:
     def __new__(cls) -> Any:
         return super().__new__(cls)
@@ -112,6 +122,7 @@ READERS = {
     "a key of strings": (lambda s: ("a", "b") in s.state, lambda on: {("a", "bc"[on]): 1}),
     "a key of a set": (lambda s: len(s.state), lambda on: {frozenset("ab"[on]): 1}),
     "an attribute of a tensor": (lambda s: s.state.factor, on_a_tensor),
+    "a private slot": (lambda s: s.state.get(), HeldInPrivate),
     "attrgetter": (lambda s: factor_of(s), Held),
     "attrgetter inside": (lambda s: operator.attrgetter("state.factor")(s), Held),
     "methodcaller": (lambda s: called(s.state), Held),

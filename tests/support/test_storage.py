@@ -174,6 +174,13 @@ class SlotsChild(Slots):
     __slots__ = "y"
 
 
+class _PrivateSlot:
+    __slots__ = ("__x",)
+
+    def __init__(self, x):
+        self.__x = x
+
+
 def found(value):
     return {t.data_ptr() for t in tensors_in(value)}
 
@@ -195,6 +202,7 @@ class TestWalk:
         child = SlotsChild(torch.ones(1))
         child.y = torch.ones(2)
         assert found(child) == {child.x.data_ptr(), child.y.data_ptr()}
+        assert found(_PrivateSlot(child.x)) == {child.x.data_ptr()}
 
     def test_edge_index_and_its_cache(self):
         edges = EdgeIndex([[0, 0, 1], [1, 2, 0]], sort_order="row", sparse_size=(3, 3))

@@ -407,13 +407,14 @@ def _() -> None:
     class Double(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
-            ctx.save_for_backward(x)
+            ctx.save_for_backward(x, None)
             return x * 2
 
     with saved_tensors_hooks(lambda x: "packed", abs):
         outputs = Double.apply(leaf(3)), leaf(3).exp()  # torch 2.10 releases tensors with them
     node, native = map(node_of, outputs)
-    assert [(raw.data, raw.unpack_hook) for raw in node._raw_saved_tensors] == [("packed", abs)]
+    saved = [(raw.data, raw.unpack_hook) for raw in node._raw_saved_tensors]
+    assert saved == [("packed", abs), (None, None)]
     assert node._forward_cls is Double and not hasattr(native, "_forward_cls")
     assert native._raw_saved_result.data == "packed"
     assert [name for name in dir(type(native)) if name.startswith("_raw_saved_")] == [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -21,12 +21,13 @@ from gact_graph.capture.config import Config
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.messages import warn
 from gact_graph.support.peak import StepPeak, resident_bytes
+from gact_graph.support.sharded import is_sharded
 from gact_graph.support.storage import tensors_in
 
 
 @dataclass
 class _Accepted:
-    """The calls of a method that the strategy is known to fit.
+    """The largest graph for which the strategy fits a method, and the last call of the method.
 
     Attributes:
         size: The largest graph.
@@ -39,6 +40,30 @@ class _Accepted:
     last: int = 0
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     plan: Plan | None = None
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A training call of a method, before it runs.
+
+    Attributes:
+        patch: The method.
+        module: The module to which it belongs.
+        inputs: The positional and the named arguments.
+        size: The graph in them.
+        accepted: The state of the method.
+    """
+
+    patch: CompressedForward
+    module: nn.Module
+    inputs: tuple[Any, Any]
+    size: GraphSize
+    accepted: _Accepted
+
+    @property
+    def largest(self) -> GraphSize:
+        """The least size that covers this call and all earlier calls of the method."""
+        return self.accepted.size.joined(self.size)
 
 
 class Budget:
@@ -61,7 +86,8 @@ class Budget:
         self._config = config
         self._prefer = prefer
         self._given = plan
-        self._methods: dict[str, _Accepted] = {}
+        self._methods: dict[str, _Accepted] = {}  # by the full name
+        self._called: set[str] = set()  # the methods that this step has called
         self._grown = 0  # bytes that estimates have added to the process permanently
         self._peak: StepPeak | None = None
         self._most = 0  # bytes of the largest step that was over the budget
@@ -78,25 +104,38 @@ class Budget:
         patch.controller.owner.tracked = True
         if self._peak is None:
             self._peak = StepPeak(next(module.parameters()).device)
-        accepted = self._methods.setdefault(patch.attribute, _Accepted())
+        accepted = self._methods.setdefault(patch.full_name, _Accepted())
         shapes = [tuple(tensor.shape) for tensor in tensors_in((args, kwargs))]
-        is_over = self._peak.nbytes > self.memory
-        if shapes == accepted.shapes and not is_over:
-            self._peak.begin(accepted.last)
+        # A plan for a sharded model is made before its parameters are sharded.
+        is_over = self._peak.nbytes > self.memory and not is_sharded(module)
+        if shapes and shapes == accepted.shapes and not is_over:
+            self._begin(patch, accepted)
             return
         try:
             size = Miniature(args, kwargs).size
+            call = _Call(patch, module, (args, kwargs), size, accepted)
             if is_over:
-                self._step_down(accepted, patch, module, (args, kwargs), size)
-            if size.nodes > accepted.size.nodes or size.edges > accepted.size.edges:
-                self._accept(accepted, patch, module, (args, kwargs), size)
+                self._step_down(call)
+            if call.largest != accepted.size:
+                self._accept(call)
         except CannotShrink as reason:
+            if patch.part:  # without a graph, as a head: it follows the plan for the others
+                return
             raise ValueError(
                 f"Expected inputs that contain a graph, for memory= (got {reason}); pass bits=, "
                 "level= and blocks= in its place"
             ) from reason
         accepted.shapes, accepted.last = shapes, size.nodes + size.edges
-        self._peak.begin(accepted.last)
+        self._begin(patch, accepted)
+
+    def _begin(self, patch: CompressedForward, accepted: _Accepted) -> None:
+        """Measure from here on if a step begins; a second call of the same method begins one."""
+        assert self._peak is not None
+        if patch.full_name in self._called:
+            self._called.clear()
+        if not self._called:
+            self._peak.begin(accepted.last)
+        self._called.add(patch.full_name)
 
     def watch(self, output: Any) -> None:
         """Measure the peak of the step to which an output of forward belongs."""
@@ -125,20 +164,13 @@ class Budget:
         plan, pace = self._followed, None if self._peak is None else self._peak.pace
         return None if plan is None or pace is None else pace * (plan.nodes + plan.edges)
 
-    def _step_down(
-        self,
-        accepted: _Accepted,
-        patch: CompressedForward,
-        module: nn.Module,
-        inputs: Any,
-        size: GraphSize,
-    ) -> None:
+    def _step_down(self, call: _Call) -> None:
         """Follow a smaller plan after a step that took more than the budget, if there is one."""
         assert self._peak is not None
         taken, before, self._excess = self._peak.nbytes, self._excess, self._measured_excess
         self._forget_peak()  # only a step that takes even more is measured again
         try:
-            plan = accepted.plan = self._plan(patch, module, inputs, accepted.size.joined(size))
+            plan = call.accepted.plan = self._plan(call)
         except MemoryBudgetError:
             self._excess = before
             warn(
@@ -147,7 +179,7 @@ class Budget:
                 "planned; other memory of the process may have grown during the step."
             )
             return
-        self._follow(patch, plan)
+        self._follow(call.patch, plan)
 
     def _follow(self, patch: CompressedForward, plan: Plan) -> None:
         self._followed = plan
@@ -169,17 +201,10 @@ class Budget:
         assert self._peak is not None
         self._most, self._peak.nbytes = self.measured_bytes or 0, 0
 
-    def _accept(
-        self,
-        accepted: _Accepted,
-        patch: CompressedForward,
-        module: nn.Module,
-        inputs: Any,
-        size: GraphSize,
-    ) -> None:
-        largest = accepted.size.joined(size)
+    def _accept(self, call: _Call) -> None:
+        accepted, largest = call.accepted, call.largest
         if self._given is not None:
-            self._check(self._given, size)
+            self._check(self._given, call.size)
         # The plan for the first method serves the others as long as its strategy fits.
         plans = (accepted.plan, self._given, *(method.plan for method in self._methods.values()))
         plan = next(filter(None, plans), None)
@@ -187,11 +212,11 @@ class Budget:
         if grown is None or not self._fits(grown):
             self._excess = self._measured_excess
             # A graph with more edges per node may need another plan.
-            grown = accepted.plan = self._plan(patch, module, inputs, largest)
+            grown = accepted.plan = self._plan(call)
         elif grown is not plan:
             for method in self._methods.values():
                 method.plan = grown if method.plan is plan else method.plan
-        self._follow(patch, grown)
+        self._follow(call.patch, grown)
         accepted.size = largest
 
     def _check(self, plan: Plan, size: GraphSize) -> None:
@@ -204,19 +229,19 @@ class Budget:
             )
 
     def _fits(self, plan: Plan) -> bool:
-        if self._given is plan:
-            return True
-        fits = plan.fits(int(self._room * self._excess / self._measured_excess))
-        return fits and self.strategy in (None, plan.strategy)
+        if self.strategy not in (None, plan.strategy):
+            return False
+        room = int(self._room * self._excess / self._measured_excess)
+        return self._given is plan or plan.fits(room)
 
     @property
     def _room(self) -> int:
         """The budget of a plan, if its peak exceeds the plan as that of the last did."""
         return max(1, int((self.memory - self._grown) / self._excess))
 
-    def _plan(
-        self, patch: CompressedForward, module: nn.Module, inputs: Any, size: GraphSize
-    ) -> Plan:
+    def _plan(self, call: _Call) -> Plan:
+        """Return a plan for the largest graph of a method."""
+        patch, module, size = call.patch, call.module, call.largest
         before, on_cpu = resident_bytes(), next(module.parameters()).device.type == "cpu"
         first = self.strategy  # whose slots have their names in the whole model
         if first is not None and patch.part:
@@ -225,12 +250,12 @@ class Budget:
         if is_own and self.planned_seconds and self.measured_seconds:
             pace *= self.measured_seconds / self.planned_seconds
         try:
-            plan = plan_call(
-                *(module, patch.attribute, inputs, self._config),
+            found = plan_call(
+                *(module, patch.attribute, call.inputs, self._config),
                 *(self._room, self._prefer, size.nodes, size.edges),
                 first=first,
                 pace=pace,
-            ).under(patch.part)
+            )
         except MemoryBudgetError as error:
             if self._excess == 1:
                 raise
@@ -238,6 +263,9 @@ class Budget:
                 f"{error}. Of the budget of {format_bytes(self.memory)}, a plan may take this part "
                 f"only: earlier steps took {self._excess:.2f} times their planned peak"
             ) from error
+        plan = found.under(patch.part)
+        if self.strategy is not None and found.strategy == first:
+            plan = replace(plan, strategy=self.strategy)  # with the slots of other parts
         self._pace = pace  # unless nothing fits: then the last plan stands
         if before is not None and on_cpu:
             self._grown += max(0, (resident_bytes() or 0) - before)
@@ -289,12 +317,13 @@ class Budget:
 
     def restore(self, strategy: Strategy | None, patch: CompressedForward) -> None:
         """Take the strategy of another run; with None, as before the first training call."""
+        self.strategy = self._followed = None
+        self._methods.clear()
+        self._called.clear()
         if strategy is not None:
             self._take(patch, strategy)
             self._limit(patch)
             return
         model = patch.first.module
         assert model is not None
-        self.strategy = self._followed = None
-        self._methods.clear()
         patch.controller.configure(self._config, model, idle=True)

@@ -32,7 +32,7 @@ class Strategy(NamedTuple):
         blocks: Whether message passing runs in blocks.
         widths: Slots with bits of their own, in alphabetical order; those at 32 are exact.
         offloaded: Slots whose tensors wait for backward in host memory, or for a CPU in files, in
-            alphabetical order; all slots at level ``"L2"``.
+            alphabetical order; empty at level ``"L2"``, which offloads all.
         measures: Whether steps measure sensitivities, if the model is adaptive. If not, the bits
             remain those of :attr:`widths`.
         keep_results: Whether results that take long to compute again are kept: matrix products
@@ -259,10 +259,6 @@ class Estimate:
     def peak_of(self, strategy: Strategy) -> float:
         """Return the peak of a strategy in bytes."""
         return self.standing + self._costs[strategy].peak
-
-    def fits(self, strategy: Strategy) -> bool:
-        """Return whether a strategy fits the budget; False if its cost is unknown."""
-        return strategy in self._costs and self._fits(self.peak_of(strategy))
 
     @staticmethod
     def budget_for(peak: float) -> int:

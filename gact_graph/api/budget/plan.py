@@ -133,8 +133,8 @@ class Plan:
 
         return replace(
             self,
-            nodes=max(nodes, self.nodes),
-            edges=max(edges, self.edges),
+            nodes=round(self.nodes * share),
+            edges=round(self.edges * share),
             seconds=self.seconds * share,
             peaks=grown(self.peaks),
             stock_peaks=grown(self.stock_peaks),

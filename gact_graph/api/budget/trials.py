@@ -235,14 +235,14 @@ class Search:
 
     @property
     def _is_small(self) -> bool:
-        """Whether compression would save little, in a step that takes long beside the savings."""
+        """Whether stock PyG saves so little for backward that compression is not worth its time."""
         return self._costs[STOCK].saved.at(1.0) < MIN_BYTES
 
     def _fits(self, strategy: Strategy) -> bool:
         """Return whether a strategy fits the budget; for one that quantizes, with some bits."""
         if strategy not in self._costs:
             self._find_cost(_tried_for(strategy))
-        return self.estimate().fits(strategy)
+        return self._is_kept(self._costs[strategy].peak)
 
     def estimate(self) -> Estimate:
         """Return the estimate by the costs known so far."""
@@ -292,7 +292,9 @@ class Search:
         """Return whether a strategy may fit, by steps that measure nothing."""
         if strategy not in self._hopeless:
             share = self._share_after(self._first, self._second / 4)
-            trial = self._trial(strategy, share, replace(self._config, adaptive=False))
+            trial = self._trial(
+                strategy, share, replace(self._config, adaptive=False, bits=LEAST_BITS)
+            )
             self._hopeless[strategy] = self._is_hopeless(trial)
             if self._hopeless[strategy]:
                 self._add_cost(strategy, trial, trial)

@@ -53,17 +53,20 @@ def label_of(layer: str) -> str:
     return layer or "(model)"
 
 
-def shorten(name: str, width: int) -> str:
+def shorten(name: str, width: int, mark: str = "…") -> str:
     """Cut a name from the left, at the start of one of its parts, to at most ``width`` characters.
 
     ``convs.1/lin/linear.input`` becomes ``…/lin/linear.input``: the end identifies a slot better
-    than the start. A last part that is still too long is cut anywhere.
+    than the start. A last part that is still too long is cut anywhere. ``mark`` stands for what is
+    cut.
     """
     if len(name) <= width:
         return name
-    room = width - 1
+    room = width - len(mark)
     starts = [part.start() for part in re.finditer(_PARTS, name)]
-    return "…" + next((name[s:] for s in starts if len(name) - s <= room), name[len(name) - room :])
+    return mark + next(
+        (name[s:] for s in starts if len(name) - s <= room), name[len(name) - room :]
+    )
 
 
 def wrap(name: str, width: int = 36) -> str:

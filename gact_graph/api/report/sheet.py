@@ -98,12 +98,12 @@ class Sheet:
     def render(self, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Yield the table, the curves and the notes."""
         if self.rows:
-            yield self._table(options.max_width)
+            yield self._table(options.max_width, options.ascii_only)
         if self.curves:
             yield from plot(self.curves, self.limit, options.max_width, options.ascii_only)
         yield from map(Text, self.notes)
 
-    def _table(self, width: int) -> Table:
+    def _table(self, width: int, ascii_only: bool) -> Table:
         first, *others = self.columns
         longest = max(cell_len(line.name) + 2 * line.level for line in self.rows)
         widths = {
@@ -113,6 +113,7 @@ class Sheet:
         for title in self.dispensable:
             if width - sum(widths.values()) < min(longest, _NAME):
                 widths.pop(title, None)
+        mark = "..." if ascii_only else "…"
         room = max(3, min(longest, width - sum(widths.values())))
         barred = [title for title in widths if title in self.barred]
         spare = (width - sum(widths.values()) - longest) // max(1, len(barred)) - _GAP
@@ -130,26 +131,28 @@ class Sheet:
         for title in (first, *widths):
             table.add_column(
                 title,
-                "" if self.total is None else Text(self._cell(self.total, title, room)),
+                "" if self.total is None else Text(self._cell(self.total, title, room, mark)),
                 justify="left" if title in LEFT else "right",
                 no_wrap=title != "tensors",
+                overflow="crop" if ascii_only else "ellipsis",
             )
             if title in barred:
                 table.add_column()
         for line in self.lines:
             cells: list[RenderableType] = []
             for title in (first, *widths):
-                cells.append(Text(self._cell(line, title, room)))
+                cells.append(Text(self._cell(line, title, room, mark)))
                 if title in barred:
                     cells.append(_bar(line.bars.get(title, 0.0), min(spare, _BAR[1])))
             table.add_row(*cells, style="bold" if line.is_sum else None)
         return table
 
-    def _cell(self, line: Line, title: str, room: int) -> str:
+    def _cell(self, line: Line, title: str, room: int, mark: str) -> str:
         if title != self.columns[0]:
             return line.cells.get(title, "")
         indent = 2 * line.level
-        return " " * indent + (shorten(line.name, room - indent) if line.can_shorten else line.name)
+        name = shorten(line.name, room - indent, mark) if line.can_shorten else line.name
+        return " " * indent + name
 
     @staticmethod
     def _width(line: Line, title: str) -> int:

@@ -43,9 +43,9 @@ class Buffer:
 class Pool:
     """A pool of buffers whose sizes are powers of two, as in torch's allocator of pinned memory.
 
-    Used and free buffers together never exceed the most bytes that were in use at once: those of
-    one step. Excess buffers, which remain when sizes change, return to torch, the least recently
-    used first; torch keeps them until ``torch.accelerator.memory.empty_host_cache()``.
+    Used and free buffers together never exceed the most bytes that were ever in use at once. Excess
+    buffers, which remain when sizes change, return to torch, the least recently used first; torch
+    keeps them until ``torch.accelerator.memory.empty_host_cache()``.
 
     A forked process uses none of its parent's buffers again: both would write to the same file.
 

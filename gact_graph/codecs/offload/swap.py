@@ -57,8 +57,8 @@ class Swapping:
     Args:
         streams: The streams of the device.
         least: The least encoded bytes of a swapped context.
-        prefetch: Whether contexts are copied back before they are read. False measures the gain;
-            see ``experiments/swap.py``.
+        prefetch: Whether contexts are copied back before they are read. False for files, whose
+            copies do not overlap with computation, and to measure the gain.
     """
 
     def __init__(self, streams: Streams, least: int = LEAST_BYTES, prefetch: bool = True) -> None:
@@ -242,12 +242,23 @@ class Swap:
             number = swapped.number
             coming = self._coming.pop(number, None)
             self._passed_over = 0 if coming is not None else self._passed_over + 1
-            coming = coming or self._fetch(swapped)
+            coming = coming or self._fetch_now(swapped)
             tensors = coming.take(self._streams.current(swapped.device))
             self._lately.append(number)
             if self._prefetch:
                 self._fetch_ahead(number)
         return swapped.host.moved(*tensors)
+
+    def _fetch_now(self, swapped: Swapped) -> _Coming:
+        """Fetch a context that is read; if memory is short, drop the prefetched ones first."""
+        try:
+            return self._fetch(swapped)
+        except torch.OutOfMemoryError:
+            if not self._coming:
+                raise
+        # Not in the handler: the traceback holds tensors.
+        self._coming.clear()
+        return self._fetch(swapped)
 
     def _fetch(self, swapped: Swapped) -> _Coming:
         streams, device, buffer = self._streams, swapped.device, swapped.buffer
@@ -278,4 +289,7 @@ class Swap:
             nbytes += swapped.nbytes
             if self._coming and nbytes > _COMING_BYTES:
                 return
-            self._coming[earlier] = self._fetch(swapped)
+            try:
+                self._coming[earlier] = self._fetch(swapped)
+            except torch.OutOfMemoryError:
+                return  # it is fetched when it is read

@@ -65,7 +65,8 @@ def double_backward(
         gradients: The gradient of each output; None for no gradient.
     """
     attention = call.analysis.attention
-    # Without dropout, whose mask is the operator's own, the traced graph computes the same.
+    # The operator draws its own dropout mask, which the traced graph would not draw. Without
+    # dropout both compute the same, and the graph is differentiated block by block below.
     if attention is not None and attention.dropout:
         _double_backward_of_attention(call, attention, inputs, gradients)
         return

@@ -24,7 +24,7 @@ from gact_graph.support.torch_private import (
 _NONE = ""
 """Stands for None among the arguments of a function that a compiler does not look into."""
 
-_GUARDED = bool | int | float | str
+_GUARDED = bool | int | float | str | None
 
 _layer_numbers = itertools.count()
 _layers: weakref.WeakValueDictionary[str, Layer] = weakref.WeakValueDictionary()
@@ -40,8 +40,9 @@ class Layer:
 
     Attributes:
         key: The name of the patch in compiled graphs.
-        settings: The names of the plain attributes of each submodule. A compiler traces the layer
-            again when one of them changes.
+        settings: The names of the attributes of each submodule that were plain, or None, when the
+            model was wrapped. A compiler traces the layer again when one of them changes; it does
+            not notice attributes that are new since.
         works: The edge work that compiled graphs call, by name.
         kept: The attributes in which the last traced call leaves tensors.
     """
@@ -92,7 +93,7 @@ def in_graph(
         return None
     given = {name: _without_none(value) for name, value in given.items()}
     settings = [
-        getattr(sub, name)
+        _setting(getattr(sub, name, None))
         for sub, names in zip(module.modules(), layer.settings, strict=False)
         for name in names
     ]
@@ -103,6 +104,11 @@ def in_graph(
     for name, tensor in zip(layer.kept, results[1:], strict=True):
         setattr(module, name, tensor)
     return results[0]
+
+
+def _setting(value: Any) -> Any:
+    # A compiler guards the type of any other value, too, because it looks at it here.
+    return value if isinstance(value, (bool, int, float, str)) else _NONE
 
 
 def _is_plain(value: Any) -> bool:

@@ -9,8 +9,9 @@ the next.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -116,6 +117,7 @@ class _Entry:
         sums: The sums; None in the first forward.
         version: Their version.
         holders: The number of holders of their memory while nothing uses them.
+        multiplied: The sums that products multiply, while a backward may read them.
     """
 
     forward: int
@@ -123,6 +125,7 @@ class _Entry:
     sums: Tensor | None = None
     version: int | None = None
     holders: int = 0
+    multiplied: weakref.ref[ConstantSums] | None = None
 
     @property
     def is_free(self) -> bool:
@@ -141,6 +144,17 @@ class _Entry:
         """Keep sums of this content."""
         self.sums, self.content = sums, content
         self.version, self.holders = version_of(sums), holders_of(sums)
+        self.multiplied = None
+
+    def lend(self, sums: ConstantSums, to_product: bool) -> ConstantSums:
+        """Return ``sums`` with the kept ones, unless the caller could change those of a product."""
+        multiplied = None if self.multiplied is None else self.multiplied()
+        if not to_product:
+            return replace(sums, kept=self.sums) if multiplied is None else sums
+        if multiplied is None:
+            multiplied = replace(sums, kept=self.sums)
+            self.multiplied = weakref.ref(multiplied)
+        return multiplied
 
 
 class KeptSums(Recent[_Key, _Entry]):
@@ -160,13 +174,16 @@ class KeptSums(Recent[_Key, _Entry]):
         tensors = (entry.sums for entry in [*self._entries.values()])
         return sum(sums.nbytes for sums in tensors if sums is not None)
 
-    def find(self, x: Tensor, weights: Tensor, edges: SortedEdges) -> ConstantSums:
+    def find(
+        self, x: Tensor, weights: Tensor, edges: SortedEdges, to_product: bool
+    ) -> ConstantSums:
         """Return the sums of rows, with those of an earlier forward if they are the same.
 
         Args:
             x: The rows [N, ...] of the caller.
             weights: The weights [E, ..., 1].
             edges: The edges, sorted by destination.
+            to_product: Whether the sums are multiplied, rather than returned to the caller.
         """
         sums = ConstantSums(x.detach(), weights.detach(), edges)
         if not self.is_active or self._holds(x):  # in a plan's two steps, sums of sums are new
@@ -183,17 +200,13 @@ class KeptSums(Recent[_Key, _Entry]):
             entry.sums = None  # before the next ones take memory
             entry.keep(sums.values(), content)
         if entry.is_same(content) and entry.is_free:
-            return ConstantSums(sums.x, sums.weights, edges, entry.sums)
+            return entry.lend(sums, to_product)
         return sums
 
     def _holds(self, x: Tensor) -> bool:
         key = key_of(x)
         tensors = (entry.sums for entry in [*self._entries.values()])
         return any(sums is not None and key_of(sums) == key for sums in tensors)
-
-    def emptied(self) -> KeptSums:
-        """Return a cache with the same setting and no sums."""
-        return KeptSums(self.is_active)
 
 
 def _content(tensor: Tensor) -> int:

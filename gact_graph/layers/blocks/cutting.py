@@ -56,7 +56,7 @@ class Cutting:
 
     def forget(self) -> None:
         """Drop all orders and sums."""
-        self.orders, self.sums = Orders(), self.sums.emptied()
+        self.orders, self.sums = Orders(), KeptSums(self.sums.is_active)
 
     @property
     def _confirms(self) -> bool:

@@ -260,7 +260,8 @@ def _constant_sums(
     others = (t for i, t in enumerate(tensors) if i != weighted_sum.index)
     if x.requires_grad or any(t.requires_grad for t in others) or not session.is_input(x):
         return None
-    sums = cache.find(x, call.weights(weighted_sum, tensors), call.order)
+    weights = call.weights(weighted_sum, tensors)
+    sums = cache.find(x, weights, call.order, to_product=product is not None)
     if product is None and sums.kept is None:
         return None
     if sums.kept is not None:

@@ -116,9 +116,10 @@ def _(name: str, edge_index: Tensor, sizes: Sequence[Any]) -> Tensor:
 @torch.library.register_fake("gact_graph_edges::edge_forward")
 def _(name: str, tensors: Sequence[Tensor], state: Tensor, sizes: Sequence[Any]) -> list[Tensor]:
     work = works[name]
+    results = zip(work.outputs, work.results, work.result_dtypes, strict=True)
     return [
-        tensors[0].new_empty(sizes[0] if output.of_edges else sizes[1], *row)
-        for output, row in zip(work.outputs, work.results, strict=True)
+        tensors[0].new_empty((sizes[0] if output.of_edges else sizes[1], *row), dtype=dtype)
+        for output, row, dtype in results
     ]
 
 
@@ -133,4 +134,8 @@ def _(
 ) -> list[Tensor]:
     work = works[name]
     like = next(gradient for gradient in gradients if gradient is not None)
-    return [like.new_empty(work.shape_of(i, sizes)) for i, needs in enumerate(needed) if needs]
+    return [
+        like.new_empty(work.shape_of(i, sizes), dtype=work.dtypes[i])
+        for i, needs in enumerate(needed)
+        if needs
+    ]

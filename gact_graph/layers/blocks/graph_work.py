@@ -52,7 +52,9 @@ class GraphWork:
         target: The row of edge_index that holds the destinations.
         rows: The shape of a row of each tensor, without the first dimension; the whole shape for
             tensors that all blocks read as a whole.
+        dtypes: The dtype of each tensor.
         results: The shape of a row of each output.
+        result_dtypes: The dtype of each output.
         cutting: Sorts and cuts the edges.
         report: Takes the number of blocks of a call.
     """
@@ -62,7 +64,9 @@ class GraphWork:
     outputs: tuple[Output, ...]
     target: int
     rows: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
     results: tuple[tuple[int, ...], ...]
+    result_dtypes: tuple[torch.dtype, ...]
     cutting: Cutting
     report: Callable[[int], None]
 
@@ -80,7 +84,8 @@ class GraphWork:
             *(analysis.forward.code, analysis.backward.code, analysis.sums),
             *(sorted(analysis.never_read), analysis.attention),
             None if weights is None else (weights.index, weights.weights.code, weights.of_edges),
-            *(self.arguments.uses, self.outputs, self.target, self.rows, self.results),
+            *(self.arguments.uses, self.outputs, self.target),
+            *(self.rows, self.dtypes, self.results, self.result_dtypes),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
@@ -133,10 +138,10 @@ class GraphWork:
         order, seed = _order_and_seed(state)
         left = iter(saved)
         tensors = [
-            given[0].new_full((), math.nan).expand(self.shape_of(number, sizes))
+            given[0].new_full((), math.nan, dtype=dtype).expand(self.shape_of(number, sizes))
             if number in self.analysis.never_read
             else next(left).contiguous()
-            for number in range(len(self.rows))
+            for number, dtype in enumerate(self.dtypes)
         ]
         inputs = [*map(Input, tensors, needed)]
         with _seeded(seed), capture_disabled_in_backward():
@@ -248,12 +253,18 @@ def of_graph(
             edge_work.outputs(analysis),
             target,
             rows=tuple(map(tuple, shapes)),
+            dtypes=tuple(tensor.dtype for tensor in samples.tensors),
             results=(),
+            result_dtypes=(),
             cutting=cutting,
             report=report,
         )
         results = work.of_one_edge(samples.tensors)
-        work = replace(work, results=tuple(tuple(result.shape[1:]) for result in results))
+        work = replace(
+            work,
+            results=tuple(tuple(result.shape[1:]) for result in results),
+            result_dtypes=tuple(result.dtype for result in results),
+        )
     read = [constants[positions[id(tensor)]] for _, tensor in found]
     sizes = [edge_index.size(1), arguments.num_destinations, arguments.num_sources]
     return GraphCall(work, edge_index, [*arguments.tensors, *read], sizes)

@@ -110,7 +110,9 @@ class Blocks(Cutting):
 
     @property
     def _confirms(self) -> bool:
-        # Only captured forwards are counted, and a layer's own backward follows a captured forward.
+        # Without a session, a layer may be called on its own, and no forward is counted between two
+        # calls: the edges are compared in each. While a layer runs again in backward, its edges are
+        # those of its forward.
         return self.session is None and runs.current() is None
 
     def attach(self, model: nn.Module, only: Container[nn.Module] | None) -> Iterator[Blocked]:
@@ -240,9 +242,12 @@ class Blocked(Patch, Layer):
         # torch.utils.checkpoint runs a part of the forward within backward: decided as in forward.
         if graph_task_id() == -1:
             session = self._blocks.session
+            uncompressed = current.is_uncompressed(self._blocks.owner)
+            if session is None and not uncompressed and not torch.is_grad_enabled():
+                return  # no backward follows, but that of an earlier call may be due
             self._not_worthwhile = None
             if session is None:
-                if current.is_uncompressed(self._blocks.owner):
+                if uncompressed:
                     self._not_worthwhile = "is small, in a call without compression (min_bytes=)"
             elif session.expects_double_backward:
                 self._not_worthwhile = (

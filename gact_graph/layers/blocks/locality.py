@@ -57,7 +57,7 @@ def prove(trace: Trace, of_edges: bool) -> None:
     Raises:
         CannotBlock: There is no proof. The message names the operation.
     """
-    if trace.guards:
+    if trace.guarded:
         raise CannotBlock("reads the number of edges or nodes in Python")
     proof = _Proof(trace)
     for node in trace.graph.nodes:
@@ -397,7 +397,7 @@ def _works_along(call: _Call) -> bool:
         )
     if packet is aten.stack:
         return True
-    along = call.dims(tensor.dim(), "dim", "dims", "dim0", "dimension")
+    along = call.dims(tensor.dim(), "dim", "dims", "dimension")
     return along is not None and axis not in along
 
 
@@ -455,13 +455,9 @@ _VIEWS = _packets(
     "detach view_as_real view_as_complex"
 )
 
-_NEEDS_DIM = _packets(
+_ALONG = _packets(
     "sum mean amax amin max min any all prod var std var_mean std_mean norm linalg_vector_norm "
-    "logsumexp argmax argmin nansum median nanmedian count_nonzero flip roll aminmax"
-)
-"""Operations that work along all dimensions by default."""
-
-_ALONG = _NEEDS_DIM | _packets(
+    "logsumexp argmax argmin nansum median nanmedian count_nonzero flip roll aminmax "
     "_softmax _log_softmax cumsum cumprod cummax cummin sort topk mode kthvalue select slice "
     "narrow split split_with_sizes unbind chunk cat stack glu constant_pad_nd native_layer_norm "
     "_fused_rms_norm repeat unfold select_scatter slice_scatter linalg_cross cross"

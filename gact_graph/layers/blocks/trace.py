@@ -75,7 +75,7 @@ class Trace:
         hooked: Whether the function sets hooks of its own, as a checkpoint does: ``saved`` then
             lacks some tensors.
         differentiable: Whether each output requires a gradient.
-        guards: The conditions on the symbols of sizes under which the graph holds.
+        guarded: Whether the graph holds only under conditions on the symbols of sizes.
     """
 
     graph: fx.Graph
@@ -85,7 +85,7 @@ class Trace:
     saved: tuple[Tensor, ...]
     hooked: bool
     differentiable: tuple[bool, ...]
-    guards: tuple[str, ...]
+    guarded: bool
 
     @cached_property
     def outputs(self) -> list[fx.Node]:
@@ -161,7 +161,7 @@ def _trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach
         tuple(run.saved),
         run.hooked,
         run.differentiable,
-        tuple(str(guard.expr) for guard in environment.guards),
+        bool(environment.guards),
     )
 
 
@@ -323,8 +323,11 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name == "__get__":
+        if name in ("__get__", "__set__"):
+            assigns = name == "__set__"
             name = getattr(getattr(func, "__self__", None), "__name__", "")
+            if name == "data" and assigns:
+                raise CannotBlock("assigns the data of a tensor")
             if name == "data":
                 return args[0].detach()
         if name in _OUTSIDE_TORCH and any(isinstance(arg, Tensor) for arg in args):

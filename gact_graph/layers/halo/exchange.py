@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch_geometric.data import Data
 
 from gact_graph.ops.checks import TILE
@@ -31,7 +32,8 @@ class Exchange:
         seed: Seed of the noise.
 
     Attributes:
-        sent_bytes: Bytes that this process has sent since the start of the last forward.
+        sent_bytes: Bytes sent in the last forward and its backward, without those of the locality
+            check.
         local_layers: Names of the layers that passed the locality check.
 
     Raises:
@@ -178,6 +180,7 @@ class _Fetch(torch.autograd.Function):
         return exchange.fetch(x, bits)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         [gradient] = gradients
         return ctx.exchange.give_back(gradient, ctx.bits), None, None

@@ -20,7 +20,8 @@ def partition(data: Data, parts: int, owner: Tensor | None = None) -> list[Data]
     order. All processes compute the same parts.
 
     Args:
-        data: A graph with ``edge_index`` [2, E]; its tensors of nodes and of edges are cut, too.
+        data: A graph with ``edge_index`` [2, E]; its tensors with a row for each node or edge are
+            cut, too, and other data is left out.
         parts: Number of parts.
         owner: The part of each node [N], int64, in place of METIS's choice.
 
@@ -86,10 +87,12 @@ def _part(data: Data, owner: Tensor, number: Tensor, i: int) -> Data:
     number[halo] = len(nodes) + torch.arange(len(halo), device=halo.device)
     part = Data(num_nodes=len(nodes), edge_index=number[edge_index], nodes=nodes, halo=halo)
     for key, value in data:
-        if key != "edge_index" and data.is_node_attr(key):
-            part[key] = value[nodes]
-        elif key != "edge_index" and data.is_edge_attr(key):
-            part[key] = value[edges]
+        if key == "edge_index" or isinstance(value, (list, tuple)):
+            continue
+        rows = nodes if data.is_node_attr(key) else edges if data.is_edge_attr(key) else None
+        # Not edge_label_index [2, L], which PyG takes for a tensor of edges if L = E.
+        if rows is not None and (data.__cat_dim__(key, value) == 0 or value.ndim == 1):
+            part[key] = value[rows]
     return part
 
 

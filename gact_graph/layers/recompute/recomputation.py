@@ -209,7 +209,9 @@ class Recomputation:
             del tensors
             try:
                 self._forward(*args, **kwargs)
-            except (Enough, RuntimeError):  # TorchScript turns the former into the latter
+            except Enough:
+                pass
+            except RuntimeError:  # TorchScript turns Enough into one
                 if not again.complete:
                     raise
         if not again.complete:

@@ -2,6 +2,7 @@
 
 import copy
 import re
+import warnings
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from gact_graph.api.budget.miniature import GraphSize, Miniature
 from gact_graph.api.budget.steps import Trial
 from gact_graph.api.budget.trials import Search
 from gact_graph.api.report.contexts import Contexts
+from gact_graph.capture.config import Config
+from gact_graph.support.peak import StepPeak
 from gact_graph.support.rows import Row
 
 MB = 10**6
@@ -368,6 +371,106 @@ def test_each_method_has_a_largest_graph_of_its_own(planned):
     assert planned == ["encode", "decode", "encode"] and chosen(model) == "stock"
 
 
+def test_a_step_of_several_methods_is_measured_from_the_first(planned, monkeypatch):
+    class Two(Net):
+        def encode(self, x, edge_index):
+            return self.one(x, edge_index)
+
+    model = gact_graph.wrap(Two(), memory="200 MB", methods=("encode",))
+    begun, begin = [], StepPeak.begin
+
+    def noted(self, size):
+        begun.append(size)
+        begin(self, size)
+
+    monkeypatch.setattr(StepPeak, "begin", noted)
+    for _ in range(2):
+        model.encode(*graph()).sum().backward()
+        step(model, graph(200, 1000))
+    assert begun == [2300] * 2
+
+
+class LightningModule(nn.Module):
+    """Known by its name."""
+
+
+class Parts(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.head = Net(), Net(), nn.Linear(3, 2)
+
+
+def test_a_part_without_a_graph_follows_the_plan_for_the_others(planned):
+    model = gact_graph.wrap(Parts(), memory="85 MB")
+    for _ in range(2):
+        model.head(model.one(*graph())).square().mean().backward()
+    assert chosen(model) == "L1, 6 bits" and planned == ["forward"]
+
+
+def test_each_part_has_a_largest_graph_of_its_own(planned):
+    model = gact_graph.wrap(Parts(), memory="200 MB")
+    for _ in range(2):
+        model.one(*graph()).square().mean().backward()
+        model.two(*graph(200, 2400)).square().mean().backward()
+    sizes = {name: method.size for name, method in model.forward.budget._methods.items()}
+    assert sizes == {"one.forward": GraphSize(300, 2000), "two.forward": GraphSize(200, 2400)}
+
+
+def test_a_part_that_torch_jit_made_runs_as_in_stock(planned):
+    model = Parts()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model.head = torch.jit.script(model.head)
+    model = gact_graph.wrap(model, memory="85 MB")
+    model.head(model.one(*graph())).square().mean().backward()
+    assert chosen(model) == "L1, 6 bits"
+    assert gact_graph.unwrap(model) is model
+
+
+def test_a_step_down_from_the_plan_of_the_user_is_resumed(planned):
+    plan = gact_graph.plan(Net(), *graph(), memory="120 MB")
+    model, other = (gact_graph.wrap(Net(), plan=plan) for _ in "ab")
+    step(model, graph())
+    model.forward.budget._peak.nbytes = 130 * MB
+    step(model, graph())
+    assert chosen(model) == "L1, 7 bits"
+    state = gact_graph.state_dict(model)
+    gact_graph.load_state_dict(other, state)
+    step(other, graph())
+    assert chosen(other) == "L1, 7 bits"
+
+
+def test_a_state_of_small_batches_plans_again_for_a_large_one(planned):
+    model = gact_graph.wrap(Net(), memory="120 MB")
+    step(model, graph(30, 200))
+    state = gact_graph.state_dict(model)
+    step(model, graph(420, 2000))
+    gact_graph.load_state_dict(model, state)
+    assert chosen(model) == "stock"
+    step(model, graph(420, 2000))
+    assert chosen(model) == "L1, 6 bits"
+
+
+def test_plans_of_a_model_under_a_budget_start_from_its_own_settings(planned):
+    model = gact_graph.wrap(Net(), memory="85 MB")
+    step(model, graph())
+    assert model.forward.controller.config.bits == 6 and model.forward.settings == Config()
+    again = gact_graph.plan(model, *graph(), memory="85 MB")
+    assert again.strategy.name == "L1, 6 bits"
+
+
+def test_plans_of_a_model_with_a_fraction_of_bits(planned):
+    model = gact_graph.wrap(Net(), bits=2.5)
+    assert gact_graph.plan(model, *graph(), memory="85 MB").strategy.name == "L1, 6 bits"
+
+
+def test_a_plan_that_grew_has_the_size_that_its_peak_has(planned):
+    plan = gact_graph.plan(Net(), *graph(), memory="400 MB")
+    grown = plan.grown_to(600, 2000)
+    assert grown.peak_bytes == pytest.approx(2 * plan.peak_bytes)
+    assert grown.grown_to(600, 4000) is grown
+
+
 def test_a_loop_that_calls_another_method_is_warned_that_the_budget_does_nothing():
     model = gact_graph.wrap(Links(), memory="8 GB")
     x, edges = graph()
@@ -403,10 +506,18 @@ def test_memory_stands_in_place_of_other_options(options, given):
         gact_graph.wrap(Net(), memory="8 GB", **options)
 
 
-def test_inputs_without_a_graph_are_refused():
-    model = gact_graph.wrap(nn.Linear(3, 3), memory="8 GB")
+class OwnGraph(Net):
+    def forward(self):
+        return super().forward(*graph())
+
+
+@pytest.mark.parametrize(
+    ("net", "inputs"), [(lambda: nn.Linear(3, 3), (torch.ones(5, 3),)), (OwnGraph, ())]
+)
+def test_inputs_without_a_graph_are_refused(net, inputs):
+    model = gact_graph.wrap(net(), memory="8 GB")
     with pytest.raises(ValueError, match=r"Expected inputs that contain a graph, for memory="):
-        model(torch.randn(5, 3))
+        model(*inputs)
 
 
 def test_graphs_are_as_large_as_all_their_parts():

@@ -259,6 +259,59 @@ def test_a_setting_that_changes(backend: Any) -> None:
         torch.testing.assert_close(step(model, *inputs()), step(stock, *inputs()))
 
 
+class LaterScaled(MessagePassing):
+    """A layer whose scale may be set later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(CHANNELS, 5)
+        self.scale: float | None = None
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.linear(x))
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j.tanh() if self.scale is None else x_j.tanh() * self.scale
+
+
+def test_a_setting_that_was_none(backend: Any) -> None:
+    stock = LaterScaled().double()
+    model = wrapped(copy.deepcopy(stock), backend)
+    for scale in (None, 3.0, None):
+        stock.scale = model._orig_mod.scale = scale
+        torch.testing.assert_close(step(model, *inputs()), step(stock, *inputs()))
+        assert ways(model) == {"blocks"}
+
+
+class OfAtoms(MessagePassing):
+    """Scales messages in float32 by a row in float64 for the kind of their source."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rows = torch.linspace(-1, 2, 3 * CHANNELS, dtype=torch.float64)
+        self.scale = nn.Parameter(rows.view(3, CHANNELS))
+
+    def forward(self, x: Tensor, edge_index: Tensor, atom: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, atom=atom)
+
+    def message(self, x_j: Tensor, atom_j: Tensor) -> Tensor:
+        return x_j * self.scale[atom_j.squeeze(1)]
+
+
+def test_tensors_of_several_dtypes(backend: Any) -> None:
+    """The first one is of int64."""
+    model, (x, edges), atom = (
+        wrapped(OfAtoms(), backend),
+        inputs(),
+        torch.arange(NODES)[:, None] % 3,
+    )
+    x = x.float().requires_grad_()
+    torch.testing.assert_close(step(model, x, edges, atom), step(OfAtoms(), x, edges, atom))
+    assert ways(model) == {"blocks"}
+    tensors = [atom, x.detach(), model._orig_mod.scale.detach()]
+    check_operators(edges, tensors, [False, True, True])
+
+
 def test_edges_that_change_in_place(backend: Any) -> None:
     model, (x, edges) = wrapped(made("GIN"), backend), inputs()
     step(model, x, edges)
@@ -362,18 +415,25 @@ def test_a_compiled_layer_of_a_model_that_is_not(backend: Any) -> None:
 def test_operators_keep_the_promises_of_pytorch(backend: Any) -> None:
     model, (x, edges) = wrapped(made("GIN"), backend), inputs()
     step(model, x, edges)
-    name = max(graph_operators.works, key=lambda key: int(key.split()[1].rstrip(":")))
+    width = graph_operators.works[last_work()].rows[0][-1]
+    check_operators(edges, [torch.randn(NODES, width, dtype=x.dtype)], [True])
+
+
+def last_work() -> str:
+    return max(graph_operators.works, key=lambda key: int(key.split()[1].rstrip(":")))
+
+
+def check_operators(edges: Tensor, tensors: list[Tensor], needed: list[bool]) -> None:
+    name, sizes = last_work(), [edges.size(1), NODES, NODES]
     operators, tests = torch.ops.gact_graph_edges, ("test_schema", "test_faketensor")
-    work = graph_operators.works[name]
-    width = work.rows[0][-1]
-    rows, sizes = torch.randn(NODES, width, dtype=x.dtype), [edges.size(1), NODES, NODES]
     torch.library.opcheck(operators.sort_edges.default, (name, edges, sizes), test_utils=tests)
     state = operators.sort_edges(name, edges, sizes)
-    forward = name, [rows], state, sizes
+    forward = name, tensors, state, sizes
     torch.library.opcheck(operators.edge_forward.default, forward, test_utils=tests)
     (out,) = operators.edge_forward(*forward)
-    saved = [] if 0 in work.analysis.never_read else [rows]
-    backward = name, saved, state, [torch.ones_like(out)], sizes, [True]
+    never_read = graph_operators.works[name].analysis.never_read
+    saved = [tensor for i, tensor in enumerate(tensors) if i not in never_read]
+    backward = name, saved, state, [torch.ones_like(out)], sizes, needed
     torch.library.opcheck(operators.edge_backward.default, backward, test_utils=tests)
 
 

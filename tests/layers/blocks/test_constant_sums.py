@@ -215,6 +215,49 @@ def test_results_that_the_caller_changes() -> None:
         model.last = torch.empty(0)
 
 
+class Mixed(nn.Module):
+    """Changes a sum in place whose rows another layer multiplies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product, self.plain = GCNConv(F, W, add_self_loops=False), LGConv()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        product: Tensor = self.product(x, edge_index).tanh()
+        half = self.plain(x, edge_index).mul_(0.5)
+        return product + half.sum(1, keepdim=True)
+
+
+def test_results_that_the_model_changes_before_the_backward_of_a_product() -> None:
+    model, plain = Mixed(), Mixed()
+    plain.load_state_dict(model.state_dict())
+    wrapped(model, keep=True)
+    expected = in_float64(plain)
+    for _ in range(4):
+        assert_near(step(model), expected)
+
+
+def test_products_share_their_sums_with_those_of_earlier_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = GCNConv(F, W, add_self_loops=False)
+            self.other = GCNConv(F, W, add_self_loops=False)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            out: Tensor = self.one(x, edge_index).tanh() + self.other(x, edge_index)
+            return out
+
+    model, held = Both(), []
+    wrapped(model, keep=True)
+    seen = sums_in(monkeypatch)
+    for _ in range(3):
+        held.append(model(X, EDGES))
+    assert seen == [False] * 2 + [True] * 4
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_features_that_change_before_backward(keep: bool) -> None:
     model, x = NETS["GCN"](), X.clone()

@@ -100,6 +100,13 @@ class Inference(Layer):
         return x_j * weight.clone()
 
 
+class AssignsData(Layer):
+    def message(self, x_j: Tensor) -> Tensor:
+        h = x_j.clone()
+        h.data = h.data.sign()
+        return h
+
+
 class OneEdge(Layer):
     def message(self, x_j: Tensor) -> Tensor:
         return x_j * 10 if x_j.size(0) == 1 else x_j
@@ -260,6 +267,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "a count in a choice": CountAsBound,
     "a count in a range": CountInARange,
     "inference mode": Inference,
+    "data that is assigned": AssignsData,
     "a mean of no messages": lambda: OwnSum(mean_without_a_bound),
     "sums of fewer columns": lambda: OwnSum(fewer_columns),
     "windows of nodes": lambda: OwnSum(windows),

@@ -39,6 +39,17 @@ class Slotted:
     __slots__ = ("calls",)
 
 
+class PrivateCounter:
+    __slots__ = ("__calls",)
+
+    def __init__(self) -> None:
+        self.__calls = 0
+
+    def count(self) -> int:
+        self.__calls += 1
+        return self.__calls
+
+
 class Conv(MessagePassing):
     """Multiplies each message by the number of the call."""
 
@@ -228,6 +239,7 @@ def function() -> Any:
 LAYERS = {
     "an object": lambda: InAnObject(Counter()),
     "an object with slots": lambda: InAnObject(slotted()),
+    "an object with a private slot": lambda: Called(PrivateCounter().count),
     "an object of an object": lambda: InAnObjectOfAnObject({"deep": [Counter()]}),
     "a list of an object": lambda: InAListOfAnObject(holding([])),
     "nested containers": lambda: InNestedContainers({"a": {"b": {"c": [0]}}}),

@@ -316,6 +316,18 @@ def test_checkpoint_inside(options: dict[str, Any]) -> None:
     _as_stock(Checkpointed, (X, EDGES), (X, EDGES), **options)
 
 
+def test_an_evaluation_between_a_checkpoint_and_its_backward() -> None:
+    """It does not change that the layer runs as stock, as an input needs a gradient."""
+    stock, x = make(Checkpointed), X.clone().requires_grad_()
+    model = gact_graph.wrap(copy.deepcopy(stock), blocks="auto", **EXACT)
+    for net in (stock, model):
+        out = net(x, EDGES)
+        with torch.no_grad():
+            net(X, EDGES)
+        out.square().sum().backward()
+    assert distance(gradients(model), gradients(stock)) < 1e-6
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("training", [True, False])
 def test_function_transforms(training: bool, options: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from torch_geometric.data import Data, HeteroData
 
 import gact_graph
+from gact_graph.layers.halo.exchange import _Fetch
 from gact_graph.layers.halo.supported import LOCAL, NOT_LOCAL
 
 partition = gact_graph.distributed.partition
@@ -65,6 +66,15 @@ def test_parts_may_be_chosen():
     for wrong in (owner[1:], owner * 2):
         with pytest.raises(ValueError, match=r"Expected owner to name parts 0 to 2 for 40 nodes"):
             partition(whole(), 3, wrong)
+
+
+def test_only_tensors_with_a_row_for_each_node_or_edge_are_cut():
+    data = whole()
+    data.names, data.pairs = list(range(40)), (0,) * 300
+    data.edge_label_index, data.index = EDGES.flip(0), torch.arange(40)
+    for one in partition(data, 2):
+        assert not {"names", "pairs", "edge_label_index"} & {*one.keys()}
+        assert torch.equal(one.index, one.nodes)
 
 
 def test_what_cannot_be_cut():
@@ -166,6 +176,24 @@ class Statistics(nn.BatchNorm1d):
 def test_other_layers_refuse(layer, words):
     with pytest.raises(ValueError, match=f"Expected a model that can run on a part.*{words}"):
         one_process(Net(nn.Linear(2, 2), layer))
+
+
+class Reversal:
+    """Stands for an exchange."""
+
+    def fetch(self, x, bits):
+        return x.flip(0)
+
+    give_back = fetch
+
+
+def test_second_derivatives_of_rows_of_the_halo_raise_an_error():
+    x = torch.ones(3, 2, requires_grad=True)
+    halo = _Fetch.apply(x, Reversal(), 32)
+    [gradient] = torch.autograd.grad(halo.square().sum(), x, create_graph=True)
+    assert torch.equal(gradient, 2 * torch.ones(3, 2))
+    with pytest.raises(RuntimeError, match="trying to differentiate twice"):
+        gradient.sum().backward()
 
 
 def test_relations_are_read_in_the_same_way_by_all(monkeypatch):

@@ -277,6 +277,20 @@ def test_a_layer_that_saves_other_tensors_in_backward():
         train(model)
 
 
+def test_a_layer_that_chooses_edges_by_values():
+    """Its input comes back with an error, after which other edges are chosen."""
+
+    class Chosen(Force):
+        def forward(self, x, edge_index):
+            x = self.lin(x)
+            edges = edge_index[:, x[edge_index[0], 0] > 0]
+            return self.propagate(edges, x=x).tanh()
+
+    model = gact_graph.wrap(make(lambda: Around(Chosen())), **RECOMPUTED | {"bits": 2})
+    with pytest.raises(RuntimeError, match="Expected conv to save the same tensors"):
+        train(model)
+
+
 class Notes(MessagePassing):
     """Adds a loss to a list of the caller."""
 
