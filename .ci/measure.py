@@ -27,20 +27,23 @@ from release import is_outdated
 
 RESULTS = Path("results")
 
+VARIABLES = ("GACT_GRAPH_KEEP_MEMORY", "LD_PRELOAD", "MALLOC_CONF", "OMP_WAIT_POLICY")
+"""Environment variables that a file names where they were set (``experiments.helpers.origin``)."""
+
 
 @dataclass(frozen=True)
 class Run:
     """A command and its environment, as the files that it made name them."""
 
     command: str
-    threads: int
-    wait_policy: str | None
+    variables: tuple[tuple[str, str], ...]
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Run:
         """Return the run that made a file, or one study of a file."""
-        threads = {"threads": 2, **content.get("config", {}), **content}["threads"]
-        return cls(content["command"], threads, content.get("wait_policy"))
+        threads = content.get("threads") or content.get("config", {}).get("threads") or 2
+        variables = content.get("environment", {}) | {"OMP_NUM_THREADS": str(threads)}
+        return cls(content["command"], tuple(sorted(variables.items())))
 
     @property
     def is_on_cuda(self) -> bool:
@@ -49,11 +52,10 @@ class Run:
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables of the process."""
-        changed = {"OMP_NUM_THREADS": str(self.threads), "OMP_WAIT_POLICY": self.wait_policy}
+        kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
         if not self.is_on_cuda:
-            changed["CUDA_VISIBLE_DEVICES"] = ""  # ``--device auto`` would take a GPU
-        variables = (os.environ | changed).items()
-        return {name: value for name, value in variables if value is not None}
+            kept["CUDA_VISIBLE_DEVICES"] = ""  # ``--device auto`` would take a GPU
+        return kept | dict(self.variables)
 
     def words(self, data: str, out: Path) -> list[str]:
         """Return the command with the paths of this machine; ``out`` has no suffix."""
@@ -72,7 +74,7 @@ def outdated(words: Sequence[str]) -> dict[Run, list[Path]]:
         content = json.loads(path.read_text())
         studies = [content] if "command" in content else [*content.values()]
         if any(is_outdated(study["commit"].partition("+")[0]) for study in studies):
-            run = Run.of(studies[0])
+            [run] = {Run.of(study) for study in studies}
             if not run.is_on_cuda or shutil.which("nvidia-smi"):
                 found.setdefault(run, []).append(path)
     return found

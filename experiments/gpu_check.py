@@ -29,7 +29,7 @@ from experiments.helpers import command
 from experiments.helpers.display import make_console, say
 from experiments.helpers.errors import ExperimentError, UsageError
 from experiments.helpers.kept import Kept
-from experiments.helpers.origin import current_versions, gpus
+from experiments.helpers.origin import commit, current_versions, gpus
 from experiments.helpers.values import parse_path
 
 FILE_NAME = "gpu_check.json"
@@ -144,10 +144,10 @@ def run_parts(parts: Mapping[str, Part], out: Path, data: Path) -> dict[str, Any
         data: The folder of generated graphs, which several calls share.
 
     Raises:
-        ResultsError: If the file is of another machine or of other versions.
+        ResultsError: If the file is of another machine or commit, or of other versions.
     """
-    about = {"gpus": gpus(), "cuda": torch.version.cuda, "versions": current_versions()}
-    kept = Kept(out / FILE_NAME, about)
+    about = {"gpus": gpus(), "cuda": torch.version.cuda}
+    kept = Kept(out / FILE_NAME, about | {"commit": commit(), "versions": current_versions()})
     outcomes = kept.content.setdefault("parts", {})
     console = make_console()
     out.mkdir(parents=True, exist_ok=True)
@@ -191,11 +191,13 @@ def _outcome(line: list[str], part: Part, log: Path) -> dict[str, Any]:
 
 def _end(process: subprocess.Popen[str]) -> str:
     """Interrupt a group of processes, kill the rest of it, and return the errors of the first."""
-    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-        os.killpg(process.pid, signal.SIGINT)
-        process.wait(_GRACE_SECONDS)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(_GRACE_SECONDS)
+    finally:  # after a second Ctrl-C, too
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     return process.communicate()[1]
 
 

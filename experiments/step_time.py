@@ -10,7 +10,6 @@ takes its steps beside N busy processes.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,8 +69,7 @@ def by_level(content: Mapping[str, Any]) -> Table:
 )
 def main(args: command.Args) -> None:
     graph = load(args.dataset, args.data_root)
-    settings = ("levels", "bits", "rounds", "blocks", "busy")
-    kept = args.keep(None, *settings, wait_policy=os.environ.get("OMP_WAIT_POLICY"))
+    kept = args.keep(None, "levels", "bits", "rounds", "blocks", "busy")
     for name in args.models:
         kept.once(("models", name), time_model, args, name, graph)
     args.show("A training step, median", by_level(kept.content))

@@ -15,13 +15,20 @@ import torch
 import torch_geometric
 
 import gact_graph
+from gact_graph.support.memory.policy import SWITCH
 
 _MEASURED = ("gact_graph", "csrc", "experiments", "datasets")
+ALLOCATOR = (SWITCH, "LD_PRELOAD", "MALLOC_CONF")
+"""Environment variables that choose an allocator."""
+
+VARIABLES = (*ALLOCATOR, "OMP_WAIT_POLICY")
+"""Environment variables on which times and peaks depend, besides the number of threads."""
+
 _QUERY = ("name", "driver_version", "memory.total")
 
 
 def origin(program: str, flags: Sequence[str]) -> dict[str, Any]:
-    """Return ``command``, ``commit``, ``machine`` and ``versions``, written beside a run's numbers.
+    """Return ``command``, ``environment``, ``commit``, ``machine`` and ``versions`` of a run.
 
     Args:
         program: The command's name in :mod:`experiments`, as in ``memory``.
@@ -29,6 +36,7 @@ def origin(program: str, flags: Sequence[str]) -> dict[str, Any]:
     """
     return {
         "command": command(program, flags),
+        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "commit": commit(),
         "machine": machine(),
         "versions": current_versions(),
@@ -77,7 +85,9 @@ def commit() -> str | None:
         # A virtual environment may lie in a checkout of another project.
         if git("ls-files", "--error-unmatch", "gact_graph/__init__.py").returncode:
             return None
-        changed = git("status", "--porcelain", "--", *_MEASURED).stdout
+        # Without a lock, and with new files whatever the user's settings are.
+        status = ("--no-optional-locks", "status", "--porcelain", "--untracked-files=normal")
+        changed = git(*status, "--", *_MEASURED).stdout
         return git("rev-parse", "--short", "HEAD").stdout.strip() + ("+changes" if changed else "")
     except FileNotFoundError:
         return None

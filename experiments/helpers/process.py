@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from experiments.helpers.errors import ExperimentError
+from experiments.helpers.origin import ALLOCATOR
 from gact_graph.support.memory.limits import NO_MEMORY
 from gact_graph.support.memory.policy import SWITCH
 
@@ -113,9 +114,8 @@ def environment(allocator: str) -> dict[str, str]:
     Raises:
         ExperimentError: If jemalloc is not installed.
     """
-    # Those of the caller may choose another allocator.
-    chosen = (SWITCH, "LD_PRELOAD", "MALLOC_CONF")
-    variables = {key: value for key, value in os.environ.items() if key not in chosen}
+    # Those of the caller may choose another.
+    variables = {key: value for key, value in os.environ.items() if key not in ALLOCATOR}
     if allocator == "kept":
         return variables
     variables[SWITCH] = "0"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shlex
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -106,6 +107,7 @@ def tables(results: Path) -> dict[str, Page]:
     add("networks", _networks, *(f"peers/{model}.json" for model in _NETWORKS), "forces.json")
     add("levels", _levels, "peers/gat.json")
     add("overhead", overhead.by_graph, "overhead.json")
+    add("overhead-jemalloc", overhead.by_graph, "overhead_jemalloc.json")
     add("overhead-of-default", _overhead_of_default, "overhead.json")
     add("examples", by_example, "examples.json")
     add("busy", step_time.by_level, "busy.json")
@@ -182,7 +184,10 @@ def sources(files: Iterable[Row]) -> str:
     """Return a caption with every command, grouped by commit, versions and machine."""
     commands: dict[str, dict[str, None]] = {}
     for content in files:
-        commands.setdefault(_circumstances(content), {})[f"`{content['command']}`"] = None
+        variables = content.get("environment", {}).items()
+        words = [f"{name}={shlex.quote(value)}" for name, value in variables]
+        command = " ".join([*words, content["command"]])
+        commands.setdefault(_circumstances(content), {})[f"`{command}`"] = None
     captions = []
     for circumstances, group in commands.items():
         about = f"{'; ' if len(commands) == len(group) == 1 else '<br>'}{circumstances}"

@@ -154,13 +154,9 @@ class Adaptation:
         self._measuring, self._began = (measuring := weakref.ref(measurement)), self._forwards
         return measurement
 
-    def drop(self) -> None:
-        """Drop the measurement of a forward that runs again without compression."""
-        self._measuring = None
-
     def cancel(self) -> None:
         """Give up the measurement of a forward whose output has no graph."""
-        self.drop()
+        self._measuring = None
         self._fail("forward returns no tensor with a gradient")
 
     def _record(self, measured: Measured | None, row_squares: Mapping[str, Tensor]) -> None:

@@ -248,9 +248,6 @@ class Controller:
                         adaptation.cancel()
             return output
         point.restore()
-        if adaptation is not None:
-            with self._lock:
-                adaptation.drop()
         self.methods[call.method].exact_slots.warn_of_rerun()
         with _not_recoverable(), self._capturing(call, all_exact=True) as session:
             return session.run(call.forward, *call.inputs)

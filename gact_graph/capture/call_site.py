@@ -17,7 +17,7 @@ from torch import nn
 _HELPERS = "torch_geometric.utils"
 _PUBLIC = frozenset(torch_geometric.utils.__all__)
 
-_SESSION = "gact_graph.capture.session"  # whose function `run` calls the captured forward
+_TRACKED = "gact_graph.api.forward"  # whose function `run` calls tracked methods
 
 # Frames between a helper and its operation, or between a layer and its helper: those of torch, and
 # of PyG's decorators.
@@ -73,11 +73,11 @@ def _is_of_loss(frame: FrameType | None) -> bool:
     """Return whether a function such as ``loss`` or ``recon_loss`` is nearer than modules.
 
     Only modules with parameters count: the ``loss`` of a model may run the whole model. Functions
-    that call the captured forward do not count.
+    that call a tracked method do not count.
     """
     while frame is not None:
         name = frame.f_code.co_name
-        if name == "run" and frame.f_globals.get("__name__") == _SESSION:
+        if name == "run" and frame.f_globals.get("__name__") == _TRACKED:
             return False
         if name == "loss" or name.endswith("_loss"):
             return True

@@ -63,7 +63,7 @@ class TestStepTime:
         assert out.stat().st_mtime_ns == changed
         monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
         assert step_time.main(flags) == 1
-        assert "wait_policy None instead of 'passive'" in capsys.readouterr().err
+        assert "environment.OMP_WAIT_POLICY None instead of 'passive'" in capsys.readouterr().err
 
     def test_slowdown_beside_busy_processes(self, tmp_path: Path, capsys) -> None:
         out = tmp_path / "times.json"

@@ -32,13 +32,17 @@ def test_nobody_waits_for_a_build_but_who_needs_it(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_another_thread_there_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
     def start(thread: threading.Thread) -> None:
+        tried.append(thread.name)
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
     monkeypatch.setattr(allocator, "_is_there", lambda: False)
     monkeypatch.setattr(allocator, "has_limit", lambda: False)
     allocator.load_soon()
+    assert tried == ["gact_graph allocator"]
 
 
 def test_a_library_of_the_wheel_serves_one_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,7 @@ class Budget:
         if shapes and shapes == accepted.shapes and not is_over:
             self._begin(patch, accepted)
             return
+        size: GraphSize | None = None
         try:
             size = Miniature(args, kwargs).size
             call = _Call(patch, module, (args, kwargs), size, accepted)
@@ -119,7 +120,7 @@ class Budget:
             if call.largest != accepted.size:
                 self._accept(call)
         except CannotShrink as reason:
-            if patch.part:  # without a graph, as a head: it follows the plan for the others
+            if patch.part and size is None:  # as a head, which follows the plan for the others
                 return
             raise ValueError(
                 f"Expected inputs that contain a graph, for memory= (got {reason}); pass bits=, "

@@ -133,8 +133,8 @@ class Plan:
 
         return replace(
             self,
-            nodes=round(self.nodes * share),
-            edges=round(self.edges * share),
+            nodes=max(nodes, round(self.nodes * share)),
+            edges=max(edges, round(self.edges * share)),
             seconds=self.seconds * share,
             peaks=grown(self.peaks),
             stock_peaks=grown(self.stock_peaks),

@@ -107,7 +107,8 @@ def in_graph(
 
 
 def _setting(value: Any) -> Any:
-    # A compiler guards the type of any other value, too, because it looks at it here.
+    # A compiler guards the type of any other value, too: what a layer leaves in an attribute that
+    # was None compiles it again.
     return value if isinstance(value, (bool, int, float, str)) else _NONE
 
 

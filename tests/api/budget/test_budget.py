@@ -1,6 +1,7 @@
 """A model that is given a memory budget."""
 
 import copy
+import dataclasses
 import re
 import warnings
 
@@ -12,7 +13,7 @@ from torch_geometric.nn import GAE, GCNConv
 import gact_graph
 from gact_graph.api.budget import budget as budgets
 from gact_graph.api.budget import trials
-from gact_graph.api.budget.miniature import GraphSize, Miniature
+from gact_graph.api.budget.miniature import CannotShrink, GraphSize, Miniature
 from gact_graph.api.budget.steps import Trial
 from gact_graph.api.budget.trials import Search
 from gact_graph.api.report.contexts import Contexts
@@ -407,6 +408,16 @@ def test_a_part_without_a_graph_follows_the_plan_for_the_others(planned):
     assert chosen(model) == "L1, 6 bits" and planned == ["forward"]
 
 
+def test_a_part_that_no_trial_can_run_is_refused(planned, monkeypatch):
+    def trial(self, *args):
+        raise CannotShrink("a graph of which no part can be used")
+
+    monkeypatch.setattr(Search, "_trial", trial)
+    model = gact_graph.wrap(Parts(), memory="85 MB")
+    with pytest.raises(ValueError, match="no part can be used"):
+        model.one(*graph())
+
+
 def test_each_part_has_a_largest_graph_of_its_own(planned):
     model = gact_graph.wrap(Parts(), memory="200 MB")
     for _ in range(2):
@@ -469,6 +480,8 @@ def test_a_plan_that_grew_has_the_size_that_its_peak_has(planned):
     grown = plan.grown_to(600, 2000)
     assert grown.peak_bytes == pytest.approx(2 * plan.peak_bytes)
     assert grown.grown_to(600, 4000) is grown
+    without = dataclasses.replace(plan, edges=0).grown_to(300, 8)
+    assert without.grown_to(300, 8) is without
 
 
 def test_a_loop_that_calls_another_method_is_warned_that_the_budget_does_nothing():
