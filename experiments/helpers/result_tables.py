@@ -126,7 +126,7 @@ def tables(results: Path) -> dict[str, Page]:
     add("agreement", _agreement, "variance/digits.json")
     add("forces", lambda content: by_way(COSTS, content["models"]), "forces.json")
     add("forces-physics", lambda content: by_way(PHYSICS, content["models"]), "forces.json")
-    add("plans", _plans, "plans.json")
+    add("plans", lambda content: _plan_peaks([content]), "plans.json")
     add("plan-peaks", _plan_peaks, "plan_peaks/*.json")
     add("scale", scale.needs, "scale/scale.json")
     add("scale-checks", scale.checks, "scale/checks.json")
@@ -223,7 +223,7 @@ def _headline(content: Row) -> Table:
 
 def _headline_accuracy(results: Path) -> str:
     files = [json.loads(path.read_text("utf-8")) for path in (results / "table2").glob("*.json")]
-    study = next(study for study in _studies(files) if _is(study, _ARXIV, "gat"))
+    study = next(s for s in _studies(files) if (s["graph"], s["model"]) == (_ARXIV, "gat"))
     stock, compressed = (
         summary.percent([run["test_score"] for run in study["runs"][variant]])
         for variant in ("fp32", "adaptive-4")
@@ -235,10 +235,6 @@ def _headline_accuracy(results: Path) -> str:
         f"{compressed} % with gact_graph's `bits=4`."
     )
     return f"{text}\n\n{sources([study])}"
-
-
-def _is(study: Row, graph: str, model: str) -> bool:
-    return bool(study["graph"] == graph and study["model"] == model)
 
 
 def _networks(files: Files) -> Table:
@@ -311,11 +307,6 @@ def _partition(content: Row) -> str:
     )
     runs, counts = measured(content).markdown(), counted(content).markdown()
     return "\n\n".join((runs, about_runs, counts, about_counts))
-
-
-def _plans(content: Row) -> str:
-    found = content["plans"]
-    return f"{plans.rows(found).markdown()}\n\n{plans.verdict(found)}"
 
 
 def _plan_peaks(files: Files) -> str:

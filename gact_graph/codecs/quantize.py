@@ -74,7 +74,10 @@ class Quantize(Codec):
             return None
         if exceeds_float32(x, reads.slices):
             return None
-        packed, bits = packed_of(x, bits, request)
+        size = request.group_size
+        widths = widths_of_groups(x, bits, size, request.row_weights, request.row_counts)
+        packed = pack(x, int(bits), group_size=size, seed=request.seed, widths=widths)
+        bits = packed.bits if widths is None else bits  # one width is rounded down
         if packed.groups is not None and packed.nbytes >= x.nbytes:
             return None  # the elements of groups with NaN or Inf take more memory than is saved
         if reads.sign:
@@ -100,14 +103,3 @@ def exceeds_float32(x: Tensor, slices: Slices | None) -> bool:
     variance, mean = torch.var_mean(x.view(shape), dims, correction=0)
     constant = (variance == 0) & (mean.float() != mean)
     return bool(torch.any(constant | (mean.square() > variance * _ROUNDED**2) & (variance > 0)))
-
-
-def packed_of(x: Tensor, bits: float, request: Request) -> tuple[Packed, float]:
-    """Return a tensor in some bits per element, and these bits.
-
-    Where groups cannot have widths of their own, the bits are rounded down.
-    """
-    size = request.group_size
-    widths = widths_of_groups(x, bits, size, request.row_weights, request.row_counts)
-    packed = pack(x, int(bits), group_size=size, seed=request.seed, widths=widths)
-    return packed, packed.bits if widths is None else bits

@@ -29,23 +29,34 @@ class Operand(ABC):
 
     Attributes:
         nbytes: The bytes of memory that only this operand keeps alive.
-        operations: The number of operations that compute it.
-        products: The number of matrix products among them.
     """
 
     nbytes = 0
-    operations = 0
-    products = 0
 
     @property
-    @abstractmethod
+    def below(self) -> tuple[Operand, ...]:
+        """The operands that it is computed from."""
+        return ()
+
+    @property
+    def operations(self) -> int:
+        """The number of operations that compute it."""
+        return sum(operand.operations for operand in self.below)
+
+    @property
+    def products(self) -> int:
+        """The number of matrix products among them."""
+        return sum(operand.products for operand in self.below)
+
+    @property
     def exact(self) -> bool:
         """Whether :meth:`value` returns the bits of the tensor in forward."""
+        return all(operand.exact for operand in self.below)
 
     @property
-    @abstractmethod
     def unbiased(self) -> bool:
         """Whether the mean of :meth:`value` over the noise is the tensor in forward."""
+        return all(operand.unbiased for operand in self.below)
 
     @abstractmethod
     def value(self) -> Tensor:
@@ -53,15 +64,15 @@ class Operand(ABC):
 
     def is_current(self) -> bool:
         """Return whether no tensor below has changed since the recipe was written."""
-        return True
+        return all(operand.is_current() for operand in self.below)
 
     def leaves(self) -> Iterator[Saved]:
         """Yield the saved tensors below."""
-        yield from ()
+        return itertools.chain.from_iterable(operand.leaves() for operand in self.below)
 
     def references(self) -> Iterator[Tensor]:
         """Yield the tensors below that are read from the memory that they had in forward."""
-        yield from ()
+        return itertools.chain.from_iterable(operand.references() for operand in self.below)
 
     def saved(self, keep: Keep) -> Operand:
         """Return the operand with saved tensors in place of live ones.
@@ -103,7 +114,7 @@ class Leaf(Operand):
         return isinstance(self._saved.context.sample, Kept)
 
     @property
-    def operations(self) -> int:  # type: ignore[override]
+    def operations(self) -> int:
         return self._saved.context.sample.operations
 
     @property
@@ -193,32 +204,11 @@ class View(Operand):
     layout: Layout
 
     @property
-    def operations(self) -> int:  # type: ignore[override]
-        return self.base.operations
-
-    @property
-    def products(self) -> int:  # type: ignore[override]
-        return self.base.products
-
-    @property
-    def exact(self) -> bool:
-        return self.base.exact
-
-    @property
-    def unbiased(self) -> bool:
-        return self.base.unbiased
+    def below(self) -> tuple[Operand, ...]:
+        return (self.base,)
 
     def value(self) -> Tensor:
         return self.layout.restore(self.base.value().reshape(-1))
-
-    def is_current(self) -> bool:
-        return self.base.is_current()
-
-    def leaves(self) -> Iterator[Saved]:
-        return self.base.leaves()
-
-    def references(self) -> Iterator[Tensor]:
-        return self.base.references()
 
     def saved(self, keep: Keep) -> View:
         return dataclasses.replace(self, base=self.base.saved(keep))
@@ -251,16 +241,16 @@ class Recipe(Operand):
         return sum(operand.nbytes for operand in self.operands)
 
     @property
-    def operations(self) -> int:  # type: ignore[override]
+    def below(self) -> tuple[Operand, ...]:
+        return self.operands
+
+    @property
+    def operations(self) -> int:
         return 1 + sum(operand.operations for operand in self.operands)
 
     @property
-    def products(self) -> int:  # type: ignore[override]
+    def products(self) -> int:
         return self.multiplies + sum(operand.products for operand in self.operands)
-
-    @property
-    def exact(self) -> bool:
-        return all(operand.exact for operand in self.operands)
 
     @property
     def unbiased(self) -> bool:
@@ -270,15 +260,6 @@ class Recipe(Operand):
 
     def value(self) -> Tensor:
         return self.run(*self.operands)
-
-    def is_current(self) -> bool:
-        return all(operand.is_current() for operand in self.operands)
-
-    def leaves(self) -> Iterator[Saved]:
-        return itertools.chain.from_iterable(operand.leaves() for operand in self.operands)
-
-    def references(self) -> Iterator[Tensor]:
-        return itertools.chain.from_iterable(operand.references() for operand in self.operands)
 
     def saved(self, keep: Keep) -> Recipe:
         operands = tuple(operand.saved(keep) for operand in self.operands)

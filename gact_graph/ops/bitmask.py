@@ -7,6 +7,7 @@ contiguous order. Bits after the last element are 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ _pack_bits = dispatched(reference.pack_bits)
 _pack_pair = dispatched(reference.pack_pair)
 _unpack_bits = dispatched(reference.unpack_bits)
 _masked_select = dispatched(reference.masked_select)
-_masked_scatter = dispatched(reference.masked_scatter)
+masked_scatter: Final = dispatched(reference.masked_scatter)
 
 
 def pack_bits(x: Tensor, test: str = "nonzero", threshold: float = 0.0) -> Tensor:
@@ -101,18 +102,3 @@ def masked_select(
     """
     values, others_are_zero = _masked_select(x.detach(), words, with_negative_zeros)
     return values, bool(others_are_zero)
-
-
-def masked_scatter(values: Tensor, words: Tensor, numel: int) -> Tensor:
-    """Return the tensor [numel] whose elements :func:`masked_select` returned, with 0 elsewhere.
-
-    Args:
-        values: The elements [K] whose bit is set, floating-point.
-        words: [ceil(numel / 64)], int64.
-        numel: The number of elements.
-
-    Raises:
-        ValueError: If the words are not those of ``numel`` elements; or (on the CPU) if K bits are
-            not set; or if ``words`` is not a dense int64 tensor.
-    """
-    return _masked_scatter(values, words, numel)

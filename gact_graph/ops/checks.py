@@ -77,17 +77,6 @@ def check_tensor(
         raise ValueError(f"Expected {name} of {[*shape]}, contiguous (got {[*x.shape]}{how})")
 
 
-def check_codes(
-    codes: Tensor, stats: Tensor, n: int, bits: int, group_size: int, widths: Tensor | None
-) -> None:
-    """Raise an error unless codes and statistics are those of n elements."""
-    shape = [-(-n // TILE), bits] if widths is None else [codes.numel()]
-    check_tensor("codes", codes, torch.int64, shape, codes.device)
-    check_tensor("stats", stats, torch.bfloat16, [-(-n // group_size), 2], codes.device)
-    if widths is not None:
-        check_widths(widths, codes.numel(), n, group_size, codes.device)
-
-
 def check_widths(widths: Tensor, words: int, n: int, group_size: int, device: torch.device) -> None:
     """Raise an error unless the widths are those of n elements' groups, with so many words.
 
@@ -122,23 +111,6 @@ def count_words(widths: Tensor, n: int, group_size: int) -> Tensor:
     return widths.sum(dtype=torch.int64) * of_group - last * missing
 
 
-def check_exact_groups(
-    groups: Tensor | None,
-    values: Tensor | None,
-    n: int,
-    group_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> None:
-    """Raise an error unless there are values for each exact group, or there are neither."""
-    if groups is None or values is None:
-        if groups is not values:
-            raise ValueError("Expected groups and values, or none of both (got one)")
-        return
-    check_tensor("groups", groups, torch.int64, [groups.numel()], device)
-    check_tensor("values", values, dtype, [len(groups), min(group_size, n)], device)
-
-
 def check_packed(
     codes: Tensor,
     stats: Tensor,
@@ -153,8 +125,17 @@ def check_packed(
     """Raise an error unless the arguments are n quantized elements."""
     check_quantization(bits, group_size)
     check_coded("a dtype", dtype)
-    check_codes(codes, stats, n, bits, group_size, widths)
-    check_exact_groups(groups, values, n, group_size, dtype, codes.device)
+    device = codes.device
+    shape = [-(-n // TILE), bits] if widths is None else [codes.numel()]
+    check_tensor("codes", codes, torch.int64, shape, device)
+    check_tensor("stats", stats, torch.bfloat16, [-(-n // group_size), 2], device)
+    if widths is not None:
+        check_widths(widths, codes.numel(), n, group_size, device)
+    if groups is not None and values is not None:
+        check_tensor("groups", groups, torch.int64, [groups.numel()], device)
+        check_tensor("values", values, dtype, [len(groups), min(group_size, n)], device)
+    elif groups is not values:
+        raise ValueError("Expected groups and values, or none of both (got one)")
 
 
 def checked_numel(shape: Sequence[int]) -> int:

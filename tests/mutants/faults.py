@@ -472,8 +472,8 @@ LAYERS = [
     Fault(
         "the gradient of a product with a sparse matrix is not that of the transposed matrix",
         "gact_graph/layers/blocks/sparse_product.py",
-        "arguments = matrix, ctx.weighted, not ctx.transposed, None",
-        "arguments = matrix, ctx.weighted, ctx.transposed, None",
+        "arguments = matrix, ctx.values, ctx.order, not ctx.transposed, None",
+        "arguments = matrix, ctx.values, ctx.order, ctx.transposed, None",
         ("layers/blocks/test_sparse_product.py",),
     ),
     Fault(

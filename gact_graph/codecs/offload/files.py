@@ -11,8 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gact_graph.codecs.offload.streams import Streams
 
-class Files:
+
+class Files(Streams):
     """The operations of :class:`~gact_graph.codecs.offload.streams.Streams` for tensors on a CPU.
 
     Buffers are temporary files without a name, in the folder of :func:`tempfile.gettempdir`, which
@@ -46,21 +48,6 @@ class Files:
         weakref.finalize(mapped, _close, self._files, address)
         return memory
 
-    def empty_like(self, host: Tensor, device: torch.device) -> Tensor:
-        return torch.empty(host.shape, dtype=host.dtype, device=device)
-
-    def current(self, device: torch.device) -> None:
-        return None
-
-    def side(self, device: torch.device, name: str) -> None:
-        return None
-
-    def record(self, stream: None) -> None:
-        return None
-
-    def wait(self, stream: None, event: None) -> None:
-        pass
-
     def copy(self, target: Tensor, source: Tensor, stream: None) -> None:
         if target.untyped_storage().data_ptr() in self._files:
             self._transfer(target, source, os.pwrite)
@@ -77,9 +64,6 @@ class Files:
         while rest:  # the system moves less than 2 GiB at once
             moved = move(file, rest, start)
             rest, start = rest[moved:], start + moved
-
-    def lend(self, tensor: Tensor, stream: None) -> None:
-        pass
 
     def __reduce__(self) -> tuple[type[Files], tuple[()]]:
         """Give a copy, pickled or deep-copied with its model, new files."""

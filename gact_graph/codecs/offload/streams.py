@@ -6,7 +6,7 @@ that tests can verify the order of calls, which ``swap`` decides, without a GPU.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ OFFLOAD, PREFETCH = "offload", "prefetch"
 """The names of the streams that copy contexts to the host and back."""
 
 
-class Streams(Protocol):
-    """The device operations. Streams and events are opaque values of the implementation.
+class Streams:
+    """The device operations; by default, streams and events are None, and nothing waits.
 
     Attributes:
         copies_later: Whether copies may run after :meth:`copy` has returned.
@@ -26,12 +26,15 @@ class Streams(Protocol):
 
     def serves(self, device: torch.device) -> bool:
         """Return whether contexts of this device can be offloaded."""
+        raise NotImplementedError
 
     def buffer(self, nbytes: int) -> Tensor:
         """Return memory [nbytes] uint8 for contexts that wait for backward."""
+        raise NotImplementedError
 
     def empty_like(self, host: Tensor, device: torch.device) -> Tensor:
         """Return memory of the device for a copy of ``host``, allocated on its current stream."""
+        return torch.empty(host.shape, dtype=host.dtype, device=device)
 
     def current(self, device: torch.device) -> Any:
         """Return the current stream of the device in this thread."""
@@ -47,12 +50,13 @@ class Streams(Protocol):
 
     def copy(self, target: Tensor, source: Tensor, stream: Any) -> None:
         """Queue a copy on the stream, without blocking the host."""
+        raise NotImplementedError
 
     def lend(self, tensor: Tensor, stream: Any) -> None:
         """Delay the reuse of the tensor's memory until the stream's queued work completes."""
 
 
-class CudaStreams:
+class CudaStreams(Streams):
     """CUDA streams, created at first use."""
 
     copies_later = True
@@ -66,9 +70,6 @@ class CudaStreams:
     def buffer(self, nbytes: int) -> Tensor:
         # Explicit, because the default device may be another one.
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
-
-    def empty_like(self, host: Tensor, device: torch.device) -> Tensor:
-        return torch.empty(host.shape, dtype=host.dtype, device=device)
 
     def current(self, device: torch.device) -> torch.cuda.Stream:
         return torch.cuda.current_stream(device)

@@ -10,9 +10,8 @@ the next.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,13 +99,6 @@ class _Multiplied(torch.autograd.Function):
             return None, None, sums.gradient(gradient)
 
 
-class _Key(NamedTuple):
-    """The identity of rows and edges; their content may change without a trace in it."""
-
-    x: Hashable
-    edges: SortedEdges
-
-
 @dataclass
 class _Entry:
     """Sums of one key.
@@ -157,7 +149,7 @@ class _Entry:
         return multiplied
 
 
-class KeptSums(Recent[_Key, _Entry]):
+class KeptSums(Recent[_Entry]):
     """Keep sums of constant rows from the second forward on that computes them.
 
     Args:
@@ -188,7 +180,7 @@ class KeptSums(Recent[_Key, _Entry]):
         sums = ConstantSums(x.detach(), weights.detach(), edges)
         if not self.is_active or self._holds(x):  # in a plan's two steps, sums of sums are new
             return sums
-        key = _Key(identity_of(x), edges)
+        key = identity_of(x), edges  # their content may change without a trace in it
         entry = self._entries.get(key)
         if entry is None:
             self._entries[key] = _Entry(self._forward)

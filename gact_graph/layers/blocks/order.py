@@ -196,7 +196,7 @@ class _Entry:
     forward: int  # the last forward that used the order
 
 
-class Orders(Recent[Hashable, _Entry]):
+class Orders(Recent[_Entry]):
     """A cache of the orders that the last forwards used, so that edges are sorted once.
 
     A layer may make a new edge_index with equal content in each forward (GATConv adds self-loops),

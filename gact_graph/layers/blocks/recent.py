@@ -13,16 +13,15 @@ class _Entry(Protocol):
     forward: int  # the last forward that used the entry
 
 
-Key = TypeVar("Key", bound=Hashable)
 Entry = TypeVar("Entry", bound=_Entry)
 
 
-class Recent(Generic[Key, Entry]):
+class Recent(Generic[Entry]):
     """The entries that the last forwards used; a copy and a pickle of it are empty."""
 
     def __init__(self) -> None:
         self._forward = 0
-        self._entries: dict[Key, Entry] = {}
+        self._entries: dict[Hashable, Entry] = {}
 
     def next_forward(self) -> None:
         """Count a forward, and drop the entries that have not been used lately."""

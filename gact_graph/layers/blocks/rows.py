@@ -110,24 +110,15 @@ def saved_tensors(
 
 
 def _rows(saved: Saved, gathers: bool) -> Tensor | CodedRows:
-    coded = _coded(saved, gathers)
-    if coded is not None:
-        return coded
-    return saved.source() if gathers else saved.tensor()
-
-
-def _coded(saved: Saved, gathers: bool) -> CodedRows | None:
     encoded, layout = saved.encoded(), saved.layout
     # Exactly this class: a subclass may decode in another way.
-    if type(encoded) is not Quantized or layout is None or not layout.shape:
-        return None
-    contiguous = torch.empty(layout.shape, device="meta").stride()
-    whole = encoded.packed.shape.numel() == layout.shape.numel()
-    if not (layout.dense and layout.offset == 0 and whole and layout.stride == contiguous):
-        return None
-    # A row is decoded by whole tiles.
-    wide = layout.shape[1:].numel() >= TILE
-    packed, context = encoded.packed, saved.context
-    if context.gathered and not gathers:
-        packed = packed.decorrelated()
-    return CodedRows(packed, layout.shape) if wide else None
+    if type(encoded) is Quantized and layout is not None and layout.shape:
+        contiguous = torch.empty(layout.shape, device="meta").stride()
+        whole = encoded.packed.shape.numel() == layout.shape.numel()
+        dense = layout.dense and layout.offset == 0 and layout.stride == contiguous
+        # A row is decoded by whole tiles.
+        if whole and dense and layout.shape[1:].numel() >= TILE:
+            decorrelate = saved.context.gathered and not gathers
+            packed = encoded.packed.decorrelated() if decorrelate else encoded.packed
+            return CodedRows(packed, layout.shape)
+    return saved.source() if gathers else saved.tensor()

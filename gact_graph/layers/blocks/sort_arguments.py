@@ -145,14 +145,7 @@ def _check_size(
 def sort_edge_model_arguments(
     x: Any, edge_index: Any, edge_attr: Any, u: Any, batch: Any
 ) -> tuple[Tensor, Arguments]:
-    """Return the edges and the arguments of the edge model of a ``MetaLayer``.
-
-    Args:
-        x: As in the forward of the layer, and likewise below.
-        edge_index: Edges.
-        edge_attr: Edge features.
-        u: Graph features.
-        batch: The graph of each node.
+    """Return the edges and the arguments of the edge model, from those of a MetaLayer's forward.
 
     Raises:
         CannotBlock: An argument has an unexpected shape.

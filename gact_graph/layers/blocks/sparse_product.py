@@ -47,15 +47,14 @@ class SparseProduct:
         Args:
             product: The product for which ``x`` stands, if ``x`` has no memory.
         """
-        values = self.matrix.values()
+        order, values = self.order, self.matrix.values()
         if self.mean:
-            counts = self.order.starts.diff()
+            counts = order.starts.diff()
             values = values / counts.repeat_interleave(counts, output_size=len(values))
-        weighted = _Weighted(self.order, values[:, None], *self.matrix.shape)
         if self.x.requires_grad and torch.is_grad_enabled():
             # Now, because in backward there is less memory left to sort the entries.
-            _ = self.order.by_source
-        result: Tensor = _Product.apply(self.x, self.matrix, weighted, False, product)
+            _ = order.by_source
+        result: Tensor = _Product.apply(self.x, self.matrix, values[:, None], order, False, product)
         return result
 
 
@@ -103,26 +102,6 @@ def sparse_product(
     return SparseProduct(matrix, x, mean, order) if order.num_sources <= len(x) else None
 
 
-@dataclass(frozen=True)
-class _Weighted:
-    """A sparse matrix [N, M], of which ``values`` [E, 1] are the entries in the order of rows."""
-
-    order: Order
-    values: Tensor
-    rows: int
-    columns: int
-
-    def times(self, x: Tensor, transposed: bool, product: Product | None) -> Tensor:
-        """Return the product with a dense matrix, or that of the transposed matrix."""
-        out = x.new_empty(self.columns if transposed else self.rows, x.size(1))
-        if product is not None:
-            sum_products(out, product, self.values, self.order)
-        else:
-            edges = self.order.by_source if transposed else self.order
-            sum_edges(out, x, self.values, edges, self.order.num_edges)
-        return out
-
-
 class _Product(torch.autograd.Function):
     # Named as in PyTorch's own product, so that capture counts the matrix alike.
     differentiates = "mm", ("self",)
@@ -132,19 +111,27 @@ class _Product(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         matrix: Tensor,
-        weighted: _Weighted,
+        values: Tensor,
+        order: Order,
         transposed: bool,
         product: Product | None,
     ) -> Tensor:
+        """Return the product with x, or that of the transposed matrix, from its values [E, 1]."""
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(matrix)  # for the error if it changes in place
-        ctx.weighted, ctx.transposed = weighted, transposed
-        return weighted.times(x, transposed, product)
+        ctx.values, ctx.order, ctx.transposed = values, order, transposed
+        out = x.new_empty(matrix.size(1 if transposed else 0), x.size(1))
+        if product is not None:
+            sum_products(out, product, values, order)
+        else:
+            edges = order.by_source if transposed else order
+            sum_edges(out, x, values, edges, order.num_edges)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         (matrix,) = ctx.saved_tensors
-        arguments = matrix, ctx.weighted, not ctx.transposed, None
+        arguments = matrix, ctx.values, ctx.order, not ctx.transposed, None
         if gradients[0] is None:
-            return (None,) * 5
-        return _Product.apply(gradients[0].contiguous(), *arguments), None, None, None, None
+            return (None,) * 6
+        return _Product.apply(gradients[0].contiguous(), *arguments), *[None] * 5

@@ -84,7 +84,8 @@ def masked_select(x: Tensor, words: Tensor, with_negative_zeros: bool) -> tuple[
 
     Others may be -0 only ``with_negative_zeros``.
     """
-    check_selected(x, words)
+    check_pair(x)
+    check_words(words, [x.numel()], x.dtype)
     mask = unpack_bits(words, [x.numel()], 0.0, 1.0, torch.bool)
     flat = x.reshape(-1)
     values = flat[mask]
@@ -104,11 +105,19 @@ def _masked_select_fake(
 
 @operator()
 def masked_scatter(values: Tensor, words: Tensor, numel: int) -> Tensor:
-    """Return a tensor [numel] with the values where bits are set, in order, and 0 elsewhere."""
+    """Return a tensor [numel] with the values where bits are set, in order, and 0 elsewhere.
+
+    Raises:
+        ValueError: If the words are not those of so many elements; or (on the CPU) if the number of
+            values is not that of bits that are set.
+    """
     check_words(words, [numel], values.dtype)
     mask = unpack_bits(words, [numel], 0.0, 1.0, torch.bool)
-    if values.device.type == "cpu":
-        check_count(values, int(mask.sum()))
+    if values.device.type == "cpu" and values.numel() != (bits := int(mask.sum())):
+        raise ValueError(
+            f"Expected values to have an element for each bit that is set: {bits} "
+            f"(got {values.numel()})"
+        )
     return values.new_zeros(numel).masked_scatter_(mask, values)
 
 
@@ -141,21 +150,6 @@ def check_words(words: Tensor, shape: list[int], dtype: torch.dtype) -> None:
     if dtype.is_complex:
         raise ValueError(f"Expected a real dtype (got {dtype})")
     check_tensor("words", words.contiguous(), torch.int64, [-(-n // TILE)], words.device)
-
-
-def check_selected(x: Tensor, words: Tensor) -> None:
-    """Raise an error unless a tensor is floating-point, and has a bit for each element."""
-    check_pair(x)
-    check_words(words, [x.numel()], x.dtype)
-
-
-def check_count(values: Tensor, bits: int) -> None:
-    """Raise an error unless there are as many values as bits that are set."""
-    if values.numel() != bits:
-        raise ValueError(
-            f"Expected values to have an element for each bit that is set: {bits} "
-            f"(got {values.numel()})"
-        )
 
 
 def raw_pair(low: float, high: float, dtype: torch.dtype) -> list[int]:

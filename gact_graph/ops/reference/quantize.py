@@ -117,8 +117,7 @@ def _pack_fake(
     seed: int,
     widths: Tensor | None = None,
     words: int = 0,
-    channels: Tensor | None = None,
-    inner: int = 1,
+    *others: object,
 ) -> tuple[Tensor, Tensor]:
     check_quantization(bits, group_size)
     n = x.numel()
@@ -173,9 +172,7 @@ def group_ranges(
 
 
 @torch.library.register_fake("gact_graph::group_ranges")
-def _group_ranges_fake(
-    x: Tensor, group_size: int, channels: Tensor | None = None, inner: int = 1
-) -> Tensor:
+def _group_ranges_fake(x: Tensor, group_size: int, *others: object) -> Tensor:
     check_quantization(1, group_size)
     return x.new_empty(x.numel() // group_size, dtype=torch.float32)
 
@@ -217,14 +214,7 @@ def decorrelated_weight(
 
 
 @torch.library.register_fake("gact_graph::decorrelated_weight")
-def _decorrelated_weight_fake(
-    x: Tensor,
-    stats: Tensor,
-    group_size: int,
-    groups: int,
-    channels: Tensor | None = None,
-    inner: int = 1,
-) -> Tensor:
+def _decorrelated_weight_fake(x: Tensor, *others: object) -> Tensor:
     return x.new_empty(1, dtype=torch.float32)
 
 
