@@ -48,7 +48,7 @@ from gact_graph.ops.quantize import (
     pack_channels,
 )
 from gact_graph.support.graph import nodes_of
-from gact_graph.support.rows import Row
+from gact_graph.support.rows import Row, numbered
 from gact_graph.support.scopes import Scopes
 from gact_graph.support.storage import tensors_in
 from gact_graph.support.symbols import expected_bytes
@@ -79,6 +79,7 @@ class Running:
     Attributes:
         group_size: Elements of a group of codes.
         rows: Rows of the report, by slot.
+        times: The number of times that each slot was stored.
     """
 
     def __init__(self, config: Config, noise: Noise) -> None:
@@ -87,16 +88,7 @@ class Running:
         self.noise = noise
         self.rows: dict[str, Row] = {}
         self._exact: dict[fx.Graph, set[str]] = {}
-        self._times: Counter[str] = Counter()
-
-    def name_of(self, slot: str) -> str:
-        """Return the name of a slot that is stored now.
-
-        Several graphs may have the same slot, as those around a graph break: each time after the
-        first, the name gets a number.
-        """
-        self._times[slot] += 1
-        return slot if self._times[slot] == 1 else f"{slot}#{self._times[slot]}"
+        self.times: Counter[str] = Counter()
 
     def bits_of(self, x: Tensor, graph: fx.Graph, name: str) -> int:
         """Return the bits for an element of a saved tensor; 32 if it is kept.
@@ -441,8 +433,8 @@ def _(
 
 
 def _named(slot: str) -> str:
-    """Return the name of a slot in the forward that runs, if one does."""
-    return slot if _running.value is None else _running.value.name_of(slot)
+    """Return the name of a slot in the forward that runs: graphs around a break may share it."""
+    return slot if _running.value is None else numbered(_running.value.times, slot)
 
 
 def _count(slot: str, codec: str, x: Tensor, bits: int, *stored: Tensor) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gact_graph.codecs import Context
-from gact_graph.support.rows import Row
+from gact_graph.support.rows import Row, numbered
 
 
 class Moment(NamedTuple):
@@ -48,9 +48,7 @@ class Moments:
 
     def saved(self, slot: str, context: Context) -> str:
         """Record that a context was saved, and later that it is released; return its name."""
-        self._names[slot] += 1
-        count = self._names[slot]
-        name = slot if count == 1 else f"{slot} {count}"
+        name = numbered(self._names, slot, " ")
         sources = (self._saved.get(source.context) for source in context.sample.sources)
         self.sources[name] = [*filter(None, sources)]
         self._saved[context] = name

@@ -53,7 +53,7 @@ from gact_graph.support.exact import ExactSlots, Reading, RestorePoint, needs_a_
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.messages import Advise
 from gact_graph.support.part import in_proportion
-from gact_graph.support.rows import LayerRow, Row
+from gact_graph.support.rows import LayerRow, Row, numbered
 from gact_graph.support.storage import (
     Elements,
     elements_of,
@@ -370,8 +370,7 @@ class Session:
             counted: Whether the tensors that stock autograd would save were counted.
         """
         full = f"{self.trace.module}/{name}" if self.trace.module else name
-        self._calls[full] += 1
-        slot = full if self._calls[full] == 1 else f"{full}#{self._calls[full]}"
+        slot = numbered(self._calls, full)
         self._layers[slot] = LayerRow(slot, way, blocks, reason, counted)
 
     def coding_of(self, module: str) -> current.Coding | None:
@@ -674,8 +673,6 @@ class Session:
         def keep(source: Tensor) -> Saved:
             is_source = source.is_floating_point() or source.is_complex()
             name = "source" if is_source else "index"
-            numbers[name] += 1
-            suffix = "" if numbers[name] == 1 else f".{numbers[name]}"
             # As a copy if the model may update the tensor before backward, as a memory of nodes.
             values = source.clone() if self._owned.is_state(source) else source.detach()
             return self._save(
@@ -684,7 +681,7 @@ class Session:
                     save.call,
                     source.requires_grad,
                     save.position,
-                    f"{save.slot}.{name}{suffix}",
+                    f"{save.slot}.{numbered(numbers, name, '.')}",
                     save.of_edges,
                     reads_of_source(save.reads, source) if is_source else VALUES,
                     by_autograd=False,

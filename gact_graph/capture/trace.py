@@ -29,6 +29,7 @@ from gact_graph.capture.nodes import Attribute
 from gact_graph.codecs import Saved
 from gact_graph.codecs.reads import EXACT, Reads
 from gact_graph.ops.bernoulli import DropoutNoise
+from gact_graph.support.rows import numbered
 from gact_graph.support.storage import is_plain, storage_id
 from gact_graph.support.torch_private import (
     dispatch_modes,
@@ -381,9 +382,7 @@ class Trace(TorchFunctionMode):
                 helper, call.caller, call.of_loss = call_site(entry)
                 name = f"{helper}.{name}" if helper else name
             label = "/".join([*(step for step, _ in self._stack), name])
-            self._operations[label] += 1
-            count = self._operations[label]
-            call.label = label if count == 1 else f"{label}#{count}"
+            call.label = numbered(self._operations, label)
         return call.label
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 RECOMPUTED = "blocks"
 """The codec of messages that stock autograd would save, and that backward computes again."""
+
+
+def numbered(counts: Counter[str], name: str, mark: str = "#") -> str:
+    """Count a use of a name, and return the name: with the number of the use from the second on."""
+    counts[name] += 1
+    return name if counts[name] == 1 else f"{name}{mark}{counts[name]}"
 
 
 @dataclass

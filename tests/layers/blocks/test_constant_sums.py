@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from samples import graph, one_thread  # noqa: F401
@@ -157,6 +159,15 @@ def test_weights_with_a_gradient_are_no_constants(monkeypatch: pytest.MonkeyPatc
     assert seen == [] and weight.grad is not None
 
 
+def assert_trains_as_stock(net: Callable[[], nn.Module]) -> None:
+    model, plain = net(), net()
+    plain.load_state_dict(model.state_dict())
+    wrapped(model, keep=True)
+    expected = in_float64(plain)
+    for _ in range(4):
+        assert_near(step(model), expected)
+
+
 def test_two_layers_of_other_weights() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:
@@ -167,12 +178,7 @@ def test_two_layers_of_other_weights() -> None:
             out: Tensor = self.plain(x, edge_index).tanh() + self.normed(x, edge_index)
             return out
 
-    model, plain = Both(), Both()
-    plain.load_state_dict(model.state_dict())
-    wrapped(model, keep=True)
-    expected = in_float64(plain)
-    for _ in range(4):
-        assert_near(step(model), expected)
+    assert_trains_as_stock(Both)
 
 
 class Sum(nn.Module):
@@ -229,12 +235,7 @@ class Mixed(nn.Module):
 
 
 def test_results_that_the_model_changes_before_the_backward_of_a_product() -> None:
-    model, plain = Mixed(), Mixed()
-    plain.load_state_dict(model.state_dict())
-    wrapped(model, keep=True)
-    expected = in_float64(plain)
-    for _ in range(4):
-        assert_near(step(model), expected)
+    assert_trains_as_stock(Mixed)
 
 
 def test_products_share_their_sums_with_those_of_earlier_graphs(
