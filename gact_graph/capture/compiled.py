@@ -106,16 +106,6 @@ class Running:
         least = _LEAST_OF_NARROW if _is_narrow(x) else 1
         return max(int(self._config.bits), reads.least_bits, least)
 
-    def is_by_column(self, x: Tensor, graph: fx.Graph, name: str) -> bool:
-        """Return whether noise must be relative to each column of a saved tensor.
-
-        Args:
-            x: The tensor, contiguous or not.
-            graph: The graph of the backward.
-            name: The name of the tensor there.
-        """
-        return x.dim() == 2 and not _is_narrow(x) and has_factor_by_column(graph, name)
-
     def exact_in(self, backward: fx.Graph, forward: fx.Graph) -> set[str]:
         """Return the names of the tensors that are kept exactly, whatever backward reads of them.
 
@@ -235,7 +225,8 @@ def _pack(saved: Tensor) -> Any:
     if saved.dim() == 2 and not saved.is_contiguous() and saved.t().is_contiguous():
         # For a product. In memory, elements of a group belong to few rows.
         form, saved = _TRANSPOSED, saved.t()
-    by_column = form == _CODES and running.is_by_column(saved, graph, node.name)
+    by_column = form == _CODES and saved.dim() == 2 and not _is_narrow(saved)
+    by_column = by_column and has_factor_by_column(graph, node.name)
     codes = _save_codes(saved, bits, running.group_size, by_column, slot)
     return form, bits, *codes, *saved.shape
 

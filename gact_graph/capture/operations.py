@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gact_graph.capture.derivatives import POSITION, UNBOUNDED
 from gact_graph.capture.nodes import Attribute
-from gact_graph.capture.sides import test_of
+from gact_graph.capture.sides import find_tests
 from gact_graph.capture.trace import Call
 from gact_graph.codecs.reads import (
     EXACT,
@@ -143,7 +143,7 @@ def _alike(operation: str) -> Reads:
 
 
 def _side(operation: str, bounds: tuple[float | None, ...], low: float, high: float) -> Reads:
-    test = test_of(operation)
+    test = find_tests().get(operation)
     return EXACT if test is None else Side(test, bounds, low, high)
 
 

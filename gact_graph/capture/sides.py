@@ -51,21 +51,12 @@ _PROBES: Mapping[str, tuple[Callable[[Tensor], Tensor], Side]] = {
 _ALTERNATIVES = {1: ("not_at_most", "above"), 2: ("within", "strictly_within")}
 
 
-def test_of(operation: str) -> str | None:
-    """Return the test of :class:`~gact_graph.codecs.reads.Side` that the gradient depends on.
-
-    Args:
-        operation: The name of an operation with bounds that are numbers.
-
-    Returns:
-        The test; None if the gradient depends on more, or the operation is not known.
-    """
-    return find_tests().get(operation)
-
-
 @functools.cache
 def find_tests() -> Mapping[str, str | None]:
-    """Return the test of each operation, found once in a process, in a few milliseconds.
+    """Return the test of :class:`~gact_graph.codecs.reads.Side` that each gradient depends on.
+
+    The value is None for an operation whose gradient depends on more. The tests are found once in a
+    process, in a few milliseconds.
 
     A captured forward needs the tests from its start: the search adds nodes to those that autograd
     numbers on this thread. Another thread needs memory for a stack, which a limit may not leave.

@@ -10,7 +10,7 @@ Array = NDArray[np.float64]
 
 def minimize(
     cost: Array, rows: Array, most: Array, equalities: int, patience: float
-) -> tuple[Array | None, float] | None:
+) -> Array | None:
     """Minimize ``cost @ x`` over x of 0 and 1, subject to ``rows @ x <= most``.
 
     Args:
@@ -21,13 +21,12 @@ def minimize(
         patience: Seconds to search.
 
     Returns:
-        The optimum, or None if it was not found in time, or without HiGHS; and a lower bound of its
-        cost, which is not negative. None in place of both if no x satisfies the constraints.
+        The optimum; None if there is none, if it was not found in time, and without HiGHS.
     """
     try:
         import highspy
     except ImportError:
-        return None, 0.0
+        return None
     program = highspy.HighsLp()
     program.num_col_, program.num_row_ = rows.shape[1], rows.shape[0]
     program.col_cost_ = cost
@@ -48,9 +47,6 @@ def minimize(
         highs.setOptionValue(name, value)
     highs.passModel(program)
     highs.run()
-    status = highs.getModelStatus()
-    if status == highspy.HighsModelStatus.kInfeasible:
+    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         return None
-    if status == highspy.HighsModelStatus.kOptimal:
-        return np.array(highs.getSolution().col_value), highs.getObjectiveValue()
-    return None, float(highs.getInfo().mip_dual_bound)
+    return np.array(highs.getSolution().col_value)

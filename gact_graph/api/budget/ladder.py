@@ -12,7 +12,7 @@ with the time :math:`t_{uf}`, the error of the gradient :math:`e_{uf}`, its weig
 and the bytes :math:`m_{kuf}` of :class:`~gact_graph.api.budget.memory_model.MemoryModel`. It
 generalizes the program of GACT (ICML 2022, section 4.1), whose only part is the end of forward and
 whose only cost is the error. HiGHS solves it; if the time does not suffice, a greedy search takes
-over, and the linear relaxation bounds how far it is from the optimum.
+over.
 """
 
 from __future__ import annotations
@@ -43,14 +43,12 @@ class Rung:
         measures: Whether there is memory for steps that measure sensitivities, too.
         error: Expected squared error of the gradient, relative to the squared gradient.
         cost: The time to encode, decode and offload, and the error, in seconds.
-        least: A lower bound of the cost in as much memory.
     """
 
     choices: tuple[int, ...]
     measures: bool
     error: float
     cost: float
-    least: float
 
 
 @dataclass(frozen=True)
@@ -93,10 +91,9 @@ def ladder(model: MemoryModel, prices: Prices) -> list[Rung]:
         found: list[Rung] = []
         for part in (model, steady):  # of equal cost, the one that measures
             patience = max(0.05, deadline - monotonic())
-            solution = _solved(part, prices, float(budget) * (1 + 1e-9), patience)
-            if solution is not None:
-                choices, bound = solution
-                found.append(Rung(tuple(choices), part is model, *prices.of(choices), bound))
+            choices = _solved(part, prices, float(budget) * (1 + 1e-9), patience)
+            if choices is not None:
+                found.append(Rung(tuple(choices), part is model, *prices.of(choices)))
         if found and (not rungs or min(map(_cost, found)) < rungs[-1].cost):
             rungs.append(min(found, key=_cost))
     return rungs
@@ -116,10 +113,8 @@ def _smallest(model: MemoryModel) -> list[int]:
     return min((_uniform(model, form) for form in range(len(model.forms))), key=model.peak)
 
 
-def _solved(
-    model: MemoryModel, prices: Prices, budget: float, patience: float
-) -> tuple[list[int], float] | None:
-    """Return choices and a lower bound of their cost; None if nothing fits."""
+def _solved(model: MemoryModel, prices: Prices, budget: float, patience: float) -> list[int] | None:
+    """Return the choices that cost least; None if nothing fits."""
     units, forms = prices.error.shape
     parts = _tight(model, budget)
     rows = [np.kron(np.eye(units), np.ones(forms))]
@@ -134,13 +129,9 @@ def _solved(
     scale = max(float(cost.max(initial=0.0)), 1e-30)
     found = minimize(cost / scale, np.concatenate(rows), np.concatenate(most), units, patience)
     if found is None:
-        return None
-    values, least = found
-    if values is None:
-        choices = _greedy(model, prices, budget)
-        return None if choices is None else (choices, max(0.0, least) * scale)
-    choices = values.reshape(units, forms).argmax(axis=1).tolist()
-    return choices, prices.of(choices)[1]
+        return _greedy(model, prices, budget)
+    choices: list[int] = found.reshape(units, forms).argmax(axis=1).tolist()
+    return choices
 
 
 def _tight(model: MemoryModel, budget: float) -> NDArray[np.bool_]:

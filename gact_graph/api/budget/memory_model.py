@@ -75,7 +75,7 @@ class Timeline:
                 name: Line.through(get(low.rows[name]), get(row), shares).at(share)
                 for name, row in high.rows.items()
             }
-            for get in (_stored, _coded)
+            for get in (lambda row: row.stored_bytes, _coded)
         )
         return cls(peaks, stored, coded, high.sources)
 
@@ -266,10 +266,6 @@ def _owners(step: Timeline, place: Mapping[str, int]) -> list[int | None]:
         if step.moments[index][1]:
             own[index] = following = own[index] if own[index] is not None else following
     return own
-
-
-def _stored(row: Row) -> float:
-    return row.stored_bytes
 
 
 def _coded(row: Row) -> float:

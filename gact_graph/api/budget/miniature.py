@@ -191,14 +191,7 @@ def _rows(tensor: Any, index: Tensor) -> Any:
     """Return rows of a tensor or a sparse matrix."""
     if isinstance(tensor, SparseTensor) or tensor.layout in (torch.strided, torch.sparse_coo):
         return tensor.index_select(0, index)
-    return _in_layout(tensor.to_sparse_coo().index_select(0, index), tensor.layout)
-
-
-def _in_layout(matrix: Tensor, layout: torch.layout) -> Tensor:
-    """Return a COO matrix in a sparse layout; COO, CSR or CSC."""
-    if layout == torch.sparse_coo:
-        return matrix
-    return matrix.to_sparse_csr() if layout == torch.sparse_csr else matrix.to_sparse_csc()
+    return tensor.to_sparse_coo().index_select(0, index).to_sparse(layout=tensor.layout)
 
 
 def is_edges(value: Any) -> bool:
@@ -281,7 +274,7 @@ def _fewer_edges(edges: Any, share: float, before: Sequence[int], after: Sequenc
     small = torch.sparse_coo_tensor(
         torch.stack([row, col]), values, size, check_invariants=False, device=device
     ).coalesce()
-    return _in_layout(small, edges.layout)
+    return small.to_sparse(layout=edges.layout)
 
 
 def _entries(matrix: Any, chosen: Tensor) -> tuple[Tensor, Any]:

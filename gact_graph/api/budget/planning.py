@@ -16,7 +16,6 @@ from gact_graph.api.report import format_bytes
 from gact_graph.capture.config import Config
 from gact_graph.support.memory.limits import is_out_of_memory
 from gact_graph.support.progress import progress
-from gact_graph.support.rows import Row
 
 Preference = Literal["time", "accuracy"]
 
@@ -109,7 +108,8 @@ def _refusal(search: Search, memory: int) -> str:
     """Return the message of an error: the least that is possible, and what holds it."""
     estimate = search.estimate()
     strategy, peak = estimate.smallest()
-    rows = sorted(search.largest_trial(strategy).contexts.contexts, key=_stored, reverse=True)
+    contexts = search.largest_trial(strategy).contexts.contexts
+    rows = sorted(contexts, key=lambda row: row.stored_bytes, reverse=True)
     largest = ", ".join(row.slot for row in rows[:_NAMED])
     return (
         f"Expected a memory budget that some strategy fits (got {format_bytes(memory)} for "
@@ -118,7 +118,3 @@ def _refusal(search: Search, memory: int) -> str:
         f"{largest}); pass {format_bytes(estimate.budget_for(peak) - memory)} more, or use a "
         "smaller model or smaller batches"
     )
-
-
-def _stored(row: Row) -> int:
-    return row.stored_bytes

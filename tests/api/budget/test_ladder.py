@@ -57,7 +57,6 @@ def test_no_choice_in_as_much_memory_costs_less(seed: int, units: int, parts: in
         budget = memory.peak(rung.choices)
         assert model.allows(rung.choices)
         assert rung.cost <= least_cost(memory, prices, budget) * (1 + 1e-6) + 1e-9
-        assert rung.least <= rung.cost * (1 + 1e-6) + 1e-9
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -81,25 +80,23 @@ def test_the_weight_of_the_error_decides_between_codes_and_slow_exact_forms() ->
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_without_time_a_greedy_search_takes_over_and_names_a_bound(
+def test_without_time_a_greedy_search_takes_over(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, prices = problem(seed, 5, 6)
     exact = ladder(model, prices)
-    monkeypatch.setattr(ladders, "minimize", lambda *args: (None, 0.0))
+    monkeypatch.setattr(ladders, "minimize", lambda *args: None)
     greedy = ladder(model, prices)
     costs = [rung.cost for rung in greedy]
     assert costs == sorted(costs, reverse=True)
     for rung in greedy:
         assert model.allows(rung.choices)
-        memory = model if rung.measures else model.steady()
-        assert rung.least <= least_cost(memory, prices, memory.peak(rung.choices))
     assert greedy[-1].cost == exact[-1].cost == 0
 
 
 def test_without_the_solver_there_is_no_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "highspy", None)
-    assert minimize(np.ones(2), np.ones((1, 2)), np.ones(1), 1, 1.0) == (None, 0.0)
+    assert minimize(np.ones(2), np.ones((1, 2)), np.ones(1), 1, 1.0) is None
     model, prices = problem(0, 5, 6)
     assert ladder(model, prices)[-1].cost == 0
 
@@ -108,5 +105,4 @@ def test_a_program_without_solution_and_one_with_too_little_time() -> None:
     ones = np.ones((2, 2))
     assert minimize(np.ones(2), ones, np.array([1.0, 0.0]), 1, 1.0) is None
     found = minimize(np.array([3.0, 2.0]), ones[:1], np.array([1.0]), 1, 1.0)
-    assert found is not None and found[0] is not None
-    assert found[0].tolist() == [0, 1] and found[1] == pytest.approx(2)
+    assert found is not None and found.tolist() == [0, 1]
