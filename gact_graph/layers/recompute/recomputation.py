@@ -27,7 +27,7 @@ from gact_graph.support.current import Capture, Coding, forward_runs, unpack
 from gact_graph.support.edits import glimpse_of
 from gact_graph.support.messages import Advise
 from gact_graph.support.run_state import RunState
-from gact_graph.support.storage import Layout, tensors_held_by
+from gact_graph.support.storage import Layout, tensors_held_by, version_of
 from gact_graph.support.torch_private import at_end_of_backward, graph_task_id
 from gact_graph.support.watch import Watch
 
@@ -118,6 +118,8 @@ class Recomputation:
         self._run_state = RunState({t.device.type for t in tensors})
         self._requires_grad = [t.requires_grad for t in tensors]
         self._glimpses = [glimpse_of(tensor) for tensor in tensors]
+        versions = [version_of(tensor) for tensor in tensors]
+        self._changes = [False] * len(tensors)
         first = FirstRun(self._stand_for, session, named, tensors_held_by(self._module))
         self._inputs = [first.save(tensor) for tensor in tensors]
         self.advise: Advise | None = self._inputs[0].advise
@@ -129,6 +131,7 @@ class Recomputation:
             self._results = first.saved_results()
         finally:
             first.end()
+        self._changes = [version_of(t) != v for t, v in zip(tensors, versions, strict=True)]
         return result
 
     def _stand_for(self, number: int, tensor: Tensor) -> Placeholder:
@@ -204,7 +207,7 @@ class Recomputation:
         ):
             for number, requires_grad in enumerate(self._requires_grad):
                 if requires_grad:
-                    tensors[number] = _Input.apply(token, tensors[number])
+                    tensors[number] = _Input.apply(token, tensors[number], self._changes[number])
             args, kwargs = self._arguments.filled(tensors)
             del tensors
             try:
@@ -236,13 +239,14 @@ class Recomputation:
 class _Input(torch.autograd.Function):
     """Makes an input the result of an operation, so that the layer may change it in place.
 
-    ``_Input.apply(token, value)`` returns ``value``; the token is any tensor that requires a
-    gradient.
+    ``_Input.apply(token, value, changes)`` returns ``value``, or a copy if the layer changes it:
+    autograd lets no view that a function returns be changed. The token is any tensor that requires
+    a gradient.
     """
 
     @staticmethod
-    def forward(ctx: Any, token: Tensor, value: Tensor) -> Tensor:
-        return value.view_as(value)
+    def forward(ctx: Any, token: Tensor, value: Tensor, changes: bool) -> Tensor:
+        return value.clone() if changes else value.view_as(value)
 
 
 @contextmanager
