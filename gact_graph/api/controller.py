@@ -224,7 +224,8 @@ class Controller:
                 tracked.adaptation.next_step(call.module)
         if tracked.is_small(self._min_bytes):
             return self._run_uncompressed(call)
-        if tracked.adaptation is not None and tracked.is_large(self._min_bytes):
+        measures = tracked.is_large(self._min_bytes) and not tracked.exact_slots.interrupted
+        if tracked.adaptation is not None and measures:
             with self._lock:
                 measurement = tracked.adaptation.begin(call.module, self._lock)
         return self._run_captured(call, measurement)
@@ -281,6 +282,8 @@ class Controller:
             repeated, adaptation = tracked.inputs.see(call.inputs), tracked.adaptation
             if adaptation is not None and not repeated:
                 adaptation.row_weights.clear()
+            exact = tracked.exact_slots
+            all_exact, exact.interrupted = all_exact or exact.interrupted, False
             session = Session(
                 self.config,
                 tracked.scheme,
@@ -292,7 +295,7 @@ class Controller:
                 row_weights=None if adaptation is None else adaptation.row_weights,
                 widths=widths,
                 spare=spare,
-                exact_slots=tracked.exact_slots,
+                exact_slots=exact,
                 all_exact=all_exact,
                 restore_point=restore_point,
                 places=None if self.blocks is None else tracked.places,

@@ -38,11 +38,14 @@ class ExactSlots:
         slots: The slots of calls with such a leaf, and of calls without.
         decided: Whether a backward has run through a call with such a leaf. Before that, all
             tensors from the leaf on are kept exactly.
+        interrupted: Whether a call ended at its first read of a compressed tensor. The next one
+            keeps all tensors exactly, so that it finds every slot.
     """
 
     def __init__(self) -> None:
         self.slots: dict[bool, set[str]] = {False: set(), True: set()}
         self.decided: bool = False
+        self.interrupted: bool = False
         self._warned = False
 
     def has(self, with_leaf: bool, label: str) -> bool:
@@ -110,6 +113,7 @@ class Reading:
         self.exact_slots.slots[self.with_leaf] |= {self.slot, slot or self.slot}
         if self.lossy:
             if in_forward:
+                self.exact_slots.interrupted = True
                 raise ReadInForwardError
             self.exact_slots.warn_of_noise()
 

@@ -150,6 +150,42 @@ class TestSurprises:
             outputs.append(out.detach())
         return [*outputs, *(b.clone() for b in model.buffers()), torch.get_rng_state()]
 
+    def test_by_a_parameter_inside_compress(self) -> None:
+        """What ran before in the loop cannot run once more, but the next step finds all slots."""
+        model = wrapped(self.net(), bits=2)
+        x = torch.randn(64, len(model.weight))
+        with (
+            pytest.raises(RuntimeError, match="differentiates only its own results"),
+            gact_graph.compress(model),
+        ):
+            model(x)
+        assert gact_graph.report(model).empty
+        for _ in range(2):
+            with gact_graph.compress(model):
+                out = model(x)
+            out.square().sum().backward()
+        assert any(row.bits is not None for row in gact_graph.report(model).contexts)
+
+    def test_by_a_parameter_of_an_earlier_call(self) -> None:
+        def forward(module: nn.Module, x: Tensor, earlier: Tensor | None = None) -> Tensor:
+            weight = module.weight
+            if earlier is not None:
+                total = earlier.square().sum()
+                [gradient] = torch.autograd.grad(total, module.weight, create_graph=True)
+                weight = weight - 0.1 * gradient
+            return torch.tanh(torch.sigmoid(x @ weight)).cos()
+
+        model = wrapped(Lambda(forward), bits=2, adaptive=True)
+        x = torch.randn(64, len(model.weight))
+        with (
+            pytest.warns(RuntimeWarning, match="ran once more, without compression"),
+            pytest.raises(RuntimeError, match="differentiates only its own results"),
+        ):
+            model(x, model(x))
+        for _ in range(2):
+            model(x, model(x)).square().sum().backward()
+        assert gact_graph.report(model).measurements > 0
+
     def test_by_a_parameter(self) -> None:
         model = wrapped(self.net(), bits=2)
         with pytest.warns(RuntimeWarning, match="ran once more, without compression") as caught:
@@ -197,7 +233,7 @@ class TestSurprises:
             x.mul_(2.0)
             return torch.autograd.grad(hidden.sin().sum(), hidden, create_graph=True)[0]
 
-        model = wrapped(Lambda(forward), bits=2)
+        model = wrapped(Lambda(forward), bits=2, adaptive=True)
         with pytest.raises(RuntimeError, match="to leave its inputs as they were"):
             model(torch.randn(64, len(model.weight)))
 
