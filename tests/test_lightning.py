@@ -217,3 +217,14 @@ def test_without_lightning_the_error_names_the_package(monkeypatch: pytest.Monke
         ImportError, match=r"Expected Lightning \(got none\): pip install lightning"
     ):
         importlib.import_module("gact_graph.lightning")
+
+
+def test_the_older_package_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = pytest.importorskip("pytorch_lightning")
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
+    monkeypatch.delitem(sys.modules, "gact_graph.lightning", raising=False)
+    try:
+        found = importlib.import_module("gact_graph.lightning")
+        assert issubclass(found.Compression, package.Callback)
+    finally:
+        sys.modules.pop("gact_graph.lightning", None)

@@ -72,9 +72,6 @@ class Homogeneous(nn.Module):
         return self.second(self.first(x, edges).relu(), edges)
 
 
-KINDS = [("a", "to", "b"), ("b", "to", "a"), ("a", "to", "a")]
-
-
 class Typed(nn.Module):
     def __init__(self) -> None:
         super().__init__()

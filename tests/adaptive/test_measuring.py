@@ -153,48 +153,28 @@ class TestArguments:
         assert measured(model)
 
 
-class Stateful(nn.Module):
-    """Carries everything along that a module can."""
+class TestBackwardThatRaises:
+    def test_it_is_no_measurement(self):
+        def fails(gradient):
+            raise ValueError("on purpose")
 
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(FEATURES, 64), nn.Linear(64, 64)
-        self.memory, self.kept = torch.zeros(64), torch.zeros(64)
-        self.count, self.history, self.by_name = 0, [], {"seen": torch.zeros(64)}
-        self.last.hidden = 0
-        self.register_buffer("mean", torch.zeros(64))
-        self.register_buffer("large", torch.zeros(1 << 17))
-
-    def forward(self, x):
-        h = torch.tanh(self.first(x) + self.memory + self.kept + self.by_name["seen"])
-        self.memory = 0.5 * self.memory + 0.1 * h.detach().mean(0)
-        self.kept.mul_(0.5).add_(0.01 * h.detach().mean(0))
-        self.by_name["seen"] = self.by_name["seen"] + 0.01 * self.count
-        self.mean.lerp_(h.detach().mean(0), 0.1)
-        self.large += 1.0
-        self.count += 1
-        self.last.hidden += 1
-        self.history.append(self.count)
-        return torch.tanh(self.last(h) + self.large[0] * 0.01)
+        model = wrapped(make(Mlp))
+        handle = model.first.weight.register_hook(fails)
+        with pytest.raises(ValueError, match="on purpose"):
+            model(X).square().mean().backward()
+        handle.remove()
+        assert measurements(model) == 0
+        assert steps(model, 9) == [[]] * 9 and measurements(model) == 1
 
 
-class TestState:
-    def test_no_state_of_any_kind_advances(self):
-        """The same with and without measuring, at 32 bits, so that bits change nothing."""
-        states = []
-        for adaptive in (False, True):
-            model = wrapped(make(Stateful), adaptive=adaptive, adapt_interval=1)
-            model.forward.controller.methods["forward"].scheme.bits_of = lambda slot: 32
-            steps(model, 6)
-            states.append(
-                [
-                    *(p.detach() for p in model.parameters()),
-                    *(model.memory, model.kept, model.by_name["seen"], model.mean, model.large),
-                    torch.tensor([model.count, model.last.hidden, *model.history]),
-                ]
-            )
-        assert measurements(model) > 4
-        assert equal(*states)
+class TestSetsOfParameters:
+    def test_the_last_eight_are_remembered(self):
+        model = wrapped(make(Mlp), adapt_interval=1000)
+        for number in range(12):
+            for place, parameter in enumerate([*model.parameters()][:4]):
+                parameter.requires_grad_(bool(number >> place & 1))
+            steps(model, 1)
+        assert len(model.forward.controller.methods["forward"].adaptation._others) == 8
 
 
 class TestGradientsThatTellNothing:
@@ -208,6 +188,7 @@ class TestGradientsThatTellNothing:
     def test_it_measures_once_they_do(self):
         model = wrapped(make(Mlp), adapt_interval=4)
         steps(model, 3, loss=lambda out: out.sum() * float("nan"))
+        assert measurements(model) == 1 and not measured(model)
         model = wrapped(make(Mlp), adapt_interval=4)
         steps(model, 2, loss=lambda out: (out * 0.0).sum())
         steps(model, 8)

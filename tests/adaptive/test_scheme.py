@@ -141,3 +141,10 @@ def test_a_slot_that_could_not_be_measured_yet_does_not_stop_the_others():
     scheme.measure({"b": 1.0}, error=0.0, explained=0.0)
     assert scheme.variance_ratio > 0
     assert scheme.average_for(scheme.variance_ratio / 2) is not None
+
+
+def test_against_some_errors_no_average_of_bits_helps():
+    scheme = Scheme(2, {}, 256)
+    scheme.see([row("a")])
+    scheme.measure({"a": 1e12}, error=0.5, explained=0.5)
+    assert scheme.average_for(1e3) is not None and scheme.average_for(0.1) is None

@@ -88,7 +88,7 @@ def agree(actual: list[Tensor], expected: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", None])
-@pytest.mark.parametrize("blocks", [BLOCKS, EDGES * 2, "auto", True, False])
+@pytest.mark.parametrize("blocks", [BLOCKS, EDGES * 2, "auto", False])
 def test_a_module_as_by_hand(reduce: str | None, blocks: Any) -> None:
     mlp = Mlp()
     actual, expected = (
@@ -460,7 +460,7 @@ def test_compilers() -> None:
     net = Net(in_blocks).eval()
     inputs = (X, EDGE_INDEX, E)
     expected = net(*inputs)
-    for model in (net, gact_graph.wrap(net, **EXACT)):
+    for model in (net, gact_graph.wrap(Net(in_blocks).eval(), **EXACT)):
         programs = [
             torch.compile(model, backend="eager", fullgraph=True),
             torch.export.export(model, inputs, strict=False).module(),
@@ -504,6 +504,15 @@ def test_in_a_wrapped_model(level: str) -> None:
     assert all(row.way == "blocks" and row.blocks and row.blocks > 5 for row in rows)
     slots = [row.slot for row in gact_graph.report(model).contexts]
     assert any(slot.startswith("message_passing") for slot in slots)
+
+
+def test_true_is_auto() -> None:
+    counts = []
+    for blocks in (True, "auto"):
+        model = gact_graph.wrap(Net(functools.partial(in_blocks, blocks=blocks)), **EXACT)
+        model(X, EDGE_INDEX.repeat(1, 30), E.repeat(30, 1))
+        counts.append([row.blocks for row in gact_graph.report(model).layers])
+    assert counts[0] == counts[1] and None not in counts[0]
 
 
 def test_sorting_the_edges_is_no_context() -> None:

@@ -208,3 +208,23 @@ class TestPin:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             gact_graph.wrap(make(GraphNet), pin={"convs.0/*": 8})(X, EDGES)
+
+
+class LightningModule(nn.Module):
+    """Known by its name."""
+
+    def __init__(self):
+        super().__init__()
+        self.nets = nn.ModuleList([GraphNet(), GraphNet()])
+        self.loss = nn.CrossEntropyLoss()  # has no parameters: is no part
+
+
+def test_parts_in_a_list_are_followed_and_have_no_report_of_their_own():
+    model = gact_graph.wrap(LightningModule(), min_bytes=0)
+    sum(net(X, EDGES).square().mean() for net in model.nets).backward()
+    assert set(gact_graph.state_dict(model)["methods"]) == {"nets.0.forward", "nets.1.forward"}
+    slots = [row.slot for row in gact_graph.report(model).contexts]
+    assert all(any(slot.startswith(f"nets.{i}/") for slot in slots) for i in (0, 1))
+    for call in (gact_graph.report, gact_graph.unwrap, gact_graph.state_dict):
+        with pytest.raises(ValueError, match=r"got GraphNet, the part 'nets.1' of a wrapped model"):
+            call(model.nets[1])

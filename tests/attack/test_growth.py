@@ -80,7 +80,7 @@ def test_nothing_grows(name: str) -> None:
             ]
         finally:
             tracemalloc.stop()
-    assert after - objects < 0.1 * STEPS
+    assert after - objects < 0.5 * (STEPS - TRACED - STEPS // 2)
     # What every step leaves behind grows in each part, and what fills a cache once in one.
     growths = [after - before for before, after in itertools.pairwise(traced)]
     assert min(growths) < 60 * TRACED // PARTS  # bytes

@@ -129,20 +129,29 @@ def test_an_error_at_any_line(name: str) -> None:
     expected = _step(_model(None))
     choose = random.Random(0)
     with small_storages_count():
-        first = Lines(None)
-        with _tracing(first):
-            _step(_model(WAYS[name]))
+        _step(_model(WAYS[name]))  # a process analyzes a layer once
+        counts, reached = {}, 0
+        for warm in (False, True):
+            model, lines = _model(WAYS[name]), Lines(None)
+            if warm:
+                _step(model)
+            with _tracing(lines):
+                _step(model)
+            counts[warm] = lines.count
         for _ in range(150):
             model = _model(WAYS[name])
             warm = choose.random() < 0.5
             if warm:
                 _step(model)
             parts = parts_of(model)
-            at = choose.randrange(1, first.count)
-            with _tracing(Lines(at)), suppress(KeyboardInterrupt):
+            at = choose.randrange(1, counts[warm] + 1)
+            lines = Lines(at)
+            with _tracing(lines), suppress(KeyboardInterrupt):
                 _step(model)
+            reached += lines.count >= at
             problem = _recovers(model, parts, expected)
             assert problem is None, f"{problem} after an error at line {at}, warm={warm}"
+        assert reached > 140
 
 
 @pytest.mark.long

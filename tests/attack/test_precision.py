@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from blocked import Alone
 from samples import gradients, make, one_thread, seeded  # noqa: F401
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GraphConv, SAGEConv, TransformerConv
 
 import gact_graph
@@ -36,8 +37,7 @@ def _graph(seed: int) -> tuple[Tensor, Tensor]:
 
 def _run(net: Any, seed: int, dtype: torch.dtype, **options: Any) -> list[Tensor]:
     x, edges = _graph(seed)
-    model: nn.Module = make(lambda: nn.ModuleList([net()])).to(dtype)
-    holder = _Holder(model)
+    holder = make(lambda: Alone(net())).to(dtype)
     if options:
         gact_graph.wrap(holder, min_bytes=0, **options)
     leaf = x.to(dtype, copy=True).requires_grad_()
@@ -45,15 +45,6 @@ def _run(net: Any, seed: int, dtype: torch.dtype, **options: Any) -> list[Tensor
     out.backward(torch.randn(out.shape, generator=seeded(9)).to(dtype))
     assert leaf.grad is not None
     return [out.detach(), leaf.grad, *gradients(holder)]
-
-
-class _Holder(nn.Module):
-    def __init__(self, layers: nn.Module) -> None:
-        super().__init__()
-        self.layers = layers
-
-    def forward(self, x: Tensor, edges: Tensor) -> Any:
-        return self.layers[0](x, edges)  # type: ignore[index]
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from samples import seeded
+from samples import controller_of, seeded
 from torch import Tensor, nn
 
 import gact_graph
@@ -159,7 +159,7 @@ class Net(nn.Module):
         return self.last(x.cos())
 
 
-@pytest.mark.parametrize("level", ["L1", "L2", "CB2", "lossless"])
+@pytest.mark.parametrize("level", ["L1", "CB2", "lossless"])
 def test_features_times_a_factor_that_is_computed(level: str) -> None:
     """A mask over features: neither is a parameter, and the features need no gradient."""
 
@@ -196,6 +196,8 @@ def test_of_a_model(level: str, twice: bool) -> None:
     model, x = Net(), torch.randn(ROWS, WIDTH, generator=seeded(3))
     bits = 32 if level == "lossless" else 16
     ours = gact_graph.wrap(copy.deepcopy(model), bits=bits, level=level, min_bytes=0)
+    if level == "L2":
+        controller_of(ours).swapping.least = 0  # or all would stay, as at L1
     expected = step(model, x)
     got = step(ours, x, twice)
     for own, stock in zip(got, expected, strict=True):

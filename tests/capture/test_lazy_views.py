@@ -15,7 +15,6 @@ LEVELS = {
     "L0": {"level": "L0"},
     "lossless": {"level": "lossless", "bits": 32},
     "L1": {"level": "L1", "bits": 32},
-    "L2": {"level": "L2", "bits": 32},
 }
 
 

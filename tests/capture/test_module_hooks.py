@@ -123,8 +123,11 @@ class TestHooks:
 
     def test_another_models_hooks_are_deaf(self):
         inner = gact_graph.wrap(make(lambda: GraphNet("gat")), **LOSSLESS)
-        with gact_graph.compress(gact_graph.wrap(nn.Linear(2, 2), **LOSSLESS)) as _:
+        other = gact_graph.wrap(nn.Linear(2, 2), **LOSSLESS)
+        with gact_graph.compress(other):
             inner.eval()(X, EDGES)
+        slots = [row.slot for row in gact_graph.report(other).contexts]
+        assert slots and not [slot for slot in slots if "convs" in slot or "message/" in slot]
         assert gact_graph.report(inner).contexts == []
 
 

@@ -19,7 +19,6 @@ from samples import (
 from torch import nn
 
 import gact_graph
-from gact_graph.capture.config import MIN_BYTES
 
 X, EDGES = graph()
 STEP = 1 << 20  # more than a step of GraphNet on this graph saves
@@ -45,7 +44,7 @@ def test_a_small_step_is_that_of_stock(level):
 
 
 def test_the_default_leaves_a_small_step_alone():
-    model = gact_graph.wrap(make(GraphNet), bits=2, min_bytes=MIN_BYTES)
+    model = gact_graph.wrap(make(GraphNet), bits=2)
     assert equal(train_step(model, X, EDGES), train_step(make(GraphNet), X, EDGES))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -226,8 +227,11 @@ class TestQuantize:
 
     def test_the_seed_decides(self):
         x = torch.randn(5000)
-        same_twice = [encoded(x, bits=2).decode() for _ in range(2)]
-        assert torch.equal(*same_twice)
+        first, same, other = (
+            encode(dataclasses.replace(request(x, 2), seed=seed), True, True).decode()
+            for seed in (1, 1, 2)
+        )
+        assert torch.equal(first, same) and not torch.equal(first, other)
 
     def test_compared_tensors_are_kept(self):
         assert encoded(torch.randn(5000), reads=Exact()).codec == "keep"

@@ -97,3 +97,9 @@ def test_exact_and_wide_forms_have_one_width() -> None:
     wide = dataclasses.replace(request, bits=16)
     for one in (request, wide):
         assert in_two_widths(one, encoded(one), encode_nothing, MeasuredWidths()) is None
+
+
+def test_a_codec_with_one_width_has_no_other() -> None:
+    request = Request(torch.randn(4096), SLOT, "linear", VALUES, None, keep_nothing, 4, 256, 7)
+    narrow, widths = encoded(request), MeasuredWidths()
+    assert in_two_widths(request, narrow, lambda _: narrow, widths) is None and not widths.slots

@@ -44,6 +44,7 @@ def gradient(model: nn.Module, steps: int = 2) -> Tensor:
 graph.inputs = graph()  # type: ignore[attr-defined]
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_has_files_of_its_own() -> None:
     files = Files()
     pool, ones = Pool(files.buffer), torch.ones(1000, dtype=torch.uint8)

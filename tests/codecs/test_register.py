@@ -113,6 +113,8 @@ def test_it_can_be_asked_before_any_other():
     model = gact_graph.wrap(make(lambda: GraphNet("gat")), blocks=False, min_bytes=0)
     train_step(model, X, EDGES)
     assert "gather" not in names(model)
+    slots = {row.slot: row.codec for row in gact_graph.report(model).contexts}
+    assert slots["dropout.other"] == "bfloat16"  # noise, too, which is otherwise drawn as bits
 
 
 def test_the_last_one_registered_in_a_place_is_asked_right_before_it():

@@ -59,11 +59,6 @@ class TestCodec:
     def test_no_loss_is_kept(self):
         assert rounded(torch.randn(5000), bits=32).codec == "keep"
 
-    def test_may_be_moved(self):
-        form = rounded(torch.randn(5000))
-        moved = form.moved(*(t.clone() for t in form.movable()))
-        assert torch.equal(moved.decode(), form.decode()) and moved.bits == form.bits
-
 
 def spread() -> Tensor:
     """Positive numbers [300, 32] from 1e-9 to 1e3, in no order."""

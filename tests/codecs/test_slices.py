@@ -25,12 +25,15 @@ from gact_graph.support import current
 
 def by_channel(x: Tensor, channels: tuple[int, int], bits: int = 4):
     channels, inner = channels
-    shape = (max(1, x.numel() // (channels * inner)), channels, inner)
+    return by_slice(x, (max(1, x.numel() // (channels * inner)), channels, inner), (0, 2), bits)
+
+
+def by_slice(x: Tensor, shape: tuple[int, ...], dims: tuple[int, ...], bits: int):
     request = Request(
         tensor=x.reshape(-1),
         slot="batch_norm.input",
         operation="batch_norm",
-        reads=Values(slices=(shape, (0, 2))),
+        reads=Values(slices=(shape, dims)),
         recipe=None,
         keep=lambda source: pytest.fail("nothing was gathered"),
         bits=bits,
@@ -62,18 +65,7 @@ class TestCodec:
     def test_columns_and_rows_of_a_square_matrix(self, dims):
         x = torch.randn(96, 96, generator=seeded(1)) * 3
         x += torch.arange(96.0).view(-1, 1) if dims == (1,) else torch.arange(96.0)
-        request = Request(
-            tensor=x.view(-1),
-            slot="norm.input",
-            operation="norm",
-            reads=Values(slices=((96, 96), dims)),
-            recipe=None,
-            keep=lambda source: pytest.fail("nothing was gathered"),
-            bits=8,
-            group_size=256,
-            seed=1,
-        )
-        form = encode(request, lossless=True, lossy=True)
+        form = by_slice(x, (96, 96), dims, 8)
         for decoding in (form, form.min_variance(), form.decorrelated()):
             back = decoding.decode().view(96, 96)
             assert (back - x).abs().max() < 0.2
@@ -103,18 +95,7 @@ class TestCodec:
     @pytest.mark.parametrize("scale", [1e-4, 300.0, 3000.0])
     def test_variances_that_float16_does_not_hold(self, scale):
         x = (torch.randn(100, 64, generator=seeded(1)) * scale).half()
-        request = Request(
-            tensor=x.view(-1),
-            slot="norm.input",
-            operation="norm",
-            reads=Values(slices=((100, 64), (1,))),
-            recipe=None,
-            keep=lambda source: pytest.fail("nothing was gathered"),
-            bits=8,
-            group_size=256,
-            seed=1,
-        )
-        back = encode(request, lossless=True, lossy=True).decode().view(100, 64)
+        back = by_slice(x, (100, 64), (1,), 8).decode().view(100, 64)
         assert (back.float() - x.float()).abs().max() < 0.05 * scale
 
     def test_a_variance_that_float32_does_not_hold(self):

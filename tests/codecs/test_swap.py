@@ -40,6 +40,7 @@ from gact_graph.codecs.offload.pinned import Pool, room_for
 from gact_graph.codecs.offload.streams import OFFLOAD, PREFETCH
 from gact_graph.codecs.offload.swap import LEAST_BYTES, Swap, Swapped, Swapping
 from gact_graph.codecs.quantize import Quantized, QuantizedWithSign
+from gact_graph.codecs.round import Rounded
 from gact_graph.ops.bitmask import pack_bits
 from gact_graph.ops.quantize import pack
 
@@ -84,6 +85,7 @@ class TestMovable:
             QuantizedWithSign(pack(X, 2), 2, pack_bits(X, "above")),
             Masked(pack_bits(X > 0), X.numel(), X.dtype, -1.0, 2.0, exact=True),
             Signs(pack_bits(X, "above"), pack_bits(X < 0), X.numel(), X.dtype),
+            Rounded(X.bfloat16(), X.dtype),
         ],
     )
     def test_decodes_alike_with_its_tensors_elsewhere(self, encoded):

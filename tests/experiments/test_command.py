@@ -14,11 +14,8 @@ from experiments.helpers.errors import UsageError
 from experiments.helpers.recipes import recipe_for
 from experiments.node_cls import complete, main
 
-COMMANDS = (
-    *("allocation", "allocators", "forces", "generality", "gpu_check", "kernels"),
-    *("gradient_error", "memory", "node_cls", "overhead", "paper", "partition", "peers"),
-    *("examples", "save_graph", "scaling", "sensitivity", "step_time", "swap", "variance"),
-)
+FOLDER = Path(command.__file__).parents[1]
+COMMANDS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
 
 
 def parse(line: str):
@@ -26,11 +23,19 @@ def parse(line: str):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_lists_flags_with_their_defaults(name: str, capsys) -> None:
+def test_help_lists_flags_with_their_defaults(
+    name: str, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "10000")  # no breaks of lines
+    main = importlib.import_module(f"experiments.{name}").main
     with pytest.raises(SystemExit) as caught:
-        importlib.import_module(f"experiments.{name}").main(["--help"])
+        main(["--help"])
     assert caught.value.code == 0
-    assert f"python -m experiments.{name}" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert f"python -m experiments.{name}" in text
+    for flag, options in main._flags:
+        default = options.get("default")
+        assert flag in text and (default is None or f"(default: {default})" in text), flag
 
 
 def test_names_count_once_and_must_be_known() -> None:

@@ -93,6 +93,8 @@ def test_the_model_adds_the_work_of_the_largest_part_and_its_bytes() -> None:
         ("--ways CB2", "Expected --ways of lossless"),
     ],
 )
-def test_bad_flags(flags: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert partition.main([*flags.split(), "--out", "unused"]) == 2
+def test_bad_flags(
+    flags: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert partition.main([*flags.split(), "--out", str(tmp_path)]) == 2
     assert words in capsys.readouterr().err

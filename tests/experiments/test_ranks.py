@@ -16,7 +16,8 @@ from experiments_samples import small_graph
 from fresh import Fresh, module
 
 from experiments.helpers.data import layout_of, prepare
-from experiments.helpers.sampling import make_sampler
+from experiments.helpers.errors import UsageError
+from experiments.helpers.sampling import cut, make_sampler
 from experiments.node_cls import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,3 +112,12 @@ def test_parts_of_the_graph_give_what_the_whole_gives(tmp_path: Path) -> None:
     assert coded["config"]["halo_bits"] == 4 and parts["config"]["halo_bits"] == 32
     assert coded["runs"][0]["loss"] != found["loss"]
     assert coded["runs"][0]["loss"] == pytest.approx(found["loss"], rel=0.1)
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = prepare(small_graph(), "edge_index")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="pyg-lib or torch-sparse for --sampler neighbor"):
+        make_sampler("neighbor", task, 2, 0, 1)
+    with pytest.raises(UsageError, match="pymetis for --partition metis"):
+        cut(task.adjacency, 60, "metis", 2)

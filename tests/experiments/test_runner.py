@@ -217,9 +217,10 @@ class TestSwap:
 
     @pytest.mark.gpu
     def test_end_to_end(self, tmp_path: Path) -> None:
-        assert swap.main(["--dataset", "digits", "--steps", "2", "--out", str(tmp_path)]) == 0
+        flags = ["--dataset", "synthetic:ogbn-arxiv@0.2", "--steps", "2"]
+        assert swap.main([*flags, "--out", str(tmp_path)]) == 0
         ways = json.loads((tmp_path / "swap.json").read_text())["variants"]
-        assert ways["L2"]["host_bytes"] >= 0
+        assert ways["L2"]["host_bytes"] > 0 == ways["L1"]["host_bytes"]
 
 
 class TestScaling:

@@ -23,18 +23,14 @@ class Layer:
             node, ``k`` the type of each node and ``batch``.
         pair: The same for ``({x}, {y})``, sources and destinations; None if it takes no pair.
         lazy: Whether the input channels may be -1.
-        keeps: Whether the output channels are those of the input.
         draws: Whether it draws random numbers by edge, for which blocks take another order.
-        cached: Whether it keeps something of its first graph for ever.
     """
 
     make: str
     call: str = "{x}, e"
     pair: str | None = None
     lazy: bool = False
-    keeps: bool = False
     draws: bool = False
-    cached: bool = False
 
 
 def _mlp(inputs: str, outputs: str) -> str:
@@ -59,7 +55,7 @@ AGGREGATIONS = (
 LAYERS: tuple[Layer, ...] = (
     Layer("pyg.GCNConv({i}, {o}{more})", lazy=True),
     Layer("pyg.GCNConv({i}, {o}{more})", "{x}, e, w", lazy=True),
-    Layer("pyg.GCNConv({i}, {o}, cached=True{more})", lazy=True, cached=True),
+    Layer("pyg.GCNConv({i}, {o}, cached=True{more})", lazy=True),
     Layer("pyg.GCNConv({i}, {o}, normalize=False, bias=False{more})", "{x}, e, w"),
     Layer("pyg.ChebConv({i}, {o}, K=3{more})", lazy=True),
     Layer("pyg.SAGEConv({i}, {o}, aggr={aggr}{more})", pair=_PAIR, lazy=True),
@@ -68,7 +64,7 @@ LAYERS: tuple[Layer, ...] = (
     Layer("pyg.SAGEConv({i}, {o}, aggr='lstm'{more})", pair=_PAIR),
     Layer("pyg.GraphConv({i}, {o}, aggr={simple}{more})", "{x}, e, w", _PAIR + ", w"),
     Layer("pyg.GraphConv({i}, {o}{more})", pair=_PAIR, lazy=True),
-    Layer("pyg.GatedGraphConv({o}, 2{more})", "{x}, e, w", keeps=True),
+    Layer("pyg.GatedGraphConv({o}, 2{more})", "{x}, e, w"),
     Layer("pyg.ResGatedGraphConv({i}, {o}{more})", pair=_PAIR, lazy=True),
     Layer("pyg.ResGatedGraphConv({i}, {o}, edge_dim=3{more})", "{x}, e, a", _PAIR + ", a"),
     Layer("pyg.GATConv({i}, {c}, heads=2{more})", lazy=True),
@@ -92,17 +88,17 @@ LAYERS: tuple[Layer, ...] = (
     Layer("pyg.TransformerConv({i}, {c}, heads=2{more})", pair=_PAIR, lazy=True),
     Layer("pyg.TransformerConv({i}, {o}, edge_dim=3, beta=True{more})", "{x}, e, a", _PAIR + ", a"),
     Layer("pyg.TransformerConv({i}, {o}, dropout=0.4{more})", draws=True),
-    Layer("pyg.AGNNConv({more})", keeps=True),
+    Layer("pyg.AGNNConv({more})"),
     Layer("pyg.TAGConv({i}, {o}, K=2{more})", "{x}, e, w"),
     Layer(f"pyg.GINConv({_mlp('{i}', '{o}')}, train_eps=True{{more}})", pair=_PAIR),
     Layer(f"pyg.GINEConv({_mlp('{i}', '{o}')}, edge_dim=3{{more}})", "{x}, e, a", _PAIR + ", a"),
     Layer("pyg.ARMAConv({i}, {o}, num_stacks=2, num_layers=2{more})", "{x}, e, w", lazy=True),
     Layer("pyg.SGConv({i}, {o}, K=2{more})", "{x}, e, w"),
-    Layer("pyg.SGConv({i}, {o}, K=2, cached=True{more})", lazy=True, cached=True),
+    Layer("pyg.SGConv({i}, {o}, K=2, cached=True{more})", lazy=True),
     Layer("pyg.SSGConv({i}, {o}, alpha=0.1, K=2{more})", lazy=True),
-    Layer("pyg.SSGConv({i}, {o}, alpha=0.1, K=2, cached=True{more})", cached=True),
-    Layer("pyg.APPNP(K=3, alpha=0.1{more})", "{x}, e, w", keeps=True),
-    Layer("pyg.APPNP(K=2, alpha=0.2, cached=True{more})", keeps=True, cached=True),
+    Layer("pyg.SSGConv({i}, {o}, alpha=0.1, K=2, cached=True{more})"),
+    Layer("pyg.APPNP(K=3, alpha=0.1{more})", "{x}, e, w"),
+    Layer("pyg.APPNP(K=2, alpha=0.2, cached=True{more})"),
     Layer("pyg.MFConv({i}, {o}, max_degree=3{more})", pair=_PAIR),
     Layer("pyg.RGCNConv({i}, {o}, 3, aggr={simple}{more})", "{x}, e, t", _PAIR + ", t"),
     Layer("pyg.RGCNConv({i}, {o}, 3, num_bases=2{more})", "{x}, e, t", _PAIR + ", t"),
@@ -116,7 +112,7 @@ LAYERS: tuple[Layer, ...] = (
     Layer(
         f"pyg.NNConv({{i}}, {{o}}, {_mlp('3', '{i} * {o}')}{{more}})", "{x}, e, a", _PAIR + ", a"
     ),
-    Layer("pyg.CGConv({o}, dim=3, batch_norm=True{more})", "{x}, e, a", keeps=True),
+    Layer("pyg.CGConv({o}, dim=3, batch_norm=True{more})", "{x}, e, a"),
     Layer(f"pyg.EdgeConv({_mlp('2 * {i}', '{o}')}, aggr={{simple}}{{more}})", pair=_PAIR),
     Layer(f"pyg.PointNetConv({_mlp('{i} + 3', '{o}')}{{more}})", "{x}, pos, e"),
     Layer(f"pyg.PPFConv({_mlp('{i} + 4', '{o}')}{{more}})", "{x}, pos, F.normalize(pos), e"),
@@ -131,12 +127,12 @@ LAYERS: tuple[Layer, ...] = (
     Layer("pyg.ClusterGCNConv({i}, {o}{more})", lazy=True),
     Layer("pyg.GENConv({i}, {o}, learn_t=True, norm='layer'{more})", pair=_PAIR, lazy=True),
     Layer("pyg.GENConv({i}, {o}, aggr='powermean', learn_p=True, edge_dim=3{more})", "{x}, e, a"),
-    Layer("pyg.GCN2Conv({o}, alpha=0.1, theta=0.5, layer=1{more})", "{x}, x0, e, w", keeps=True),
-    Layer("pyg.GCN2Conv({o}, alpha=0.1, cached=True{more})", "{x}, x0, e", keeps=True, cached=True),
+    Layer("pyg.GCN2Conv({o}, alpha=0.1, theta=0.5, layer=1{more})", "{x}, x0, e, w"),
+    Layer("pyg.GCN2Conv({o}, alpha=0.1, cached=True{more})", "{x}, x0, e"),
     Layer("pyg.FiLMConv({i}, {o}, num_relations=3{more})", "{x}, e, t", _PAIR + ", t"),
     Layer("pyg.FiLMConv({i}, {o}{more})", pair=_PAIR, lazy=True),
     Layer("pyg.SuperGATConv({i}, {c}, heads=2, is_undirected=True{more})", draws=True),
-    Layer("pyg.FAConv({o}{more})", "{x}, x0, e", keeps=True),
+    Layer("pyg.FAConv({o}{more})", "{x}, x0, e"),
     Layer("pyg.EGConv({i}, {o}, ['mean', 'max', 'symnorm'], num_heads=2, num_bases=2{more})"),
     Layer("pyg.PDNConv({i}, {o}, edge_dim=3, hidden_channels=4{more})", "{x}, e, a"),
     Layer(
@@ -144,18 +140,17 @@ LAYERS: tuple[Layer, ...] = (
     ),
     Layer("pyg.GeneralConv({i}, {o}, skip_linear=True{more})", pair=_PAIR),
     Layer("pyg.HEATConv({i}, {o}, 2, 3, 4, 3, 4{more})", "{x}, e, k, t, a"),
-    Layer("pyg.LGConv({more})", "{x}, e, w", keeps=True),
-    Layer("pyg.SimpleConv(aggr={simple}, combine_root='sum'{more})", "{x}, e, w", keeps=True),
-    Layer("pyg.SimpleConv(aggr='mul'{more})", keeps=True),
-    Layer("pyg.AntiSymmetricConv({o}, num_iters=2)", keeps=True),
+    Layer("pyg.LGConv({more})", "{x}, e, w"),
+    Layer("pyg.SimpleConv(aggr={simple}, combine_root='sum'{more})", "{x}, e, w"),
+    Layer("pyg.SimpleConv(aggr='mul'{more})"),
+    Layer("pyg.AntiSymmetricConv({o}, num_iters=2)"),
     Layer("pyg.DirGNNConv(pyg.SAGEConv({i}, {o}))"),
     Layer("pyg.MixHopConv({i}, {c}, powers=[0, 2]{more})", "{x}, e, w"),
     Layer(
         f"pyg.GPSConv({{o}}, pyg.GINConv({_mlp('{i}', '{o}')}), heads=2)",
         "{x}, e, batch",
-        keeps=True,
     ),
-    Layer("pyg.WLConvContinuous({more})", "{x}, e, w", keeps=True),
+    Layer("pyg.WLConvContinuous({more})", "{x}, e, w"),
 )
 
 # What a user's own message may be made of: one line each, with the last result as ``m``.

@@ -51,3 +51,10 @@ def test_a_library_of_the_wheel_serves_one_torch(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch, "__version__", "2.99.0a0+git")
     with pytest.raises(FileNotFoundError, match=r"no prebuilt allocator-torch2\.99 \(it has "):
         prebuilt.load(allocator.prebuilt_name())
+
+
+def test_nothing_is_compiled_under_a_limit_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail(thread.name))
+    monkeypatch.setattr(allocator, "_is_there", lambda: False)
+    monkeypatch.setattr(allocator, "has_limit", lambda: True)
+    allocator.load_soon()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -308,3 +309,25 @@ def test_nan_stays_in_its_row(kind: Any, kernels: Any) -> None:
     sample.destination[4] = torch.nan
     got = sample.forward(kernels)
     assert got[sample.owners == 4].isnan().all() and got[sample.owners != 4].isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["heads", "terms", "rows", "products", "products, terms"])
+def test_weights_in_the_order_of_edges_need_no_places(name: str, kernels: Any) -> None:
+    sample = copy.copy(SAMPLES[name])
+    edges = len(sample.places)
+    sample.weight_places = torch.arange(edges).to(sample.places.dtype)
+    sample.gradient = sample.gradient[:edges].contiguous()
+    if sample.terms is not None:
+        sample.terms = sample.terms[:edges].contiguous()
+
+    class Without:
+        def __getattr__(self, operator: str) -> Any:
+            def call(*args: Any) -> Any:
+                given = (None if a is sample.weight_places else a for a in args)
+                return getattr(kernels, operator)(*given)
+
+            return call
+
+    expected = sample.forward(kernels, 0.3, 7), *sample.backward(kernels, 0.3, 7)
+    actual = sample.forward(Without(), 0.3, 7), *sample.backward(Without(), 0.3, 7)
+    assert all(map(torch.equal, actual, expected))

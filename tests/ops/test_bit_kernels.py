@@ -161,7 +161,9 @@ def test_a_tensor_above_the_size_of_a_slice_has_no_seam() -> None:
     assert torch.equal(reference.unpack_bits(words, [len(x)], 0.0, 1.0, torch.bool), x)
 
 
-def test_threads_do_not_change_the_bytes(backend: Any) -> None:
+@pytest.mark.parametrize("name", BUILDS)
+def test_threads_do_not_change_the_bytes(name: str) -> None:
+    backend = build(name)
     x = _sample(300_001, torch.float32)
     noise = torch.where(x > 0, 1.25, 0.0)
     threads = torch.get_num_threads()
@@ -176,14 +178,12 @@ def test_threads_do_not_change_the_bytes(backend: Any) -> None:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("name", BUILDS)
-def test_kernels_refuse_words_that_do_not_fit(name: str) -> None:
-    kernels = build(name)
+def test_words_that_do_not_fit_are_refused(backend: Any) -> None:
     words = torch.zeros(2, dtype=torch.int64)
     with pytest.raises(VALUE_ERROR, match=r"Expected words of \[3\], contiguous \(got \[2\]\)"):
-        kernels.unpack_bits(words, [129], 0.0, 1.0, torch.float32)
+        backend.unpack_bits(words, [129], 0.0, 1.0, torch.float32)
     with pytest.raises(VALUE_ERROR, match=r"Expected words of \[1\], contiguous \(got \[2\]\)"):
-        kernels.unpack_bits(words, [64], 0.0, 1.0, torch.float32)
+        backend.unpack_bits(words, [64], 0.0, 1.0, torch.float32)
 
 
 @st.composite

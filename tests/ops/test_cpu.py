@@ -6,6 +6,7 @@ import functools
 import itertools
 import runpy
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from kernel_errors import VALUE_ERROR, of_kernels
 from quantizer_samples import DTYPES, GROUP, SAMPLE_CASES, WIDTHS, Sample, normal, same_bytes
 from torch import Tensor
 
-from gact_graph.ops import cpu
-from gact_graph.ops.kernels import compiler, sources
+from gact_graph.ops import allocator, cpu
+from gact_graph.ops.kernels import compiler, prebuilt, sources
 from gact_graph.ops.quantize import Widths
 from gact_graph.ops.reference import quantize as reference
 
@@ -76,7 +77,7 @@ def test_the_second_reading_is_that_of_the_reference(dtype: torch.dtype, kernels
     x[300:600], x[1100], x[-1] = 0.1, torch.nan, torch.inf
     rows = torch.tensor([29, 0, 11, 11])
     for bits, (group_size, seed) in itertools.product(
-        (1, 4, 8, 9, 16), ((64, 0), (192, -1), (256, 2**63 - 1), (1024, -(2**63)))
+        (1, 2, 4, 8, 9, 16), ((64, 0), (192, -1), (256, 2**63 - 1), (1024, -(2**63)))
     ):
         codes, stats = reference.pack(x, bits, group_size, seed)
         exact = reference.exact_groups(x, stats, group_size)
@@ -118,8 +119,10 @@ def test_widths_of_groups_as_the_reference_does_them(
 
 
 @pytest.mark.parametrize("bits", [1, 2, 8, 9])
-def test_products_of_both_readings_are_right_on_average(bits: int, kernels: Any) -> None:
+@pytest.mark.parametrize("name", BUILDS)
+def test_products_of_both_readings_are_right_on_average(bits: int, name: str) -> None:
     """In steps from the group's least number: E[k k'] = t^2, where E[k k] = t^2 + f (1 - f)."""
+    kernels = build(name)
     top, count = 2**bits - 1, 256 * 200
     inside = (torch.arange(count) % 256) > 1
     for fraction in (0.1, 0.5, 0.75):
@@ -175,7 +178,9 @@ def test_rows_that_are_not_there_are_refused(kernels: Any) -> None:
         kernels.unpack_rows(codes, stats, rows, 300, 0, 2, GROUP, torch.float32)
 
 
-def test_threads_do_not_change_the_bytes(kernels: Any) -> None:
+@pytest.mark.parametrize("name", BUILDS)
+def test_threads_do_not_change_the_bytes(name: str) -> None:
+    kernels = build(name)
     x = torch.randn(300_000, generator=torch.Generator().manual_seed(2))
     threads = torch.get_num_threads()
     own = Widths.of((torch.arange(-(-300_000 // GROUP)) % 16 + 1).byte(), 300_000)
@@ -208,8 +213,27 @@ def test_refuses_widths_and_records_that_do_not_fit(kernels: Any) -> None:
         kernels.unpack(codes, stats, [300], 2, 64, x.dtype)
 
 
-def test_load_takes_the_flags_of_the_processor() -> None:
-    assert cpu.load() is cpu.build(cpu.VECTOR_FLAGS.get(CAPABILITY, ()))
+@pytest.mark.parametrize("missing", [FileNotFoundError("none"), OSError("no symbol")], ids=repr)
+def test_without_a_wheels_library_load_takes_the_flags_of_the_processor(
+    missing: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, taken = list[str](), list[tuple[str, ...]]()
+
+    def absent(name: str) -> None:
+        names.append(name)
+        raise missing
+
+    monkeypatch.setattr(prebuilt, "load", absent)
+    monkeypatch.setattr(cpu, "build", taken.append)
+    monkeypatch.setattr(allocator, "load_soon", lambda: None)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert cpu.load.__wrapped__() is torch.ops.gact_graph
+    variant = CAPABILITY if CAPABILITY in cpu.VECTOR_FLAGS else "DEFAULT"
+    assert names == [f"cpu-{variant}"] and taken == [cpu.VECTOR_FLAGS[variant]]
+    said = [str(warning.message) for warning in caught]
+    assert len(said) == (type(missing) is OSError)
+    assert all("built its CPU kernels" in text and "no symbol" in text for text in said)
 
 
 def test_a_library_belongs_to_its_compiler_and_flags() -> None:

@@ -114,12 +114,6 @@ def test_each_call_launches_one_kernel_and_none_for_an_empty_tensor() -> None:
             assert len(launched) == count
 
 
-def test_words_that_do_not_fit_are_refused() -> None:
-    words = torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"Expected words of \[3\], contiguous \(got \[2\]\)"):
-        simt.KERNELS.unpack_bits(words, [129], 0.0, 1.0, torch.float32)
-
-
 def test_operators_of_cuda_tensors_launch_these_kernels(fake_cuda: FakeCuda) -> None:
     """CPU tensors take the path of the dispatcher for CUDA tensors."""
     key = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)

@@ -259,7 +259,7 @@ with PeakMeter(torch.device("cpu")) as meter:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no /proc")
-def test_the_process_peaks_as_if_all_were_returned_at_once() -> None:
+def test_the_process_peaks_as_if_all_were_returned_at_once(library: Any) -> None:
     peak, most = run(_PEAK)
     assert most <= peak <= most + (2 << 20)
 

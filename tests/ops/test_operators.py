@@ -314,6 +314,13 @@ _MISTAKES: dict[str, tuple[str, int, Any, type[Exception], str]] = {
         "unpack in widths", 0, torch.zeros(78, 1, dtype=torch.int64), ValueError,
         r"Expected codes of .*\(got \[78, 1\]\)",
     ),
+    "channels": (
+        "pack in channels", 7, 4, ValueError, r"channels that divide 600 elements \(got 20 of 4\)",
+    ),
+    "no groups": ("decorrelated_weight", 3, 0, ValueError, r"groups \(got 600 and 0\)"),
+    "count": ("draw_bits", 2, -1, ValueError, "Expected count"),
+    "probability": ("draw_bits", 3, 1.5, ValueError, r"p from 0 to 1 \(got"),
+    "statistics": ("batch_norm_backward", 3, torch.ones(2, 8), ValueError, r"of \[3, 8\]"),
     "integers": ("pack", 0, torch.ones(3, dtype=torch.int64), ValueError, r"Expected x of float16"),
 }  # fmt: skip
 
@@ -368,3 +375,24 @@ def test_every_operator_is_called_here() -> None:
 def test_opcheck(name: str) -> None:
     """Its schema, its behavior under autograd, and its fake implementation."""
     torch.library.opcheck(_call(torch.ops.gact_graph, name).default, _copied(_calls()[name]))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("weighted_sum", "weighted_sum_backward", "segment_sum", "attention"),
+        *("attention_backward", "leaky_attention", "leaky_attention_backward"),
+        *("leaky_attention_source", "dot_attention", "dot_attention_backward", "restore_columns"),
+    ],
+)
+def test_a_result_in_the_memory_of_an_argument_is_refused(name: str) -> None:
+    out, *others = _calls()[name]
+    for place, other in enumerate(others):
+        if isinstance(other, Tensor) and other.is_floating_point():
+            memory = torch.zeros(max(out.numel(), other.numel()))
+            own = memory[: out.numel()].view_as(out).copy_(out)
+            shared = memory[: other.numel()].view_as(other)
+            with pytest.raises(RuntimeError, match="results and arguments of different memory"):
+                _call(torch.ops.gact_graph, name)(
+                    own, *others[:place], shared, *others[place + 1 :]
+                )

@@ -427,7 +427,8 @@ def test_gradients_do_not_hang_on_a_record() -> None:
     assert torch.equal(inside, torch.ones(300))
 
 
-_SMALL = [s for s in SAMPLES if s.size in (0, 65) and s.kind in ("normal", "constant", "expanded")]
+_SMALL = [s for s in SAMPLES if s.size in (0, 65) and s.kind in ("normal", "expanded")]
+_SMALL = [s for s in _SMALL if s.dtype == torch.bfloat16]
 
 
 @pytest.mark.parametrize("device", DEVICES)

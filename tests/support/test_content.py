@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from samples import GraphNet, equal, graph, make, one_thread, seeded, train_step  # noqa: F401
+from seen import Largest
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from waits import Waits
 
 import gact_graph
@@ -46,28 +46,11 @@ def test_checksum_stays_the_same_after_many_others() -> None:
     assert _hash(x) == expected
 
 
-class _Largest(TorchDispatchMode):
-    """The most elements that an operation made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        self.numel = max(self.numel, made.numel() if isinstance(made, Tensor) else 0)
-        return made
-
-
-@pytest.mark.parametrize("on_gpu", [False, True])
-def test_no_more_factors_than_the_graph_needs(
-    on_gpu: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(content, "on_host", lambda tensor: not on_gpu)
+def test_no_more_factors_than_the_graph_needs() -> None:
     content._factors.cache_clear()
     for count, most in ((0, 2 * 2), (50, 2 * 64), (3_000_000, 2 << 14)):
         edge_index = torch.zeros(2, count, dtype=torch.int64)
-        with _Largest() as largest:
+        with Largest() as largest:
             checksum(edge_index)
         assert largest.numel <= most
 

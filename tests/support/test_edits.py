@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from seen import Largest
 
 from gact_graph.support.edits import Glimpse
-from gact_graph.support.storage import storage_id
 
 X = torch.randn(64, 500)
 
@@ -22,23 +21,6 @@ FORMS = {
     "empty": X[:0].t(),
     "row": X[3:4, 7:8],
 }
-
-
-class Largest(TorchDispatchMode):
-    """Records the most elements of a result that is no view of the first argument."""
-
-    def __init__(self):
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **kwargs or {})
-        if isinstance(result, torch.Tensor) and not self._is_view(result, *args):
-            self.numel = max(self.numel, result.numel())
-        return result
-
-    def _is_view(self, result, of=None, *_):
-        return isinstance(of, torch.Tensor) and storage_id(result) == storage_id(of)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -56,5 +38,17 @@ def test_a_change_is_an_error(name):
     tensor = FORMS[name].clone(memory_format=torch.preserve_format)
     glimpse = Glimpse(tensor)
     tensor.data.logical_not_() if tensor.dtype == torch.bool else tensor.data.add_(1)
+    with pytest.raises(RuntimeError, match="has other values than in forward"):
+        glimpse.check(tensor, "an input", "level='L0'")
+
+
+@pytest.mark.parametrize("part", [0, 3, 7])
+@pytest.mark.parametrize(
+    "view", [torch.clone, torch.t, lambda x: x[:, 1::3]], ids=["contiguous", "transposed", "gaps"]
+)
+def test_a_change_of_any_eighth_is_an_error(view, part):
+    tensor = view(X.clone())
+    glimpse = Glimpse(tensor)
+    tensor.data.chunk(8)[part].add_(1)
     with pytest.raises(RuntimeError, match="has other values than in forward"):
         glimpse.check(tensor, "an input", "level='L0'")

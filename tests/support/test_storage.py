@@ -137,19 +137,17 @@ class TestIdentity:
 
 
 class TestParts:
+    @pytest.mark.filterwarnings("ignore:Sparse")
     def test_of_sparse_tensors(self):
         eye = torch.eye(4)
         coo = eye.to_sparse()
         assert {t.shape for t in parts_of(coo)} == {(2, 4), (4,)}
-        with pytest.MonkeyPatch.context():
-            import warnings
-
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="Sparse")
-                for layout in (torch.sparse_csr, torch.sparse_csc):
-                    sparse = eye.to_sparse(layout=layout)
-                    assert [t.numel() for t in parts_of(sparse)] == [5, 4, 4]
-                    assert parts_of(sparse)[2].data_ptr() == sparse.values().data_ptr()
+        for layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+            blocks = (2, 2) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None
+            sparse = eye.to_sparse(layout=layout, blocksize=blocks)
+            numbers = [5, 4, 4] if blocks is None else [3, 2, 8]
+            assert [t.numel() for t in parts_of(sparse)] == numbers
+            assert parts_of(sparse)[2].data_ptr() == sparse.values().data_ptr()
 
     def test_of_a_coo_tensor_that_is_not_coalesced(self):
         sparse = torch.sparse_coo_tensor(

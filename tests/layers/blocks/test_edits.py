@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from blocked import Alone
 from samples import distance, gradients, make, one_thread, seeded  # noqa: F401
 from torch import Tensor, nn
 from torch_geometric.nn import GATv2Conv, GCNConv, GINEConv, GraphConv, SAGEConv
@@ -78,18 +79,6 @@ def test_layers_that_are_called_past_the_model() -> None:
         edge_index.data.copy_(to)
 
 
-class Plain(nn.Module):
-    """A conv that is handed the features as they are."""
-
-    def __init__(self, conv: nn.Module) -> None:
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        out: Tensor = self.conv(x, edge_index)
-        return out
-
-
 @pytest.mark.parametrize("conv", [SAGEConv, GraphConv, GCNConv], ids=["sage", "graph", "gcn"])
 @pytest.mark.parametrize("options", LEVELS, ids=str)
 def test_features_that_are_refilled_before_backward(options: dict[str, Any], conv: Any) -> None:
@@ -97,7 +86,7 @@ def test_features_that_are_refilled_before_backward(options: dict[str, Any], con
     found = []
     for wrapped in (False, True):
         buffer = X.numpy().copy()
-        net = make(lambda: Plain(conv(32, 8)))
+        net = make(lambda: Alone(conv(32, 8)))
         if wrapped:
             gact_graph.wrap(net, **(EXACT | options))
         out = net(torch.from_numpy(buffer), EDGES)

@@ -39,32 +39,35 @@ def test_unwrap_restores_all_and_copies_stand_alone():
         assert "propagate" not in vars(module) and "forward" not in vars(module)
 
 
-class Failing(MessagePassing):
-    def forward(self, x, edge_index, fail):
-        return self.propagate(edge_index, x=x, fail=fail)
+class Looked(MessagePassing):
+    """Looks up a row for the kind of a source, beside dropout."""
 
-    def message(self, x_j, fail, index):
-        if fail and index.numel() and not self.first:
-            raise ValueError("no such message")
-        self.first = False
-        return x_j * 2
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.ones(3, 32))
 
-    first = True
+    def forward(self, x, edge_index, kind):
+        return self.propagate(edge_index, x=x, kind=kind)
+
+    def message(self, x_j, kind_j):
+        return F.dropout(x_j, 0.5) * self.rows[kind_j.squeeze(1)]
 
 
 def test_an_exception_in_a_block_leaves_no_trace():
-    model = Alone(Failing())
-    model.weight = nn.Parameter(torch.ones(()))
-    gact_graph.wrap(model, blocks=256, **EXACT)
-    x = X.clone().requires_grad_()
-    model(x, EDGES, False).sum().backward()
-    state = torch.get_rng_state()
-    with pytest.raises(ValueError, match="no such message"):
-        model(x, EDGES, True)
-    assert torch.equal(torch.get_rng_state(), state)
-    expected, x.grad = x.grad, None
-    model(x, EDGES, False).sum().backward()
-    assert torch.equal(x.grad, expected)
+    model, stock = gact_graph.wrap(Alone(Looked()), blocks=256, **EXACT), Alone(Looked())
+    kind = torch.arange(300)[:, None] % 3
+    wrong = kind.clone()
+    wrong[EDGES[0, -1]] = 3
+    model(X, EDGES, kind).sum().backward()
+    states = []
+    for net in (model, stock):
+        torch.manual_seed(0)
+        with pytest.raises(IndexError, match="out of bounds"):
+            net(X, EDGES, wrong)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)  # also where blocks had drawn before the error
+    model(X, EDGES, kind).sum().backward()
+    assert gact_graph.report(model).layers[0].way == "blocks"
 
 
 def test_a_hundred_graphs_leave_nothing_behind():

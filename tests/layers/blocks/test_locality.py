@@ -52,6 +52,11 @@ class Message(MessagePassing):
         return self.function(self, x_j, score_j, edge_index_i, edge_index_j, size_i, size_j)
 
 
+def _hooked(x: Tensor) -> Tensor:
+    x.register_hook(lambda gradient: gradient * 3)
+    return x
+
+
 def _if_many(m: Any, x: Tensor, w: Tensor, i: Tensor, j: Tensor, n: int, s: int) -> Tensor:
     return x * 2 if len(x) > 2000 else x
 
@@ -89,6 +94,12 @@ NOT_LOCAL: dict[str, tuple[Callable[..., Tensor], str]] = {
         ),
         "statistic over all edges",
     ),
+    "largest": (lambda m, x, w, i, j, n, s: x / x.max(), "statistic over all edges (max)"),
+    "a hook on a tensor": (lambda m, x, w, i, j, n, s: _hooked(x * 1), "calls register_hook"),
+    "in place": (
+        lambda m, x, w, i, j, n, s: x.mul_(2),
+        "in-place operation",
+    ),
     "sort": (lambda m, x, w, i, j, n, s: x.sort(0).values, "statistic over all edges (sort)"),
     "cumsum": (lambda m, x, w, i, j, n, s: x * w.cumsum(0), "statistic over all edges (cumsum)"),
     "unique": (
@@ -122,7 +133,7 @@ NOT_LOCAL: dict[str, tuple[Callable[..., Tensor], str]] = {
         "writes into another tensor than its first argument (exp)",
     ),
     "other edges": (lambda m, x, w, i, j, n, s: x[j % len(x)], ""),
-    "values": (lambda m, x, w, i, j, n, s: x * 2 if bool((x > 3).any()) else x, "values"),
+    "values": (lambda m, x, w, i, j, n, s: x * 2 if bool((x > 3).any()) else x, "reads values"),
     "permutation": (lambda m, x, w, i, j, n, s: x[torch.randperm(x.size(0))] * 0 + x, "position"),
     "one mask": (
         lambda m, x, w, i, j, n, s: x * nn.functional.dropout(torch.ones(1, 8), 0.5) * 0 + x,

@@ -10,7 +10,7 @@ import torch
 from blocked import Alone
 from samples import equal, graph, make, one_thread  # noqa: F401
 from torch import nn
-from torch_geometric.nn import EdgeConv, GCNConv, MessagePassing, SAGEConv
+from torch_geometric.nn import EdgeConv, GCNConv, SAGEConv
 
 import gact_graph
 
@@ -27,16 +27,6 @@ def test_in_training_a_batch_norm_over_messages_runs_as_stock():
     [row] = gact_graph.report(model).layers
     assert row.way == "stock" and "changes nn.1.num_batches_tracked" in row.reason
     assert "runs as in PyG" in str(gact_graph.report(model))
-
-
-class Global(MessagePassing):
-    """Normalizes by the largest message of all."""
-
-    def forward(self, x, edge_index):
-        return self.propagate(edge_index, x=x)
-
-    def message(self, x_j):
-        return x_j / x_j.max()
 
 
 @pytest.fixture
@@ -61,24 +51,6 @@ def test_tensors_of_a_layer_that_runs_as_stock_end_with_its_call(request):
     gc.collect()
     assert gact_graph.report(model).layers[0].way == "stock"
     assert [tuple(o.shape) for o in gc.garbage if isinstance(o, torch.Tensor)] == []
-
-
-@pytest.mark.parametrize(
-    ("conv", "reason"),
-    [(Global, "a statistic over all edges (max)")],
-)
-def test_what_looks_elsewhere_runs_as_stock(conv, reason):
-    gradients_of = []
-    for options in ({}, EXACT | {"blocks": 256}):
-        model = Alone(conv())
-        model.weight = nn.Parameter(torch.ones(32))
-        if options:
-            gact_graph.wrap(model, **options)
-        x = X.clone().requires_grad_()
-        model(x, EDGES).square().sum().backward()
-        gradients_of.append(x.grad)
-    assert torch.equal(*gradients_of)
-    assert reason in gact_graph.report(model).layers[0].reason
 
 
 def test_a_hook_of_the_users_own_is_called_as_ever():

@@ -144,31 +144,6 @@ def test_the_same_values_are_read_from_codes(
     assert distance(got, _step(make(SUMS[name]), **options)) < 1e-5
 
 
-def test_attention_dropout_is_that_of_forward() -> None:
-    """The output is linear in the values, which only the last linear layer of them scales."""
-    conv = make(lambda: TransformerConv(32, 8, heads=3, dropout=0.5, root_weight=False))
-    model = gact_graph.wrap(ConvNet(conv), blocks=256, **EXACT)
-    out = model(X)
-    out.backward(weight := torch.randn_like(out))
-    value = conv.lin_value
-    of_values = (value.weight.grad * value.weight).sum() + (value.bias.grad * value.bias).sum()
-    assert of_values.item() == pytest.approx((out * weight).sum().item(), rel=1e-4)
-
-
-def test_a_message_that_turns_into_another_is_noticed() -> None:
-    """Each call is looked at: what was a sum on one graph may be something else on the next."""
-    turned: list[bool] = []
-    net = ConvNet(Message(lambda m, x, w: (w * x).tanh() if turned else w * x))
-    model = gact_graph.wrap(net, blocks=256, **EXACT)
-    first = model(X)
-    turned.append(True)
-    second = _step(model)
-    assert not torch.equal(first, second[0])
-    gact_graph.unwrap(model)
-    model.zero_grad()
-    assert distance(second, _step(model)) < 1e-6
-
-
 @pytest.mark.parametrize("name", ["x_j at the destination too", "reversed", "detached", "index"])
 def test_weights_that_look_given(name: str) -> None:
     """The gradient of the weights is that of the layer, and so is what else reads the rows."""

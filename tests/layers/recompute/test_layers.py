@@ -10,6 +10,7 @@ import pytest
 import torch
 from samples import equal, gradients, graph, make, one_thread  # noqa: F401
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch_geometric import seed_everything
 from torch_geometric.data import Batch, Data
 from torch_geometric.inspector import Inspector
@@ -531,3 +532,15 @@ def test_attributes_by_names_that_are_made():
     model = gact_graph.wrap(make(lambda: Around(Made(), call)), **RECOMPUTED)
     assert equal(train(model), train(stock))
     assert model.conv.state.factor == 2.0
+
+
+def test_edge_work_that_can_no_longer_run_in_blocks():
+    conv = make(lambda: Around(SAGEConv(32, 32, aggr="max")))
+    model = gact_graph.wrap(conv, **RECOMPUTED | {"blocks": 100})
+    out = model(X, EDGES)
+    handle = register_module_forward_hook(lambda *_: None)
+    try:
+        with pytest.raises(RuntimeError, match="Expected conv/propagate to do in backward what"):
+            out.sum().backward()
+    finally:
+        handle.remove()
