@@ -17,6 +17,10 @@ from gact_graph.api.report import Report
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
+_BASES = ("lightning.", "pytorch_lightning.")
+"""The prefixes of the modules of Lightning."""
+
+
 def _callback() -> Any:
     """Return Lightning's Callback, from an imported package if possible, else an installed one."""
     for name in sorted(_PACKAGES, key=lambda name: name not in sys.modules):
@@ -32,6 +36,13 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback as _Callback
 else:
     _Callback = _callback()
+
+
+def _may_make_layers(module: nn.Module) -> bool:
+    """Return whether a module has methods that run after the setup of callbacks, and before
+    ``on_fit_start``."""
+    methods = (getattr(type(module), name) for name in ("setup", "configure_model"))
+    return not all(method.__module__.startswith(_BASES) for method in methods)
 
 
 class Compression(_Callback):
@@ -71,8 +82,8 @@ class Compression(_Callback):
         self._owner: weakref.ref[nn.Module] | None = None  # whose state this is; None if loaded
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        # A module without parameters creates its layers in configure_model, which runs later.
-        if stage == "fit" and next(pl_module.parameters(), None) is not None:
+        # Before on_fit_start, where other callbacks may train, unless layers are missing.
+        if stage == "fit" and not _may_make_layers(pl_module):
             self._wrap(pl_module)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:

@@ -228,3 +228,21 @@ def test_the_older_package_alone_is_enough(monkeypatch: pytest.MonkeyPatch) -> N
         assert issubclass(found.Compression, package.Callback)
     finally:
         sys.modules.pop("gact_graph.lightning", None)
+
+
+@pytest.mark.parametrize("method", ["setup", "configure_model"])
+def test_layers_that_appear_after_the_setup_of_callbacks(method: str, tmp_path: Path) -> None:
+    base = type(make(late=True))
+
+    class Late(base):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Linear(32, 32)
+
+        def setup(self, stage: str) -> None:
+            if method == "setup":
+                self.make_layers()
+
+    callback = compression(bits=4)
+    fit(Late(), [callback], tmp_path)
+    assert any(row.slot.startswith("gnn") for row in callback.report.contexts)

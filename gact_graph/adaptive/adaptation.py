@@ -154,10 +154,10 @@ class Adaptation:
         self._measuring, self._began = (measuring := weakref.ref(measurement)), self._forwards
         return measurement
 
-    def cancel(self) -> None:
-        """Give up the measurement of a forward whose output has no graph."""
+    def cancel(self, reason: str) -> None:
+        """Give up the measurement of a forward that cannot be measured."""
         self._measuring = None
-        self._fail("forward returns no tensor with a gradient")
+        self._fail(reason)
 
     def _record(self, measured: Measured | None, row_squares: Mapping[str, Tensor]) -> None:
         """Record a measurement; None if the gradient was zero or not finite."""

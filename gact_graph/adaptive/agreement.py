@@ -25,6 +25,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch.distributed as dist
@@ -33,6 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gact_graph.adaptive.sensitivity import Measured
 from gact_graph.support.messages import warn
+from gact_graph.support.scopes import Scopes
 
 PATIENCE = 8
 """The number of steps after which a rank no longer waits for the measurements of others."""
@@ -46,8 +48,21 @@ Decide = Callable[[Measured | None], dict[str, Any]]
 """Computes the outcome of a round from the mean of its measurements; None if there are none."""
 
 
+_alone = Scopes(False)
+
+
+def alone() -> AbstractContextManager[None]:
+    """Decide without other ranks inside: they do not run the same steps."""
+    return _alone.entered(True)
+
+
 def data_parallel(model: nn.Module) -> DistributedDataParallel | None:
-    """Return the ``DistributedDataParallel`` that the model is, or whose forward it runs in."""
+    """Return the ``DistributedDataParallel`` that the model is, or whose forward it runs in.
+
+    None inside of :func:`alone`.
+    """
+    if _alone.value:
+        return None
     if isinstance(model, DistributedDataParallel):
         return model
     return getattr(DistributedDataParallel, "_active_ddp_module", None)

@@ -95,7 +95,8 @@ class Scheme:
                 self._sizes[row.slot] = row.numel
                 # An operation may require more bits than its slot has.
                 if row.bits > self.bits_of(row.slot):
-                    self._least[row.slot] = math.ceil(row.bits)
+                    # The codec of 32 bits for float64 is asked for 16, as all that are lossy.
+                    self._least[row.slot] = min(16, math.ceil(row.bits))
 
     @property
     def free(self) -> list[str]:

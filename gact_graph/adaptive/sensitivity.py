@@ -133,14 +133,21 @@ class Measurement:
         self._not_run: set[str] = set()
         self._seconds = 0.0  # so far, in all operations
 
-    def watch(self, outputs: Iterable[Tensor], inputs: Iterable[Tensor]) -> bool:
-        """Add hooks to the graph of a forward that has ended; return whether there is a graph.
+    def watch(self, outputs: Iterable[Tensor], inputs: Iterable[Tensor]) -> str | None:
+        """Add hooks to the graph of a forward that has ended.
 
         Args:
             outputs: The outputs of the forward.
             inputs: Its arguments. Their gradients do not count.
+
+        Returns:
+            The reason why the forward cannot be measured; None if it can.
         """
         nodes = [*nodes_of(outputs)]
+        if not nodes:
+            return "forward returns no tensor with a gradient"
+        if any(m.is_cpp_nested_tensor for node in nodes for m in node._input_metadata):
+            return "forward makes nested tensors"
         numbers = {node: number for number, node in enumerate(nodes)}
         arguments = {id(tensor) for tensor in inputs}
 
@@ -163,7 +170,7 @@ class Measurement:
                 can_run_again = _can_run_again(node)
                 node.register_prehook(functools.partial(self._before, number, can_run_again))
                 node.register_hook(functools.partial(self._after, number, can_run_again))
-        return bool(nodes)
+        return None
 
     def _before(self, number: int, can_run_again: bool, gradients: Gradients) -> None:
         """Propagate the errors of a node's incoming gradients, before its first run."""

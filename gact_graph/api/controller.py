@@ -243,10 +243,10 @@ class Controller:
                 raise
         else:
             if measurement is not None and adaptation is not None:
-                watched = measurement.watch(tensors_in(output), tensors_in(call.inputs))
-                if not watched:
+                reason = measurement.watch(tensors_in(output), tensors_in(call.inputs))
+                if reason is not None:
                     with self._lock:
-                        adaptation.cancel()
+                        adaptation.cancel(reason)
             return output
         point.restore()
         self.methods[call.method].exact_slots.warn_of_rerun()

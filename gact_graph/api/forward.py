@@ -79,7 +79,7 @@ class CompressedForward(Patch):
         """Return all existing patches, including those of copied models."""
         return list(_living)
 
-    def run(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def run(self, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         """Run in place of the method of ``module``."""
         if torch.compiler.is_compiling() or is_tracing():
             forward = self.original(module)
@@ -124,7 +124,7 @@ class CompressedForward(Patch):
             budget.watch(output)
         return output
 
-    def _run_bound(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _run_bound(self, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         """Run for a decorated method. On a deep copy, which is not wrapped, run the original."""
         if module is self.module:
             return self.run(module, *args, **kwargs)

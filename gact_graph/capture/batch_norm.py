@@ -86,7 +86,7 @@ class _BatchNorm(torch.autograd.Function):
                 [*needed],
             )
         else:
-            out = x if owns_first(packed) else torch.empty_like(x)
+            out = x.detach() if owns_first(packed) else torch.empty_like(x)
             results = _backward(gradient, x, weight, mean, deviation, out)
         return *(r if need else None for r, need in zip(results, needed, strict=True)), *[None] * 4
 

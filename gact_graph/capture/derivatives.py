@@ -44,6 +44,10 @@ UNBOUNDED = frozenset(
     }
 )
 
+_STEPS = frozenset({"hardshrink", "softshrink", "hardsigmoid"})
+"""Those with a derivative of 0 and another number. Where it is 0, the gradient is 0, also for an
+incoming gradient of infinity or NaN."""
+
 _NO_HOOKS = (Tensor.detach, lambda tensor: tensor)
 
 
@@ -166,6 +170,7 @@ class Factored(torch.autograd.Function):
             ctx.mark_dirty(x)
         ctx.save_for_backward(*call.tensors.values())
         ctx.derivative, ctx.label, ctx.dtype, ctx.anchor = derivative, label, x.dtype, anchor
+        ctx.is_step = call.name in _STEPS
         ctx.set_materialize_grads(False)  # no gradient in, no gradient out, as in stock autograd
         return result
 
@@ -177,6 +182,8 @@ class Factored(torch.autograd.Function):
             return (None,) * 7
         saved = ctx.saved_tensors
         derivative = saved[0] if ctx.derivative is None else ctx.derivative(*saved)
+        if ctx.is_step:
+            gradient = torch.where(derivative == 0, 0, gradient)
         if torch.is_grad_enabled():
             arguments = gradient, derivative, ctx.dtype, ctx.label, ctx.anchor
             product = _OnceDifferentiable.apply(*arguments)

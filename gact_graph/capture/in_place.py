@@ -85,8 +85,10 @@ class _Relu(torch.autograd.Function):
         packed, [gradient] = saved_by(ctx), gradients
         if gradient is None:
             return (None,)
-        if packed is not None and isinstance(packed[0].context.sample, Joint):
-            # The dropout's backward has zeros wherever this one would. Strides are PyTorch's.
+        joint = packed is not None and isinstance(packed[0].context.sample, Joint)
+        if joint and may_write(gradient) and gradient.sum().isfinite():
+            # The dropout's backward has zeros wherever this one would, unless zero met infinity or
+            # NaN. Strides are PyTorch's.
             return (gradient.contiguous(),)
         (result,) = ctx.saved_tensors
         if not may_write(gradient) or not owns_first(packed):
@@ -147,7 +149,7 @@ class _Scaled(torch.autograd.Function):
             of_weight = torch.stack([(a * b).sum(0) for a, b in parts]).sum(0).view(ctx.shape)
         if not of_rows:
             return None, of_weight
-        out = x if owns_first(packed) else torch.empty_like(x)
+        out = x.detach() if owns_first(packed) else torch.empty_like(x)
         return torch.mul(gradient, weight, out=out), of_weight
 
 

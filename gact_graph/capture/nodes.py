@@ -79,7 +79,10 @@ def saved_as(result: Tensor, operation: str, name: str) -> Saved | None:
         return None
     stands_for, tensors = _stands_for(node)
     if stands_for == _snake(operation) and name in tensors:
-        return held_by(node._raw_saved_tensors[tensors.index(name)])
+        try:
+            return held_by(node._raw_saved_tensors[tensors.index(name)])
+        except RuntimeError:  # a backward has freed them
+            return None
     if node.name().partition("Backward")[0] != operation:
         return None
     return held_by(getattr(node, _RAW + name, None))

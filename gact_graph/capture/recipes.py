@@ -20,11 +20,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from gact_graph.capture.derivatives import BOUNDED, UNBOUNDED
 from gact_graph.capture.dropout import noise_of
 from gact_graph.capture.nodes import saved_as
-from gact_graph.capture.trace import Call, has_other_modes
+from gact_graph.capture.trace import Call
 from gact_graph.codecs.base import Saved
 from gact_graph.codecs.mask import Joint
 from gact_graph.codecs.recipe import Constant, Leaf, Operand, Recipe, Source, View
 from gact_graph.support.current import is_transformed
+from gact_graph.support.modes import has_other_modes
 from gact_graph.support.storage import (
     ALIGNMENT,
     copy_of,
@@ -50,7 +51,11 @@ decode it."""
 
 
 EXPOSING: frozenset[Callable[..., Any]] = frozenset(
-    {Tensor.data.__get__, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}  # type: ignore[attr-defined]
+    {
+        *(Tensor.data.__get__, Tensor.__cuda_array_interface__.__get__),  # type: ignore[attr-defined]
+        *(Tensor.numpy, Tensor.__array__, Tensor.__dlpack__),
+        *(Tensor.data_ptr, Tensor.untyped_storage, Tensor.storage),
+    }
 )
 """Functions through whose results a tensor can change without a new version."""
 
@@ -241,13 +246,17 @@ def _item(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
         return None
     [at] = tensors
     before, after = key[:at], key[at + 1 :]
-    if any(part is not Ellipsis and part != slice(None) for part in (*before, *after)):
+    if not all(map(_takes_all, (*before, *after))):
         return None
 
     def run(x: Tensor, i: Tensor) -> Tensor:
         return x.__getitem__((*before, i, *after))
 
     return _gather(recipes, result, source, key[at], run)
+
+
+def _takes_all(part: Any) -> bool:
+    return part is Ellipsis or (isinstance(part, slice) and part == slice(None))
 
 
 def _repeat(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
@@ -450,7 +459,8 @@ def _batch_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
         shift = -mean.tensor() * scale if bias is None else bias - mean.tensor() * scale
         shape = [-1 if d == 1 else 1 for d in range(value.dim())]
         shift, scale = shift.view(shape), scale.view(shape)
-        if x.context.sample.makes_memory and scale.dtype == value.dtype:
+        in_place = x.context.sample.makes_memory and value.is_contiguous()  # not expanded
+        if in_place and scale.dtype == value.dtype:
             return torch.addcmul(shift, value, scale, out=value)
         return torch.addcmul(shift, value, scale).to(value.dtype)
 
@@ -504,10 +514,10 @@ def _matrix_product(first: int) -> _Writer:
             or not all(map(_is_plain_tensor, arguments))
         ):
             return None
-        factors = arguments[first:]
-        smaller, larger = sorted(factors, key=Tensor.dim)
-        if smaller.dim() <= 2 < larger.dim() and not larger.is_contiguous():
-            return None  # whether PyTorch folds it depends on the gradients that forward needed
+        factors = x, y = arguments[first:]
+        folds = y.dim() <= 2 and x.is_contiguous()
+        if max(x.dim(), y.dim()) > 2 and not folds and x.shape[:-2] != y.shape[:-2]:
+            return None  # the kernel depends on the gradients that forward needed
         copies = sum(f.nbytes for f in factors if f.is_leaf and f.requires_grad)
         bits = min(recipes.bits, 8 * result.element_size())
         bytes_saved = result.numel() * bits / 8 - copies

@@ -35,7 +35,7 @@ from gact_graph.capture.recipes import EXPOSING, WRITERS, Recipes
 from gact_graph.capture.running import RunningModules
 from gact_graph.capture.shared_sums import SharedSums
 from gact_graph.capture.sides import find_tests
-from gact_graph.capture.trace import Call, Save, Trace, has_outer_mode
+from gact_graph.capture.trace import Call, Save, Trace
 from gact_graph.capture.variance import POSITION as VARIANCE_POSITION
 from gact_graph.capture.variance import Variance, variance_of
 from gact_graph.codecs import Context, Encoded, Kept, Request, Saved, encode, nonzero
@@ -52,6 +52,7 @@ from gact_graph.support import current
 from gact_graph.support.exact import ExactSlots, Reading, RestorePoint, needs_a_gradient
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.messages import Advise
+from gact_graph.support.modes import has_outer_mode
 from gact_graph.support.part import in_proportion
 from gact_graph.support.rows import LayerRow, Row, numbered
 from gact_graph.support.storage import (

@@ -32,9 +32,7 @@ from gact_graph.ops.bernoulli import DropoutNoise
 from gact_graph.support.rows import numbered
 from gact_graph.support.storage import is_plain, storage_id
 from gact_graph.support.torch_private import (
-    dispatch_modes,
     function_mode,
-    function_modes,
     next_sequence_number,
     pop_function_mode,
     push_function_mode,
@@ -49,59 +47,38 @@ _METHODS = (
     *("is_inference", "element_size", "get_device"),
 )
 
-_MEMORY = frozenset(
-    {"data", "T", "mT", "H", "mH", "real", "imag", "_base", "__cuda_array_interface__"}
+_FOLLOWED = frozenset(
+    {"data", "T", "mT", "H", "mH", "real", "imag", "_base", "__cuda_array_interface__", "grad_fn"}
 )
 
 # Functions that save nothing and return nothing that could be saved, as a function mode gets them:
 # methods, and getters of attributes. There are about ten of them for each operation of a layer.
-# Attributes through which memory can be read or written are followed.
+# Attributes through which memory can be read or written, or hooks be added, are followed.
 _QUERIES = frozenset(
     [
         *(
             attribute.__get__
             for part in Tensor.__mro__
             for name, attribute in vars(part).items()
-            if isinstance(attribute, (GetSetDescriptorType, property)) and name not in _MEMORY
+            if isinstance(attribute, (GetSetDescriptorType, property)) and name not in _FOLLOWED
         ),
         *(getattr(Tensor, name) for name in _METHODS),
         *(getattr(torch, name) for name in _METHODS if hasattr(torch, name)),
     ]
 )
 
-_POINTERS = frozenset({Tensor.untyped_storage, Tensor.data_ptr})
+NODE: Callable[..., Any] = Tensor.grad_fn.__get__  # type: ignore[union-attr]
+
+_ASKED = frozenset({Tensor.untyped_storage, Tensor.data_ptr, NODE})
 
 
 def _is_own(func: Callable[..., Any]) -> bool:
-    """Return whether this library asks for the identity of memory, which it does not read."""
-    if func not in _POINTERS:
+    """Return whether this library asks for memory or a node, which it leaves alone."""
+    if func not in _ASKED:
         return False
     caller = sys._getframe(2)  # of the function mode
     # Code that runs through `exec` may have no name.
     return str(caller.f_globals.get("__name__")).startswith(__name__.partition(".")[0])
-
-
-def has_other_modes() -> bool:
-    """Return whether modes of others follow the operation that runs, and may change its result.
-
-    Inside of a trace, its functions are those that modes within it called: only modes around it,
-    and those below autograd, see the operation after the trace. They are not active in backward.
-    Those of torch, as of a default device and of counters, change no result.
-    """
-    return has_outer_mode() or any(map(_is_of_others, dispatch_modes()))
-
-
-def has_outer_mode() -> bool:
-    """Return whether function modes of others around the trace see the operation that runs."""
-    return any(map(_is_of_others, function_modes()))
-
-
-def _is_of_others(mode: object) -> bool:
-    return not type(mode).__module__.startswith(_OBSERVING)
-
-
-_OBSERVING = ("torch.", f"{__name__.partition('.')[0]}.")
-"""The prefixes of modules whose modes change no result."""
 
 
 class Call:

@@ -6,6 +6,7 @@ import argparse
 import dis
 import enum
 import functools
+import random
 import sys
 import types
 from collections import deque
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
@@ -26,6 +28,9 @@ CONTAINERS: Any = list | dict | set | deque | tuple | frozenset
 
 NAMESPACES = types.SimpleNamespace | argparse.Namespace
 """Objects of libraries that are followed, beside modules and containers."""
+
+GENERATORS = (random.Random, torch.Generator, numpy.random.Generator, numpy.random.RandomState)
+"""Generators of random numbers."""
 
 MODULE_INTERNALS = frozenset(vars(nn.Module())) - {"training"}
 

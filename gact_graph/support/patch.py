@@ -91,7 +91,7 @@ class Patch(_Replacement):
     def patch(self) -> Patch:
         return self
 
-    def run(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def run(self, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         """Run in place of the method of ``module``."""
         raise NotImplementedError
 

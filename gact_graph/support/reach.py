@@ -11,7 +11,6 @@ import functools
 import io
 import logging
 import operator
-import random
 import threading
 import types
 import weakref
@@ -32,6 +31,7 @@ from gact_graph.support.objects import (
     CONTAINERS,
     COPIED_BYTES,
     DYNAMIC,
+    GENERATORS,
     HOOKS,
     MANY,
     NAMESPACES,
@@ -235,7 +235,7 @@ class Reach:
                 raise Unknowable(f"reads {shown}, an array that is too large to be compared")
             if self._strict:
                 self._key.append((value.dtype.str, value.shape, value.tobytes()))
-        elif isinstance(value, random.Random | torch.Generator) or hasattr(value, "_bit_generator"):
+        elif isinstance(value, GENERATORS):
             if self._strict:
                 raise Unknowable(f"reads {shown}, a generator of random numbers")
         elif isinstance(value, Iterator | io.IOBase) and is_library(kind.__module__):
@@ -249,6 +249,8 @@ class Reach:
             if len(value) > MANY:
                 raise Unknowable(f"reads {shown}, which has more than {MANY} items")
             self._refer_all(items(value), name)
+        elif isinstance(value, types.MappingProxyType):
+            self._refer_all(value, name)
         elif isinstance(value, NAMESPACES | _WRAPPERS) or not is_library(kind.__module__):
             self._refer_kind(value, name)
             held = attributes(value)
@@ -274,8 +276,8 @@ class Reach:
                 raise Unknowable(f"reads {shown}, an object of the module {kind.__module__}")
         elif not (name or self._strict or _is_value(value)):
             raise Unknowable(f"gets a {kind.__name__}, whose state cannot be restored")
-        elif isinstance(value, Hashable):
-            self._key.append(value)
+        else:
+            self._key.append(value if _is_hashable(value) else _Same(value))
 
     @property
     def _strict(self) -> bool:
@@ -319,6 +321,8 @@ class Reach:
             entries = frozenset() if is_root else frozenset({"forward"})
             self._names |= special_methods_of(kind)
             self._names |= names_of_methods(kind, entries | self._names)
+            if not is_root:
+                self._refer(kind.forward, joined(name, "forward"))
         if is_root:
             for method in sorted(self._methods or ()):  # which may replace that of a library
                 self._refer(getattr(kind, method), method)
@@ -352,6 +356,27 @@ class Reach:
         # What a class or a Python module holds is mostly code, which may reach the whole program.
         wide = self._strict or of_object
         return named(held, self._names if wide else self._names - DYNAMIC)
+
+
+class _Same:
+    """A key of an object that cannot be hashed, equal for the same object alone."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._value is self._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _is_value(value: Any) -> bool:

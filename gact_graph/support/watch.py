@@ -17,6 +17,7 @@ from gact_graph.support.objects import (
     CONTAINERS,
     COPIED_BYTES,
     DYNAMIC,
+    GENERATORS,
     NAMESPACES,
     PLAIN,
     State,
@@ -193,7 +194,11 @@ def _is_small(tensor: Tensor, most: float) -> bool:
         # An optimizer that steps during backward may change a bias before its layer runs again.
         # Autograd itself checks parameters that it saves.
         most = min(most, _BIAS_BYTES)
-    return is_plain(tensor) and tensor.nbytes <= most
+    if not is_plain(tensor) or tensor.nbytes > most:
+        return False
+    # An expanded tensor cannot be written. The version shows a change of its base.
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return not any(stride == 0 and size > 1 for size, stride in sizes)
 
 
 def _numbers(value: Any) -> tuple[Callable[[], State], Callable[[State], Any]] | None:
@@ -209,8 +214,9 @@ def _numbers(value: Any) -> tuple[Callable[[], State], Callable[[State], Any]] |
     if isinstance(value, random.Random):
         now = value.getstate()
         return lambda: {None: repr(value.getstate())}, lambda _: value.setstate(now)
-    if hasattr(value, "_bit_generator"):  # NumPy's
-        bits = value._bit_generator
+    if isinstance(value, GENERATORS):
+        numpys: Any = value
+        bits = numpys._bit_generator
         return lambda: {None: pickle.dumps(bits.state)}, lambda old: setattr(
             bits, "state", pickle.loads(old[None])
         )

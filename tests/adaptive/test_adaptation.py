@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from samples import (  # noqa: F401
     FEATURES,
     GraphNet,
+    Lambda,
     Mlp,
     equal,
     gradients,
@@ -19,6 +20,7 @@ from samples import (  # noqa: F401
     make,
     measurements,
     one_thread,
+    seeded,
     train_step,
     widths,
 )
@@ -391,3 +393,18 @@ class TestForwardChangesItsArguments:
         for _ in range(5):
             train_step(model, Batch(torch.ones(300, 32, dtype=torch.float64)))
         assert gact_graph.report(model).measurements > 1
+
+
+def test_a_codec_of_32_bits_remains_after_a_measurement():
+    def forward(module, x):
+        return torch.log_softmax(x @ module.weight, -1).square()
+
+    model = gact_graph.wrap(Lambda(forward).double(), bits=4, min_bytes=0)
+    x = torch.randn(2000, 32, dtype=torch.float64, generator=seeded(1))
+    codecs = []
+    for _ in range(3):
+        model(x).mean().backward()
+        rows = gact_graph.report(model).contexts
+        codecs.append([(row.codec, row.bits) for row in rows if "log_softmax" in row.slot])
+    assert gact_graph.report(model).measurements > 0
+    assert codecs[0] == [("round", 32)] and codecs[1:] == codecs[:1] * 2

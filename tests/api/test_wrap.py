@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from samples import (
     GraphNet,
+    Lambda,
     Mlp,
     distance,
     equal,
@@ -23,6 +24,7 @@ from samples import (
     train_step,
 )
 from torch import nn
+from torch.fx import symbolic_trace
 from torch.utils.checkpoint import checkpoint
 
 import gact_graph
@@ -540,3 +542,19 @@ class TestWithOthers:
         assert distance(got, expected) < (0.05 if bits == 8 else 1e-12)
         # The checkpoint still works: what it will recompute is not saved.
         assert not any("second" in row.slot for row in gact_graph.report(model).contexts)
+
+
+def test_arguments_of_any_name():
+    model = Lambda(lambda _, x, *, module, worker: (x @ module.weight).tanh() * worker)
+    gact_graph.wrap(model, min_bytes=0)
+    model(graph()[0], module=model, worker=2.0).sum().backward()
+    assert gact_graph.report(model).contexts
+
+
+def test_a_copy_of_a_graph_of_torch_fx_is_plain():
+    model = gact_graph.wrap(symbolic_trace(make(Mlp)), bits=2, min_bytes=0)
+    twin = copy.deepcopy(model)
+    with pytest.raises(ValueError, match="got a plain GraphModule"):
+        gact_graph.report(twin)
+    gact_graph.wrap(twin, bits=2, min_bytes=0)
+    assert equal(train_step(twin, graph()[0]), train_step(model, graph()[0]))

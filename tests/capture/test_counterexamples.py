@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,11 @@ import gact_graph
 from gact_graph.codecs.quantize import exceeds_float32
 
 ROWS = 1200
+
+
+def _cleared(tensor: Tensor) -> Tensor:
+    ctypes.memset(tensor.data_ptr(), 0, tensor.nbytes)
+    return tensor
 
 
 class Stop(torch.autograd.Function):
@@ -60,6 +67,19 @@ PROGRAMS: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], Tensor]] = {
         lambda m, x: F.dropout(m.first(x), 0.3).t().contiguous() * torch.ones(ROWS).exp(),
         X,
     ),
+    "a vector before a batch of matrices": (
+        lambda m, x: m.second(m.weight @ x),
+        torch.randn(500, 64, 64, generator=seeded(4)),
+    ),
+    "a matrix before a batch of matrices": (
+        lambda m, x: (m.first.weight[:4] @ x).square(),
+        torch.randn(1000, 64, 6, generator=seeded(5)),
+    ),
+    "a key of a tensor and an array": (
+        lambda m, x: m.first(x).log_softmax(1)[torch.arange(ROWS), numpy.arange(ROWS) % 5],
+        X,
+    ),
+    "memory that is written by its address": (lambda m, x: _cleared(x * m.weight).sin(), X),
     "vmap inside of forward": (
         lambda m, x: torch.func.vmap(lambda row: m.first(row).relu())(m.second(x)) * m.weight,
         X,
@@ -84,6 +104,76 @@ def test_lossless_has_the_bits_of_stock(name: str) -> None:
     for own, expected in zip(gradients(model, x), gradients(net(forward), x), strict=True):
         assert (own is None) == (expected is None)
         assert own is None or torch.equal(own, expected)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_not_measured() -> None:
+    forward, x = PROGRAMS["nested tensors"]
+    model = gact_graph.wrap(net(forward), bits=16, min_bytes=0)
+    with pytest.warns(RuntimeWarning, match="because forward makes nested tensors"):
+        got = gradients(model, x)
+    for own, expected in zip(got, gradients(net(forward), x), strict=True):
+        assert (own is None) == (expected is None)
+        assert own is None or (own - expected).norm() <= 1e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("operation", ["norm", "scaled"])
+def test_a_gradient_in_the_memory_of_a_tensor_has_no_graph(operation: str) -> None:
+    found: list[Tensor] = []
+
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        h = module.first(x).roll(1, 0)
+        h.register_hook(found.append)
+        out: Tensor = module.norm(h) if operation == "norm" else h * module.weight
+        return out.square()
+
+    model = gact_graph.wrap(net(forward), bits=16, adaptive=False, min_bytes=0)
+    gradients(model, X)
+    assert len(found) == 2 and not any(gradient.requires_grad for gradient in found)
+
+
+CLOSED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "relu and dropout": ("lossless", lambda h: F.dropout(h.relu(), 0.5)),
+    "softshrink": ("L1", lambda h: F.softshrink(h.roll(1, 0))),
+    "hardshrink": ("L1", lambda h: F.hardshrink(h.roll(1, 0))),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_a_closed_activation_stops_nan(name: str) -> None:
+    """The gradient of the norm of a row of zeros."""
+    level, function = CLOSED[name]
+
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        return function(F.linear(x, module.first.weight)).square().sum(1).sqrt()
+
+    x = X.clone()
+    x[0] = 0
+    stock, model = (net(forward) for _ in range(2))
+    gact_graph.wrap(model, level=level, adaptive=False, min_bytes=0)
+    got, expected = gradients(model, x)[1], gradients(stock, x)[1]
+    assert got is not None and got.isfinite().all()
+    assert expected is not None and expected.isfinite().all()
+
+
+def test_a_tensor_whose_graph_a_backward_has_freed() -> None:
+    model = gact_graph.wrap(net(lambda m, x: x), level="lossless", min_bytes=0)
+    with gact_graph.compress(model):
+        h = model.first(X).relu()
+        model.second(h).sum().backward()
+        expected = model.first(X).relu().square().mean()
+        assert torch.equal((h * h).mean(), expected)
+
+
+def test_an_expanded_input_of_a_norm() -> None:
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        h = module.first(x).flip(0)
+        out = module.norm(h.unsqueeze(-1).expand(-1, -1, 8))
+        return F.linear(out, module.first.weight[:4, :8]).square()
+
+    model = gact_graph.wrap(net(forward), bits=16, adaptive=False, min_bytes=0)
+    for own, expected in zip(gradients(model, X), gradients(net(forward), X), strict=True):
+        assert own is None or (own - expected).norm() <= 0.05 * expected.norm() + 0.05
 
 
 OPERATIONS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {

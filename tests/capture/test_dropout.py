@@ -91,11 +91,34 @@ def _dropout_before_a_hook(x: Tensor) -> Tensor:
     return result
 
 
+def _more(gradients: tuple[Tensor | None, ...], *_: Any) -> tuple[Tensor | None, ...]:
+    return tuple(None if gradient is None else gradient + 1 for gradient in gradients)
+
+
+def _dropout_with_a_hook_on_its_node(x: Tensor) -> Tensor:
+    result = F.dropout(x, 0.5)
+    assert result.grad_fn is not None
+    result.grad_fn.register_hook(_more)
+    return result
+
+
+def _dropout_after_a_hook_on_a_node(x: Tensor) -> Tensor:
+    assert x.grad_fn is not None
+    x.grad_fn.register_prehook(_more)
+    return F.dropout(x, 0.5)
+
+
+@pytest.mark.parametrize(
+    "hooked",
+    [_dropout_before_a_hook, _dropout_with_a_hook_on_its_node, _dropout_after_a_hook_on_a_node],
+)
 @pytest.mark.parametrize("options", [{"level": "lossless"}, {"bits": 8, "adaptive": False}])
-def test_a_hook_between_relu_and_dropout(options: dict[str, Any]) -> None:
+def test_a_hook_between_relu_and_dropout(
+    options: dict[str, Any], hooked: Callable[[Tensor], Tensor]
+) -> None:
     """What it adds to the gradient passes ReLU where dropout passes nothing."""
     torch.manual_seed(0)
-    net = _Net(_dropout_before_a_hook, torch.relu)
+    net = _Net(hooked, torch.relu)
     x = torch.randn(200, 32, generator=seeded(1))
     expected = _step(net, x)
     gact_graph.wrap(net, min_bytes=0, **options)

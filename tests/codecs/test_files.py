@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import mmap
 import os
+import resource
 import sys
 from typing import Any
 
@@ -107,7 +108,9 @@ def test_a_page_holds_several_pieces() -> None:
     for number, part in enumerate(parts):
         files.copy(part, torch.full((len(part),), number % 251, dtype=torch.uint8), None)
     for number, part in enumerate(parts):
-        assert (part == number % 251).all()
+        read = torch.empty_like(part, memory_format=torch.contiguous_format)
+        files.copy(read, part, None)
+        assert (read == number % 251).all()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -174,5 +177,18 @@ def test_a_full_disk_is_an_error_that_names_the_folder(monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", full)
-    with pytest.raises(OSError, match=r"Expected 4,096 free bytes in .* set TMPDIR"):
+    with pytest.raises(OSError, match=r"Expected a file of 4,096 bytes in .* set TMPDIR"):
         Files().buffer(4096)
+
+
+def test_too_many_files_are_an_error_that_names_the_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files, numbers = Files(), [*map(int, os.listdir("/proc/self/fd"))]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(numbers) + 50, hard))
+    buffers: list[Tensor] = []
+    try:
+        with pytest.raises(OSError, match=r"Too many open files.* have one: raise the limit"):
+            buffers.extend(files.buffer(4096) for _ in range(1000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(files._files) == len(os.listdir("/proc/self/fd")) - len(numbers) > 10

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from gact_graph.adaptive.agreement import alone
 from gact_graph.api.budget.estimate import Strategy
 from gact_graph.api.install import install, patch_of, remove
 from gact_graph.api.report.contexts import Contexts
@@ -21,6 +23,7 @@ from gact_graph.capture.moments import Moments
 from gact_graph.capture.places import Places
 from gact_graph.ops.allocations import Watch, watching_allocations
 from gact_graph.support.clock import seconds_on
+from gact_graph.support.memory.limits import is_out_of_memory
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.part import part_of_graph
 from gact_graph.support.peak import PeakMeter, resident_bytes
@@ -111,6 +114,9 @@ class TrainedCopy:
             for name in [*vars(module)]:
                 if name.startswith("_cached_"):  # PyG's layers cache results for the whole graph
                     setattr(module, name, None)
+            if isinstance(module, DistributedDataParallel):
+                # Other ranks try other steps at other times, or none.
+                module.require_backward_grad_sync = module.require_forward_param_sync = False
         # The first step measures sensitivities, and may find results that need no memory.
         self._steps = 2 if strategy.blocks else 1
         self._places: Places | None = None
@@ -132,7 +138,7 @@ class TrainedCopy:
         """
         state = RunState({self._device.type})
         try:
-            with torch.enable_grad(), warnings.catch_warnings():
+            with alone(), torch.enable_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # training may never use this strategy
                 return self._train(inputs, share)
         finally:
@@ -189,13 +195,26 @@ class TrainedCopy:
 
 
 def _copied(model: nn.Module) -> nn.Module:
-    """Return a copy of a model, with leaves for results that it holds, such as the mean of VGAE."""
+    """Return a copy of a model, with leaves for results that it holds, such as the mean of VGAE.
+
+    Raises:
+        ValueError: If the model cannot be copied.
+    """
     leaves = {
         id(tensor): tensor.detach().requires_grad_()
         for tensor in tensors_held_by(model)
         if tensor.grad_fn is not None
     }
-    return copy.deepcopy(model, leaves)
+    try:
+        return copy.deepcopy(model, leaves)
+    except Exception as error:  # a model may hold any object
+        if is_out_of_memory(error):
+            raise
+        raise ValueError(
+            "Expected a model that copy.deepcopy can copy, since a copy tries the training steps "
+            f"(got {type(error).__name__}: {error}); define __deepcopy__ for the attribute, or "
+            "pass bits=, level= and blocks= in place of memory="
+        ) from error
 
 
 @contextmanager

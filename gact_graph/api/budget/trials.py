@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from gact_graph.adaptive.allocator import noise
@@ -37,7 +38,8 @@ from gact_graph.api.budget.mixed import Mixed, seconds_of_element
 from gact_graph.api.budget.planned_tensor import PlannedTensor
 from gact_graph.api.budget.steps import TrainedCopy, Trial, undisturbed
 from gact_graph.capture.config import MIN_BYTES, Config
-from gact_graph.codecs.offload.speed import seconds_of_byte
+from gact_graph.codecs.offload.speed import can_offload, seconds_of_byte
+from gact_graph.ops.weighted_sum import makes_messages
 from gact_graph.support.memory.limits import is_out_of_memory
 from gact_graph.support.peak import resident_bytes
 from gact_graph.support.progress import progress
@@ -121,7 +123,8 @@ class Search:
 
     Raises:
         CannotShrink: If the inputs have no parts that the model runs on.
-        ValueError: If the parameters are sharded.
+        ValueError: If the parameters are sharded, batch norm is synchronized, or the model cannot
+            be copied.
     """
 
     def __init__(
@@ -136,6 +139,13 @@ class Search:
         prefer: str | None = None,
         pace: float = 1.0,
     ) -> None:
+        synced = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+        if synced and dist.is_initialized() and dist.get_world_size() > 1:
+            raise ValueError(
+                "Expected a model without SyncBatchNorm, to estimate or plan a training step on "
+                f"one of {dist.get_world_size()} processes (got a {type(model).__name__} with it); "
+                "plan before convert_sync_batchnorm, then gact_graph.wrap(model, plan=plan)"
+            )
         if is_sharded(model):
             raise ValueError(
                 "Expected a model whose parameters are not sharded, to estimate or plan a training "
@@ -151,6 +161,7 @@ class Search:
         )
         self.device: torch.device = next(model.parameters()).device
         self._resident = resident_bytes()
+        makes_messages(self.device)  # loads the kernels; trials would hide a warning
         self._parameters = 0
         self._fixed = float("inf")  # bytes that a step takes for any graph, once known
         self._costs: dict[Strategy, Cost] = {}
@@ -159,7 +170,8 @@ class Search:
         self._hopeless: dict[Strategy, bool] = {}
         self._seconds: dict[Strategy, float] = {}  # of a step, by strategies with a known cost
         self._copy: TrainedCopy | None = None  # for the last strategy
-        self._coded = [Strategy(level, LEAST_BITS) for level in QUANTIZING]
+        levels = [n for n in QUANTIZING if n != "L2" or can_offload(self.device)]
+        self._coded = [Strategy(level, LEAST_BITS) for level in levels]
         self._second = min(_MOST, self._share_of(_NODES, _EDGES))
         few = self._share_of(_FEW_NODES, _FEW_EDGES)
         self._first = self._run(STOCK, min(self._second / 4, few))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import tempfile
@@ -18,9 +19,10 @@ class Files(Streams):
     """The operations of :class:`~gact_graph.codecs.offload.streams.Streams` for tensors on a CPU.
 
     Buffers are temporary files without a name, in the folder of :func:`tempfile.gettempdir`, which
-    the environment variable ``TMPDIR`` names. A mapping gives each an address, as a tensor; bytes
-    are written and read by the file, so that no page of the mapping becomes resident, or takes a
-    page fault. Copies are complete when they return, so there is nothing to wait for.
+    the environment variable ``TMPDIR`` names. A mapping of no file gives each an address, as a
+    tensor; bytes are written to the file and read from it, so that no page of the mapping becomes
+    resident, or takes a page fault. Copies are complete when they return, so there is nothing to
+    wait for.
     """
 
     copies_later = False
@@ -32,19 +34,23 @@ class Files(Streams):
         return device.type == "cpu"
 
     def buffer(self, nbytes: int) -> Tensor:
-        with tempfile.TemporaryFile() as file:
-            try:
+        try:
+            with tempfile.TemporaryFile() as file:
                 os.posix_fallocate(file.fileno(), 0, nbytes)  # else a full disk ends the process
-            except OSError as error:
-                raise OSError(
-                    error.errno,
-                    f"Expected {nbytes:,} free bytes in {tempfile.gettempdir()} for saved tensors "
-                    f"(got {error.strerror}); set TMPDIR to a folder on a larger disk",
-                ) from error
-            mapped = mmap.mmap(file.fileno(), nbytes)
-            memory = torch.frombuffer(mapped, dtype=torch.uint8)
-            address = memory.untyped_storage().data_ptr()
-            self._files[address] = os.dup(file.fileno())
+                descriptor = os.dup(file.fileno())
+        except OSError as error:
+            cure = "set TMPDIR to a folder on a larger disk"
+            if error.errno == errno.EMFILE:
+                cure = f"{len(self._files):,} of them have one: raise the limit, as with ulimit -n"
+            raise OSError(
+                error.errno,
+                f"Expected a file of {nbytes:,} bytes in {tempfile.gettempdir()} for a saved "
+                f"tensor (got {error.strerror}); {cure}",
+            ) from error
+        mapped = mmap.mmap(-1, nbytes)
+        memory = torch.frombuffer(mapped, dtype=torch.uint8)
+        address = memory.untyped_storage().data_ptr()
+        self._files[address] = descriptor
         weakref.finalize(mapped, _close, self._files, address)
         return memory
 

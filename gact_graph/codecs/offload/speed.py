@@ -11,6 +11,7 @@ from time import perf_counter
 
 import torch
 
+from gact_graph.codecs.offload.files import Files
 from gact_graph.support.clock import seconds_on
 
 _BYTES = 16 << 20
@@ -32,14 +33,29 @@ def seconds_of_byte(device: torch.device, nbytes: float) -> float | None:
         nbytes: The bytes to offload at the same time.
 
     Returns:
-        The seconds; None if ``nbytes`` do not fit, or the folder of temporary files is in memory.
+        The seconds; None if ``nbytes`` do not fit, or the folder of temporary files is in memory
+        or cannot be written.
     """
     if device.type == "cuda":
         return _seconds_of_pinned(device)
-    folder = Path(tempfile.gettempdir())
-    if shutil.disk_usage(folder).free < nbytes or _filesystem(folder) in _IN_MEMORY:
+    try:
+        folder = Path(tempfile.gettempdir())
+        if shutil.disk_usage(folder).free < nbytes or _filesystem(folder) in _IN_MEMORY:
+            return None
+        return _seconds_of_disk(folder)
+    except OSError:
         return None
-    return _seconds_of_disk(folder)
+
+
+def can_offload(device: torch.device) -> bool:
+    """Return whether a tensor can be offloaded: for a CPU, whether a file can be written."""
+    if device.type == "cuda":
+        return True
+    try:
+        Files().buffer(1)
+    except OSError:
+        return False
+    return True
 
 
 @functools.cache

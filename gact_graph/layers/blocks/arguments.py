@@ -197,7 +197,7 @@ class Arguments:
         if summed is not None and by_edge == {summed} and self.levels_of(summed) == {"source"}:
             return 1.0  # an edge has nothing else
         tensors = [self.tensors[index] for index in by_edge] or self.tensors
-        return max(t.nbytes / max(1, t.size(0)) for t in tensors)
+        return max(t.nbytes / max(1, len(t) if t.dim() else 1) for t in tensors)
 
     def inputs(
         self, inputs: Sequence[Input], names: Collection[str], order: Order, block: Block | None

@@ -17,6 +17,7 @@ from gact_graph.layers.blocks.constant_sums import ConstantSums, KeptSums
 from gact_graph.layers.blocks.cutting import Cutting
 from gact_graph.layers.blocks.function import run_in_blocks
 from gact_graph.layers.recompute import runs
+from gact_graph.layers.recompute.structure import Structure
 from gact_graph.ops.weighted_sum import makes_messages
 from gact_graph.support import current
 from gact_graph.support.reach import Reach, Unknowable
@@ -133,7 +134,9 @@ class EdgeWork:
         if has_global_hooks():  # a trace would run them once
             raise CannotBlock("runs under a hook on all modules")
         try:
-            reach = Reach([module, *arguments.others.values()], self.edge_function.methods)
+            # A structure is compared as text, beside the values inside.
+            others = [o for o in arguments.others.values() if not isinstance(o, Structure)]
+            reach = Reach([module, *others], self.edge_function.methods)
         except Unknowable as reason:
             raise CannotBlock(str(reason)) from reason
         key = self.edge_function, _properties(arguments), reach.key

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch_geometric import EdgeIndex
 from torch_geometric.nn import MessagePassing, MetaLayer
 
 from gact_graph.layers.blocks.arguments import Arguments, CannotBlock, EdgeFunction
@@ -128,8 +129,11 @@ class Blocks(Cutting):
             if isinstance(module, MessagePassing):
                 for edge_function in _METHODS:
                     yield BlockedMethod(self, module, edge_function.name, name, edge_function)
-            elif isinstance(module, MetaLayer) and (
-                type(module).forward is MetaLayer.forward and "forward" not in vars(module)
+            elif (
+                isinstance(module, MetaLayer)
+                and type(module).forward is MetaLayer.forward
+                and "forward" not in vars(module)
+                and isinstance(module.edge_model, nn.Module | None)
             ):
                 yield BlockedMetaLayer(self, module, "forward", name, _EDGE_MODEL)
 
@@ -153,12 +157,11 @@ class Blocked(Patch, Layer):
         layer: str,
         edge_function: EdgeFunction,
     ) -> None:
-        Patch.__init__(self, module, attribute)
         Layer.__init__(self, self._worker_of(module))
-        self._not_worthwhile: str | None = None
         self._blocks = blocks
         self._name = f"{layer}/{edge_function.name}" if layer else edge_function.name
         self._work = EdgeWork(edge_function)
+        Patch.__init__(self, module, attribute)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"works": {}}  # of the graphs of this process
@@ -171,7 +174,7 @@ class Blocked(Patch, Layer):
         """Return the module whose code is the edge work."""
         return module
 
-    def _sorted(self, module: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, int, Arguments]:
+    def _sorted(self, module: Any, /, *args: Any, **kwargs: Any) -> tuple[Tensor, int, Arguments]:
         """Return the edges of a call, their row of destinations, and the sorted arguments.
 
         Raises:
@@ -179,7 +182,7 @@ class Blocked(Patch, Layer):
         """
         raise NotImplementedError
 
-    def _in_blocks(self, module: Any, worker: Any, *args: Any, **kwargs: Any) -> Tensor | None:
+    def _in_blocks(self, module: Any, worker: Any, /, *args: Any, **kwargs: Any) -> Tensor | None:
         """Return the result of the edge work; None if it cannot run in blocks.
 
         Args:
@@ -239,30 +242,26 @@ class Blocked(Patch, Layer):
         least = self._blocks.min_bytes // _WORTHWHILE
         if least and message_bytes(module, arguments) < least:
             raise CannotBlock("is small (min_bytes=)")
-        # torch.utils.checkpoint runs a part of the forward within backward: decided as in forward.
-        if graph_task_id() == -1:
-            session = self._blocks.session
-            uncompressed = current.is_uncompressed(self._blocks.owner)
-            if session is None and not uncompressed and not torch.is_grad_enabled():
-                return  # no backward follows, but that of an earlier call may be due
-            self._not_worthwhile = None
-            if session is None:
-                if uncompressed:
-                    self._not_worthwhile = "is small, in a call without compression (min_bytes=)"
-            elif session.expects_double_backward:
-                self._not_worthwhile = (
+        # torch.utils.checkpoint runs a part of the forward again within backward, where only the
+        # arguments show what was decided in forward.
+        again = graph_task_id() != -1
+        if again or not torch.is_grad_enabled() or not current.are_innermost():
+            return
+        session, small = self._blocks.session, current.is_uncompressed(self._blocks.owner)
+        if session is not None:
+            if session.expects_double_backward:
+                raise CannotBlock(
                     "may be differentiated twice: an input of the model needs a gradient"
                 )
-            elif session.is_too_small(0) and session.is_too_small(most_saved(module, arguments)):
-                self._not_worthwhile = "is small, in a call without compression (min_bytes=)"
-        if self._not_worthwhile is not None:
-            raise CannotBlock(self._not_worthwhile)
+            small = session.is_too_small(0) and session.is_too_small(most_saved(module, arguments))
+        if small:
+            raise CannotBlock("is small, in a call without compression (min_bytes=)")
 
 
 class BlockedMethod(Blocked):
     """Replace ``propagate`` or ``edge_updater`` of a message passing layer."""
 
-    def run(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run in place of the method of ``module``."""
         result = self._in_blocks(module, module, *args, **kwargs)
         if result is not None:
@@ -272,13 +271,15 @@ class BlockedMethod(Blocked):
         return out
 
     def _sorted(
-        self, module: Any, edge_index: Any = None, *args: Any, size: Any = None, **kwargs: Any
+        self, module: Any, /, edge_index: Any = None, *args: Any, size: Any = None, **kwargs: Any
     ) -> tuple[Tensor, int, Arguments]:
         if not self._is_of_pyg(module):
             raise CannotBlock(f"has its own {self.attribute}")
         if args:
             raise CannotBlock("gets its arguments by position")
         edges = check_layer(module, edge_index)
+        if isinstance(edge_index, EdgeIndex):
+            size = [edge_index.num_rows, edge_index.num_cols]  # as in PyG, whatever the argument
         arguments = sort_arguments(module, self._work.edge_function.methods, edges, size, kwargs)
         return edges, target_of(module), arguments
 
@@ -304,6 +305,7 @@ class BlockedMetaLayer(Blocked):
     def run(
         self,
         module: Any,
+        /,
         x: Any,
         edge_index: Any,
         edge_attr: Any = None,
@@ -325,6 +327,6 @@ class BlockedMetaLayer(Blocked):
             u = module.global_model(x, edge_index, edge_attr, u, batch)
         return x, edge_attr, u
 
-    def _sorted(self, module: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, int, Arguments]:
+    def _sorted(self, module: Any, /, *args: Any, **kwargs: Any) -> tuple[Tensor, int, Arguments]:
         edges, arguments = sort_edge_model_arguments(*args)
         return edges, 1, arguments

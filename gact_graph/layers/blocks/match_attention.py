@@ -73,6 +73,8 @@ def match_attention(
         return None
     compute, make = kind
     keeps, settings = bool(traced.kept), _settings_of(layer)
+    if settings.dropout >= 1:
+        return None
     names = [use.parameter for use in uses]
     reference = _Reference(settings, names, constants, keeps)
     of_reference = Reach([None])

@@ -42,7 +42,7 @@ class NormalizedForward(Patch):
             self._outer.previous = self
             vars(module)["forward"] = self._outer
 
-    def run(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Run in place of the forward of ``module``."""
         stock = type(module).forward
         names = stock.__globals__ | {"gcn_norm": functools.partial(norm_of_part, self._exchange)}

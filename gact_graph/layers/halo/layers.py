@@ -49,7 +49,7 @@ class _EdgeWork(Patch):
         self._source_names = sorted({name[:-2] for name in parameters if name.endswith("_j")})
         self._exchange = exchange
 
-    def run(self, module: Any, edge_index: Any, size: Any = None, **arguments: Any) -> Any:
+    def run(self, module: Any, /, edge_index: Any, size: Any = None, **arguments: Any) -> Any:
         """Run in place of the method of ``module``."""
         check_edges(edge_index)
         for name in self._source_names:

@@ -38,7 +38,7 @@ class WholeBatchNorm(Patch):
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module, "forward")
 
-    def run(self, module: Any, input: Tensor) -> Tensor:
+    def run(self, module: Any, /, input: Tensor) -> Tensor:
         """Run in place of the forward of ``module``."""
         if not module.training and module.running_mean is not None:
             return self.original(module)(input)

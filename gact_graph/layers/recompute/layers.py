@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -17,11 +17,12 @@ from gact_graph.layers.recompute.recomputation import Recomputation
 from gact_graph.layers.recompute.saved_bytes import most_saved
 from gact_graph.layers.recompute.structure import Structure, taken_apart
 from gact_graph.support import current
+from gact_graph.support.modes import has_other_modes
 from gact_graph.support.objects import CONTAINERS, COPIED_BYTES, module_attributes
 from gact_graph.support.patch import Patch
 from gact_graph.support.reach import Reach, Unknowable
 from gact_graph.support.rows import LayerRow
-from gact_graph.support.storage import tensors_in
+from gact_graph.support.storage import is_plain, tensors_in
 from gact_graph.support.watch import Watch
 
 
@@ -65,7 +66,7 @@ class RecomputedLayer(Patch):
         self._has_run = False
         self._reason: str | None = None
 
-    def run(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def run(self, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         """Run in place of the forward of ``module``."""
         original = self.original(module)
         session = current.session_of(self._owner)
@@ -76,7 +77,7 @@ class RecomputedLayer(Patch):
             return original(*args, **kwargs)
         tensors, arguments = taken_apart((args, kwargs))
         try:
-            state = self._state_of(module, arguments)
+            state = self._state_of(module, tensors, arguments)
         except (CannotRecompute, Unknowable) as reason:
             self._add_row("stock", str(reason))
             return original(*args, **kwargs)
@@ -95,7 +96,9 @@ class RecomputedLayer(Patch):
             self._name, way, None, reason, counted=way != "recomputed"
         )
 
-    def _state_of(self, module: nn.Module, arguments: Structure) -> Watch:
+    def _state_of(
+        self, module: nn.Module, tensors: Sequence[Tensor], arguments: Structure
+    ) -> Watch:
         """Return the state of the layer and of its arguments before a call.
 
         Raises:
@@ -108,6 +111,12 @@ class RecomputedLayer(Patch):
             raise CannotRecompute(
                 "runs inside other saved-tensor hooks, such as those of torch.utils.checkpoint"
             )
+        if current.is_transformed():
+            raise CannotRecompute("is traced or transformed")
+        if has_other_modes():
+            raise CannotRecompute("runs in a mode of the user, which is not active in backward")
+        if any(t.requires_grad and not is_plain(t) for t in tensors):
+            raise CannotRecompute("gets a sparse tensor that requires a gradient")
         if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
             raise CannotRecompute("has parameters that its first forward initializes")
         for argument in arguments.others:

@@ -27,7 +27,7 @@ from gact_graph.support.current import Capture, Coding, forward_runs, unpack
 from gact_graph.support.edits import glimpse_of
 from gact_graph.support.messages import Advise
 from gact_graph.support.run_state import RunState
-from gact_graph.support.storage import Layout, tensors_held_by, version_of
+from gact_graph.support.storage import Layout, parts_of, tensors_held_by, version_of
 from gact_graph.support.torch_private import at_end_of_backward, graph_task_id
 from gact_graph.support.watch import Watch
 
@@ -123,7 +123,8 @@ class Recomputation:
         first = FirstRun(self._stand_for, session, named, tensors_held_by(self._module))
         self._inputs = [first.save(tensor) for tensor in tensors]
         self.advise: Advise | None = self._inputs[0].advise
-        first.most = _SHARE * sum(t.nbytes for t in tensors if t.is_floating_point())
+        parts = (part for tensor in tensors for part in parts_of(tensor))
+        first.most = _SHARE * sum(part.nbytes for part in parts if part.is_floating_point())
         self._ends = first.ends
         try:
             with counting(first), saved_tensors_hooks(first.pack, unpack):
@@ -146,7 +147,9 @@ class Recomputation:
             # Whoever reads the tensor reads the inputs: their codes are told of it.
             everything = *self._inputs, *self._results.values()
             encoded = [form for saved in everything for form in saved.all_encoded()]
-            self._encoded = self._encoded or encoded
+            if len(encoded) != len(self._encoded):
+                # At the first time, or after forward replaced a tensor that the model still holds.
+                self._encoded = encoded
             pairs = zip(encoded, self._encoded, strict=True)
             # A measurement of noise decodes an input in another width, for one operation.
             others = [number for number, (now, usual) in enumerate(pairs) if now is not usual]

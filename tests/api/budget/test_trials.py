@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import threading
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from grids import grid
+from ranks import run_ranks
 from torch import Tensor, nn
 from torch_geometric.nn import GAT, GCN, GCNConv, GraphSAGE
 
@@ -18,6 +22,7 @@ from gact_graph.api.budget.steps import Trial
 from gact_graph.api.budget.trials import Search, estimate_call
 from gact_graph.api.report.contexts import Contexts
 from gact_graph.capture.config import Config
+from gact_graph.codecs.offload.speed import seconds_of_byte
 from gact_graph.support.rows import Row
 
 MB = 10**6
@@ -323,3 +328,74 @@ def test_no_part_is_tried_twice_with_a_strategy(monkeypatch: pytest.MonkeyPatch)
     Search(model, "forward", (inputs, {}), Config(), 100_000, prefer="time").choose()
     assert len(tried) >= 3  # stock and two levels
     assert len(set(tried)) == len(tried)
+
+
+def test_a_model_that_cannot_be_copied() -> None:
+    model = Net()
+    model.lock = threading.Lock()
+    with pytest.raises(ValueError, match=r"Expected a model that copy.deepcopy can copy.*lock"):
+        gact_graph.estimate(model, *graph())
+
+
+def test_a_folder_that_cannot_be_written_rules_out_files_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = {row.strategy for row in gact_graph.estimate(Net(), *graph()).rows}
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    assert seconds_of_byte(torch.device("cpu"), 1.0) is None
+    left = {row.strategy for row in gact_graph.estimate(Net(), *graph()).rows}
+    assert left < names and all(name.startswith("L2") for name in names - left)
+
+
+def test_kernels_are_loaded_where_their_warning_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loads(device: torch.device) -> bool:
+        warnings.warn("no kernels", RuntimeWarning, stacklevel=1)
+        return False
+
+    monkeypatch.setattr(trials, "makes_messages", loads)
+    with pytest.warns(RuntimeWarning, match="no kernels"):
+        gact_graph.estimate(Net(), *graph())
+
+
+_ON_TWO_RANKS = """
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.nn import GCN
+
+def net():
+    torch.manual_seed(7)
+    return GCN(64, 128, 8, 8, norm="batch_norm")
+
+# Another graph on each rank, so that each takes another number of trials.
+torch.manual_seed(rank)
+nodes, count = ((1_000, 4_000), (20_000, 100_000))[rank]
+x, edges = torch.randn(nodes, 64), torch.randint(nodes, (2, count))
+
+def gradients(model):
+    model(x, edges).square().mean().backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+stock = gradients(DistributedDataParallel(net()))
+around = gact_graph.wrap(DistributedDataParallel(net()), memory="300 MB")
+inside = DistributedDataParallel(gact_graph.wrap(net(), memory="300 MB"))
+for found in (gradients(around), gradients(inside)):
+    assert (found - stock).norm() < 0.1 * stock.norm(), (found - stock).norm() / stock.norm()
+
+def widths(inside):
+    model = gact_graph.wrap(net(), memory=MEMORY)
+    (DistributedDataParallel(model) if inside else model)(x, edges).sum().backward()
+    return len(model.forward.budget.strategy.widths)
+
+peaks = {row.strategy: row.peak_bytes for row in gact_graph.estimate(net(), x, edges).rows}
+MEMORY = "300 MB"
+if rank == 1:
+    MEMORY = int(0.7 * peaks["L1, 2 bits"] + 0.3 * peaks["lossless + blocks"])
+    assert widths(inside=False) > 0
+dist.barrier()
+found = widths(inside=True)
+assert rank == 0 or found > 0
+"""
+
+
+@pytest.mark.long
+def test_trials_of_a_rank_concern_no_other(tmp_path: Path) -> None:
+    run_ranks(_ON_TWO_RANKS, tmp_path)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
+import sys
+import types
 from collections import ChainMap, UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy
 import pytest
 import torch
-from samples import seeded
+from samples import make, seeded
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.nn import GCNConv, MessagePassing
+from torch_geometric import EdgeIndex
+from torch_geometric.nn import GATConv, GCNConv, MessagePassing, MetaLayer, SAGEConv
 
 import gact_graph
 
@@ -228,6 +233,73 @@ class Embedded(Layer):
         return x_j * self.table((x_j[:, 0] > 0).long())
 
 
+SCALE = 1.0
+
+
+class GlobalScale(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.tanh() * SCALE
+
+
+class Configured(Layer):
+    """Multiplies messages by a number of its configuration."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j * self.config["alpha"]
+
+
+class RaisingAttributes(dict[str, Any]):
+    __getattr__ = dict.__getitem__
+
+
+class AnyAttribute(dict[str, Any]):
+    __getattr__ = dict.get
+
+
+class Expanded(Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        scale = torch.full((1,), 0.5, dtype=torch.float64).expand(4)
+        self.register_buffer("scale", scale, persistent=False)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return x_j * self.scale
+
+
+class OfANumber(MessagePassing):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return x + self.propagate(edge_index, factor=self.factor.exp(), size=(len(x), len(x)))
+
+    def message(self, factor: Tensor, index: Tensor) -> Tensor:
+        return factor.expand(index.size(0), 1)
+
+
+class Seeded(Layer):
+    def message(self, x_j: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return x_j * torch.rand_like(x_j)
+
+
+class NamesOfPatches(MessagePassing):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, module=self.inner, worker=3.0)
+
+    def message(self, x_j: Tensor, module: nn.Module, worker: float) -> Tensor:
+        return module(x_j) * worker
+
+
 def mlp() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
@@ -284,6 +356,13 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "a batch norm in evaluation": lambda: WithModule(nn.BatchNorm1d(4).double().eval()),
     "an embedding whose gradient counts": lambda: Embedded(scale_grad_by_freq=True),
     "an embedding with a sparse gradient": lambda: Embedded(sparse=True),
+    "a dictionary whose attributes raise": lambda: Configured(RaisingAttributes(alpha=2.0)),
+    "a dictionary with any attribute": lambda: Configured(AnyAttribute(alpha=2.0)),
+    "an expanded buffer": Expanded,
+    "a number alone": OfANumber,
+    "a seed": Seeded,
+    "arguments named as those of a patch": NamesOfPatches,
+    "a dropout of everything": lambda: GATConv(4, 4, dropout=1.0).double(),
 }
 
 
@@ -302,6 +381,117 @@ def test_a_single_edge() -> None:
     for edges in (EDGES, EDGES[:, :1]):
         for own, expected in zip(step(model, edges), step(stock, edges), strict=True):
             torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_global_of_a_submodule_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = Net(WithModule(GlobalScale()))
+    model = gact_graph.wrap(Net(WithModule(GlobalScale())), **OPTIONS)
+    for scale in (1.0, 3.0):
+        monkeypatch.setattr(sys.modules[__name__], "SCALE", scale)
+        for own, expected in zip(step(model, EDGES), step(stock, EDGES), strict=True):
+            torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
+
+
+@dataclasses.dataclass
+class Settings:
+    alpha: float
+
+    def __getitem__(self, name: str) -> float:
+        return float(getattr(self, name))
+
+
+Settings.__module__ = "torch.settings"  # as a class of an installed package
+
+
+@pytest.mark.parametrize("kind", [types.MappingProxyType, lambda held: Settings(**held)])
+def test_layers_with_other_settings_that_cannot_be_hashed(kind: Callable[..., Any]) -> None:
+    settings = [kind({"alpha": alpha}) for alpha in (1.0, 3.0)]
+    model = gact_graph.wrap(Stack(Configured(s) for s in settings), **OPTIONS)
+    stock = Stack(Configured(s) for s in settings)
+    for own, expected in zip(step(model, EDGES), step(stock, EDGES), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
+
+
+class Stack(nn.Module):
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lin, self.layers = nn.Linear(6, 4).double(), nn.ModuleList(layers)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.lin(x)
+        for layer in self.layers:
+            x = layer(x, edge_index)
+        return x
+
+
+def test_the_sizes_of_an_edge_index() -> None:
+    edges = EdgeIndex(torch.stack([EDGES[0], EDGES[1] % 10]), sparse_size=(NODES, 10))
+    conv = make(lambda: SAGEConv((6, 6), 4, root_weight=False).double())
+    expected = conv((X, None), edges)
+    own = gact_graph.wrap(conv, **OPTIONS)((X, None), edges)
+    assert gact_graph.report(conv).layers[0].way == "blocks"
+    torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
+
+
+class DropsMessages(Layer):
+    def message(self, x_j: Tensor) -> Tensor:
+        return nn.functional.dropout(x_j, 0.5, self.training)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_between_calls_that_are_decided_otherwise(reentrant: bool) -> None:
+    class Checkpoint(Net):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            x = self.lin(x)
+            return checkpoint(self.layer, x, edge_index, use_reentrant=reentrant)
+
+    model = gact_graph.wrap(Checkpoint(DropsMessages()), **OPTIONS | {"blocks": "auto"})
+    out = model(X, EDGES)
+    model(X.clone().requires_grad_(), EDGES)  # which may be differentiated twice
+    torch.manual_seed(3)
+    weight = torch.randn_like(out)
+    (out * weight).sum().backward()
+    # Linear in the weight and the bias together, so the gradient times them is the loss.
+    product = sum((p.grad * p).sum() for p in model.parameters() if p.grad is not None)
+    torch.testing.assert_close(product, (out * weight).sum())
+
+
+def test_a_meta_layer_whose_edge_model_is_a_function() -> None:
+    class NodeModel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(4, 4).double()
+
+        def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, *_: None) -> Tensor:
+            return self.lin(x).index_add(0, edge_index[1], edge_attr)
+
+    class Meta(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.meta = MetaLayer(lambda source, target, *_: source - target, NodeModel())
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            out: Tensor = self.meta(x, edge_index)[0]
+            return out
+
+    stock, model = Net(Meta()), gact_graph.wrap(Net(Meta()), **OPTIONS)
+    model.load_state_dict(stock.state_dict())
+    for own, expected in zip(step(model, EDGES), step(stock, EDGES), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_an_array_beside_tensors() -> None:
+    attributes = {"weight": X[EDGES[0], :1].clone(), "cutoff": numpy.array([5.0])}
+
+    def message(x_i: Tensor, x_j: Tensor, edge_attr: Any) -> Tensor:
+        return x_j * edge_attr["weight"] * float(edge_attr["cutoff"][0])
+
+    own, expected = (
+        gact_graph.message_passing(message, X, EDGES, attributes, blocks=blocks)
+        for blocks in (8, False)
+    )
+    torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
 
 
 class Squeezed(Layer):

@@ -8,9 +8,11 @@ import queue
 import numpy as np
 import pytest
 import torch
-from samples import equal, gradients, graph, make, one_thread  # noqa: F401
+import torch.nn.functional as F
+from samples import distance, equal, gradients, graph, make, one_thread  # noqa: F401
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.overrides import TorchFunctionMode
 from torch_geometric import seed_everything
 from torch_geometric.data import Batch, Data
 from torch_geometric.inspector import Inspector
@@ -544,3 +546,100 @@ def test_edge_work_that_can_no_longer_run_in_blocks():
             out.sum().backward()
     finally:
         handle.remove()
+
+
+class Rounds(TorchFunctionMode):
+    """Rounds the results of linear layers, with the gradient of the layer."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        return out + (out.detach().round() - out).detach() if func is F.linear else out
+
+
+def test_a_mode_of_the_user_is_not_active_in_backward():
+    found = []
+    for wraps in (False, True):
+        net = make(lambda: Around(SAGEConv(32, 32)))
+        if wraps:
+            gact_graph.wrap(net, **RECOMPUTED)
+        net.zero_grad()
+        with Rounds():
+            out = net(X, EDGES)
+        out.sin().sum().backward()
+        found.append(gradients(net))
+    assert equal(*found)
+    [row] = gact_graph.report(net).layers
+    assert row.way == "stock" and "runs in a mode of the user" in row.reason
+
+
+class OwnSum(SAGEConv):
+    def aggregate(self, inputs, index, ptr=None, dim_size=None):
+        return inputs.new_zeros(dim_size, inputs.size(1)).index_add(0, index, inputs)
+
+
+def test_vmap_around_a_layer():
+    def call(conv, x, edges):
+        return torch.vmap(lambda one: conv(one, edges))(torch.stack([x, x * 2])).flatten(0, 1)
+
+    stock = make(lambda: Around(OwnSum(32, 32), call))
+    model = gact_graph.wrap(make(lambda: Around(OwnSum(32, 32), call)), **RECOMPUTED)
+    assert equal(train(model), train(stock))
+    [row] = gact_graph.report(model).layers
+    assert row.way == "stock" and row.reason == "is traced or transformed"
+
+
+@pytest.mark.filterwarnings("ignore:(Sparse|Converting sparse)")
+@pytest.mark.parametrize("learns", [False, True])
+def test_sparse_adjacency(learns):
+    places = EDGES.unique(dim=1)
+
+    def call(conv, x, edges):
+        weights = torch.ones(places.size(1), requires_grad=learns)
+        return conv(x, torch.sparse_coo_tensor(places, weights, (len(x), len(x))).coalesce())
+
+    stock = make(lambda: Around(SAGEConv(32, 32, aggr="sum"), call))
+    model = gact_graph.wrap(make(lambda: Around(SAGEConv(32, 32, aggr="sum"), call)), **RECOMPUTED)
+    assert equal(train(model), train(stock))
+    [row] = gact_graph.report(model).layers
+    assert row.way == ("stock" if learns else "recomputed")
+    assert row.reason == ("gets a sparse tensor that requires a gradient" if learns else None)
+
+
+def test_an_input_that_the_model_holds_and_forward_differentiates():
+    def call(conv, x, edges):
+        position = x.detach().requires_grad_()
+        conv.held = position * position.norm(dim=1, keepdim=True)
+        energy = conv(conv.held, edges).square().sum()
+        [force] = torch.autograd.grad(energy, position, create_graph=True)
+        return x * energy + force
+
+    stock = make(lambda: Around(Tanh(), call))
+    model = gact_graph.wrap(make(lambda: Around(Tanh(), call)), **RECOMPUTED)
+    assert distance(train(model, steps=1), train(stock, steps=1)) < 1e-5
+
+
+class Tanh(MessagePassing):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(32, 32)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x).tanh())
+
+
+class RaisingAttributes(dict):
+    __getattr__ = dict.__getitem__
+
+
+class AnyAttribute(dict):
+    __getattr__ = dict.get
+
+
+@pytest.mark.parametrize("kind", [RaisingAttributes, AnyAttribute])
+def test_settings_with_attributes_of_their_own(kind):
+    def build():
+        conv = SAGEConv(32, 32)
+        conv.settings, conv.scale = kind(alpha=0.5), torch.ones(1).expand(32)
+        return Around(conv)
+
+    assert equal(train(gact_graph.wrap(make(build), **RECOMPUTED)), train(make(build)))
