@@ -22,7 +22,7 @@ import gact_graph
 from experiments.helpers import command
 from experiments.helpers.errors import ExperimentError
 from experiments.helpers.levels import Level
-from experiments.helpers.meters import Trainee, load_kernels, saved_bytes, train
+from experiments.helpers.meters import Trainee, saved_bytes, train, warm_up
 from experiments.helpers.peers import dgl_layers
 from experiments.helpers.process import call_together, environment
 from experiments.helpers.strategies import LABELS
@@ -107,7 +107,7 @@ def measure(name: str, way: str, batch: int, atoms: int, steps: int, size: int) 
         seed_everything(0)
         model = POTENTIALS[name](size).train()
         _wrap(model, way)
-        load_kernels(torch.device("cpu"))
+        warm_up(torch.device("cpu"), compressed=WAYS[way] is not None)
         batches = iter([molecules(batch, atoms, step) for step in range(steps)])
         measured = train(Trainee(model, lambda: _loss(model(*next(batches)))), steps, lr=1e-4)
         inputs = molecules(batch, atoms, steps)

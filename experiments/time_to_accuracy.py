@@ -24,7 +24,7 @@ import gact_graph
 from datasets import load
 from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
-from experiments.helpers.meters import load_kernels
+from experiments.helpers.meters import warm_up
 from experiments.helpers.process import OUT_OF_MEMORY, call_together, environment
 from experiments.helpers.sampling import BATCHES, CLUSTERS, make_sampler
 from experiments.helpers.strategies import STRATEGIES
@@ -162,7 +162,7 @@ class _Session:
         graph = load(training.dataset, training.data_root)
         self.task = prepare(graph, subject.layout)
         if way.wrapped:
-            load_kernels(self.task.x.device)
+            warm_up(self.task.x.device)
         seed_everything(training.seed)
         self.model: nn.Module = subject.make(self.task.x.size(1), self.task.num_classes)
         layers = len(self.model.convs)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import gact_graph
 from experiments.helpers import metis
-from experiments.helpers.meters import load_kernels
+from experiments.helpers.meters import warm_up
 from gact_graph.api.budget.miniature import Miniature
 from gact_graph.support.peak import PeakMeter
 
@@ -85,10 +85,7 @@ def measure(name: str, stock: bool, steps: int, nodes: int | None) -> dict[str, 
 
     metis.provide()
     with _without_the_library() if stock else contextlib.nullcontext():
-        if stock:
-            nn.Linear(64, 64)(torch.ones(1024, 64, device="cpu")).square().sum().backward()
-        else:
-            load_kernels(torch.device("cpu"))
+        warm_up(torch.device("cpu"), compressed=not stock)
         first = register_module_forward_pre_hook(begin)
         register_optimizer_step_post_hook(end)
         arguments = ["--epochs", str(_FIRST + steps)]  # an epoch has a step at least

@@ -115,7 +115,7 @@ def train(
 
     if compiles:
         step()
-        purge()  # else the steps below would reuse the kept memory of this step
+    purge()  # else the steps below would reuse memory that is kept from before
     before = _allocated(device)  # the meter counts the graph and the model too
     with PeakMeter(device) as meter:
         if cap_bytes is not None:
@@ -154,9 +154,11 @@ def saved_bytes(forward: Callable[[], Tensor], model: nn.Module, inputs: Iterabl
     return sum(sizes.values())
 
 
-def load_kernels(device: torch.device) -> None:
-    """Load everything that stays in a process after its first compressed step, on any graph."""
-    model = gact_graph.wrap(nn.Linear(64, 64).to(device), bits=4, adaptive=False, min_bytes=0)
+def warm_up(device: torch.device, compressed: bool = True) -> None:
+    """Load everything that stays in a process after its first step, on any graph."""
+    model = nn.Linear(64, 64).to(device)
+    if compressed:
+        gact_graph.wrap(model, bits=4, adaptive=False, min_bytes=0)
     model(torch.ones(1024, 64, device=device) * 1).square().sum().backward()
 
 

@@ -15,7 +15,7 @@ import torch
 
 from datasets import load
 from experiments.helpers.errors import ExperimentError
-from experiments.helpers.meters import halo_of, load_kernels, memory_of, train
+from experiments.helpers.meters import halo_of, memory_of, train, warm_up
 from experiments.helpers.process import CAPPED, OUT_OF_MEMORY, call_together, environment
 from experiments.helpers.ranks import process_group
 from experiments.helpers.strategies import STRATEGIES, Case
@@ -81,8 +81,7 @@ def measure(case: Case) -> dict[str, Any]:
     """
     device = parse_device(case.device)
     strategy = STRATEGIES[case.strategy]
-    if strategy.ours:
-        load_kernels(device)
+    warm_up(device, compressed=strategy.ours)
     trainee = strategy.start(case, load(case.dataset, case.data_root), device)
     lr = SUBJECTS[case.model].lr
     steps = train(trainee, case.steps, lr, cap_bytes=case.cap_bytes, compiles=strategy.compiles)

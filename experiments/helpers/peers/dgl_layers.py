@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch_geometric.nn import (
     GATConv,
@@ -92,15 +93,20 @@ def replace_filters(model: nn.Module) -> None:
         raise TypeError(f"Expected a model with layers of SchNet (got {type(model)})")
     for conv in convs:
         conv.propagate = _filtered
+    # The first sum imports more of DGL, which stays in the process.
+    _filtered(torch.tensor([[0], [1]]), torch.ones(2, 1), torch.ones(1, 1))
 
 
 def _filtered(edge_index: Tensor, x: Tensor, W: Tensor) -> Tensor:
-    import dgl.function as fn
-
-    graph = make_graph(edge_index, len(x), loops=False)
-    graph.srcdata["x"], graph.edata["filter"] = x, W
-    graph.update_all(fn.u_mul_e("x", "filter", "message"), fn.sum("message", "out"))
-    out: Tensor = graph.dstdata["out"]
+    fn = load().function
+    graph = vars(edge_index).get("of_dgl")
+    if graph is None:  # all layers share it
+        graph = make_graph(edge_index, len(x), loops=False)
+        edge_index.of_dgl = graph  # type: ignore[attr-defined]
+    with graph.local_scope():
+        graph.srcdata["x"], graph.edata["filter"] = x, W
+        graph.update_all(fn.u_mul_e("x", "filter", "message"), fn.sum("message", "out"))
+        out: Tensor = graph.dstdata["out"]
     return out
 
 
