@@ -49,4 +49,5 @@ if rank == 0:
     print(gact_graph.report(model))
 if world > 1:
     dist.barrier()
+    del parallel  # before the group, or the process may not exit
     dist.destroy_process_group()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Final, NamedTuple
@@ -34,6 +34,7 @@ from gact_graph.support import current
 from gact_graph.support.exact import ReadInForwardError, RestorePoint
 from gact_graph.support.memory.policy import memory_policy
 from gact_graph.support.messages import Advise, warn
+from gact_graph.support.patch import Patch
 from gact_graph.support.rows import RECOMPUTED, Row
 from gact_graph.support.storage import tensors_in
 
@@ -86,9 +87,9 @@ class Controller:
         self.methods: dict[str, TrackedMethod] = {}
         self._lock = threading.RLock()
         self._warned = False
-        self._handles: list[Any] = []
-        self._hooks: list[Any] = []  # apart: these hold no reference to a module
-        self._remove_hooks_at_death()
+        self._patches: list[Patch] = []
+        self._hooks: list[Any] = []
+        self._remove_at_death()
         self._set_up(config, model)
         self.track("forward")
         self._attach_to(model)
@@ -146,17 +147,22 @@ class Controller:
             self.blocks.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in vars(self).items() if name != "_lock"}
+        left_out = "_lock", "_references"
+        state = {name: value for name, value in vars(self).items() if name not in left_out}
         return state | {"_compiled": None}  # its graphs belong to this model
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._lock = threading.RLock()
-        self._remove_hooks_at_death()
+        self._remove_at_death()
 
-    def _remove_hooks_at_death(self) -> None:
-        """Remove the hooks when the controller dies: other models may share its modules."""
-        weakref.finalize(self, _remove, self._hooks).atexit = False
+    def _remove_at_death(self) -> None:
+        """Remove hooks and patches when the controller dies: other models may share its modules.
+
+        Patches may refer to a module, so that the finalizer must not.
+        """
+        self._references = [*map(weakref.ref, self._patches)]
+        weakref.finalize(self, _remove, self._hooks, self._references).atexit = False
 
     def track(self, method: str) -> None:
         """Track a method, by its full name, from an initial state."""
@@ -200,18 +206,22 @@ class Controller:
             raise
 
     def _attach(self, model: nn.Module, only: Container[nn.Module] | None = None) -> None:
-        # After an error in a generator, the lists hold the handles before it, to be removed.
+        # After an error in a generator, the lists hold what came before it, to be removed.
         self._hooks.extend(module_hooks.attach(self.owner, model, only))
         if self.blocks is not None:
-            self._handles.extend(self.blocks.attach(model, only))
+            self._keep(self.blocks.attach(model, only))
         if self.config.recompute:
-            layers = self._step.layers
-            self._handles.extend(recompute.attach(self.owner, layers, model, only))
+            self._keep(recompute.attach(self.owner, self._step.layers, model, only))
+
+    def _keep(self, patches: Iterable[Patch]) -> None:
+        for patch in patches:
+            self._patches.append(patch)
+            self._references.append(weakref.ref(patch))
 
     def remove_hooks(self) -> None:
         """Remove the hooks from the submodules, and return kept memory to the system."""
-        _remove(self._handles)
-        _remove(self._hooks)
+        _remove(self._hooks, self._references)
+        self._patches.clear()
         memory_policy.end()
 
     # Calls of tracked methods.
@@ -275,6 +285,12 @@ class Controller:
         with self._lock:
             if "." not in method:  # a method of the model itself
                 added = module_hooks.without_hooks(self.owner, model)
+                if added and self.exchange is not None:
+                    raise ValueError(
+                        "Expected the layers that were there at wrap(model, partition=part) (got "
+                        f"a new {type(next(iter(added))).__name__}); unwrap the model, change its "
+                        "layers, and wrap it again"
+                    )
                 if added:
                     self._attach(model, added)
             self._choose_swapping(model)
@@ -316,10 +332,13 @@ class Controller:
             tracked.scheme.see(session.rows)
             allocated = (row.raw_bytes for row in session.rows if row.codec != RECOMPUTED)
             saved = sum(allocated) + session.unallocated
-            if not spare:
+            # Small tensors, and those that are kept exactly for once, show no more than their own.
+            if not spare and saved >= self._min_bytes and not session.keeps_all_exact:
                 tracked.see(session.rows, saved)
             self._end(method, session.rows, saved, seconds, is_small=spare > 0)
-            complete = all(m.saved_bytes is not None for m in self.methods.values())
+            # A step may have several contexts of gact_graph.compress.
+            complete = call.inputs is not None
+            complete &= all(m.saved_bytes is not None for m in self.methods.values())
             self._step.check_pins(session.rows, complete)
 
     def run_compiled(self, call: Call) -> Any:
@@ -408,7 +427,9 @@ def _not_recoverable() -> Iterator[None]:
         ) from None
 
 
-def _remove(handles: list[Any]) -> None:
-    for handle in reversed(handles):
+def _remove(hooks: list[Any], references: list[weakref.ref[Patch]]) -> None:
+    patches = [patch for reference in references if (patch := reference()) is not None]
+    for handle in (*reversed(patches), *reversed(hooks)):
         handle.remove()
-    handles.clear()
+    references.clear()
+    hooks.clear()

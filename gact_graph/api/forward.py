@@ -196,7 +196,7 @@ def _between_graphs(forward: CompressedForward, module: nn.Module, args: Any, kw
     return forward.run(module, *args, **kwargs)
 
 
-def _under(compiler: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _under(compiler: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a function that a compiler looks into, from outside of the compiler."""
     set_compiler(compiler)
     try:

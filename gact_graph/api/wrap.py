@@ -301,7 +301,8 @@ def estimate(
         TypeError: If ``model`` is not a module, ``memory`` is neither a number nor a string, or
             ``nodes`` or ``edges`` is not an int.
         ValueError: If no graph is found in ``inputs``, ``memory`` is malformed, ``nodes`` or
-            ``edges`` is negative, or the model has no parameters, or sharded ones.
+            ``edges`` is negative, or the model has no parameters, has sharded ones, has
+            ``SyncBatchNorm`` on several processes, or cannot be copied.
         RuntimeError: On a CPU, if the system does not report the memory of a process, as only Linux
             does.
     """
@@ -356,7 +357,8 @@ def plan(
         TypeError: If ``model`` is not a module, ``memory`` is neither a number nor a string, or
             ``nodes`` or ``edges`` is not an int.
         ValueError: If no graph is found in ``inputs``, ``memory`` or ``prefer`` is malformed,
-            ``nodes`` or ``edges`` is negative, or the model has no parameters, or sharded ones.
+            ``nodes`` or ``edges`` is negative, or the model has no parameters, has sharded ones,
+            has ``SyncBatchNorm`` on several processes, or cannot be copied.
         MemoryBudgetError: If no plan fits: the message names the least memory that does. Or if a
             limit of the process is below the budget.
         RuntimeError: On a CPU, if the system does not report the memory of a process, as only Linux

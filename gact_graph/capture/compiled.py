@@ -32,9 +32,10 @@ from gact_graph.capture.operations import NARROW
 from gact_graph.capture.partition import partitioning
 from gact_graph.capture.recipes import SMALL
 from gact_graph.capture.uncompressed import Counted
+from gact_graph.codecs import Context, Kept, Saved
 from gact_graph.codecs.group_widths import widths_of_groups
 from gact_graph.codecs.reads import Values
-from gact_graph.codecs.slices import statistics_of
+from gact_graph.codecs.slices import narrowed, statistics_of
 from gact_graph.ops.batch_norm import restore_columns
 from gact_graph.ops.bitmask import pack_bits, unpack_bits
 from gact_graph.ops.checks import TILE
@@ -206,6 +207,8 @@ def _pack(saved: Tensor) -> Any:
     The tensor itself, or a tuple: a form, the bits, tensors, and the shape.
     """
     context, running = compiled_graphs(), _running.value
+    if context is None and type(saved) in (Tensor, nn.Parameter):
+        return Saved(Context(Kept(saved, "an operation between compiled graphs")))
     if context is None or running is None or expected_bytes(saved) <= SMALL:
         return saved
     node, graph = context["_node"], context["_bw_graph"]
@@ -235,6 +238,8 @@ def _unpack(packed: Any) -> Tensor:
     """Return the saved tensor of a form that :func:`_pack` has returned."""
     if isinstance(packed, Tensor):
         return packed
+    if isinstance(packed, Saved):
+        return packed.tensor()
     context, running = compiled_graphs(), _running.value
     assert context is not None and running is not None
     like = context["_node"].meta["val"]
@@ -310,7 +315,7 @@ def _save_index(x: Tensor, slot: str) -> Tensor:
 
 @torch.library.register_fake("gact_graph_compiled::save_index")
 def _(x: Tensor, slot: str) -> Tensor:
-    return x.new_empty(x.shape, dtype=torch.int32)
+    return torch.empty_like(x, dtype=torch.int32)
 
 
 @_operator(
@@ -404,7 +409,7 @@ def _load_codes(
     x = packed.unpack_min_variance(weight)
     if columns.numel():
         restore_columns(x, columns)
-    return x.to(dtype)
+    return narrowed(x, dtype)
 
 
 @torch.library.register_fake("gact_graph_compiled::load_codes")

@@ -45,13 +45,15 @@ def partitioning() -> AbstractContextManager[None]:
 def _after(earlier: Pass | None) -> Pass:
     def changed(graph: fx.GraphModule, inputs: Any) -> fx.GraphModule:
         graph = graph if earlier is None else earlier(graph, inputs)
-        relus = []
+        relus: list[fx.Node] = []
+        overwritten = _overwritten(graph.graph)
         for node in [*graph.graph.nodes]:
             if "recompute" in node.meta:  # by selective checkpointing
                 continue
             packet = packet_of(node)
             if packet in _GATHERS and _is_larger([node], [node.args[0]]):
-                _compute_again([node])
+                if _memory_of(node.args[0]) not in overwritten:  # else backward has other values
+                    _compute_again([node])
             elif str(packet) == _EDGE_FORWARD and _is_larger(node.users, node.args[1]):
                 _compute_again([node, *node.users])
             elif packet is _aten.le and node.args[1] == 0:
@@ -62,6 +64,18 @@ def _after(earlier: Pass | None) -> Pass:
         return graph
 
     return changed
+
+
+def _overwritten(graph: fx.Graph) -> set[fx.Node]:
+    """Return the inputs that the forward changes in place, as its last operations."""
+    return {_memory_of(node.args[0]) for node in graph.nodes if packet_of(node) is _aten.copy_}
+
+
+def _memory_of(node: Any) -> fx.Node:
+    """Return the node of which another is a view."""
+    while packet_of(node) in _VIEWS | _ALIASES:
+        node = node.args[0]
+    return cast(fx.Node, node)
 
 
 def _save_mask(graph: fx.Graph, of_result: fx.Node) -> list[fx.Node]:

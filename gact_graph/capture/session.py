@@ -319,12 +319,13 @@ class Session:
         return self._leaf_seen
 
     @property
-    def _keeps_all_exact(self) -> bool:
+    def keeps_all_exact(self) -> bool:
+        """Whether all tensors are kept exactly."""
         return self._all_exact or (self._undecided and self._has_leaf)
 
     def keeps_exactly(self, name: str) -> bool:
         """Return whether the operation or the layer with this name is kept exactly."""
-        return self._keeps_all_exact or self._exact_slots.has(self._has_leaf, name)
+        return self.keeps_all_exact or self._exact_slots.has(self._has_leaf, name)
 
     def settle(self, call: Call | None = None) -> None:
         """Compute the values that an operation may read, or without one any code, and join masks.
@@ -462,7 +463,7 @@ class Session:
         exact = recipe is not None and recipe.exact and position != VARIANCE_POSITION
         gathered = recipe is not None and recipe.gathers
         # Replacements have no second derivative.
-        if kept or gathered or self._keeps_all_exact:
+        if kept or gathered or self.keeps_all_exact:
             return None
         label = self.trace.label(call)
         pinned = self._scheme.pinned(f"{label}.{position}")
@@ -573,8 +574,10 @@ class Session:
         elements = elements_of(tensor, whole_storage=recipe is not None)
         if elements is None or _is_kept(tensor, save.call.name):
             return self._keep(save)
-        exactly |= self._keeps_all_exact or save.slot in self._exact_slots.slots[self._has_leaf]
-        cached = self._cache.find(elements, save.reads)
+        exactly |= self.keeps_all_exact or save.slot in self._exact_slots.slots[self._has_leaf]
+        # A form from before memory was handed out may hold other values.
+        exposed = self._recipes.is_exposed(tensor)
+        cached = None if exposed else self._cache.find(elements, save.reads)
         if cached is None or (exactly and _is_lossy(cached[0])):
             return self._encode(save, elements, recipe, exactly)
         context, entry = cached

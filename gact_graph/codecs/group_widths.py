@@ -113,11 +113,20 @@ def _means_by_group(weights: Tensor, counts: Tensor, whole: int, group_size: int
         group_size: Elements per group.
     """
     starts = F.pad(counts.cumsum(0), (1, 0))
-    sums = F.pad((weights.double() * counts).cumsum(0), (1, 0))
+    sums = F.pad(_cumulative(weights.double(), counts), (1, 0))
     ends = torch.arange(whole + 1, device=weights.device) * group_size
     row = torch.searchsorted(starts, ends, right=True).sub_(1).clamp_(max=len(weights) - 1)
     until = sums[row] + (ends - starts[row]) * weights[row]
     return (until.diff() / group_size).float()
+
+
+def _cumulative(weights: Tensor, counts: Tensor) -> Tensor:
+    """Return the cumulative sums of weights times counts, float64."""
+    if weights.device.type == "cpu":
+        return (weights * counts).cumsum(0)
+    # On a GPU, only sums of integers are deterministic.
+    scale = 2.0**24 / weights.max().clamp(min=torch.finfo(torch.float32).tiny)
+    return ((weights * scale).long() * counts).cumsum(0) / scale
 
 
 @functools.lru_cache

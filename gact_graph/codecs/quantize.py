@@ -85,6 +85,10 @@ class Quantize(Codec):
         return Quantized(packed, bits)
 
 
+_LEAST_VARIANCE = 2.0**-200
+"""The variance below which deviations are small beside the least step of codes, 2^-110."""
+
+
 def exceeds_float32(x: Tensor, slices: Slices | None) -> bool:
     """Return whether float32, in which codes are made, rounds off the deviations of float64.
 
@@ -102,4 +106,5 @@ def exceeds_float32(x: Tensor, slices: Slices | None) -> bool:
     shape, dims = slices
     variance, mean = torch.var_mean(x.view(shape), dims, correction=0)
     constant = (variance == 0) & (mean.float() != mean)
-    return bool(torch.any(constant | (mean.square() > variance * _ROUNDED**2) & (variance > 0)))
+    rounded = (mean.square() > variance * _ROUNDED**2) | (variance < _LEAST_VARIANCE)
+    return bool(torch.any(constant | rounded & (variance > 0)))

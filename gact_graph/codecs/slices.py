@@ -66,14 +66,22 @@ class QuantizedBySlice(Quantized):
         if len(self.mean) == 1 and count == len(x):  # columns
             statistics = torch.stack([self.mean.view(-1), deviation.view(-1)])
             restore_columns(x.view(count, -1), statistics)
-            return x.view(-1).to(self.dtype)
+            return narrowed(x.view(-1), self.dtype)
         shift = torch.addcmul(
             self.mean, x.sum_to_size(self.mean.shape), deviation, value=-1 / count
         )
-        return torch.addcmul(shift, x, deviation, out=x).view(-1).to(self.dtype)
+        return narrowed(torch.addcmul(shift, x, deviation, out=x).view(-1), self.dtype)
 
     def min_variance(self) -> Encoded:
         return dataclasses.replace(self, least_noise=True)
+
+
+def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert decoded numbers in place, so that none of them becomes infinite."""
+    most = torch.finfo(dtype).max
+    if most < torch.finfo(x.dtype).max:
+        x.clamp_(-most, most)
+    return x.to(dtype)
 
 
 class QuantizeBySlice(Codec):

@@ -121,10 +121,15 @@ class Patch(_Replacement):
         self._handle.remove()
         self.removed = True
         module = self.module
-        if module is not None and vars(module).get(self.attribute) is self:
+        outer = None if module is None else vars(module).get(self.attribute)
+        if module is not None and outer is self:
             delattr(module, self.attribute)
             if self.previous is not None:
                 setattr(module, self.attribute, self.previous)
+        while isinstance(outer, Patch):  # of another model that shares the module
+            if outer.previous is self:
+                outer.previous = self.previous
+            outer = outer.previous
 
 
 class BoundPatch(_Replacement):

@@ -58,6 +58,11 @@ _EDGE_METHODS = frozenset({"message", "aggregate", "update", "edge_update"})
 _ALL_METHODS = _EDGE_METHODS | {"forward"}
 
 _IMPURE_BUILTINS = frozenset({"eval", "exec", "input", "open", "print"})
+_SEEDING = frozenset(
+    {"manual_seed", "manual_seed_all", "seed_everything", "fork_rng", "set_rng_state"}
+)
+"""Functions that set random states. No graph repeats them."""
+
 _MAKE_TEXT = frozenset({"ascii", "format", "repr", "str"})
 
 _MODULE_CONTAINERS = (
@@ -306,7 +311,7 @@ class Reach:
         for key in sorted(names & world.keys()):
             self._key.append(key)
             self._refer(world[key], key)
-        impure = sorted((names & _IMPURE_BUILTINS) - world.keys())
+        impure = sorted(((names & _IMPURE_BUILTINS) - world.keys()) | (names & _SEEDING))
         if impure and self._strict:
             raise Unknowable(f"calls {impure[0]}")
 

@@ -545,10 +545,15 @@ class TestWithOthers:
 
 
 def test_arguments_of_any_name():
-    model = Lambda(lambda _, x, *, module, worker: (x @ module.weight).tanh() * worker)
-    gact_graph.wrap(model, min_bytes=0)
-    model(graph()[0], module=model, worker=2.0).sum().backward()
-    assert gact_graph.report(model).contexts
+    def forward(_, x, *, module, function):
+        return function(x @ module.weight)
+
+    model = gact_graph.wrap(Lambda(forward), level="lossless", min_bytes=0)
+    for compiles in (False, True):
+        if compiles:
+            model.compile(backend="eager")
+        model(graph()[0], module=model, function=torch.tanh).sum().backward()
+        assert not gact_graph.report(model).empty
 
 
 def test_a_copy_of_a_graph_of_torch_fx_is_plain():
@@ -558,3 +563,62 @@ def test_a_copy_of_a_graph_of_torch_fx_is_plain():
         gact_graph.report(twin)
     gact_graph.wrap(twin, bits=2, min_bytes=0)
     assert equal(train_step(twin, graph()[0]), train_step(model, graph()[0]))
+
+
+class TestDecisionsOfOneCall:
+    """They do not switch compression off for later calls, with the default min_bytes."""
+
+    @staticmethod
+    def compressed(model, x):
+        model(x).square().mean().backward()
+        return gact_graph.report(model).rate > 1.5
+
+    @staticmethod
+    def net():
+        layers = [layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.Tanh())]
+        return gact_graph.wrap(nn.Sequential(*layers), adaptive=False, min_bytes=1 << 20)
+
+    def test_a_tiny_batch(self):
+        model, x = self.net(), torch.randn(3000, 32)
+        assert [self.compressed(model, x) for _ in range(2)][-1]
+        self.compressed(model, x[:4].clone())
+        assert [self.compressed(model, x) for _ in range(2)][-1]
+
+    def test_an_input_that_once_needs_a_gradient(self):
+        model, x = self.net(), torch.randn(3000, 32)
+        assert [self.compressed(model, x) for _ in range(2)][-1]
+        self.compressed(model, x.clone().requires_grad_())
+        assert [self.compressed(model, x) for _ in range(2)][-1]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_models_that_share_a_layer_are_unwrapped_in_any_order(first):
+    shared = make(GraphNet)
+    models = [nn.ModuleList([shared]), nn.ModuleList([shared])]
+    before = {name: {*vars(module)} for name, module in shared.named_modules()}
+    for model in models:
+        gact_graph.wrap(model, blocks=200, min_bytes=0)
+    for model in (models[first], models[1 - first]):
+        gact_graph.unwrap(model)
+    assert {name: {*vars(module)} for name, module in shared.named_modules()} == before
+
+
+def test_patches_go_with_their_model():
+    shared = make(GraphNet)
+    before = {name: {*vars(module)} for name, module in shared.named_modules()}
+    model = gact_graph.wrap(nn.ModuleList([shared]), blocks=200, min_bytes=0)
+    assert {name: {*vars(module)} for name, module in shared.named_modules()} != before
+    del model
+    gc.collect()
+    assert {name: {*vars(module)} for name, module in shared.named_modules()} == before
+
+
+def test_a_pin_of_a_part_that_runs_in_a_later_context():
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+    gact_graph.wrap(model, pin={"2/*": 8}, min_bytes=0)
+    with gact_graph.compress(model):
+        h = model[1](model[0](graph()[0]))
+    with gact_graph.compress(model):
+        out = model[3](model[2](h))
+    out.sum().backward()
+    assert 8 in [row.bits for row in gact_graph.report(model).contexts]

@@ -328,7 +328,8 @@ def test_operators_keep_the_promises_of_pytorch() -> None:
     operators = torch.ops.gact_graph_compiled
     checks = "test_schema", "test_faketensor"
     torch.library.opcheck(operators.save_bits.default, (x > 0, "slot"), test_utils=checks)
-    torch.library.opcheck(operators.save_index.default, (index, "slot"), test_utils=checks)
+    for each in (index, index.t()):
+        torch.library.opcheck(operators.save_index.default, (each, "slot"), test_utils=checks)
     for by_column in (False, True):
         encoding = x, 4, 256, by_column, "slot"
         torch.library.opcheck(operators.save_codes.default, encoding, test_utils=checks)
@@ -389,3 +390,49 @@ def test_caches_of_compiled_graphs_serve_the_level_that_made_them(tmp_path: Path
     (_, exact, _), (_, same, _) = found["stock"][0], found["lossless"][0]
     assert float(exact) == pytest.approx(float(same), rel=1e-5)
     assert found["L1"][0] != found["lossless"][0]
+
+
+class History(nn.Module):
+    """Gathers from a buffer that forward overwrites, as historical embeddings do."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.lin = nn.Linear(width, 4)
+        self.register_buffer("history", torch.ones(NODES, width))
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        out = x.new_zeros(NODES, 4).index_add(0, edges[1], self.lin(self.history[edges[0]]))
+        with torch.no_grad():
+            self.history.copy_(x)
+        return out
+
+
+def test_a_buffer_that_forward_overwrites(backend: Any) -> None:
+    torch.manual_seed(0)
+    stock, model = pair(History, backend, level="lossless", min_bytes=0)
+    model.load_state_dict(stock.state_dict())
+    for _ in range(2):
+        assert torch.equal(gradient(model, *inputs()), gradient(stock, *inputs()))
+
+
+class BetweenGraphs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        out: Tensor = self.last(self.between(self.first(x)))
+        return out
+
+    @torch.compiler.disable
+    def between(self, h: Tensor) -> Tensor:
+        y = h.exp()
+        result = y * 1
+        y.mul_(2)
+        return result
+
+
+def test_a_tensor_between_graphs_that_changes_is_an_error(backend: Any) -> None:
+    for model in pair(BetweenGraphs, backend, level="lossless", min_bytes=0):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradient(model, *inputs())

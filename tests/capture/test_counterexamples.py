@@ -27,6 +27,14 @@ def _cleared(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def _doubled(module: nn.Module, x: Tensor) -> Tensor:
+    h = module.first(x)
+    few = h.masked_select(x > 1)  # saves h for its shape
+    h.data.mul_(2)
+    out: Tensor = few.sum() + module.second(h).square().sum()
+    return out
+
+
 class Stop(torch.autograd.Function):
     """A function without a gradient."""
 
@@ -79,6 +87,7 @@ PROGRAMS: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], Tensor]] = {
         lambda m, x: m.first(x).log_softmax(1)[torch.arange(ROWS), numpy.arange(ROWS) % 5],
         X,
     ),
+    "memory that is handed out between two readers": (_doubled, X),
     "memory that is written by its address": (lambda m, x: _cleared(x * m.weight).sin(), X),
     "vmap inside of forward": (
         lambda m, x: torch.func.vmap(lambda row: m.first(row).relu())(m.second(x)) * m.weight,
@@ -357,3 +366,27 @@ def test_a_sum_of_neighbors_that_scripted_code_reads(
             total.sum().backward()
         seen.append(mean)
     torch.testing.assert_close(seen[1], seen[0])
+
+
+def test_float16_decodes_no_finite_number_to_infinity() -> None:
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        return F.layer_norm((x * module.weight).clone(), (64,)).float() * X
+
+    model = net(forward).half()
+    model.weight = nn.Parameter(torch.ones(64, dtype=torch.float16))
+    x = ((torch.rand(ROWS, 64, generator=seeded(6)) * 2 - 1) * 63000).half()
+    gact_graph.wrap(model, bits=2, adaptive=False, min_bytes=0)
+    gradients(model, x)
+    assert model.weight.grad is not None and model.weight.grad.isfinite().all()
+
+
+def test_float64_below_the_range_of_float32() -> None:
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        return F.linear(F.linear(x, module.first.weight).roll(1, 0), module.second.weight) * 1e60
+
+    model, x = net(forward).double(), X.double() * 1e-60
+    stock = copy.deepcopy(model)
+    gact_graph.wrap(model, bits=8, adaptive=False, min_bytes=0)
+    own, expected = gradients(model, x)[3], gradients(stock, x)[3]
+    assert own is not None and expected is not None
+    assert (own - expected).norm() < 0.1 * expected.norm()

@@ -107,3 +107,13 @@ def test_gaps_of_another_allocator_stay_open(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(heap, "_function", lambda name: pytest.fail(name))
     monkeypatch.setattr(heap, "trim", lambda: None)
     heap.close_gaps(1 << 20)
+
+
+def test_a_limit_that_the_user_has_set_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    applied: list[int] = []
+    monkeypatch.setattr(heap, "return_from", applied.append)
+    monkeypatch.setattr(heap, "close_gaps", lambda least: None)
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "4194304")
+    with MemoryPolicy().limited():
+        pass
+    assert applied.pop() == 4194304

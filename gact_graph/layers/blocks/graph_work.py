@@ -38,7 +38,7 @@ _orders: weakref.WeakValueDictionary[int, Order] = weakref.WeakValueDictionary()
 _numbers_of: weakref.WeakKeyDictionary[Order, int] = weakref.WeakKeyDictionary()
 
 _held = WeakTensorKeyDictionary()
-"""The orders that a backward will need, by the tensors that the graphs save for it."""
+"""The orders and the works that a backward will need, by the tensors that graphs save for it."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class GraphWork:
             raise IndexError(f"Expected valid edges (got a layer that {error})") from error
         seed = int(torch.randint(2**62, (), device="cpu")) if self.is_random else _NO_SEED
         state = torch.tensor([_number_of(order), seed], device="cpu")
-        _held[state] = order
+        _held[state] = order, self  # graphs find both by name or number only
         return state
 
     def forward(

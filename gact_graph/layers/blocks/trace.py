@@ -143,17 +143,14 @@ def _trace(edge_function: EdgeFunction, module: Any, arguments: Arguments, reach
     except Exception as error:
         raise CannotBlock(reason_of(error)) from error
     finally:
-        changed, now = watch.undo(), random_states()
-        drew = _content(states) != _content(now)
-        seeded = not all(map(torch.equal, (states.cpu, *states.cuda), (now.cpu, *now.cuda)))
-        if drew or seeded:
+        changed = watch.undo()
+        drew = _content(states) != _content(random_states())
+        if drew:
             set_random_states(states)
     if changed is not None:
         raise CannotBlock(f"changes {changed} while it makes messages")
     if drew:
         raise CannotBlock("draws random numbers outside of torch")
-    if seeded:
-        raise CannotBlock("sets the state of a generator of random numbers")
     graph = graph_module.graph
     constants = _lift(graph, graph_module, reach, len(fakes), mode)
     return Trace(

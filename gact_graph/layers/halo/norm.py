@@ -92,7 +92,8 @@ def batch_norm(
         if running_mean is not None and running_var is not None:
             running_mean.lerp_(mean.to(running_mean.dtype), momentum)
             running_var.lerp_((var * (count / (count - 1))).to(running_var.dtype), momentum)
-        dtype = input.dtype if weight is None else weight.dtype
+        # The variance may exceed the largest number of float16.
+        dtype = torch.promote_types(input.dtype if weight is None else weight.dtype, torch.float32)
         mean, var = mean.to(dtype), var.to(dtype)
     return _Normalize.apply(input, weight, bias, mean, var, count, eps)
 
@@ -133,6 +134,7 @@ class _Normalize(torch.autograd.Function):
     ) -> Tensor:
         ctx.count, ctx.eps = count, eps
         ctx.save_for_backward(input, weight, mean, var)
+        weight, bias = (None if t is None else t.to(mean.dtype) for t in (weight, bias))
         return F.batch_norm(input, mean, var, weight, bias, False, 0.0, eps)
 
     @staticmethod
@@ -155,6 +157,7 @@ def _gradients(
     ctx: Any, gradient: Tensor, all_reduce: Callable[[Tensor], object]
 ) -> tuple[Tensor | None, ...]:
     input, weight, mean, var = ctx.saved_tensors
+    weight = None if weight is None else weight.to(mean.dtype)
     if input.numel():
         # The gradient of the input for constant mean and variance; sums over the rows of the part.
         of_input, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(

@@ -109,6 +109,8 @@ def _why_not(module: nn.Module, inside: bool) -> str | None:
         return f"{kind.__name__} may read more than the edges to a node"
     if package[:2] != ["torch_geometric", "nn"] or package[2] not in _OVER_NODES:
         return None
+    if isinstance(module, pyg.BatchNorm) and module.allow_single_element:
+        return "it does not normalize a single row of a process; leave allow_single_element out"
     if kind in _ROW_BY_ROW or package[2:] == ["dense", "linear"]:
         return None
     if inside and package[2] == "aggr":

@@ -116,7 +116,7 @@ class MemoryPolicy:
             self._apply_limits()
 
     def _apply_limits(self) -> None:
-        heap.return_from(min(self._limits.values(), default=heap.LARGEST_LIMIT))
+        heap.return_from(min([_initial_limit(), *self._limits.values()]))
 
     def _lift(self, owner: weakref.ref[Any]) -> None:
         self._limits.pop(owner, None)
@@ -163,3 +163,9 @@ class MemoryPolicy:
 
 
 memory_policy: Final = MemoryPolicy()
+
+
+def _initial_limit() -> int:
+    """Return the size from which glibc returns freed tensors at once, as the user has set it."""
+    asked = os.environ.get("MALLOC_MMAP_THRESHOLD_", "")
+    return int(asked) if asked.isdecimal() else heap.LARGEST_LIMIT

@@ -454,3 +454,20 @@ def test_inductor(name: str) -> None:
             assert ways(model) == {"blocks"}
     finally:
         torch.compiler.reset()
+
+
+def test_backward_after_unwrap() -> None:
+    x, edges = inputs()
+    found = []
+    for wraps in (False, True):
+        torch.manual_seed(0)
+        model: Any = torch.compile(GIN(CHANNELS, CHANNELS, 2, 5).double(), backend="aot_eager")
+        if wraps:
+            gact_graph.wrap(model, level="lossless", blocks=500, min_bytes=0)
+        out = model(x, edges)
+        if wraps:
+            assert {row.way for row in gact_graph.report(model).layers} == {"blocks"}
+            gact_graph.unwrap(model)
+        out.square().sum().backward()
+        found.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*found)

@@ -161,6 +161,7 @@ class Statistics(nn.BatchNorm1d):
         (Statistics(4), "Statistics may normalize in another way than torch's"),
         (pyg.GCNConv(-1, 4), "each process would initialize it separately"),
         (nn.LazyBatchNorm1d(), "each process would initialize it separately"),
+        (pyg.BatchNorm(4, allow_single_element=True), "it does not normalize a single row of a"),
         (pyg.GraphNorm(4), "GraphNorm may depend on all nodes, and a process has a"),
         (pyg.InstanceNorm(4), "InstanceNorm may depend on all nodes"),
         (pyg.LayerNorm(4), "LayerNorm may depend on all nodes"),
@@ -320,3 +321,10 @@ def test_a_process_that_ends_or_stalls_ends_all(how, where, tmp_path):
     assert first != 0 and second != 0
     assert f"RuntimeError: Expected all 2 processes to {where} (got " in said, said
     assert how != "fails" or "KeyError: 'of rank 1'" in told
+
+
+def test_a_layer_that_is_replaced_after_wrap():
+    model, _ = one_process(Net(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    model.layers[1] = nn.BatchNorm1d(2)
+    with pytest.raises(ValueError, match=r"layers that were there at wrap.*new BatchNorm1d"):
+        model(whole().x, EDGES)

@@ -51,6 +51,17 @@ for kind, rtol in ((torch.float64, 1e-11), (torch.float32, 3e-4)):
     compared(nn.BatchNorm2d(5).to(kind), torch.randn(n, 5, 3, 2, dtype=kind), rtol)
     compared(nn.SyncBatchNorm(5).to(kind), torch.randn(n, 5, dtype=kind), rtol)
 
+# The variance exceeds the largest number of float16.
+for affine in (True, False):
+    norm = nn.BatchNorm1d(5, affine=affine, track_running_stats=False).half()
+    wide = 1000 * torch.randn(n, 5)
+    patch = WholeBatchNorm(norm)
+    found = norm(wide[own].half().requires_grad_(not affine))
+    patch.remove()
+    expected = F.batch_norm(wide, None, None, training=True)[own]
+    torch.testing.assert_close(found.float(), expected, rtol=1e-2, atol=1e-2)
+    found.sum().backward()
+
 # Inputs without a gradient, as the first layer has them, and no more than one row anywhere.
 out = batch_norm(torch.randn(rows[rank], 5), None, None, None, None, 0.1, 1e-5)
 assert not out.requires_grad
