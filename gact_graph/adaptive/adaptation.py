@@ -16,7 +16,13 @@ from gact_graph.adaptive.agreement import Agreement, agreement_of, data_parallel
 from gact_graph.adaptive.row_weights import RowWeights
 from gact_graph.adaptive.scheme import Scheme
 from gact_graph.adaptive.sensitivity import Measured, Measurement, Outcome
-from gact_graph.adaptive.state_checks import check_count, check_keys
+from gact_graph.adaptive.state_checks import (
+    check_by_slot,
+    check_count,
+    check_flag,
+    check_keys,
+    check_names,
+)
 from gact_graph.support.messages import warn
 from gact_graph.support.sharded import is_sharded
 
@@ -56,6 +62,19 @@ class _Progress:
     blanks: int = 0
     agreement: Agreement | None = None
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters, without the agreement."""
+        return {name: value for name, value in vars(self).items() if name != "agreement"}
+
+    @staticmethod
+    def check_state(path: str, state: object) -> None:
+        """Raise TypeError or ValueError unless ``state`` has the counters."""
+        check_keys(path, state, vars(_Progress()).keys() - {"agreement"})
+        assert isinstance(state, Mapping)
+        check_flag(f"{path}['measured']", state["measured"])
+        for name in ("wait", "failures", "blanks"):
+            check_count(f"{path}[{name!r}]", state[name])
+
 
 class Adaptation:
     """Finds the bits of one model's slots from some of its steps.
@@ -83,9 +102,9 @@ class Adaptation:
         self._began = 0  # the forward that is measured
         self._warned: set[str] = set()
         self._alarmed = False
-        self._requires_grad: tuple[bool, ...] | None = None
-        # By `requires_grad` of the parameters: the state of the scheme, and the progress.
-        self._others: dict[tuple[bool, ...], tuple[dict[str, Any], _Progress]] = {}
+        self._trained: str | None = None  # `requires_grad` of the parameters, as ones and zeros
+        # By the other sets of trained parameters: the state of the scheme, and the progress.
+        self._others: dict[str, tuple[dict[str, Any], _Progress]] = {}
 
     def next_step(self, model: nn.Module) -> None:
         """Load the bits that ranks have agreed on, if due, before a training forward starts.
@@ -95,7 +114,7 @@ class Adaptation:
         ddp = data_parallel(model)
         if ddp is None and not self.has_part:
             return
-        self._update_requires_grad(model)
+        self._update_trained(model)
         progress = self._progress
         if progress.agreement is None:
             group = dist.group.WORLD if ddp is None else ddp.process_group
@@ -129,7 +148,7 @@ class Adaptation:
         Returns:
             A measurement, which is to watch the output.
         """
-        self._update_requires_grad(model)
+        self._update_trained(model)
         self._forwards += 1
         if not self._is_due:
             return None
@@ -194,31 +213,40 @@ class Adaptation:
         is_pending &= self._forwards - self._began < _PATIENCE
         return due and not blocked and not is_pending
 
-    def _update_requires_grad(self, model: nn.Module) -> None:
+    def _update_trained(self, model: nn.Module) -> None:
         """Switch to the bits of the parameters that require gradients now.
 
         The noise of a frozen layer has no effect on the gradient, so each set of trained parameters
         has its own bits, which start at the average. The last few sets are remembered, since layers
         may be trained in turns.
         """
-        requires_grad = tuple(p.requires_grad for p in model.parameters())
-        if self._requires_grad is not None and requires_grad != self._requires_grad:
+        trained = "".join("01"[p.requires_grad] for p in model.parameters())
+        if self._trained is not None and trained != self._trained:
             self._measuring = None
             state = self.scheme.state_dict()
-            self._others[self._requires_grad] = state, self._progress
+            self._others[self._trained] = state, self._progress
             if len(self._others) > _REMEMBERED:
                 del self._others[next(iter(self._others))]
             empty = {"sizes": {}, "sensitivities": {}, "bits": {}, "least": state["least"]}
             new = empty, _Progress(wait=self._forwards)
-            state, self._progress = self._others.pop(requires_grad, new)
+            state, self._progress = self._others.pop(trained, new)
             self.scheme.load_state_dict(state)
-        self._requires_grad = requires_grad
+        self._trained = trained
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters, so that a resumed run measures at the same steps, and the weights of
-        rows."""
-        counters = {"forwards": self._forwards, "measurements": self.measurements}
-        return counters | {"row_weights": self.row_weights.state_dict()}
+        """Return the counters, so that a resumed run measures at the same steps, the weights of
+        rows, and the bits of the other sets of trained parameters."""
+        return {
+            "forwards": self._forwards,
+            "measurements": self.measurements,
+            "row_weights": self.row_weights.state_dict(),
+            "trained": self._trained,
+            "progress": self._progress.state_dict(),
+            "others": {
+                trained: {"scheme": dict(scheme), "progress": progress.state_dict()}
+                for trained, (scheme, progress) in self._others.items()
+            },
+        }
 
     @staticmethod
     def check_state(path: str, state: object) -> None:
@@ -229,8 +257,14 @@ class Adaptation:
             state: Any object.
         """
         # Version 0.6.0 saved a "turn", and it and 0.7.0 the number of "passes".
-        check_keys(path, state, ("forwards",), ("measurements", "passes", "turn", "row_weights"))
+        newer = "measurements", "row_weights", "trained", "progress", "others"
+        check_keys(path, state, ("forwards",), ("passes", "turn", *newer))
         assert isinstance(state, Mapping)
+        if state.get("trained") is not None:
+            check_names(f"{path}['trained']", [state["trained"]])
+        if "progress" in state:
+            _Progress.check_state(f"{path}['progress']", state["progress"])
+        check_by_slot(f"{path}['others']", state.get("others", {}), _check_other)
         RowWeights.check_state(f"{path}['row_weights']", state.get("row_weights", {}))
         for key in ("forwards", "measurements"):
             check_count(f"{path}[{key!r}]", state.get(key, 0))
@@ -242,15 +276,21 @@ class Adaptation:
         """
         self._forwards, self.measurements = state["forwards"], state.get("measurements", 0)
         self.row_weights.load_state_dict(state.get("row_weights", {}))
-        self._measuring = self._requires_grad = None
-        self._progress = _Progress()
-        self._others.clear()
+        self._measuring, self._trained = None, state.get("trained")
+        self._progress = _Progress(**state.get("progress", {}))
+        self._others = {
+            trained: (dict(other["scheme"]), _Progress(**other["progress"]))
+            for trained, other in state.get("others", {}).items()
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {
             "_progress": replace(self._progress, agreement=None),
             "_measuring": None,
-            "_others": {},
+            "_others": {
+                trained: (dict(scheme), replace(progress, agreement=None))
+                for trained, (scheme, progress) in self._others.items()
+            },
         }
 
     def _warn_if_noise_dominates(self) -> None:
@@ -281,3 +321,11 @@ class Adaptation:
             "Training continues with the current bits; adaptive=False uses the same bits "
             "everywhere and measures nothing.",
         )
+
+
+def _check_other(path: str, state: object) -> None:
+    """Raise TypeError or ValueError unless ``state`` is that of a set of trained parameters."""
+    check_keys(path, state, ("scheme", "progress"))
+    assert isinstance(state, Mapping)
+    Scheme.check_state(f"{path}['scheme']", state["scheme"])
+    _Progress.check_state(f"{path}['progress']", state["progress"])

@@ -39,6 +39,8 @@ def batch_norm(call: Call) -> Replacement | None:
         return None
     if torch.is_autocast_enabled("cpu") or not x.is_contiguous():
         return None
+    if eps <= 0 or any(t.shape != x.shape[1:] for t in tensors[1:]):
+        return None  # PyTorch's own function raises the error: the operator checks nothing
     running_mean, running_var, weight, bias = others
 
     def run(label: str) -> Tensor:

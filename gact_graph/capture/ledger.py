@@ -202,6 +202,8 @@ class Ledger:
             if entry.key is None or entry.context is None:
                 continue
             row, place = entry.row, entry.key.cdata
+            if row.bits is not None and not row.raw_bytes:
+                continue  # of a source, which stock does not hold, and which may change
             if place in owned:
                 entry.is_owned = entry.refer_to(owned[place])
             elif place in outputs and row.bits is not None and entry.refer_to(outputs[place]):

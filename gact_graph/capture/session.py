@@ -701,6 +701,8 @@ class Session:
             # The model or its optimizer may change its own tensors before backward.
             is_input = self._owned.is_input(tensor)
             return Saved(Context(Kept(tensor, "an operand"))) if is_input else None
+        if self._recipes.is_exposed(tensor):
+            return None
         elements = elements_of(tensor, whole_storage=False)
         if elements is None:
             return None

@@ -25,7 +25,7 @@ class Dropped(Encoded):
         return torch.full((1,), torch.nan, dtype=self.dtype, device=self.device)
 
     def restore(self, layout: Layout) -> Tensor:
-        return self.decode().expand(layout.shape)
+        return self.decode()[0].expand(layout.shape)
 
 
 class Drop(Codec):

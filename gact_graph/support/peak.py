@@ -168,9 +168,10 @@ def resident_bytes() -> int | None:
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _high_water_bytes() -> int:
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) << 10
+def _high_water_bytes() -> int | None:
+    lines = _STATUS.read_text().splitlines()  # gVisor's have no such line
+    line = next((line for line in lines if line.startswith("VmHWM:")), None)
+    return None if line is None else int(line.split()[1]) << 10
 
 
 def _reset_high_water() -> bool:

@@ -408,3 +408,28 @@ def test_a_codec_of_32_bits_remains_after_a_measurement():
         codecs.append([(row.codec, row.bits) for row in rows if "log_softmax" in row.slot])
     assert gact_graph.report(model).measurements > 0
     assert codecs[0] == [("round", 32)] and codecs[1:] == codecs[:1] * 2
+
+
+@pytest.mark.parametrize("way", ["resumed", "copied"])
+def test_layers_that_train_in_turns_go_on_with_their_own_bits(way):
+    def build():
+        layers = nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32)
+        return gact_graph.wrap(
+            make(lambda: nn.Sequential(*layers)), bits=3, adapt_interval=1000, min_bytes=0
+        )
+
+    def run(model, steps):
+        for step in steps:
+            for number in (0, 2, 4):
+                model[number].requires_grad_((number == 4) == bool(step % 2))
+            model(x).square().mean().backward()
+        return gact_graph.state_dict(model)
+
+    x = torch.randn(600, 32, generator=seeded(1))
+    model = build()
+    saved = run(model, range(6))
+    other = copy.deepcopy(model) if way == "copied" else build()
+    if way == "resumed":
+        gact_graph.load_state_dict(other, saved)
+    assert run(other, range(6, 9)) == run(model, range(6, 9))
+    assert saved["scheme"]["bits"] != gact_graph.state_dict(model)["scheme"]["bits"]

@@ -6,6 +6,7 @@ import copy
 import ctypes
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -88,6 +89,12 @@ PROGRAMS: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], Tensor]] = {
         X,
     ),
     "memory that is handed out between two readers": (_doubled, X),
+    "a number of a large tensor": (
+        lambda m, x: torch.scatter_reduce(
+            m.first(x)[0, 0], 0, torch.zeros((), dtype=torch.long), m.weight[0], "sum"
+        ),
+        X,
+    ),
     "memory that is written by its address": (lambda m, x: _cleared(x * m.weight).sin(), X),
     "vmap inside of forward": (
         lambda m, x: torch.func.vmap(lambda row: m.first(row).relu())(m.second(x)) * m.weight,
@@ -390,3 +397,50 @@ def test_float64_below_the_range_of_float32() -> None:
     own, expected = gradients(model, x)[3], gradients(stock, x)[3]
     assert own is not None and expected is not None
     assert (own - expected).norm() < 0.1 * expected.norm()
+
+
+@pytest.mark.parametrize("level", ["lossless", "L1"])
+def test_sizes_of_a_batch_norm_are_checked(level: str) -> None:
+    held = torch.zeros(64)
+
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        return F.batch_norm(module.first(x).roll(1, 0), held[:32], held[:32], training=True)
+
+    model = gact_graph.wrap(net(forward), level=level, blocks="auto", min_bytes=0)
+    with pytest.raises(RuntimeError, match="should contain 64 elements"):
+        model(X)
+    assert not held.any()
+
+
+def test_the_caller_may_change_a_result_from_which_forward_gathers() -> None:
+    ends = torch.randint(ROWS, (2, 4000), generator=seeded(7))
+
+    def step(model: nn.Module) -> Tensor | None:
+        model.zero_grad()
+        z, score = model(X)
+        z.detach().numpy()[:] = 0
+        score.sigmoid().sum().backward()
+        return model.first.weight.grad
+
+    def forward(module: nn.Module, x: Tensor) -> Any:
+        z = module.first(x).roll(1, 0)
+        return z, (z[ends[0]] * z[ends[1]]).sum(-1)
+
+    expected = step(net(forward))
+    own = step(gact_graph.wrap(net(forward), bits=16, adaptive=False, min_bytes=0))
+    assert own is not None and expected is not None
+    assert (own - expected).norm() < 1e-2 * expected.norm()
+
+
+def test_a_constant_that_is_handed_out_after_it_was_saved() -> None:
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        h, kept = module.first(x), (x > 0).float()
+        total = h * kept  # saves a bit for each element
+        kept.data.mul_(3)
+        out: Tensor = total.sum() + module.second(h + kept).square().sum()
+        return out
+
+    stock, model = net(forward), gact_graph.wrap(net(forward), level="lossless", min_bytes=0)
+    for each in (stock, model):
+        gradients(each, X)
+    assert torch.equal(model.second.weight.grad, stock.second.weight.grad)

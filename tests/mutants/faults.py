@@ -500,8 +500,8 @@ LAYERS = [
     Fault(
         "the columns of a norm share the noise of the largest in a compiled graph",
         "gact_graph/capture/compiled.py",
-        "return x.dim() == 2 and not _is_narrow(x) and has",
-        "return False and has",
+        "by_column = form == _CODES and saved.dim() == 2",
+        "by_column = False and saved.dim() == 2",
         ("capture/test_compiled.py",),
     ),
     Fault(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from fresh import run
 
+from gact_graph.support import peak
 from gact_graph.support.peak import PeakMeter
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -137,3 +138,12 @@ print(meter.nbytes / MB)
 @needs_proc
 def test_memory_of_the_training_loop_does_not_count() -> None:
     assert 400 <= float(run(_BESIDE)) < 460
+
+
+def test_a_system_without_a_high_water_mark(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nVmRSS:\t1 kB\n")  # as in gVisor
+    monkeypatch.setattr(peak, "_STATUS", status)
+    assert peak.peak_so_far(torch.device("cpu")) is None

@@ -34,6 +34,7 @@ class Files(Streams):
         return device.type == "cpu"
 
     def buffer(self, nbytes: int) -> Tensor:
+        mapped = mmap.mmap(-1, nbytes)
         try:
             with tempfile.TemporaryFile() as file:
                 os.posix_fallocate(file.fileno(), 0, nbytes)  # else a full disk ends the process
@@ -47,7 +48,6 @@ class Files(Streams):
                 f"Expected a file of {nbytes:,} bytes in {tempfile.gettempdir()} for a saved "
                 f"tensor (got {error.strerror}); {cure}",
             ) from error
-        mapped = mmap.mmap(-1, nbytes)
         memory = torch.frombuffer(mapped, dtype=torch.uint8)
         address = memory.untyped_storage().data_ptr()
         self._files[address] = descriptor

@@ -263,7 +263,8 @@ class Orders(Recent[_Entry]):
             content = int(sums[0] if len(sums) == 1 else checksum(torch.stack(sums)[None]))
             if entry is None or entry.content != content:
                 key = content, target, num_destinations, tensors[-1].size(-1), tensors[-1].device
-                order = self._equal(key) or Order(edges(), target, num_destinations)
+                with torch.inference_mode(False), torch.no_grad():  # autograd may save it later
+                    order = self._equal(key) or Order(edges(), target, num_destinations)
                 entry = _Entry(order, content, self._forward)
             entry.forward = self._forward
             self._entries[identity] = entry

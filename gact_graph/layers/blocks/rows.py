@@ -116,6 +116,7 @@ def _rows(saved: Saved, gathers: bool) -> Tensor | CodedRows:
         contiguous = torch.empty(layout.shape, device="meta").stride()
         whole = encoded.packed.shape.numel() == layout.shape.numel()
         dense = layout.dense and layout.offset == 0 and layout.stride == contiguous
+        dense &= not layout.negative
         # A row is decoded by whole tiles.
         if whole and dense and layout.shape[1:].numel() >= TILE:
             decorrelate = saved.context.gathered and not gathers

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import GATConv, GCNConv, MessagePassing, MetaLayer, SAGEConv
+from torch_geometric.nn import EdgeConv, GATConv, GCNConv, MessagePassing, MetaLayer, SAGEConv
 
 import gact_graph
 
@@ -759,3 +759,35 @@ def follow(make: Callable[[], nn.Module], change: Callable[[Any], None]) -> None
         for _ in range(2):
             for own, expected in zip(step(model, EDGES), step(stock, EDGES), strict=True):
                 torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_second_derivatives_after_an_evaluation_in_inference_mode() -> None:
+    model = gact_graph.wrap(Net(GATConv(4, 4, dropout=0.5).double()), **OPTIONS)
+    with torch.inference_mode():
+        model.eval()(X, EDGES)
+    x = X.clone().requires_grad_()
+    [gradient] = torch.autograd.grad(model.train()(x, EDGES).square().sum(), x, create_graph=True)
+    gradient.square().sum().backward()
+    assert x.grad is not None and x.grad.isfinite().all()
+
+
+def test_rows_of_a_negative_view() -> None:
+    class Negative(Net):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.layer(torch._neg_view(self.lin(x)), edge_index)
+
+    def build() -> nn.Module:
+        torch.manual_seed(1)
+        inner = nn.Sequential(nn.Linear(128, 32), nn.Tanh()).double()
+        net = Negative(EdgeConv(inner, aggr="add"))
+        net.lin = nn.Linear(6, 64).double()
+        return net
+
+    x, edges = X.repeat(50, 1), torch.randint(50 * NODES, (2, 8000), generator=seeded(4))
+    found = []
+    for blocks in (False, 1000):
+        model = build()
+        gact_graph.wrap(model, bits=16, blocks=blocks, adaptive=False, min_bytes=0)
+        model(x, edges).square().sum().backward()
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert (found[0] - found[1]).norm() < 1e-2 * found[0].norm()
