@@ -104,7 +104,7 @@ class Scheme:
         return [slot for slot in self._sizes if self._fixed(slot) is None]
 
     def measure(self, sensitivities: Mapping[str, float], error: float, explained: float) -> None:
-        """Record new sensitivities, and allocate bits once all slots have one.
+        """Record new sensitivities, and allocate bits to the slots that have one.
 
         Args:
             sensitivities: c_l over the squared norm of the gradient, by slot.
@@ -121,7 +121,8 @@ class Scheme:
             old = self._sensitivities[slot] if times >= _TRUSTED else value
             self._sensitivities[slot] = max(value, (1 - _NEW) * old + _NEW * value)
             self._times[slot] = times + 1
-        if all(slot in self._sensitivities for slot in self.free):
+        free = self.free
+        if not free or any(slot in self._sensitivities for slot in free):
             average = self._average
             bits = self._allocated(average)
             while self._ratio(bits) > _TOLERATED and average < self._average + _ON_TOP:
@@ -151,7 +152,7 @@ class Scheme:
         return None
 
     def _ratio(self, bits: Mapping[str, float]) -> float:
-        # A new slot has no allocated bits until all new slots are measured.
+        # A slot has no allocated bits until it is measured.
         return self._excess * sum(
             c * noise(bits.get(slot, self.bits_of(slot))) for slot, c in self._sensitivities.items()
         )

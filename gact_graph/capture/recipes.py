@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -189,7 +190,7 @@ class Recipes:
             return Constant(copy_of(value))
         if is_parameter:
             return None  # an optimizer may change it before backward
-        if self.is_exposed(value) and not self.may_change(value):
+        if self.is_unguarded(value):
             return None
         saved = self._saved(value.detach())
         return None if saved is None else Leaf(saved, self.may_change(value))
@@ -201,6 +202,11 @@ class Recipes:
     def may_change(self, value: Any) -> bool:
         """Return whether a tensor may be memory of the user, who may change it behind autograd."""
         return isinstance(value, Tensor) and (value.grad_fn is None or self._is_input(value))
+
+    def is_unguarded(self, value: Any) -> bool:
+        """Return whether a tensor may change unseen: exposed, and not checked as the user's are."""
+        exposed = isinstance(value, Tensor) and self.is_exposed(value)
+        return exposed and not self.may_change(value)
 
 
 _Writer = Callable[[Recipes, Call, Tensor], Recipe | None]
@@ -224,7 +230,7 @@ def _gather(
         return None
     if storage_id(source) == storage_id(result) or source.numel() > result.numel():
         return None
-    if recipes.is_exposed(source) and not recipes.may_change(source):
+    if recipes.is_unguarded(source):
         return None
     operands = recipes.source(source, recipes.bits < 32), recipes.source(index, lossy=False)
     return Recipe(lambda x, i: run(x.value(), i.value()), operands, _any, gathers=True)
@@ -416,8 +422,10 @@ def _dropout(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
     mask = saved_as(result, "NativeDropout", "result1")
     if mask is None:
         return None
-    p = result.grad_fn._saved_p  # type: ignore[union-attr]
-    scale = 0.0 if p == 1 else 1 / (1 - p)
+    kept = 1 - result.grad_fn._saved_p  # type: ignore[union-attr]
+    if result.is_cuda and result.dtype != torch.float64:
+        kept = float(numpy.float32(kept))  # as in the kernel of forward
+    scale = 0.0 if kept == 0 else 1 / kept
 
     def run(x: Operand, m: Operand) -> Tensor:
         return torch.ops.aten.native_dropout_backward(x.value(), m.value(), scale)
@@ -440,6 +448,9 @@ def _batch_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
     mean = saved_as(result, "NativeBatchNorm", "result1")
     deviation = saved_as(result, "NativeBatchNorm", "result2")
     if x is None or mean is None or deviation is None or not _is_differentiated(call, result):
+        return None
+    normed = call.argument(0, "input", "self")
+    if recipes.is_unguarded(normed):
         return None
     node: Any = result.grad_fn
     first = _WEIGHTS_OF_BATCH_NORM.get(call.func)
@@ -464,7 +475,7 @@ def _batch_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
             return torch.addcmul(shift, value, scale, out=value)
         return torch.addcmul(shift, value, scale).to(value.dtype)
 
-    return Recipe(run, (Leaf(x, recipes.may_change(call.argument(0, "input", "self"))),), _any)
+    return Recipe(run, (Leaf(x, recipes.may_change(normed)),), _any)
 
 
 def _layer_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
@@ -472,6 +483,9 @@ def _layer_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
     mean = saved_as(result, "NativeLayerNorm", "result1")
     deviation = saved_as(result, "NativeLayerNorm", "result2")
     if x is None or mean is None or deviation is None or not _is_differentiated(call, result):
+        return None
+    normed = call.argument(0, "input", "self")
+    if recipes.is_unguarded(normed):
         return None
     shape = call.argument(1, "normalized_shape")
     eps = call.argument(4, "eps", default=1e-5)
@@ -486,7 +500,7 @@ def _layer_norm(recipes: Recipes, call: Call, result: Tensor) -> Recipe | None:
         scaled = normalized if weight is None else normalized.mul_(weight)
         return (scaled if bias is None else scaled.add_(bias)).to(value.dtype)
 
-    return Recipe(run, (Leaf(x, recipes.may_change(call.argument(0, "input", "self"))),), _any)
+    return Recipe(run, (Leaf(x, recipes.may_change(normed)),), _any)
 
 
 def _is_plain_tensor(value: Any) -> bool:

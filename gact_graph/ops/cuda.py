@@ -250,7 +250,7 @@ def verify(kernels: Kernels, device: torch.device) -> None:
         RuntimeError: If the bytes differ from the reference's.
         Exception: If the driver raises it.
     """
-    x = torch.linspace(-1, 1, 256, device="cpu")
+    x = torch.linspace(-1, 1, 256, dtype=torch.float32, device="cpu")
     moved = x.to(device)
     packed, expected = kernels.pack(moved, 4, 256, 1), reference.pack(x, 4, 256, 1)
     unpacked = kernels.unpack(*packed, [256], 4, 256, x.dtype)

@@ -40,7 +40,8 @@ def verify(kernels: EdgeKernels, device: torch.device) -> None:
     cpu = torch.device("cpu")
 
     def line(first: float, last: float, rows: int, columns: int) -> Tensor:
-        return torch.linspace(first, last, rows * columns, device=cpu).view(rows, columns)
+        values = torch.linspace(first, last, rows * columns, dtype=torch.float32, device=cpu)
+        return values.view(rows, columns)
 
     # One row spans several segments, one has no edges.
     starts = torch.tensor([0, 3, 3, 903, 1000], device=cpu)

@@ -128,6 +128,7 @@ class RestorePoint:
 
     def __init__(self, module: nn.Module, inputs: Any) -> None:
         self._random = RunState(set())
+        self._attributes = [(m._buffers, dict(m._buffers)) for m in module.modules() if m._buffers]
         self._buffers = [
             (buffer, buffer.clone())
             for buffer in module.buffers()
@@ -159,10 +160,13 @@ class RestorePoint:
                     "of the tensor, or wrap the model with level='lossless'."
                 )
         self._random.restore_random_state()
-        for buffer, before in self._buffers:
+        for attributes, before in self._attributes:  # forward may assign new buffers
+            attributes.clear()
+            attributes.update(before)
+        for buffer, values in self._buffers:
             # By its values: batch norm does not count its changes as versions.
-            if not torch.equal(buffer, before):
-                buffer.copy_(before)
+            if not torch.equal(buffer, values):
+                buffer.copy_(values)
         for parameter, gradient, copy in self._gradients:
             parameter.grad = gradient
             if gradient is not None and copy is not None:

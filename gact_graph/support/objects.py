@@ -22,7 +22,7 @@ PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, enum.Enum, slice),
 )
-"""Immutable values, which are compared by value."""
+"""Classes of immutable values."""
 
 CONTAINERS: Any = list | dict | set | deque | tuple | frozenset
 
@@ -83,6 +83,14 @@ _NOT_BY_OPERATORS = frozenset(
         *("__deepcopy__", "__init_subclass__", "__class_getitem__", "__set_name__"),
     }
 )
+
+
+def is_plain_value(value: Any) -> bool:
+    """Return whether an object is immutable and compared by value.
+
+    Instances of a user's subclasses may have attributes and methods of their own.
+    """
+    return isinstance(value, PLAIN) and is_library(type(value).__module__)
 
 
 def attributes(value: Any) -> dict[str, Any]:
@@ -155,6 +163,22 @@ def names_of(code: types.CodeType) -> frozenset[str]:
             parts = constant.split(".")  # for attrgetter
             names |= {*parts} if all(map(str.isidentifier, parts)) else set()
     return frozenset(names)
+
+
+@functools.lru_cache(maxsize=1024)
+def imports_of(code: types.CodeType) -> tuple[tuple[str, int], ...]:
+    """Return the modules that a function's code and nested functions import: name and level."""
+    found: dict[tuple[str, int], None] = {}
+    loaded: list[Any] = []
+    for operation in dis.get_instructions(code):
+        if operation.opname == "IMPORT_NAME":
+            found[operation.argval, loaded[-2]] = None  # after the level and the names are loaded
+        elif operation.opname.startswith("LOAD_"):
+            loaded.append(operation.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= dict.fromkeys(imports_of(constant))
+    return tuple(found)
 
 
 def names_of_methods(kind: Any, names: frozenset[str]) -> frozenset[str]:

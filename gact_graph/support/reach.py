@@ -7,10 +7,12 @@ to depend on the attributes that it names and on nothing else.
 
 from __future__ import annotations
 
+import enum
 import functools
 import io
 import logging
 import operator
+import sys
 import threading
 import types
 import weakref
@@ -40,8 +42,10 @@ from gact_graph.support.objects import (
     attributes,
     cell_contents,
     home_of,
+    imports_of,
     is_impure,
     is_library,
+    is_plain_value,
     is_standard,
     is_stateful,
     items,
@@ -68,7 +72,8 @@ _MAKE_TEXT = frozenset({"ascii", "format", "repr", "str"})
 _MODULE_CONTAINERS = (
     nn.ModuleList | nn.Sequential | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
 )
-_WRAPPERS = UserDict | UserList | ChainMap | BaseData | BaseStorage
+_WEAK: Any = weakref.WeakKeyDictionary | weakref.WeakValueDictionary | weakref.WeakSet
+_WRAPPERS = UserDict | UserList | ChainMap | _WEAK | BaseData | BaseStorage
 """Objects whose attributes hold what the code reads by other names."""
 _GETTERS: Any = operator.attrgetter | operator.methodcaller
 _WRITE_ONLY = (logging.Logger, type(threading.Lock()), type(threading.RLock()))
@@ -83,9 +88,13 @@ _CALLS: Any = (
     | staticmethod
     | classmethod
     | property
+    | types.DynamicClassAttribute
     | functools.partial
+    | functools.partialmethod
+    | functools.cached_property
+    | functools.singledispatchmethod
 )
-_PARTS = ("__self__", "__func__", "fget", "fset", "func", "args", "keywords")
+_PARTS = ("__self__", "__func__", "fget", "fset", "func", "dispatcher", "args", "keywords")
 """The attributes that hold the parts of such callables."""
 
 
@@ -165,7 +174,7 @@ class Reach:
             name: The path to it.
             by_name: Whether code reaches it, and may call it, rather than an instance of it.
         """
-        if isinstance(value, PLAIN):
+        if is_plain_value(value):
             plain: Any = value
             if isinstance(value, slice):
                 plain = value.start, value.stop, value.step
@@ -216,11 +225,16 @@ class Reach:
         elif isinstance(value, types.ModuleType):
             self._key.append(value.__name__)
             if not is_library(value.__name__):
-                self._refer_all(self._named(vars(value)), name)
+                held = vars(value)
+                self._refer_all(self._named(held), name)
+                self._refer(held.get("__getattr__"), name)  # called without its name
+                self._refer(kind, name, by_name=False)
             elif self._strict and is_impure(value.__name__):
                 raise Unknowable(f"calls functions of the module {value.__name__}")
         elif isinstance(value, type):
             self._key.append(value)
+            if not is_library(kind.__module__):
+                self._refer_kind(value, name)
             for base in value.__mro__:
                 if not is_library(base.__module__):
                     self._refer_all(self._named(vars(base)), base.__name__)
@@ -258,6 +272,8 @@ class Reach:
             self._refer_all(value, name)
         elif isinstance(value, NAMESPACES | _WRAPPERS) or not is_library(kind.__module__):
             self._refer_kind(value, name)
+            if isinstance(value, PLAIN):
+                self._visit_plain_part(value, name)
             held = attributes(value)
             whole = isinstance(value, _WRAPPERS)
             self._refer_all(held if whole else self._named(held, of_object=True), name)
@@ -289,6 +305,15 @@ class Reach:
         """Whether equal keys must imply the same behavior of the code."""
         return self._methods is not None
 
+    def _visit_plain_part(self, value: Any, name: str) -> None:
+        """Add the value of an instance of a user's subclass of immutable values."""
+        if isinstance(value, enum.Enum):
+            self._key.append(value._name_)
+            self._refer(value._value_, name)
+        else:
+            kinds: Any = (kind for kind in type(value).__mro__ if kind in PLAIN)
+            self._key.extend(kind.__repr__(value) for kind in kinds)
+
     def _visit_function(self, function: types.FunctionType) -> None:
         variables = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for variable, cell in variables:
@@ -311,9 +336,24 @@ class Reach:
         for key in sorted(names & world.keys()):
             self._key.append(key)
             self._refer(world[key], key)
+        for module, level in imports_of(function.__code__):
+            if level:
+                package = (world.get("__package__") or "").rsplit(".", level - 1)[0]
+                module = f"{package}.{module}" if module else package
+            self._visit_import(module)
         impure = sorted(((names & _IMPURE_BUILTINS) - world.keys()) | (names & _SEEDING))
         if impure and self._strict:
             raise Unknowable(f"calls {impure[0]}")
+
+    def _visit_import(self, name: str) -> None:
+        """Refer to a module that a function imports, and to the packages around it."""
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            module = sys.modules.get(".".join(parts[:end]))
+            if module is not None:
+                self._refer(module, name)
+            elif self._strict and not (is_standard(name) or (end > 1 and is_library(parts[0]))):
+                raise Unknowable(f"imports {name} while it runs")
 
     def _visit_module(self, module: nn.Module, name: str) -> None:
         kind: Any = type(module)

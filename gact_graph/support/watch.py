@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import pickle
 import random
 import types
@@ -19,12 +20,12 @@ from gact_graph.support.objects import (
     DYNAMIC,
     GENERATORS,
     NAMESPACES,
-    PLAIN,
     State,
     attributes,
     cell_contents,
     home_of,
     is_library,
+    is_plain_value,
     items,
     joined,
     module_attributes,
@@ -190,11 +191,12 @@ class Watch:
 
 
 def _is_small(tensor: Tensor, most: float) -> bool:
-    if isinstance(tensor, nn.Parameter):
+    if isinstance(tensor, nn.Parameter) and math.isfinite(most):
         # An optimizer that steps during backward may change a bias before its layer runs again.
         # Autograd itself checks parameters that it saves.
         most = min(most, _BIAS_BYTES)
-    if not is_plain(tensor) or tensor.nbytes > most:
+    # Inference tensors cannot be written outside of the inference mode.
+    if not is_plain(tensor) or tensor.nbytes > most or tensor.is_inference():
         return False
     # An expanded tensor cannot be written. The version shows a change of its base.
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
@@ -260,6 +262,6 @@ def _changed(now: State, before: State) -> Iterator[Any]:
         if key not in now or key not in before:
             yield key
         elif now[key] is not before[key]:
-            plain = isinstance(now[key], PLAIN) and type(now[key]) is type(before[key])
+            plain = is_plain_value(now[key]) and type(now[key]) is type(before[key])
             if not plain or now[key] != before[key]:
                 yield key

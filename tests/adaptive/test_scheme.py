@@ -26,7 +26,7 @@ def test_measured_slots_share_the_budget():
     scheme.see([row("a"), row("b"), row("mask", bits=None)])
     assert scheme.free == ["a", "b"] and not scheme.measured
     scheme.measure({"a": 1.0}, error=0.0, explained=0.0)
-    assert not scheme.measured and scheme.bits_of("a") == 3
+    assert scheme.measured and scheme.bits_of("a") == scheme.bits_of("b") == 3
     scheme.measure({"b": 1e-4}, error=0.0, explained=0.0)
     assert scheme.measured
     assert scheme.bits_of("a") > 3 > scheme.bits_of("b")
@@ -141,6 +141,16 @@ def test_a_slot_that_could_not_be_measured_yet_does_not_stop_the_others():
     scheme.measure({"b": 1.0}, error=0.0, explained=0.0)
     assert scheme.variance_ratio > 0
     assert scheme.average_for(scheme.variance_ratio / 2) is not None
+
+
+def test_slots_of_forwards_that_are_never_measured_do_not_stop_the_others():
+    """A loop over four kinds of batches may meet the interval of measurements with one of them."""
+    scheme = Scheme(3, {}, 256)
+    scheme.see([row("a"), row("b"), row("of another batch")])
+    for _ in range(2):
+        scheme.measure({"a": 1.0, "b": 1000.0}, error=0.0, explained=0.0)
+    assert scheme.bits_of("a") < 3 < scheme.bits_of("b")
+    assert scheme.bits_of("of another batch") == 3
 
 
 def test_against_some_errors_no_average_of_bits_helps():

@@ -225,6 +225,25 @@ class TestSurprises:
             warnings.simplefilter("error")
             assert torch.equal(run(model)[0], run(stock)[0])
 
+    def test_buffers_that_forward_assigns(self) -> None:
+        def forward(module: nn.Module, x: Tensor) -> Tensor:
+            hidden = x @ module.weight
+            module.count = module.count + 1
+            module.mean = 0.5 * module.mean + 0.5 * hidden.detach().mean()
+            [gradient] = torch.autograd.grad(hidden.sin().sum(), hidden, create_graph=True)
+            return gradient * module.mean
+
+        torch.manual_seed(0)
+        stock = Lambda(forward)
+        for name in ("count", "mean"):
+            stock.register_buffer(name, torch.zeros(()))
+        model = wrapped(copy.deepcopy(stock), bits=2)
+        x = torch.randn(64, len(model.weight))
+        with pytest.warns(RuntimeWarning, match="ran once more"):
+            got = model(x)
+        assert torch.equal(got, stock(x))
+        assert int(model.count) == 1 and torch.equal(model.mean, stock.mean)
+
     def test_an_input_that_forward_changes_raises(self) -> None:
         """Forward would run once more on the changed values, and return others than stock."""
 

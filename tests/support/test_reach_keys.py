@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import enum
 import functools
 import operator
 import os
+import sys
+import types
+import weakref
 from collections import UserDict
 from os import getenv
 from typing import Any
@@ -202,3 +206,128 @@ class Printing(nn.Module):
 
 def test_the_constructor_of_a_module_is_not_followed() -> None:
     key(Layer(Printing()))
+
+
+class Kind(enum.Enum):
+    PLAIN = 1
+
+    @property
+    def factor(self) -> float:
+        return FACTOR["of"]
+
+
+class Text(str):
+    def scaled(self) -> float:
+        return FACTOR["of"]
+
+
+class Meta(type):
+    @property
+    def factor(cls) -> float:
+        return FACTOR["of"]
+
+
+class WithMeta(metaclass=Meta):
+    pass
+
+
+class Methods:
+    def _scaled(self, power: int) -> float:
+        return FACTOR["of"] ** power
+
+    squared = functools.partialmethod(_scaled, 2)
+
+    @functools.cached_property
+    def once(self) -> float:
+        return FACTOR["of"]
+
+    @functools.singledispatchmethod
+    def of(self, value: Any) -> float:
+        return 1.0
+
+    @of.register
+    def _(self, value: int) -> float:
+        return FACTOR["of"]
+
+
+def imports_a_module(_: Any) -> Any:
+    import a_module_of_the_user
+
+    return a_module_of_the_user.factor
+
+
+def imports_a_name(_: Any) -> Any:
+    def inner() -> Any:
+        from a_module_of_the_user import factor
+
+        return factor
+
+    return inner()
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        lambda s: s.kind.factor,
+        lambda s: s.state.scaled(),
+        lambda _: WithMeta.factor,
+        lambda _: Methods().squared(),
+        lambda _: Methods().once,
+        lambda _: Methods().of(1),
+    ],
+    ids=["an enumeration", "a text", "a metaclass", "a partial method", "cached", "dispatched"],
+)
+def test_a_global_behind(reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = Layer(reader, Text("a"))
+    layer.kind = Kind.PLAIN  # type: ignore[assignment]
+    before = key(layer)
+    assert before == key(layer)
+    monkeypatch.setitem(FACTOR, "of", 2.0)
+    assert key(layer) != before
+
+
+@pytest.mark.parametrize("kind", [Text, type("Int", (int,), {}), type("Float", (float,), {})])
+def test_values_of_subclasses(kind: Any) -> None:
+    def reader(layer: Any) -> Any:
+        return layer.state.factor
+
+    keys = []
+    for value, factor in (("1", 1.0), ("1", 2.0), ("2", 1.0), ("1", 1.0)):
+        state = kind(value)
+        state.factor = factor
+        keys.append(key(Layer(reader, state)))
+    assert keys[0] == keys[3] and len({*map(str, keys[:3])}) == 3
+
+
+@pytest.mark.parametrize("reader", [imports_a_module, imports_a_name])
+def test_a_module_that_the_code_imports(reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = types.ModuleType("a_module_of_the_user")
+    module.factor = 1.0
+    with pytest.raises(Unknowable, match="imports a_module_of_the_user while it runs"):
+        key(Layer(reader))
+    monkeypatch.setitem(sys.modules, "a_module_of_the_user", module)
+    before = key(Layer(reader))
+    module.factor = 2.0
+    assert key(Layer(reader)) != before
+
+
+def test_a_module_with_attributes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = types.ModuleType("a_module_of_the_user")
+
+    def __getattr__(name: str) -> float:
+        return FACTOR["of"]
+
+    module.__getattr__ = __getattr__
+    layer = Layer(lambda s: s.state.factor, module)
+    before = key(layer)
+    monkeypatch.setitem(FACTOR, "of", 2.0)
+    assert key(layer) != before
+
+
+def test_a_weak_dictionary() -> None:
+    held = Held(1.0)
+    weak = weakref.WeakKeyDictionary({held: 1.0})
+    layer = Layer(lambda s: s.state[held], weak)
+    before = key(layer)
+    weak[held] = 2.0
+    assert key(layer) != before

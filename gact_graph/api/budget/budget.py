@@ -91,6 +91,7 @@ class Budget:
         self._grown = 0  # bytes that estimates have added to the process permanently
         self._peak: StepPeak | None = None
         self._most = 0  # bytes of the largest step that was over the budget
+        self._tolerated = 0  # bytes of a step for which no smaller plan was found
         self._excess = 1.0  # measured over planned peak, at least 1
         self._pace = 1.0  # time of real steps over that of trials, as the last plan took it
 
@@ -107,7 +108,7 @@ class Budget:
         accepted = self._methods.setdefault(patch.full_name, _Accepted())
         shapes = [tuple(tensor.shape) for tensor in tensors_in((args, kwargs))]
         # A plan for a sharded model is made before its parameters are sharded.
-        is_over = self._peak.nbytes > self.memory and not is_sharded(module)
+        is_over = self._peak.nbytes > max(self.memory, self._tolerated) and not is_sharded(module)
         if shapes and shapes == accepted.shapes and not is_over:
             self._begin(patch, accepted)
             return
@@ -169,7 +170,8 @@ class Budget:
         """Follow a smaller plan after a step that took more than the budget, if there is one."""
         assert self._peak is not None
         taken, before, self._excess = self._peak.nbytes, self._excess, self._measured_excess
-        self._forget_peak()  # only a step that takes even more is measured again
+        self._forget_peak()
+        self._tolerated = taken  # until another strategy is taken
         try:
             plan = call.accepted.plan = self._plan(call)
         except MemoryBudgetError:
@@ -275,7 +277,7 @@ class Budget:
     def _take(self, patch: CompressedForward, strategy: Strategy) -> None:
         model = patch.first.module
         assert model is not None
-        self.strategy = strategy
+        self.strategy, self._tolerated = strategy, 0
         if self._peak is not None:
             self._peak.pace = None
             self._forget_peak()

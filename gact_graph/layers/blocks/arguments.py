@@ -66,14 +66,18 @@ class Input:
         value: The saved tensor, which may be quantized.
         requires_grad: Whether its gradient is needed.
         of_gradient: In a backward of backward, the incoming gradient of the input's gradient.
-        gradient: The gradient; None until a block has one.
     """
 
     value: Tensor | CodedRows
     requires_grad: bool = False
     of_gradient: Tensor | None = None
-    gradient: Tensor | None = None
+    _total: Tensor | None = field(default=None, init=False)
     _owned: bool = field(default=False, init=False)  # whether no other tensor shares its memory
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """The gradient, in the type of the value; None until a block has one."""
+        return None if self._total is None else self._total.to(self.value.dtype)
 
     @property
     def tensor(self) -> Tensor:
@@ -85,20 +89,22 @@ class Input:
         """Add a gradient of the whole input, or of the rows at an index, if it is needed."""
         if gradient is None or not self.requires_grad:
             return
-        if self.gradient is None and rows is None:
-            self.gradient = gradient
+        if self._total is None and rows is None:
+            self._total = gradient
             return
-        if self.gradient is None or not self._owned:
+        if self._total is None or not self._owned:
             # Not in place: autograd may return one tensor as the gradient of several inputs.
-            value, total = self.value, self.gradient
-            self.gradient = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+            value, total, dtype = self.value, self._total, self.value.dtype
+            if rows is None:  # the gradient of all edges is a sum in float32, as that of a matmul
+                dtype = torch.promote_types(dtype, torch.float32)
+            self._total = torch.zeros(value.shape, dtype=dtype, device=value.device)
             if total is not None:
-                self.gradient += total
+                self._total += total
             self._owned = True
         if rows is None:
-            self.gradient += gradient
+            self._total += gradient
         else:
-            add_rows(self.gradient, rows, gradient)
+            add_rows(self._total, rows, gradient.to(self._total.dtype))
 
 
 @dataclass(frozen=True)

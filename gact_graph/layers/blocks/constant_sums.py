@@ -109,6 +109,8 @@ class _Entry:
         sums: The sums; None in the first forward.
         version: Their version.
         holders: The number of holders of their memory while nothing uses them.
+        checksum: That of the sums, once the caller has got them: memory may be written without a
+            new version.
         multiplied: The sums that products multiply, while a backward may read them.
     """
 
@@ -117,6 +119,7 @@ class _Entry:
     sums: Tensor | None = None
     version: int | None = None
     holders: int = 0
+    checksum: int | None = None
     multiplied: weakref.ref[ConstantSums] | None = None
 
     @property
@@ -130,19 +133,25 @@ class _Entry:
             self.sums is not None
             and self.content == content
             and version_of(self.sums) == self.version
+            and (self.checksum is None or self.checksum == _content(self.sums))
         )
 
     def keep(self, sums: Tensor, content: tuple[int, int]) -> None:
         """Keep sums of this content."""
         self.sums, self.content = sums, content
         self.version, self.holders = version_of(sums), holders_of(sums)
-        self.multiplied = None
+        self.checksum = self.multiplied = None
 
     def lend(self, sums: ConstantSums, to_product: bool) -> ConstantSums:
         """Return ``sums`` with the kept ones, unless the caller could change those of a product."""
         multiplied = None if self.multiplied is None else self.multiplied()
         if not to_product:
-            return replace(sums, kept=self.sums) if multiplied is None else sums
+            if multiplied is not None:
+                return sums
+            if self.checksum is None:
+                assert self.sums is not None
+                self.checksum = _content(self.sums)
+            return replace(sums, kept=self.sums)
         if multiplied is None:
             multiplied = replace(sums, kept=self.sums)
             self.multiplied = weakref.ref(multiplied)
@@ -188,10 +197,12 @@ class KeptSums(Recent[_Entry]):
         is_first = entry.forward < self._forward  # in this forward
         entry.forward = self._forward
         content = _content(sums.x), _content(sums.weights)
-        if not entry.is_same(content) and is_first and entry.is_free:
+        is_same = entry.is_same(content)
+        if not is_same and is_first and entry.is_free:
             entry.sums = None  # before the next ones take memory
             entry.keep(sums.values(), content)
-        if entry.is_same(content) and entry.is_free:
+            is_same = True
+        if is_same and entry.is_free:
             return entry.lend(sums, to_product)
         return sums
 

@@ -90,6 +90,8 @@ class EdgeWork:
             size = edges_per_block(analysis, arguments, cutting)
             named = dict(constants) | dict(zip(arguments.names, arguments.tensors, strict=True))
             arguments = arguments.with_constants(constants)
+            if arguments.needs_graph and any(t.is_inference() for t in arguments.tensors):
+                raise CannotBlock("reads an inference tensor, which autograd does not save")
             if by_source and arguments.needs_graph:
                 # Now, because in backward there is less memory left to sort the edges.
                 _ = order.by_source

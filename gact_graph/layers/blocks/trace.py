@@ -38,6 +38,7 @@ from gact_graph.support.torch_private import (
     DispatchMode,
     FakeTensor,
     FakeTensorMode,
+    graph_task_id,
     outside_of_compilers,
     set_grad_enabled,
     without_modes,
@@ -297,10 +298,13 @@ class _Operations(DispatchMode):
         self.hooked = False
         self._pack = pack
         self._inference = torch.is_inference_mode_enabled()
+        self._backward = graph_task_id()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.is_inference_mode_enabled() != self._inference:
             raise CannotBlock("changes the inference mode")
+        if graph_task_id() != self._backward:
+            raise CannotBlock("differentiates while it makes messages")
         self.hooked = self.hooked or not packs_with(self._pack)
         if torch.Tag.data_dependent_output in func.tags:
             raise CannotBlock(_READS_VALUES)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from gact_graph.codecs import Context, Kept, Saved
-from gact_graph.codecs.quantize import Quantized
+from gact_graph.codecs.quantize import Quantized, exceeds_float32
 from gact_graph.ops.checks import TILE
 from gact_graph.ops.quantize import DTYPES, pack
 from gact_graph.support.current import Coding
@@ -67,6 +67,8 @@ class Waiting:
         identity = key_of(tensor), *geometry(tensor)
         if identity not in self._packed:
             flat, layout = span
+            if exceeds_float32(flat, None):
+                return kept(tensor)
             bits, group_size, seed = self._coding
             packed = pack(flat, bits, group_size=group_size, seed=seed + len(self._packed))
             self._packed[identity] = Saved(Context(Quantized(packed, bits)), layout)

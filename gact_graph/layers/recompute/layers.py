@@ -145,9 +145,10 @@ class RecomputedLayer(Patch):
 
 
 def _attributes_with_graph(module: nn.Module) -> Iterator[str]:
-    """Yield the attributes whose tensors an operation made; not parameters of a replica."""
+    """Yield the attributes and buffers whose tensors an operation made; not parameters of a
+    replica."""
     parameters = {*vars(module).get("_former_parameters", {}), "_former_parameters"}
-    for name, value in module_attributes(module).items():
+    for name, value in (module_attributes(module) | module._buffers).items():
         if name in parameters or not isinstance(value, Tensor | CONTAINERS):
             continue
         if any(t.grad_fn is not None for t in tensors_in(value)):

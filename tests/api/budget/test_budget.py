@@ -140,6 +140,12 @@ def test_a_step_over_the_budget_is_no_error_where_no_smaller_plan_fits(planned):
     assert chosen(model) == "stock" and planned == ["forward"] * 2
     step(model, graph())
     assert planned == ["forward"] * 2
+    for peak, plans in ((900, 2), (901, 3), (901, 3)):  # as on a GPU, where each step has its peak
+        model.forward.budget._peak.nbytes = peak * MB
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            step(model, graph())
+        assert planned == ["forward"] * plans
 
 
 def test_a_larger_graph_is_expected_to_exceed_its_plan_as_the_smaller_did(planned):

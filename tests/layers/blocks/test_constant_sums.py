@@ -209,7 +209,8 @@ def test_results_in_the_hands_of_the_caller() -> None:
         torch.testing.assert_close(result, expected + change)
 
 
-def test_results_that_the_caller_changes() -> None:
+@pytest.mark.parametrize("change", [_in_place, _through_numpy, _through_data])
+def test_results_that_the_caller_changes(change: Callable[[Tensor], Tensor]) -> None:
     model = Sum()
     wrapped(model, keep=True)
     expected = LGConv()(X, EDGES)
@@ -217,7 +218,7 @@ def test_results_that_the_caller_changes() -> None:
         step(model)
         torch.testing.assert_close(model.last, expected)
         with torch.no_grad():
-            model.last += 1
+            change(model.last)
         model.last = torch.empty(0)
 
 

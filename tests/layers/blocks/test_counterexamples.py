@@ -791,3 +791,70 @@ def test_rows_of_a_negative_view() -> None:
         model(x, edges).square().sum().backward()
         found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     assert (found[0] - found[1]).norm() < 1e-2 * found[0].norm()
+
+
+class Differentiates(Layer):
+    """Its message is a gradient."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def message(self, x_j: Tensor) -> Tensor:
+        if self.way == "grad":
+            return torch.autograd.grad(x_j.pow(3).sum(), x_j, create_graph=True)[0] + x_j
+        leaf = x_j.detach().requires_grad_()
+        if self.way == "Tensor.backward":
+            leaf.pow(3).sum().backward()
+        else:
+            torch.autograd.backward(leaf.pow(3).sum())
+        assert leaf.grad is not None
+        return x_j * leaf.grad
+
+
+@pytest.mark.parametrize("way", ["grad", "Tensor.backward", "backward"])
+def test_messages_that_are_gradients(way: str) -> None:
+    expected = step(Net(Differentiates(way)), EDGES)
+    model = gact_graph.wrap(Net(Differentiates(way)), **OPTIONS)
+    torch.testing.assert_close(step(model, EDGES), expected)
+    (row,) = gact_graph.report(model).layers
+    assert row.reason == "differentiates while it makes messages"
+
+
+def test_gradients_of_a_weight_in_many_blocks() -> None:
+    """A sum in bfloat16 of one small term for each block would not grow beyond 256."""
+    dtype = torch.bfloat16
+
+    class Scaled(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1, 1, dtype=dtype))
+
+        def message(self, x_j: Tensor) -> Tensor:
+            return x_j * self.scale
+
+    edges = torch.arange(8192).remainder(1024).view(1, -1).repeat(2, 1)
+    model = Net(Scaled())
+    model.lin = nn.Identity()  # type: ignore[assignment]
+    gact_graph.wrap(model, **OPTIONS)
+    (model(torch.ones(1024, 1, dtype=dtype), edges) / 8).sum().backward()
+    (scale,) = model.parameters()
+    assert scale.grad is not None and scale.grad.dtype == dtype and float(scale.grad) == 1024
+
+
+def test_an_inference_tensor_beside_tensors() -> None:
+    class Shifted(Layer):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.propagate(edge_index, x=x, shift=self.shift)
+
+        def message(self, x_j: Tensor, shift: Tensor) -> Tensor:
+            return (x_j + shift).exp()
+
+    layer = Shifted()
+    with torch.inference_mode():
+        layer.shift = torch.ones(4, dtype=X.dtype)
+    expected = step(Net(layer), EDGES)
+    model = gact_graph.wrap(Net(layer), **OPTIONS)
+    torch.testing.assert_close(step(model, EDGES), expected)
+    (row,) = gact_graph.report(model).layers
+    assert row.reason == "reads an inference tensor, which autograd does not save"

@@ -12,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch_geometric.nn import GATConv, GATv2Conv, SAGEConv, TransformerConv
 
 import gact_graph
+from gact_graph.codecs.quantize import Quantized
 from gact_graph.layers.recompute import contexts, runs
 
 X, EDGES = graph()
@@ -61,6 +62,16 @@ def test_inputs_stay_in_their_codes_and_change_nothing(kind, blocks, packed, mon
     monkeypatch.setattr(runs, "geometry", lambda tensor: object())
     assert equal(train_step(gact_graph.wrap(other, min_bytes=0, **options), X, EDGES), in_codes)
     assert len(packed) > count
+
+
+def test_float64_beyond_float32_does_not_wait_in_codes(packed, monkeypatch):
+    monkeypatch.setattr(contexts, "_LEAST_BYTES", 0)
+    waiting = contexts.Waiting((8, 256, 0))
+    rows = torch.linspace(-1, 1, 64 * 64, dtype=torch.float64).view(64, 64)
+    for value, in_codes in ((rows, True), (rows * 1e-50, False), (rows + 1e12, False)):
+        saved = waiting.pack(value, for_blocks=True)
+        assert isinstance(saved.context.encoded, Quantized) == in_codes
+        assert (saved.tensor() - value).norm() < 0.1 * (value - value.mean()).norm()
 
 
 @pytest.mark.parametrize("kind", ["gat", "gatv2", "transformer"])

@@ -643,3 +643,38 @@ def test_settings_with_attributes_of_their_own(kind):
         return Around(conv)
 
     assert equal(train(gact_graph.wrap(make(build), **RECOMPUTED)), train(make(build)))
+
+
+def test_a_parameter_that_the_first_forward_changes():
+    """It is too large to be copied at each call, so the next calls run as stock."""
+
+    class Bounded(Tanh):
+        def forward(self, x, edge_index):
+            with torch.no_grad():
+                self.lin.weight.clamp_(-0.1, 0.1)
+            return self.propagate(edge_index, x=self.lin(x).tanh() @ self.wide)
+
+        def __init__(self):
+            super().__init__()
+            self.lin, self.wide = nn.Linear(32, 128), torch.eye(128, 32)
+
+    model = gact_graph.wrap(make(lambda: Around(Bounded())), **RECOMPUTED)
+    assert equal(train(model), train(make(lambda: Around(Bounded()))))
+    [row] = gact_graph.report(model).layers
+    assert row.way == "stock" and "changes lin.weight" in row.reason
+
+
+def test_a_layer_that_leaves_a_graph_in_a_buffer():
+    class Leaves(Tanh):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("last", None)
+
+        def forward(self, x, edge_index):
+            self.last = super().forward(x, edge_index)
+            return self.last
+
+    model = gact_graph.wrap(make(lambda: Around(Leaves())), **RECOMPUTED)
+    assert equal(train(model), train(make(lambda: Around(Leaves()))))
+    [row] = gact_graph.report(model).layers
+    assert row.reason == "leaves a tensor that requires a gradient in its attribute last"
