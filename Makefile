@@ -19,6 +19,7 @@ CSRC = $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu')
 .PHONY: help install demo test test-long mutants attack scatter lint format docs docs-version numbers wheel versions clean
 
 help:
+	@echo "make install      make .venv with torch, the library and the tools"
 	@echo "make demo         train GAT with compressed contexts beside fp32"
 	@echo "make test         run the tests, before a commit"
 	@echo "make test-long    run the others, which take longer"

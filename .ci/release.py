@@ -43,6 +43,9 @@ def obstacles(version: str) -> Iterator[str]:
         yield f"Expected __version__ to be {version} (got {got}); change gact_graph/__init__.py"
     if not re.search(rf"^## \[{re.escape(version)}\]", Path("CHANGELOG.md").read_text(), re.M):
         yield f"Expected a section [{version}] in CHANGELOG.md (got none); write it"
+    for page in ("README.md", "CHANGELOG.md"):
+        if re.search(rf"{re.escape(version)}\W+unreleased", Path(page).read_text()):
+            yield f"Expected no 'unreleased' beside {version} in {page} (got one); write the date"
     for page in pages():
         for commit in sorted({*_COMMIT.findall(page.read_text())}):
             if is_outdated(commit):

@@ -59,7 +59,10 @@ _COUNTED: tuple[Column, ...] = (
 
 def measured(content: Row) -> Table:
     """Return a row for each run, with the largest number of any process in each column."""
-    return table(_RUNS, (_run(content, run) for run in content["runs"]))
+    runs = sorted(
+        content["runs"], key=lambda r: (r["parts"], WAYS.index(r["way"]), -r["halo_bits"])
+    )
+    return table(_RUNS, (_run(content, run) for run in runs))
 
 
 _GROWN: tuple[Column, ...] = (

@@ -40,6 +40,15 @@ def test_a_release_gets_a_tag() -> None:
     assert "(got 1.2.0)" in release()[0]
 
 
+def test_a_page_that_says_unreleased() -> None:
+    text = Path("README.md").read_text()
+    Path("README.md").write_text(f"{text}Version 1.2.0, unreleased\n")
+    Path("CHANGELOG.md").write_text("## [1.2.0] - unreleased\n")
+    commit()
+    first, second = release()
+    assert "beside 1.2.0 in README.md (got one)" in first and "in CHANGELOG.md" in second
+
+
 def test_numbers_of_an_older_library() -> None:
     Path("csrc/kernel.cpp").write_text("int x;\n")
     Path("docs/page.md").write_text("4 MB, commit 1234567\n")

@@ -105,6 +105,8 @@ def tables(results: Path) -> dict[str, Page]:
     add("headline", _headline, "peers/gat.json")
     pages["headline-accuracy"] = functools.partial(_headline_accuracy, results)
     add("networks", _networks, *(f"peers/{model}.json" for model in _NETWORKS), "forces.json")
+    of_one_thread = (f"peers_one_thread/{model}.json" for model in _NETWORKS)
+    add("networks-one-thread", _networks, *of_one_thread)
     add("levels", _levels, "peers/gat.json")
     add("overhead", overhead.by_graph, "overhead.json")
     add("overhead-jemalloc", overhead.by_graph, "overhead_jemalloc.json")

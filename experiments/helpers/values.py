@@ -18,7 +18,7 @@ from experiments.helpers.errors import UsageError
 from gact_graph.api.report.names import parse_bytes
 
 FP32_BITS = 32
-_MOST = 10**9
+_MOST = 10**12
 _MOST_SEEDS = 10_000
 
 
@@ -51,10 +51,10 @@ def parse_bits(text: str) -> int:
 
 
 def parse_count(text: str) -> int:
-    """Read a whole number from 1 to 10^9."""
+    """Read a whole number from 1 to 10^12."""
     count = _whole(text)
     if not 1 <= count <= _MOST:
-        raise _expected("a whole number from 1 to 10^9", text)
+        raise _expected("a whole number from 1 to 10^12", text)
     return count
 
 
@@ -67,7 +67,7 @@ def parse_draws(text: str) -> int:
 
 
 def parse_blocks(text: str) -> int | str:
-    """Read ``auto``, ``off`` as False, or a whole number from 1 to 10^9."""
+    """Read ``auto``, ``off`` as False, or a whole number from 1 to 10^12."""
     if text == "off":
         return False
     return text if text == "auto" else parse_count(text)

@@ -272,10 +272,11 @@ class Reach:
             self._refer_all(value, name)
         elif isinstance(value, NAMESPACES | _WRAPPERS) or not is_library(kind.__module__):
             self._refer_kind(value, name)
-            if isinstance(value, PLAIN):
-                self._visit_plain_part(value, name)
+            # The value of an instance of a user's subclass; that of an enumeration is an attribute.
+            plain: Any = {base for base in kind.__mro__ if base in PLAIN} - {enum.Enum}
+            self._key.extend(base.__repr__(value) for base in plain)
             held = attributes(value)
-            whole = isinstance(value, _WRAPPERS)
+            whole = isinstance(value, _WRAPPERS | enum.Enum)
             self._refer_all(held if whole else self._named(held, of_object=True), name)
         elif isinstance(value, weakref.ref):
             self._refer(value(), name)
@@ -304,15 +305,6 @@ class Reach:
     def _strict(self) -> bool:
         """Whether equal keys must imply the same behavior of the code."""
         return self._methods is not None
-
-    def _visit_plain_part(self, value: Any, name: str) -> None:
-        """Add the value of an instance of a user's subclass of immutable values."""
-        if isinstance(value, enum.Enum):
-            self._key.append(value._name_)
-            self._refer(value._value_, name)
-        else:
-            kinds: Any = (kind for kind in type(value).__mro__ if kind in PLAIN)
-            self._key.extend(kind.__repr__(value) for kind in kinds)
 
     def _visit_function(self, function: types.FunctionType) -> None:
         variables = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)

@@ -79,7 +79,7 @@ class TestStepTime:
         [
             ("--models gcn,gin", "gcnii, gcnii-edge_index (got 'gin')"),
             ("--levels L1,L3", "Expected --levels of L0, lossless, L1, L2, CB2 (got 'L3')"),
-            ("--rounds 0", "Expected a whole number from 1 to 10^9"),
+            ("--rounds 0", "Expected a whole number from 1 to 10^12"),
         ],
     )
     def test_mistakes_end_in_one_line(self, line: str, words: str, capsys) -> None:
@@ -265,7 +265,7 @@ class TestKernels:
     @pytest.mark.parametrize(
         ("line", "code", "words"),
         [
-            ("--elements 0", 2, "Expected a whole number from 1 to 10^9"),
+            ("--elements 0", 2, "Expected a whole number from 1 to 10^12"),
             ("--dtype float16 --bits 1-16", 2, "Expected --bits below the 16 of float16"),
             ("--dtype int8", 2, "invalid choice: 'int8'"),
             ("--device tpu", 2, "Expected --device cpu, cuda or cuda:N (got 'tpu')"),
