@@ -47,6 +47,8 @@ _LIBRARIES = sys.stdlib_module_names | {"gact_graph", "numpy", "torch", "torch_g
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Names of the folders of installed packages, which need not be those of this environment."""
 
+_SCRIPTS = frozenset({"__main__", "__mp_main__"})
+
 _PURE = frozenset(
     {
         *("abc", "builtins", "cmath", "collections", "contextlib", "copy", "dataclasses", "enum"),
@@ -213,14 +215,19 @@ def special_methods_of(kind: Any) -> frozenset[str]:
 @functools.lru_cache(maxsize=1024)
 def is_library(module: str | None) -> bool:
     """Return whether a module is Python's own or installed, so that its code is not followed."""
-    top = (module or "sys").partition(".")[0]
+    top = ("sys" if module is None else module).partition(".")[0]
+    if top in _SCRIPTS:
+        return False  # though its file may be that of a package which starts workers
     file = getattr(sys.modules.get(top), "__file__", None)
     return top in _LIBRARIES or (file is not None and not _INSTALLED.isdisjoint(Path(file).parts))
 
 
-def home_of(function: types.FunctionType) -> str | None:
-    """Return the module of a function's code, also if ``functools.wraps`` names another one."""
-    return function.__globals__.get("__name__")
+def home_of(function: types.FunctionType) -> str:
+    """Return the module of a function's code, also if ``functools.wraps`` names another one.
+
+    Code that ``exec`` runs may have no module: it is that of the user.
+    """
+    return function.__globals__.get("__name__") or ""
 
 
 @functools.lru_cache(maxsize=1024)

@@ -314,10 +314,8 @@ class Reach:
             self._refer(default, function.__name__)
         home = home_of(function)
         if is_library(home):
-            self._key.append(function.__qualname__)
-            if function.__name__ == "<lambda>":
-                self._key.append(function.__code__)
-            if self._strict and is_impure(home or "builtins"):
+            self._key.append(function.__code__)
+            if self._strict and is_impure(home):
                 raise Unknowable(f"calls functions of the module {home}")
             return
         self._key.append(function.__code__)

@@ -61,8 +61,11 @@ class _TensorRecord(NamedTuple):
     def restore(self) -> None:
         if self.tensor.is_leaf and self.tensor.requires_grad != self.requires_grad:
             self.tensor.requires_grad_(self.requires_grad)
-        # Unless it has changed: batch norm writes statistics without a new version.
-        if self.copy is not None:
+        # By its values: batch norm writes statistics without a new version. A read-only map in the
+        # memory of a CPU must not be written, nor shared memory without need.
+        if self.copy is not None and not (
+            self.tensor.device.type == "cpu" and torch.equal(self.tensor, self.copy)
+        ):
             self.tensor.data.copy_(self.copy)
 
 

@@ -420,8 +420,8 @@ API = [
     Fault(
         "buffers are not restored before forward runs once more",
         "gact_graph/support/exact.py",
-        "if not torch.equal(buffer, before):",
-        "if torch.equal(buffer, before):",
+        "if not torch.equal(buffer, values):",
+        "if torch.equal(buffer, values):",
         ("api/test_forces.py",),
     ),
     Fault(

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gact_graph.support import reach
+from gact_graph.support import objects, reach
 from gact_graph.support.reach import Reach, Unknowable
 
 FACTOR = {"of": 1.0}
@@ -331,3 +331,26 @@ def test_a_weak_dictionary() -> None:
     before = key(layer)
     weak[held] = 2.0
     assert key(layer) != before
+
+
+def test_functions_of_code_that_is_made() -> None:
+    """As sympy.lambdify makes them: without a module, and all of one name."""
+
+    def made(text: str) -> Any:
+        namespace: dict[str, Any] = {"__builtins__": {}}
+        exec(f"def made(layer):\n    return {text}", namespace)
+        return namespace["made"]
+
+    keys = [key(Layer(made(text))) for text in ("1.0", "2.0", "1.0")]
+    assert keys[0] != keys[1] and keys[0] == keys[2]
+
+
+def test_a_script_in_the_folder_of_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a worker of Ray, which runs code of the user as ``__main__``."""
+    file, main = "/lib/site-packages/ray/worker.py", sys.modules["__main__"]
+    monkeypatch.setattr(main, "__file__", file, raising=False)
+    objects.is_library.cache_clear()
+    try:
+        assert not objects.is_library("__main__")
+    finally:
+        objects.is_library.cache_clear()

@@ -127,8 +127,10 @@ class EdgeGraph:
 
     @property
     def code(self) -> str:
-        """The part as Python code."""
-        return self._run.code
+        """The part as Python code, with the values of its literal tensors."""
+        nodes = self._run.graph.find_nodes(op="get_attr")
+        literals = [(node.target, getattr(self._run, node.target)) for node in nodes]
+        return f"{self._run.code}{[(name, x.dtype, x.tolist()) for name, x in literals]}"
 
     def __call__(self, inputs: Mapping[str, Any]) -> list[Tensor]:
         """Run the part and return its results.

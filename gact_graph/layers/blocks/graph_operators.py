@@ -48,6 +48,8 @@ class _EdgeWork(torch.autograd.Function):
         ctx.name, ctx.sizes = name, sizes
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(state, *(t for i, t in enumerate(tensors) if i not in never_read))
+        outputs = zip(results, work.analysis.differentiable, strict=True)
+        ctx.mark_non_differentiable(*(result for result, passes in outputs if not passes))
         return tuple(results)
 
     @staticmethod

@@ -298,6 +298,35 @@ class OfAtoms(MessagePassing):
         return x_j * self.scale[atom_j.squeeze(1)]
 
 
+class OfTasks(MessagePassing):
+    """Multiplies by a literal tensor of the present task, and leaves a detached tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.task = nn.Linear(CHANNELS, CHANNELS).double(), "a"
+        self.weights = {"a": [1.0] * CHANNELS, "b": [3.0] * CHANNELS}
+        self.last: Any = None
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=self.lin(x))
+
+    def message(self, x_j: Tensor) -> Tensor:
+        weight = torch.tensor(self.weights[self.task], dtype=torch.float64)
+        self.last = x_j.detach()
+        return x_j.tanh() * weight
+
+
+def test_literal_tensors_in_turns(backend: Any) -> None:
+    torch.manual_seed(0)
+    stock = OfTasks()
+    conv = copy.deepcopy(stock)
+    model = wrapped(conv, backend)
+    for task in ("a", "b", "a"):
+        stock.task = conv.task = task
+        torch.testing.assert_close(step(model, *inputs()), step(stock, *inputs()))
+    assert not conv.last.requires_grad
+
+
 def test_tensors_of_several_dtypes(backend: Any) -> None:
     """The first one is of int64."""
     model, (x, edges), atom = (

@@ -7,9 +7,11 @@ import dataclasses
 import functools
 import sys
 import types
+import warnings
 from collections import ChainMap, UserDict
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -20,7 +22,15 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
-from torch_geometric.nn import EdgeConv, GATConv, GCNConv, MessagePassing, MetaLayer, SAGEConv
+from torch_geometric.nn import (
+    EdgeConv,
+    GATConv,
+    GCNConv,
+    MessagePassing,
+    MetaLayer,
+    SAGEConv,
+    Sequential,
+)
 
 import gact_graph
 
@@ -858,3 +868,41 @@ def test_an_inference_tensor_beside_tensors() -> None:
     torch.testing.assert_close(step(model, EDGES), expected)
     (row,) = gact_graph.report(model).layers
     assert row.reason == "reads an inference tensor, which autograd does not save"
+
+
+def test_a_read_only_buffer(tmp_path: Path) -> None:
+    """A write to a map of a file ends the process."""
+
+    class WithTable(Layer):
+        def __init__(self, table: Tensor) -> None:
+            super().__init__()
+            self.register_buffer("table", table)
+
+        def message(self, x_j: Tensor) -> Tensor:
+            return torch.tanh(x_j + self.table)
+
+    numpy.save(tmp_path / "table.npy", numpy.linspace(0, 1, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that the array is not writable
+        table = torch.from_numpy(numpy.load(tmp_path / "table.npy", mmap_mode="r"))
+    expected = step(Net(WithTable(table)), EDGES)
+    model = gact_graph.wrap(Net(WithTable(table)), **OPTIONS)
+    torch.testing.assert_close(step(model, EDGES), expected)
+
+
+def test_forwards_that_pyg_makes() -> None:
+    """Sequential modules with other parts, and with the same parts and other paths between them."""
+
+    def parts(last: str | None) -> list[Any]:
+        if last is None:
+            return [(nn.Linear(8, 4), "x -> x")]
+        branches = [(nn.Linear(8, 4), "x -> h"), (nn.Tanh(), "h -> a"), (nn.Softplus(), "h -> b")]
+        return [*branches, (nn.Linear(4, 4), f"{last} -> x")]
+
+    for last in (None, "a", "b"):
+        stock = Net(EdgeConv(Sequential("x", parts(last)).double(), aggr="add"))
+        model = Net(EdgeConv(Sequential("x", parts(last)).double(), aggr="add"))
+        model.load_state_dict(stock.state_dict())
+        gact_graph.wrap(model, **OPTIONS)
+        torch.testing.assert_close(step(model, EDGES), step(stock, EDGES))
+        assert {row.way for row in gact_graph.report(model).layers} == {"blocks"}
