@@ -21,7 +21,7 @@ from gact_graph.layers.blocks.recent import Recent
 from gact_graph.layers.blocks.weighted_sum import sum_edges, sum_products, sums_by_part
 from gact_graph.support.content import checksum
 from gact_graph.support.current import Product, capture_disabled_in_backward, with_advice
-from gact_graph.support.storage import key_of, version_of
+from gact_graph.support.storage import key_of
 from gact_graph.support.torch_private import holders_of
 
 
@@ -107,17 +107,15 @@ class _Entry:
         forward: The last forward that computed them.
         content: The checksums of rows and weights.
         sums: The sums; None in the first forward.
-        version: Their version.
         holders: The number of holders of their memory while nothing uses them.
-        checksum: That of the sums, once the caller has got them: memory may be written without a
-            new version.
+        checksum: That of the sums, once the caller has got them and may change them, by NumPy even
+            without a new version.
         multiplied: The sums that products multiply, while a backward may read them.
     """
 
     forward: int
     content: tuple[int, int] | None = None
     sums: Tensor | None = None
-    version: int | None = None
     holders: int = 0
     checksum: int | None = None
     multiplied: weakref.ref[ConstantSums] | None = None
@@ -132,14 +130,13 @@ class _Entry:
         return (
             self.sums is not None
             and self.content == content
-            and version_of(self.sums) == self.version
             and (self.checksum is None or self.checksum == _content(self.sums))
         )
 
     def keep(self, sums: Tensor, content: tuple[int, int]) -> None:
         """Keep sums of this content."""
         self.sums, self.content = sums, content
-        self.version, self.holders = version_of(sums), holders_of(sums)
+        self.holders = holders_of(sums)
         self.checksum = self.multiplied = None
 
     def lend(self, sums: ConstantSums, to_product: bool) -> ConstantSums:
