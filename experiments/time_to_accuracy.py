@@ -25,7 +25,7 @@ from datasets import load
 from experiments.helpers import command
 from experiments.helpers.data import NodeTask, prepare
 from experiments.helpers.meters import warm_up
-from experiments.helpers.process import OUT_OF_MEMORY, call_together, environment
+from experiments.helpers.process import OUT_OF_MEMORY, call_together, environment, purge
 from experiments.helpers.sampling import BATCHES, CLUSTERS, make_sampler
 from experiments.helpers.strategies import STRATEGIES
 from experiments.helpers.subjects import LAYERS, ON_EDGES, SUBJECTS
@@ -161,8 +161,7 @@ class _Session:
         way, subject = WAYS[training.way], SUBJECTS[ON_EDGES[training.model]]
         graph = load(training.dataset, training.data_root)
         self.task = prepare(graph, subject.layout)
-        if way.wrapped:
-            warm_up(self.task.x.device)
+        warm_up(self.task.x.device, compressed=way.wrapped)
         seed_everything(training.seed)
         self.model: nn.Module = subject.make(self.task.x.size(1), self.task.num_classes)
         layers = len(self.model.convs)  # type: ignore[arg-type]
@@ -172,6 +171,7 @@ class _Session:
         self._sampler = None
         if way.sampler is not None:
             self._sampler = make_sampler(way.sampler, self.task, layers, 0, 1, size)
+        purge()  # else the first steps would reuse memory that loading and cutting freed
 
     def batches(self) -> Iterator[NodeTask]:
         """Yield batch after batch, epoch after epoch."""

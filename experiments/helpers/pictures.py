@@ -53,13 +53,10 @@ def pictures(root: Path) -> dict[Path, str]:
     if partition.exists():
         content = json.loads(partition.read_text(encoding="utf-8"))
         drawn[folder / "partition-light.svg"] = draw_partition(content)
-    found = [json.loads(p.read_text("utf-8")) for p in sorted((results / "codes").glob("*.json"))]
-    if found:
+    if found := _contents(results / "codes"):
         drawn[folder / "codes-light.svg"] = draw_codes(found)
-    ways = results / "plan_ways.json"
-    if ways.exists():
-        content = json.loads(ways.read_text(encoding="utf-8"))
-        drawn[folder / "plans-light.svg"] = draw_plans(content["ways"])
+    if found := _contents(results / "plan_ways"):
+        drawn[folder / "plans-light.svg"] = draw_plans([w for file in found for w in file["ways"]])
     for path, text in drawn.items():
         # The title has the numbers; the rest differs between versions of matplotlib.
         if path in light and _TITLE.findall(light[path]) == _TITLE.findall(text):
@@ -69,6 +66,11 @@ def pictures(root: Path) -> dict[Path, str]:
         for path, text in (light | drawn).items()
     }
     return drawn | dark
+
+
+def _contents(folder: Path) -> list[dict[str, Any]]:
+    """Return the results of a folder, in the order of the names of its files."""
+    return [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))]
 
 
 def _darkened(svg: str) -> str:
